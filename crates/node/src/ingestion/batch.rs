@@ -71,9 +71,16 @@ pub struct Batch<B> {
     stop: CancellationToken,
     place: Place,
     /// Lines whose answer was not written, oldest first.
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<Unanswered>,
     answers: mpsc::Sender<Bytes>,
     written: Vec<u8>,
+}
+
+/// A line whose answer was not written.
+struct Unanswered {
+    /// Its number, from 1.
+    line: u64,
+    waiting: Waiting,
 }
 
 enum Waiting {
@@ -138,7 +145,10 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
         };
         match end {
             // The rest of a batch that ended early is not a line, whatever it looks like.
-            Some(problem) => self.waiting.push_back(Waiting::Known(Err(problem))),
+            Some(problem) => self.waiting.push_back(Unanswered {
+                line: self.lines.count() + 1,
+                waiting: Waiting::Known(Err(problem)),
+            }),
             None => {
                 self.lines.end();
                 self.take_lines().await?;
@@ -163,9 +173,9 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             self.flush().await?;
             tokio::select! {
                 part = self.parts.next() => return Ok(part),
-                answer = settled(self.waiting.front_mut(), self.limits.accept_timeout) => {
+                (line, answer) = settled(self.waiting.front_mut(), self.limits.accept_timeout) => {
                     self.waiting.pop_front();
-                    self.write(&answer).await?;
+                    self.write(line, &answer).await?;
                 }
                 () = self.stop.cancelled() => {
                     let detail = "This server is shutting down; the rest of the batch was not read.";
@@ -197,10 +207,11 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             while group.len() < room
                 && let Some(line) = self.lines.next()
             {
-                group.push(self.read_line(&line).and_then(|submission| {
+                let submission = self.read_line(&line).and_then(|submission| {
                     self.rules.tenant_limits.take(&submission.record.tenant)?;
                     Ok(submission)
-                }));
+                });
+                group.push((self.lines.count(), submission));
             }
             if group.is_empty() {
                 return Ok(());
@@ -222,11 +233,11 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
         }
     }
 
-    async fn submit(&mut self, group: Vec<Result<Submission, Problem>>) {
+    async fn submit(&mut self, group: Vec<(u64, Result<Submission, Problem>)>) {
         let is_callers = |submission: &&Submission| submission.record.id_origin == IdOrigin::Caller;
         let callers: Vec<_> = group
             .iter()
-            .flatten()
+            .filter_map(|(_, submission)| submission.as_ref().ok())
             .filter(is_callers)
             .map(|submission| submission.record.operation)
             .collect();
@@ -234,7 +245,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             true => Ok(Vec::new().into_iter()),
             false => self.intake.rows(callers).await.map(Vec::into_iter),
         };
-        for submission in group {
+        for (line, submission) in group {
             let known = match &submission {
                 Err(_) => None,
                 Ok(submission) if is_callers(&submission) => match &mut rows {
@@ -261,19 +272,23 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
                 }
                 (None, Err(problem)) => Waiting::Known(Err(problem)),
             };
-            self.waiting.push_back(waiting);
+            self.waiting.push_back(Unanswered { line, waiting });
         }
     }
 
     async fn answer_oldest(&mut self) -> Result<(), Abandoned> {
         if let Some(mut oldest) = self.waiting.pop_front() {
-            let answer = settled(Some(&mut oldest), self.limits.accept_timeout).await;
-            self.write(&answer).await?;
+            let (line, answer) = settled(Some(&mut oldest), self.limits.accept_timeout).await;
+            self.write(line, &answer).await?;
         }
         Ok(())
     }
 
-    async fn write(&mut self, answer: &Result<Answer, Problem>) -> Result<(), Abandoned> {
+    async fn write(
+        &mut self,
+        line: u64,
+        answer: &Result<Answer, Problem>,
+    ) -> Result<(), Abandoned> {
         let (status, id, token) = match answer {
             Ok(Answer::Accepted(id, accepted)) => {
                 (StatusCode::ACCEPTED, Some(*id), accepted.token())
@@ -290,6 +305,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             id,
             location: location.as_deref(),
             problem: answer.as_ref().err(),
+            line,
         };
         serde_json::to_writer(&mut self.written, &line)
             .expect("numbers and strings always serialize, and a vector takes them");
@@ -313,21 +329,24 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
     }
 }
 
-/// The answer to a line, once it is known; never, if there is no line. Dropping the future loses
+/// The number of a line and its answer, once it is known; never, if there is no line. Dropping the future loses
 /// nothing.
 async fn settled(
-    waiting: Option<&mut Waiting>,
+    unanswered: Option<&mut Unanswered>,
     accept_timeout: Duration,
-) -> Result<Answer, Problem> {
-    match waiting {
-        None => std::future::pending().await,
-        Some(Waiting::InFlight(in_flight)) => in_flight.outcome(accept_timeout).await,
-        Some(Waiting::Known(known)) => {
+) -> (u64, Result<Answer, Problem>) {
+    let Some(Unanswered { line, waiting }) = unanswered else {
+        return std::future::pending().await;
+    };
+    let answer = match waiting {
+        Waiting::InFlight(in_flight) => in_flight.outcome(accept_timeout).await,
+        Waiting::Known(known) => {
             let taken = Err(Problem::new(
                 Kind::Internal,
                 "This answer was given already.",
             ));
             std::mem::replace(known, taken)
         }
-    }
+    };
+    (*line, answer)
 }

@@ -26,7 +26,7 @@ use super::body::Payload;
 use super::measure::{EVENT_STREAMS, EVENT_STREAMS_MAX};
 use super::problem::{FieldProblem, Kind, Problem};
 use super::reads::Reads;
-use super::service::{Api, Parameters, Reply, decoded, not_found, set_static};
+use super::service::{Api, OF_ONE, Parameters, Reply, decoded, not_found, set_static};
 use super::shares::{Place, Places};
 use super::status::{self, Query, Status};
 use super::token::StatusToken;
@@ -182,7 +182,7 @@ impl Api {
         caller: &Caller,
     ) -> Result<Reply, Problem> {
         let id = decoded(id).ok_or_else(not_found)?;
-        let parameters = Parameters::read(query, caller)?;
+        let parameters = Parameters::read(query, caller, &OF_ONE)?;
         let told = told_before(headers)?;
         let query = Query {
             id: &id,
@@ -228,14 +228,14 @@ impl Api {
 }
 
 fn told_before(headers: &HeaderMap) -> Result<Told, Problem> {
-    const LAST_EVENT_ID: &str = "last-event-id";
+    const LAST_EVENT_ID: &str = "Last-Event-ID";
     let Some(value) = headers.get(LAST_EVENT_ID) else {
         return Ok(Told::default());
     };
     let told = value.to_str().ok().and_then(|text| text.parse().ok());
     told.ok_or_else(|| {
-        let detail = "Last-Event-ID must be the id of an event, as it was given";
-        Problem::invalid(vec![FieldProblem::new("", detail)])
+        let detail = "must be the id of an event, as it was given";
+        Problem::invalid(vec![FieldProblem::of_header(LAST_EVENT_ID, detail)])
     })
 }
 

@@ -75,7 +75,7 @@ struct Key(String);
 
 impl Key {
     fn of(headers: &HeaderMap) -> Result<Self, Problem> {
-        let given = Envelope::of(headers)?.into_key();
+        let given = Envelope::of(headers).checked()?.into_key();
         Ok(Self(given.map_or_else(
             || Uuid::new_v4().to_string(),
             super::id::CallerId::into_string,

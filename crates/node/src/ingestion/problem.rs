@@ -3,6 +3,8 @@
 //! What must hold: `type` and `status` of a problem never change once published, and each type is a
 //! relative reference to a page of this server that says what to do about it.
 
+mod field;
+
 use std::borrow::Cow;
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -14,6 +16,7 @@ use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 use waybill_http::{Foreign, Refusal};
 
+pub use self::field::FieldProblem;
 use super::json::{JsonError, JsonFault};
 
 /// The media type of problems.
@@ -266,27 +269,6 @@ impl Kind {
     }
 }
 
-/// One wrong field.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
-pub struct FieldProblem {
-    /// A JSON pointer (RFC 6901) to the field; empty for the whole body.
-    #[schema(example = "/packageInfo/size")]
-    pub pointer: String,
-    /// What was expected of it.
-    #[schema(example = "must be one of Small, Medium, Large")]
-    pub detail: String,
-}
-
-impl FieldProblem {
-    /// A wrong field and what was expected of it.
-    pub fn new(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
-        Self {
-            pointer: pointer.into(),
-            detail: detail.into(),
-        }
-    }
-}
-
 /// A problem, as it is answered: RFC 9457, with the wrong fields as `errors`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
@@ -304,7 +286,7 @@ pub struct Problem {
     /// What is wrong with this very request.
     #[schema(value_type = String, example = "1 field has a wrong value.")]
     detail: Cow<'static, str>,
-    /// Every wrong field.
+    /// Every wrong field, query parameter and header.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldProblem>,
     /// The id to repeat the request with, where its outcome is unknown; the id in question
@@ -348,7 +330,7 @@ impl Problem {
         }
     }
 
-    /// Wrong fields; there must be at least one.
+    /// Wrong fields, parameters or headers; there must be at least one.
     pub fn invalid(errors: Vec<FieldProblem>) -> Self {
         let detail = match errors.len() {
             1 => "1 field has a wrong value.".into(),
@@ -560,7 +542,7 @@ mod tests {
 
         let problem = Problem::from(parse(br#"{"a": {"b": 1, "b": 2}}"#, 4).unwrap_err());
         assert_eq!(problem.kind, Kind::DuplicateKey);
-        assert_eq!(problem.errors[0].pointer, "/a/b");
+        assert_eq!(problem.errors[0].pointer.as_deref(), Some("/a/b"));
     }
 
     #[test]

@@ -4,27 +4,27 @@
 //! comes, makes the same record and the same hash; a request that is not wholly right makes none,
 //! and every wrong field is named at once.
 
+mod envelope;
+
 use std::sync::Arc;
 
-use hyper::HeaderMap;
-use hyper::header::HeaderName;
 use jiff::tz::TimeZone;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
+use waybill_drone_delivery::field::FieldError;
 use waybill_drone_delivery::request::{self as drone_delivery, DeliveryRequest};
 use waybill_engine::{
     Contact, CreateRequest, INPUT_BYTES_MAX, IdOrigin, Lane, OperationId, RequestHash, Timestamp,
     Workflows,
 };
 use waybill_messages::is_topic_name;
-use waybill_telemetry::trace::TraceContext;
 
+pub use self::envelope::{Envelope, IDEMPOTENCY_KEY};
 use super::id::{self, CallerId};
 use super::json;
 use super::problem::{FieldProblem, Problem};
-use super::spans::TRACEPARENT;
 use super::tenant_limits::TenantLimits;
-use crate::auth::{AnotherTenant, Caller, Tenants};
+use crate::auth::{AnotherTenant, Tenants};
 use crate::contact::ContactRules;
 use crate::visible::is_name;
 
@@ -52,15 +52,6 @@ pub struct Rules {
     pub tenant_limits: TenantLimits,
     /// Whether expedited requests go by a topic of their own.
     pub expedites: bool,
-}
-
-/// What comes with a body, in the request's head.
-#[derive(Clone, PartialEq, Debug, Default)]
-pub struct Envelope {
-    idempotency_key: Option<CallerId>,
-    traceparent: Option<String>,
-    /// For whom its sender may ask.
-    tenants: Tenants,
 }
 
 /// A request that may be accepted.
@@ -94,46 +85,6 @@ impl Submission {
             Some(id) => id.clone(),
             None => self.record.operation.to_string(),
         }
-    }
-}
-
-impl Envelope {
-    /// Reads a request's head.
-    pub fn of(headers: &HeaderMap) -> Result<Self, Problem> {
-        const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-        let wrong = |detail: String| Problem::invalid(vec![FieldProblem::new("", detail)]);
-        let mut keys = headers.get_all(IDEMPOTENCY_KEY).iter();
-        let idempotency_key = match (keys.next(), keys.next()) {
-            (None, _) => None,
-            (Some(key), None) => Some(
-                CallerId::of_header(key.as_bytes())
-                    .map_err(|error| wrong(format!("Idempotency-Key {error}")))?,
-            ),
-            (Some(_), Some(_)) => return Err(wrong("Idempotency-Key must stand once".to_owned())),
-        };
-        Ok(Self {
-            idempotency_key,
-            traceparent: traceparent(headers),
-            tenants: Tenants::All,
-        })
-    }
-
-    /// The same, from this sender.
-    pub fn from(self, caller: &Caller) -> Self {
-        Self {
-            tenants: caller.tenants().clone(),
-            ..self
-        }
-    }
-
-    /// Whether an `Idempotency-Key` was given.
-    pub fn has_key(&self) -> bool {
-        self.idempotency_key.is_some()
-    }
-
-    /// The `Idempotency-Key`, if one was given.
-    pub fn into_key(self) -> Option<CallerId> {
-        self.idempotency_key
     }
 }
 
@@ -204,7 +155,7 @@ impl<'a> Draft<'a> {
             envelope,
             rules,
             now,
-            errors: Vec::new(),
+            errors: envelope.wrong.clone(),
             overdue: Vec::new(),
             workflow: None,
             tenant: envelope.tenants.meant(String::new()),
@@ -236,11 +187,29 @@ impl<'a> Draft<'a> {
                 }
                 self.input = Some(Input::Delivery(Box::new(delivery)));
             }
-            Err(errors) => self.errors.extend(
-                errors
-                    .into_iter()
-                    .map(|error| FieldProblem::new(format!("{at}{}", error.pointer), error.detail)),
-            ),
+            Err(errors) => {
+                self.beside_wrong_fields(value, at, &errors);
+                let named = errors.into_iter();
+                self.errors.extend(named.map(|error| {
+                    FieldProblem::new(format!("{at}{}", error.pointer), error.detail)
+                }));
+            }
+        }
+    }
+
+    /// Checks of a delivery with other wrong fields what the delivery's own check leaves to this one.
+    fn beside_wrong_fields(&mut self, value: &Value, at: &str, errors: &[FieldError]) {
+        let right = |name: &str| {
+            let is_named = errors
+                .iter()
+                .any(|error| error.pointer.strip_prefix('/') == Some(name));
+            value.get(name)?.as_str().filter(|_| !is_named)
+        };
+        if let Some(id) = right("deliveryId") {
+            self.caller_id(id, &format!("{at}/deliveryId"));
+        }
+        if let Some(deadline) = right("deadline").and_then(date_and_time) {
+            self.check_deadline(deadline, format!("{at}/deadline"));
         }
     }
 
@@ -565,7 +534,7 @@ fn is_absent(fields: &Map<String, Value>, name: &str) -> bool {
 }
 
 /// Reads an ISO 8601 date and time; one without an offset is UTC.
-fn date_and_time(text: &str) -> Option<Timestamp> {
+pub fn date_and_time(text: &str) -> Option<Timestamp> {
     let time = match text.parse::<jiff::Timestamp>() {
         Ok(time) => time,
         Err(_) if text.contains(['T', 't', ' ']) => {
@@ -575,11 +544,6 @@ fn date_and_time(text: &str) -> Option<Timestamp> {
         Err(_) => return None,
     };
     Some(Timestamp(time.as_microsecond()))
-}
-
-fn traceparent(headers: &HeaderMap) -> Option<String> {
-    let value = headers.get(TRACEPARENT)?.to_str().ok()?;
-    TraceContext::parse(value).map(|_| value.to_owned())
 }
 
 #[cfg(test)]

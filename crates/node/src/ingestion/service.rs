@@ -35,7 +35,7 @@ use super::intake::{Answer, Intake};
 use super::measure::{Measures, RouteLabel};
 use super::ops::verb::Verb;
 use super::problem::{FieldProblem, Kind, Problem};
-use super::request::{self, Envelope, Rules, Submission};
+use super::request::{self, Envelope, IDEMPOTENCY_KEY, Rules, Submission};
 use super::shares::{Places, Share};
 use super::spans;
 use super::status::{self, Query};
@@ -44,7 +44,7 @@ use super::view::AcceptedView;
 use crate::auth::{Auth, Caller};
 
 pub use self::media_type::{JSON, NDJSON, check_media_type};
-pub use self::query::{Parameters, decoded, query_value};
+pub use self::query::{OF_CANCEL, OF_ONE, Parameters, decoded, pairs, refuse_parameters};
 pub use self::reply::{Reply, json, location, not_found, set, set_static};
 pub use self::route::{BATCH, DELIVERIES, DOCS, EVENTS, OPENAPI, OPERATIONS, PROBLEMS, Route};
 
@@ -130,10 +130,17 @@ impl Api {
         };
         match route {
             Route::Deliveries if is_post => {
+                refuse_parameters(query, caller)?;
                 self.create(headers, body, Form::Delivery, caller).await
             }
-            Route::Operations if is_post => self.create(headers, body, Form::General, caller).await,
-            Route::Batch if is_post => self.start_batch(headers, body, caller),
+            Route::Operations if is_post => {
+                refuse_parameters(query, caller)?;
+                self.create(headers, body, Form::General, caller).await
+            }
+            Route::Batch if is_post => {
+                refuse_parameters(query, caller)?;
+                self.start_batch(headers, body, caller)
+            }
             Route::Delivery(id) if is_get => self.show(id, query, Form::Delivery, caller).await,
             Route::Delivery(id) if head.method == Method::DELETE => {
                 self.cancel_delivery(id, query, headers, caller).await
@@ -178,7 +185,7 @@ impl Api {
         caller: &Caller,
     ) -> Result<Reply, Problem> {
         check_media_type(headers, JSON)?;
-        let envelope = Envelope::of(headers)?.from(caller);
+        let envelope = Envelope::of(headers).from(caller);
         let announced = body
             .size_hint()
             .exact()
@@ -213,7 +220,7 @@ impl Api {
         caller: &Caller,
     ) -> Result<Reply, Problem> {
         let id = decoded(id).ok_or_else(not_found)?;
-        let parameters = Parameters::read(query, caller)?;
+        let parameters = Parameters::read(query, caller, &OF_ONE)?;
         let query = Query {
             id: &id,
             tenant: &parameters.tenant,
@@ -238,10 +245,11 @@ impl Api {
         caller: &Caller,
     ) -> Result<Reply, Problem> {
         check_media_type(headers, NDJSON)?;
-        let envelope = Envelope::of(headers)?.from(caller);
+        let envelope = Envelope::of(headers).checked()?.from(caller);
         if envelope.has_key() {
-            let detail = "Idempotency-Key belongs to one request: give each line its id";
-            return Err(Problem::invalid(vec![FieldProblem::new("", detail)]));
+            let detail = "belongs to one request: give each line its id";
+            let wrong = FieldProblem::of_header(IDEMPOTENCY_KEY, detail);
+            return Err(Problem::invalid(vec![wrong]));
         }
         let bytes = self.batch.bytes_max();
         let place = self.budget.place(caller.tenants(), bytes + REQUEST_BYTES);

@@ -287,6 +287,10 @@ pub struct BatchLine<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<super::problem::Problem>)]
     pub problem: Option<&'a super::problem::Problem>,
+    /// The number of the line in the batch, from 1; blank lines count. Where the batch ended early, it is that of the
+    /// first line that was not read.
+    #[schema(example = 1)]
+    pub line: u64,
 }
 
 impl OperationView {
@@ -314,7 +318,7 @@ impl OperationView {
             abandoned: state.abandoned,
             history: history.map(HistoryView::of).collect(),
             resubmission_of: created.resubmission_of,
-            resubmitted_as: resubmitted_as(state),
+            resubmitted_as: judge::resubmission(state).map(|(_, id)| id),
             failure_count: state.failure_count,
             next_due: state.next_due.map(time_text),
             expedited: created.request.lane == Lane::Expedited,
@@ -505,11 +509,6 @@ fn cancel(state: &OperationState) -> Option<&'static str> {
     history
         .any(|entry| entry.verb == next::CANCEL && entry.refused.is_some())
         .then_some("refused")
-}
-
-fn resubmitted_as(state: &OperationState) -> Option<OperationId> {
-    let mut newest_first = state.history.iter().rev();
-    newest_first.find_map(|entry| entry.verb.strip_prefix("resubmitted ")?.parse().ok())
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]

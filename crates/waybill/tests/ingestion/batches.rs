@@ -40,6 +40,11 @@ async fn a_batch_answers_each_line_in_order_and_bad_lines_harm_no_other() {
         .map(|answer| answer["status"].as_u64().unwrap())
         .collect();
     assert_eq!(statuses, [202, 400, 413, 202, 409, 422, 202], "{text}");
+    let numbers: Vec<_> = answers
+        .iter()
+        .map(|answer| answer["line"].as_u64().unwrap())
+        .collect();
+    assert_eq!(numbers, [3, 4, 5, 7, 8, 9, 10], "{text}");
     assert_eq!(
         answers[0]["id"],
         OperationId::of_caller("", "b-1").to_string()
@@ -132,7 +137,7 @@ async fn lines_of_one_batch_with_one_id_share_an_answer_or_conflict() {
         .collect();
     let statuses: Vec<_> = answers.iter().map(|answer| &answer["status"]).collect();
     assert_eq!(statuses, [202, 409, 202], "{text}");
-    assert_eq!(answers[0], answers[2]);
+    assert_eq!(answers[0]["location"], answers[2]["location"]);
     assert_eq!(answers[1]["problem"]["type"], "/problems/id-conflict");
     assert_eq!(world.records().len(), 1);
     world.ingestion.shutdown().await;

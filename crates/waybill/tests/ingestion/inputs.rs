@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use reqwest::Method;
 use reqwest::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 use waybill_kafka::{Admin, TopicSpec};
@@ -160,6 +161,34 @@ async fn every_bad_input_gets_its_problem_and_reaches_no_topic() {
             422,
             "invalid-values",
             &["/notify", "/ownerId"],
+        ),
+        (
+            DELIVERIES,
+            {
+                let mut body = delivery();
+                body["deliveryId"] = "has space".into();
+                body["ownerId"] = Value::Null;
+                body.to_string()
+            },
+            422,
+            "invalid-values",
+            &["/deliveryId", "/ownerId"],
+        ),
+        (
+            OPERATIONS,
+            order_with("input", json!({"deliveryId": "has space"}))
+                .replace("\"order\"", "\"drone-delivery\"")
+                .replace("\"o-1\"", "\"o 1\""),
+            422,
+            "invalid-values",
+            &[
+                "/id",
+                "/input/deliveryId",
+                "/input/dropOffLocation",
+                "/input/ownerId",
+                "/input/packageInfo",
+                "/input/pickupLocation",
+            ],
         ),
     ];
     for (path, body, status, kind, pointers) in cases {
@@ -327,5 +356,50 @@ async fn a_reply_topic_that_does_not_exist_is_refused_and_one_that_does_is_taken
         assert!(began.elapsed() < PATIENCE, "the new topic is not seen");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn unknown_query_parameters_are_refused_by_name_and_nothing_is_taken() {
+    let world = World::start().await;
+    world.request(order("known", 1)).await;
+    let known = format!("{OPERATIONS}/known");
+    let one = ["tennant"].as_slice();
+    let cases = [
+        (Method::POST, DELIVERIES.to_owned(), one),
+        (Method::POST, OPERATIONS.to_owned(), one),
+        (Method::POST, BATCH.to_owned(), &["tennant", "tenant"]),
+        (Method::GET, OPERATIONS.to_owned(), one),
+        (Method::GET, known.clone(), &["tennant", "at"]),
+        (Method::GET, format!("{known}/events"), one),
+        (Method::POST, format!("{known}:cancel"), one),
+        (Method::POST, format!("{known}:resubmit"), &["reason"]),
+        (Method::DELETE, format!("{DELIVERIES}/known"), one),
+        (Method::PATCH, format!("{DELIVERIES}/known"), one),
+    ];
+    for (method, path, wrong) in cases {
+        let query = wrong.join("=acme&");
+        let media_type = match &*path {
+            BATCH => "application/x-ndjson",
+            _ => "application/json",
+        };
+        let asked = world
+            .http
+            .request(method.clone(), world.url(&format!("{path}?{query}=acme")))
+            .header(CONTENT_TYPE, media_type)
+            .body(match (&method, &*path) {
+                (&Method::POST, OPERATIONS | BATCH) => order("new", 1).to_string(),
+                (&Method::POST, DELIVERIES) => delivery().to_string(),
+                _ => "{}".to_owned(),
+            });
+        let (status, kind, problem) = problem(asked.send().await.unwrap()).await;
+        assert_eq!((status, &*kind), (422, "invalid-values"), "{method} {path}");
+        let errors = problem["errors"].as_array().unwrap().iter();
+        let named: Vec<_> = errors.map(|error| error["parameter"].as_str()).collect();
+        let wrong: Vec<_> = wrong.iter().map(|name| Some(*name)).collect();
+        assert_eq!(named, wrong, "{method} {path}: {problem}");
+        assert!(problem["errors"][0].get("pointer").is_none(), "{problem}");
+    }
+    assert_eq!(world.records().len(), 1);
     world.ingestion.shutdown().await;
 }

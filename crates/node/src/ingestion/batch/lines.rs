@@ -22,6 +22,8 @@ pub struct Lines {
     /// The line that is being read has become too long.
     too_long: bool,
     ended: bool,
+    /// How many lines were read whole, blank ones included.
+    count: u64,
 }
 
 impl Lines {
@@ -33,6 +35,7 @@ impl Lines {
             begun: BytesMut::new(),
             too_long: false,
             ended: false,
+            count: 0,
         }
     }
 
@@ -45,6 +48,11 @@ impl Lines {
     /// Says that no part follows: what is left is the last line.
     pub fn end(&mut self) {
         self.ended = true;
+    }
+
+    /// How many lines were read, blank ones included: the number of the line that [`Self::next`] gave last.
+    pub fn count(&self) -> u64 {
+        self.count
     }
 
     /// The next whole line that is not blank.
@@ -80,6 +88,7 @@ impl Lines {
     }
 
     fn finish(&mut self, end: Bytes) -> Line {
+        self.count += 1;
         let too_long = std::mem::take(&mut self.too_long);
         let mut line = match self.begun.is_empty() {
             true => end,
@@ -150,6 +159,20 @@ mod tests {
                 assert_eq!(got, expected, "{text:?} cut every {cut}");
             }
         }
+    }
+
+    #[test]
+    fn blank_lines_are_counted() {
+        let mut lines = Lines::new(5);
+        lines.push(Bytes::from_static(b"\n\na\n \n123456\n\nb"));
+        let mut numbers = Vec::new();
+        while lines.next().is_some() {
+            numbers.push(lines.count());
+        }
+        lines.end();
+        assert!(lines.next().is_some());
+        numbers.push(lines.count());
+        assert_eq!(numbers, [3, 5, 7]);
     }
 
     #[test]

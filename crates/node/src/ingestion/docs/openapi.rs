@@ -71,7 +71,8 @@ pub fn document(is_guarded: bool) -> String {
     )
     .description(Some(
         "A request per line, an answer per line, in order and while the batch is still being \
-             sent. Blank lines are skipped: they get no answer. A line that is wrong or too long harms no other. Read the answers while you \
+             sent. Blank lines are skipped: they get no answer. `line` in an answer is the number of its line, \
+             blank lines included. A line that is wrong or too long harms no other. Read the answers while you \
              send: what is read of a batch waits for its client.",
     ))
     .request_body(Some(body(
@@ -87,7 +88,7 @@ pub fn document(is_guarded: bool) -> String {
                 NDJSON,
                 content(
                     reference::<BatchLine<'_>>(),
-                    ndjson(&json!({"status": 202, "id": ID, "location": location(OPERATIONS)})),
+                    ndjson(&json!({"status": 202, "id": ID, "location": location(OPERATIONS), "line": 1})),
                 ),
             ),
     );
@@ -107,7 +108,6 @@ pub fn document(is_guarded: bool) -> String {
             only(
                 HttpMethod::Get,
                 getting("getOperation", "Ask for an operation", "Operations")
-                    .parameter(tenant())
                     .response("200", found::<OperationView>(operation_view_example())),
             ),
         )
@@ -194,7 +194,7 @@ const HTML: &str = "text/html";
 const INTRODUCTION: &str = "Waybill runs operations of several steps over remote services as one: \
     each that is accepted completes, or ends visibly.\n\nA 202 is sent once the request is durable. \
     Ask with its Location how the operation stands.\n\nWhat is refused is answered with problem \
-    details (RFC 9457); every wrong field is named.";
+    details (RFC 9457); every wrong field is named, and so is every wrong or unknown query parameter.";
 
 const CREATING: &str = "Answered once the request is durable. With an id of your own, repeating \
     it is safe: the same request leads to the same operation, another one under the same id is \
@@ -263,11 +263,8 @@ fn getting(id: &str, summary: &str, tag: &str) -> OperationBuilder {
             "The operation's id, or the caller's own.",
             json!(ID),
         ))
-        .parameter(in_query(
-            "at",
-            "The `at` of the Location.",
-            json!("3-1234-5f2b9c01"),
-        ));
+        .parameter(at())
+        .parameter(tenant());
     refusing(operation, &GET_REFUSALS)
 }
 
@@ -421,6 +418,10 @@ fn in_query(name: &str, description: &str, example: Value) -> ParameterBuilder {
     in_path(name, description, example)
         .parameter_in(ParameterIn::Query)
         .required(Required::False)
+}
+
+fn at() -> ParameterBuilder {
+    in_query("at", "The `at` of the Location.", json!("3-1234-5f2b9c01"))
 }
 
 fn tenant() -> ParameterBuilder {

@@ -1,23 +1,27 @@
 //! What a caller asks of its operation: to cancel or to reschedule it.
 
 use hyper::{HeaderMap, StatusCode};
+use serde_json::Value;
 use waybill_clock::wall_clock;
+use waybill_drone_delivery::field::FieldError;
 use waybill_drone_delivery::request::{DeliveryRequest, Reschedule, validate_reschedule};
 use waybill_engine::{
-    AmendRequest, Amendment, Lane, OperationId, OperationRequest, Position, Timestamp,
+    AmendRequest, Amendment, Lane, OperationId, OperationRequest, OperationRow, Position,
+    Timestamp, Workflows,
 };
 
 use super::body::{self, Asker, Said};
 use super::judge::{self, CancelWouldBe};
+use super::next;
 use super::verb::Verb;
 use super::{AskedView, Key};
 use crate::auth::{Caller, Scope};
 use crate::ingestion::id::CallerId;
 use crate::ingestion::problem::{FieldProblem, Kind, Problem};
-use crate::ingestion::request::DRONE_DELIVERY;
+use crate::ingestion::request::{DRONE_DELIVERY, date_and_time};
 use crate::ingestion::service::{
-    Api, Form, JSON, Parameters, Reply, check_media_type, decoded, json, location, not_found,
-    query_value, set,
+    Api, Form, JSON, OF_CANCEL, OF_ONE, Parameters, Reply, check_media_type, decoded, json,
+    location, not_found, set,
 };
 use crate::ingestion::status::{Pending, Status, request_of};
 use crate::ingestion::token::StatusToken;
@@ -47,13 +51,13 @@ impl Api {
         headers: &HeaderMap,
         caller: &Caller,
     ) -> Result<Reply, Problem> {
-        let reason = query_value(query, "reason")?.unwrap_or_default();
+        let parameters = Parameters::read(query, caller, &OF_CANCEL)?;
         let said = Said {
-            reason: body::reason(&reason)?,
+            reason: body::reason(&parameters.reason)?,
             workflow: DRONE_DELIVERY.to_owned(),
             ..Said::default()
         };
-        self.cancel(id, query, headers, said, Form::Delivery, caller)
+        self.cancel(id, &parameters, headers, said, Form::Delivery, caller)
             .await
     }
 
@@ -61,18 +65,17 @@ impl Api {
     pub(super) async fn cancel(
         &self,
         id: &str,
-        query: Option<&str>,
+        parameters: &Parameters,
         headers: &HeaderMap,
         said: Said,
         form: Form,
         caller: &Caller,
     ) -> Result<Reply, Problem> {
         let id = decoded(id).ok_or_else(not_found)?;
-        let parameters = Parameters::read(query, caller)?;
         let key = Key::of(headers)?;
         let workflow = said.workflow.clone();
         let asker = said.asker(caller)?;
-        let amended = match self.asked_about(&id, &parameters, false).await {
+        let amended = match self.asked_about(&id, parameters, false).await {
             Ok(found) => {
                 if form == Form::Delivery {
                     found.delivery(&self.rules.workflows)?;
@@ -81,9 +84,14 @@ impl Api {
                     Status::Row(row) => match judge::of_cancel(&row, &self.rules.workflows) {
                         CancelWouldBe::Asked => Amended::of_row(&row),
                         CancelWouldBe::Done => return Ok(self.as_it_is(&row, form, caller)),
-                        CancelWouldBe::Late => return Err(late(row.id)),
+                        CancelWouldBe::Late => return Err(late(&row)),
+                        CancelWouldBe::Parked => {
+                            let problem =
+                                parked(&row, &self.rules.workflows, Verb::Cancel.as_str());
+                            return Err(problem.with_code("compensation-failed"));
+                        }
                     },
-                    Status::Pending(pending) => Amended::of_pending(&pending, &id, &parameters),
+                    Status::Pending(pending) => Amended::of_pending(&pending, &id, parameters),
                     Status::Rejected(_) => return Err(not_found()),
                 }
             }
@@ -108,7 +116,7 @@ impl Api {
     ) -> Result<Reply, Problem> {
         const VERB: &str = "reschedule";
         let id = decoded(id).ok_or_else(not_found)?;
-        let parameters = Parameters::read(query, caller)?;
+        let parameters = Parameters::read(query, caller, &OF_ONE)?;
         let key = Key::of(headers)?;
         check_media_type(headers, JSON)?;
         let change = {
@@ -124,6 +132,10 @@ impl Api {
         let found = self.asked_about(&id, &parameters, true).await?;
         found.delivery(&self.rules.workflows)?;
         let amended = match found {
+            Status::Row(row) if row.state.state.is_parked() => {
+                let problem = parked(&row, &self.rules.workflows, VERB);
+                return Err(problem.with_code("failed"));
+            }
             Status::Row(row) => {
                 judge::of_reschedule(&row, &self.rules.workflows, &amendment, wall_clock())?;
                 check_against(&change, request_of(&row).as_deref().map(|r| r.get()))?;
@@ -202,7 +214,7 @@ impl Api {
     /// The operation of a row as GET shows it, or its IDs alone if the caller has no scope `read`.
     pub(in crate::ingestion) fn as_it_is(
         &self,
-        row: &waybill_engine::OperationRow,
+        row: &OperationRow,
         form: Form,
         caller: &Caller,
     ) -> Reply {
@@ -228,7 +240,7 @@ impl Api {
 }
 
 impl Amended {
-    fn of_row(row: &waybill_engine::OperationRow) -> Self {
+    fn of_row(row: &OperationRow) -> Self {
         Self {
             id: row.id,
             tenant: row.created.tenant.to_string(),
@@ -284,17 +296,22 @@ fn callers_own(text: &str, tenant: &str) -> Option<String> {
 
 fn read_change(body: &[u8], depth_max: usize, now: Timestamp) -> Result<Reschedule, Problem> {
     let value = json::parse(body, depth_max)?;
-    let change = validate_reschedule(&value).map_err(|errors| {
-        let named = errors
-            .into_iter()
-            .map(|error| FieldProblem::new(error.pointer, error.detail));
-        Problem::invalid(named.collect())
-    })?;
-    match change.deadline {
-        Some(deadline) if deadline.as_microsecond() <= now.as_micros() => Err(Problem::invalid(
-            vec![FieldProblem::new("/deadline", "must lie in the future")],
-        )),
-        Some(_) | None => Ok(change),
+    let (change, mut errors) = match validate_reschedule(&value) {
+        Ok(change) => (Some(change), Vec::new()),
+        Err(errors) => (None, errors),
+    };
+    let named = value.get("deadline").and_then(Value::as_str);
+    let is_named_wrong = errors.iter().any(|error| error.pointer == "/deadline");
+    let deadline = named.filter(|_| !is_named_wrong).and_then(date_and_time);
+    if deadline.is_some_and(|deadline| deadline <= now) {
+        errors.push(FieldError::new("/deadline", "must lie in the future"));
+    }
+    let named = errors.into_iter();
+    let named = named.map(|error| FieldProblem::new(error.pointer, error.detail));
+    let errors: Vec<_> = named.collect();
+    match change.filter(|_| errors.is_empty()) {
+        Some(change) => Ok(change),
+        None => Err(Problem::invalid(errors)),
     }
 }
 
@@ -325,11 +342,22 @@ fn check_against(change: &Reschedule, request: Option<&str>) -> Result<(), Probl
     }
 }
 
-fn late(id: OperationId) -> Problem {
-    let detail = "The operation was final when it was read.";
+fn late(row: &OperationRow) -> Problem {
+    let (id, state) = (row.id, row.state.state.as_str());
+    let detail = format!("Cannot cancel {id}: it is already {state}.");
     Problem::new(Kind::OperationFinal, detail)
         .with_id(id.to_string())
         .with_code("final")
+}
+
+/// An operation waits for a person, and the verb is not one of those that help it.
+fn parked(row: &OperationRow, workflows: &Workflows, verb: &str) -> Problem {
+    let (id, state) = (row.id, row.state.state.as_str());
+    let open = next::of(row, workflows).verbs.join(", ");
+    let detail = format!(
+        "Cannot {verb} {id}: it is parked in {state}, which a person has to resolve. Verbs that it accepts: {open}."
+    );
+    Problem::new(Kind::VerbRefused, detail).with_id(id.to_string())
 }
 
 pub(super) fn unwritable() -> Problem {
@@ -367,11 +395,11 @@ mod tests {
         assert_eq!(check(r#"{"pickupTime": "2030-05-08T22:00:00Z"}"#), Ok(()));
         assert_eq!(
             check(r#"{"pickupTime": "2030-05-08T22:00:01Z"}"#),
-            Err("/pickupTime".to_owned())
+            Err(Some("/pickupTime".to_owned()))
         );
         assert_eq!(
             check(r#"{"deadline": "2030-05-08T19:59:59Z"}"#),
-            Err("/deadline".to_owned())
+            Err(Some("/deadline".to_owned()))
         );
         let both = r#"{"pickupTime": "2031-05-08T20:00:00Z", "deadline": "2031-05-08T21:00:00Z"}"#;
         assert_eq!(check(both), Ok(()));
@@ -382,6 +410,11 @@ mod tests {
         let change = br#"{"deadline": "2030-05-08T20:00:00Z"}"#;
         let at = |micros| read_change(change, 4, Timestamp(micros)).is_ok();
         let deadline: jiff::Timestamp = "2030-05-08T20:00:00Z".parse().unwrap();
+        let both = br#"{"deadline": "2030-05-08T20:00:00Z", "ownerId": "o"}"#;
+        let refused = read_change(both, 4, Timestamp(i64::MAX)).unwrap_err();
+        let named = refused.errors.into_iter();
+        let named: Vec<_> = named.filter_map(|error| error.pointer).collect();
+        assert_eq!(named, ["/ownerId", "/deadline"]);
         assert!(at(deadline.as_microsecond() - 1));
         assert!(!at(deadline.as_microsecond()));
     }

@@ -12,7 +12,7 @@ use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::ingestion::request::check_asked_by;
 
 /// The header that says who asks, where the body does not.
-const OPERATOR: &str = "waybill-operator";
+const OPERATOR: &str = "Waybill-Operator";
 
 /// Who asks, where nobody says.
 const SOMEBODY: &str = "operator";
@@ -113,8 +113,9 @@ pub fn reason(text: &str) -> Result<String, Problem> {
     if text.len() <= REASON_BYTES_MAX {
         return Ok(text.trim().to_owned());
     }
-    let detail = format!("reason must be at most {REASON_BYTES_MAX} bytes");
-    Err(Problem::invalid(vec![FieldProblem::new("", detail)]))
+    let detail = format!("must be at most {REASON_BYTES_MAX} bytes");
+    let wrong = FieldProblem::of_parameter("reason", detail);
+    Err(Problem::invalid(vec![wrong]))
 }
 
 struct Reader<'a> {
@@ -123,6 +124,10 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
+    fn wrong_header(&mut self, detail: impl Into<String>) {
+        self.errors.push(FieldProblem::of_header(OPERATOR, detail));
+    }
+
     fn wrong(&mut self, name: &str, detail: impl Into<String>) {
         let mut pointer = String::new();
         json::push_segment(&mut pointer, name);
@@ -175,20 +180,17 @@ impl Reader<'_> {
             (Some(value), None) => match std::str::from_utf8(value.as_bytes()) {
                 Ok(text) => text.trim().to_owned(),
                 Err(_) => {
-                    self.errors
-                        .push(FieldProblem::new("", "Waybill-Operator must be UTF-8"));
+                    self.wrong_header("must be UTF-8");
                     String::new()
                 }
             },
             (Some(_), Some(_)) => {
-                self.errors
-                    .push(FieldProblem::new("", "Waybill-Operator must stand once"));
+                self.wrong_header("must be given once");
                 String::new()
             }
         };
         if in_header.len() > ASKED_BY_BYTES_MAX {
-            let detail = format!("Waybill-Operator must be at most {ASKED_BY_BYTES_MAX} bytes");
-            self.errors.push(FieldProblem::new("", detail));
+            self.wrong_header(format!("must be at most {ASKED_BY_BYTES_MAX} bytes"));
         }
         if !in_header.is_empty() && !in_body.is_empty() && in_header != in_body {
             self.wrong("by", "differs from the header Waybill-Operator");
@@ -231,8 +233,10 @@ mod tests {
     use super::*;
 
     fn read(verb: Verb, body: &str) -> Result<Said, Vec<String>> {
-        Said::read(verb, &HeaderMap::new(), Some(body.as_bytes()), 4)
-            .map_err(|problem| problem.errors.into_iter().map(|e| e.pointer).collect())
+        Said::read(verb, &HeaderMap::new(), Some(body.as_bytes()), 4).map_err(|problem| {
+            let errors = problem.errors.into_iter();
+            errors.filter_map(|error| error.pointer).collect()
+        })
     }
 
     #[test]
@@ -308,7 +312,7 @@ mod tests {
     #[test]
     fn the_header_says_who_asks_and_must_agree_with_the_body() {
         let mut headers = HeaderMap::new();
-        headers.insert(OPERATOR, HeaderValue::from_static("kim"));
+        headers.insert("waybill-operator", HeaderValue::from_static("kim"));
         let read = |body: &str| Said::read(Verb::Compensate, &headers, Some(body.as_bytes()), 4);
         assert_eq!(read("{}").unwrap().by, "kim");
         assert_eq!(read(r#"{"by": "kim"}"#).unwrap().by, "kim");

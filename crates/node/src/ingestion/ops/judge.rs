@@ -1,8 +1,8 @@
 //! What the row of an operation forbids, when it is read, and how that is said.
 
 use waybill_engine::{
-    Amendment, Asked, CancelPolicy, OperationRow, ProcessState, RecoveryVerb, StepState, Timestamp,
-    Workflows, refusal, workflow_of,
+    Amendment, Asked, CancelPolicy, HistoryEntry, OperationId, OperationRow, OperationState,
+    ProcessState, RecoveryVerb, StepState, Timestamp, Workflows, refusal, workflow_of,
 };
 
 use crate::ingestion::problem::{Kind, Problem};
@@ -75,6 +75,8 @@ pub enum CancelWouldBe {
     Done,
     /// The operation was final when it was read.
     Late,
+    /// The operation was parked, with an undo that failed, when it was read.
+    Parked,
 }
 
 /// What a cancel would come to. Only a final state forbids it: whatever else would is the
@@ -82,7 +84,8 @@ pub enum CancelWouldBe {
 pub fn of_cancel(row: &OperationRow, workflows: &Workflows) -> CancelWouldBe {
     match row.state.state {
         ProcessState::Cancelled => CancelWouldBe::Done,
-        ProcessState::Compensated | ProcessState::CompensationFailed => CancelWouldBe::Late,
+        ProcessState::Compensated => CancelWouldBe::Late,
+        ProcessState::CompensationFailed => CancelWouldBe::Parked,
         ProcessState::Processed => {
             let created = &row.created;
             let workflow = workflows.get(&created.workflow, created.workflow_version);
@@ -121,13 +124,23 @@ pub fn of_reschedule(
     }
 }
 
-/// Why an operation cannot be run again as a new one, if it cannot: what stands of it would stand
-/// twice, or it was never there.
+/// The entry of the history about the operation that runs this one again, and the ID of that operation.
+pub fn resubmission(state: &OperationState) -> Option<(&HistoryEntry, OperationId)> {
+    let mut newest_first = state.history.iter().rev();
+    newest_first.find_map(|entry| {
+        let id = entry.verb.strip_prefix("resubmitted ")?;
+        Some((entry, id.parse().ok()?))
+    })
+}
+
+/// Why an operation cannot be run again as a new one, if it cannot: its effects would be made twice, or it was never
+/// created.
 pub fn of_resubmission_as_new(row: &OperationRow) -> Option<&'static str> {
     let state = &row.state;
     let is_undone = |state| matches!(state, StepState::Compensating | StepState::Compensated);
     match state.state {
         _ if state.tombstone => Some("never-created"),
+        _ if resubmission(state).is_some() => Some("resubmitted-before"),
         ProcessState::Processed => Some("not-failed"),
         ProcessState::Pending | ProcessState::Processing | ProcessState::Compensating => {
             Some("not-final")
@@ -170,6 +183,9 @@ fn sentence(code: &'static str) -> &'static str {
         }
         "not-failed" => "It did not fail.",
         "not-final" => "It has not ended yet.",
+        "resubmitted-before" => {
+            "It was resubmitted as a new operation before. To run it once more, resubmit that operation."
+        }
         "input-invalid" => {
             "Its input is not one that can be requested: request it anew, corrected."
         }

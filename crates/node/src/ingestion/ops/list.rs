@@ -28,8 +28,22 @@ use self::cursor::{ShownCursor, of_text, to_text};
 use super::judge;
 use crate::auth::{Caller, Tenants};
 use crate::ingestion::problem::{FieldProblem, Problem};
-use crate::ingestion::service::{Api, Reply, decoded, json, set_static};
+use crate::ingestion::service::{Api, Reply, json, pairs, set_static};
 use crate::ingestion::view::{ErrorView, failure, time_text, workflow_version};
+
+/// The parameters of a list.
+pub const PARAMETERS: [&str; 10] = [
+    "state",
+    "workflow",
+    "tenant",
+    "step",
+    "error",
+    "olderThan",
+    "abandoned",
+    "order",
+    "limit",
+    "cursor",
+];
 
 /// The most items of a page.
 pub const PAGE_ITEMS_MAX: usize = 1_000;
@@ -340,10 +354,13 @@ impl Asked {
         let (mut filter, mut limit) = (Filter::default(), PAGE_ITEMS);
         let (mut order, mut older_than) = (AttentionOrder::OldestFirst, None);
         let mut going_on = None;
-        let pairs = query.unwrap_or_default().split('&');
-        for pair in pairs.filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let Some(value) = decoded(&value.replace('+', " ")) else {
+        for (name, value) in pairs(query) {
+            if !PARAMETERS.contains(&name) {
+                let known = PARAMETERS.join(", ");
+                reader.wrong(name, &format!("is unknown; the parameters are {known}"));
+                continue;
+            }
+            let Some(value) = value else {
                 reader.wrong(name, "must be UTF-8");
                 continue;
             };
@@ -376,11 +393,10 @@ impl Asked {
                     "newest" => order = AttentionOrder::NewestFirst,
                     _ => reader.wrong(name, "must be oldest or newest"),
                 },
-                "cursor" => match of_text(&value) {
+                _ => match of_text(&value) {
                     Some(cursor) => going_on = Some(cursor),
                     None => reader.wrong(name, "must be the `next` of a page, as it was given"),
                 },
-                _ => reader.wrong(name, "is unknown"),
             }
         }
         if !reader.errors.is_empty() {
@@ -413,8 +429,7 @@ struct QueryReader {
 
 impl QueryReader {
     fn wrong(&mut self, name: &str, detail: &str) {
-        self.errors
-            .push(FieldProblem::new("", format!("{name} {detail}")));
+        self.errors.push(FieldProblem::of_parameter(name, detail));
     }
 
     fn state(&mut self, word: &str, filter: &mut Filter) {
@@ -468,7 +483,7 @@ mod tests {
 
     #[test]
     fn every_wrong_parameter_is_named() {
-        let query = "state=Broken&olderThan=soon&limit=0&order=random&cursor=x&abandoned=1&what=1";
+        let query = "state=Broken&olderThan=soon&limit=0&order=random&cursor=x&abandoned=1&what=";
         let problem = Asked::read(Some(query), Timestamp(0), &Tenants::All).unwrap_err();
         assert_eq!(problem.errors.len(), 7, "{:?}", problem.errors);
     }
@@ -482,7 +497,7 @@ mod tests {
                 panic!("{:?}", problem.errors)
             };
             let expected = format!(
-                "state must be any of Processing, Error, Compensating, Compensated, CompensationFailed, \
+                "must be any of Processing, Error, Compensating, Compensated, CompensationFailed, \
                  Unreadable: there is no list of {state} operations"
             );
             assert_eq!(error.detail, expected);

@@ -5,7 +5,8 @@ use uuid::Uuid;
 use waybill_clock::wall_clock;
 use waybill_drone_delivery::request::validate;
 use waybill_engine::{
-    CreateRequest, IdOrigin, OperationId, OperationRow, Recovery, RecoveryVerb, Timestamp,
+    CreateRequest, HistoryEntry, IdOrigin, OperationId, OperationRow, Recovery, RecoveryVerb,
+    Timestamp,
 };
 
 use super::amend::unwritable;
@@ -17,10 +18,14 @@ use crate::auth::Caller;
 use crate::ingestion::problem::{Kind, Problem};
 use crate::ingestion::request::DRONE_DELIVERY;
 use crate::ingestion::service::{
-    Api, Form, OPERATIONS, Parameters, Reply, decoded, location, not_found,
+    Api, Form, OF_ONE, OPERATIONS, Parameters, Reply, decoded, location, not_found,
 };
 use crate::ingestion::status::Status;
 use crate::ingestion::unwanted::RequestBody;
+use crate::ingestion::view::time_text;
+
+/// The name of a resubmission as a new operation, in the IDs of what is noted.
+const RESUBMITTED: &str = "resubmitted";
 
 impl Api {
     /// `POST /v1/operations/{id}:verb`; `part` is the last part of the path.
@@ -37,10 +42,11 @@ impl Api {
         let verb = Verb::named(name).ok_or_else(unknown_verb)?;
         let body = self.ask_body(headers, body, caller).await?;
         let said = Said::read(verb, headers, body.as_deref(), self.rules.json_depth_max)?;
+        let parameters = Parameters::read(query, caller, &OF_ONE)?;
         let recovery = match verb {
             Verb::Cancel => {
                 return self
-                    .cancel(id, query, headers, said, Form::General, caller)
+                    .cancel(id, &parameters, headers, said, Form::General, caller)
                     .await;
             }
             Verb::Resubmit => RecoveryVerb::Resubmit,
@@ -52,7 +58,6 @@ impl Api {
             },
         };
         let id = decoded(id).ok_or_else(not_found)?;
-        let parameters = Parameters::read(query, caller)?;
         let key = Key::of(headers)?;
         let row = match self.asked_about(&id, &parameters, false).await? {
             Status::Row(row) => row,
@@ -78,23 +83,34 @@ impl Api {
         Ok(asked.accepted(&location(OPERATIONS, row.id, None)))
     }
 
-    /// Requests the operation again under an id of its own, and has that noted in its history. The
-    /// request comes first: what is noted is there.
+    /// Requests the operation again as a new one, and has that noted in its history. The request comes first: what is
+    /// noted is there.
+    ///
+    /// The new ID comes from the old one alone. So all requests until the first is noted make one operation, and the
+    /// scheduler takes the later ones for repeats. Later requests are refused, except repeats of the noted one.
     async fn resubmit_as_new(
         &self,
         row: &OperationRow,
         asker: Asker,
         key: &Key,
     ) -> Result<Reply, Problem> {
-        if let Some(code) = judge::of_resubmission_as_new(row) {
-            return Err(judge::refused(code));
+        match (
+            judge::of_resubmission_as_new(row),
+            judge::resubmission(&row.state),
+        ) {
+            (None, _) => {}
+            (Some("resubmitted-before"), Some((entry, new))) => {
+                let request_id = key.id(row.id, RESUBMITTED);
+                let is_repeat = row.state.history.iter().any(|it| it.id == request_id);
+                return match is_repeat {
+                    true => Ok(resubmitted(row.id, new, request_id)),
+                    false => Err(resubmitted_before(row.id, new, entry)),
+                };
+            }
+            (Some(code), _) => return Err(judge::refused(code)),
         }
-        let again = again(
-            row,
-            OperationId(key.id(row.id, "resubmit-as-new")),
-            wall_clock(),
-        )
-        .ok_or_else(|| judge::refused("input-invalid"))?;
+        let id = OperationId(row.id.event_id("resubmit-as-new"));
+        let again = again(row, id, wall_clock()).ok_or_else(|| judge::refused("input-invalid"))?;
         let new = again.operation;
         let mut value = Vec::with_capacity(again.input.len() + 256);
         let topics = self.intake.topics();
@@ -113,13 +129,7 @@ impl Api {
             .await?;
         let noted = RecoveryVerb::Resubmitted { as_operation: new };
         let request_id = self.recover(row.id, noted, asker, key).await?;
-        let asked = AskedView {
-            id: row.id,
-            verb: Verb::Resubmit.as_str(),
-            request_id,
-            resubmitted_as: Some(new),
-        };
-        Ok(asked.accepted(&location(OPERATIONS, new, None)))
+        Ok(resubmitted(row.id, new, request_id))
     }
 
     /// Asks the scheduler; returns the id of what was asked.
@@ -154,6 +164,27 @@ impl Api {
             .await?;
         Ok(recovery.id)
     }
+}
+
+/// The answer that an operation runs again as a new one.
+fn resubmitted(id: OperationId, new: OperationId, request_id: Uuid) -> Reply {
+    let asked = AskedView {
+        id,
+        verb: Verb::Resubmit.as_str(),
+        request_id,
+        resubmitted_as: Some(new),
+    };
+    asked.accepted(&location(OPERATIONS, new, None))
+}
+
+fn resubmitted_before(id: OperationId, new: OperationId, entry: &HistoryEntry) -> Problem {
+    let (by, at) = (&entry.by, time_text(entry.at));
+    let detail = format!(
+        "Cannot resubmit {id}: {by} resubmitted it as {new} at {at}. To run it once more, resubmit {new}."
+    );
+    Problem::new(Kind::VerbRefused, detail)
+        .with_id(new.to_string())
+        .with_code("resubmitted-before")
 }
 
 /// The request that runs an operation again, with the input that it has now; `None` if a scheduler would

@@ -1,4 +1,7 @@
-//! What stands in an address, and what it says of a request.
+//! The parameters of a query.
+//!
+//! What must hold: every wrong parameter is named at once, and so is every unknown one. A misspelt name that were
+//! ignored would give an answer to another question.
 
 use percent_encoding::percent_decode_str;
 
@@ -6,7 +9,12 @@ use crate::auth::{Caller, Tenants};
 use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::ingestion::token::StatusToken;
 
-/// What a status query says beside the id.
+/// The parameters of a request about one operation.
+pub const OF_ONE: [&str; 2] = ["at", "tenant"];
+/// The parameters of a cancel that has no body.
+pub const OF_CANCEL: [&str; 3] = ["at", "tenant", "reason"];
+
+/// What a query about one operation says.
 #[derive(Debug)]
 pub struct Parameters {
     /// The tenant whose id it is; empty for the only one.
@@ -15,56 +23,78 @@ pub struct Parameters {
     pub token: Option<StatusToken>,
     /// Whose operations may be found at all.
     pub tenants: Tenants,
+    /// The `reason`, where the request may have one.
+    pub reason: String,
 }
 
 impl Parameters {
-    /// Reads a query; what it says of anything else is ignored. A caller of one tenant need not name it, and may
-    /// not name another.
-    pub fn read(query: Option<&str>, caller: &Caller) -> Result<Self, Problem> {
+    /// Reads a query whose parameters are among `known`. A caller of one tenant need not name it, and may not name
+    /// another.
+    pub fn read(query: Option<&str>, caller: &Caller, known: &[&str]) -> Result<Self, Problem> {
         let tenants = caller.tenants().clone();
         let mut parameters = Self {
             tenant: tenants.meant(String::new())?,
             token: None,
             tenants,
+            reason: String::new(),
         };
-        for (name, value) in query
-            .unwrap_or_default()
-            .split('&')
-            .filter_map(|p| p.split_once('='))
-        {
-            let wrong = |detail: String| Problem::invalid(vec![FieldProblem::new("", detail)]);
+        let mut errors = Vec::new();
+        for (name, value) in pairs(query) {
+            let mut wrong = |detail: String| errors.push(FieldProblem::of_parameter(name, detail));
+            if !known.contains(&name) {
+                wrong(format!(
+                    "is unknown; the parameters are {}",
+                    known.join(", ")
+                ));
+                continue;
+            }
+            let Some(value) = value else {
+                wrong("must be UTF-8".to_owned());
+                continue;
+            };
             match name {
-                "at" => {
-                    let token = value
-                        .parse()
-                        .map_err(|error| wrong(format!("at {error}")))?;
-                    parameters.token = Some(token);
-                }
-                "tenant" => {
-                    let value = value.replace('+', " ");
-                    let named =
-                        decoded(&value).ok_or_else(|| wrong("tenant must be UTF-8".to_owned()))?;
-                    parameters.tenant = parameters.tenants.meant(named)?;
-                }
-                _ => {}
+                "at" => match value.parse() {
+                    Ok(token) => parameters.token = Some(token),
+                    Err(error) => wrong(format!("{error}")),
+                },
+                "tenant" => parameters.tenant = parameters.tenants.meant(value)?,
+                _ => parameters.reason = value,
             }
         }
-        Ok(parameters)
+        match errors.is_empty() {
+            true => Ok(parameters),
+            false => Err(Problem::invalid(errors)),
+        }
     }
 }
 
-/// The value of a query's parameter, if it stands there.
-pub fn query_value(query: Option<&str>, name: &str) -> Result<Option<String>, Problem> {
-    let mut pairs = query.unwrap_or_default().split('&');
-    let value = pairs.find_map(|pair| {
-        let (found, value) = pair.split_once('=')?;
-        (found == name).then(|| decoded(&value.replace('+', " ")))
-    });
-    let wrong = || {
-        let detail = format!("{name} must be UTF-8");
-        Problem::invalid(vec![FieldProblem::new("", detail)])
-    };
-    value.map(|value| value.ok_or_else(wrong)).transpose()
+/// Refuses the parameters of a request that has none: what it asks for is in its body. A caller of one tenant who
+/// names another is refused for that, as everywhere.
+pub fn refuse_parameters(query: Option<&str>, caller: &Caller) -> Result<(), Problem> {
+    let mut errors = Vec::new();
+    for (name, value) in pairs(query) {
+        let detail = match (name, value) {
+            ("tenant", Some(tenant)) => {
+                caller.tenants().meant(tenant)?;
+                "is not a parameter of this request: an operation names its tenant in the body, or the token does"
+            }
+            _ => "is unknown; this request has no parameters",
+        };
+        errors.push(FieldProblem::of_parameter(name, detail));
+    }
+    match errors.is_empty() {
+        true => Ok(()),
+        false => Err(Problem::invalid(errors)),
+    }
+}
+
+/// The parameters of a query with their decoded values; `None` for a value that is not UTF-8.
+pub fn pairs(query: Option<&str>) -> impl Iterator<Item = (&str, Option<String>)> {
+    let pairs = query.unwrap_or_default().split('&');
+    pairs.filter(|pair| !pair.is_empty()).map(|pair| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (name, decoded(&value.replace('+', " ")))
+    })
 }
 
 /// Text of a path or a query without its percent encoding; `None` if it is not UTF-8.
@@ -81,31 +111,62 @@ mod tests {
     use crate::ingestion::problem::Kind;
 
     fn read(query: Option<&str>) -> Result<Parameters, Problem> {
-        Parameters::read(query, &Caller::ANYBODY)
+        Parameters::read(query, &Caller::ANYBODY, &OF_CANCEL)
     }
 
-    #[test]
-    fn a_query_gives_tenant_and_token() {
-        let parameters = read(Some("x&tenant=a%20b+c&at=1-2-0a0b0c0d")).unwrap();
-        assert_eq!(parameters.tenant, "a b c");
-        assert_eq!(parameters.token.unwrap().to_string(), "1-2-0a0b0c0d");
-        assert_eq!(read(Some("at=x")).unwrap_err().kind, Kind::InvalidValues);
-        assert_eq!(
-            read(Some("tenant=%ff")).unwrap_err().kind,
-            Kind::InvalidValues
-        );
-        assert!(read(None).unwrap().token.is_none());
-    }
-
-    #[test]
-    fn whoever_may_see_one_tenant_need_not_name_it_and_may_not_name_another() {
-        let caller = Caller::of(Arc::new(Principal {
+    fn of_acme() -> Caller {
+        Caller::of(Arc::new(Principal {
             name: "a".into(),
             scopes: Scopes::default(),
             tenants: Tenants::One("acme".into()),
             agents: std::sync::Arc::default(),
-        }));
-        let tenant = |query| Parameters::read(query, &caller).map(|it| it.tenant);
+        }))
+    }
+
+    fn named(problem: Problem) -> Vec<String> {
+        assert_eq!(problem.kind, Kind::InvalidValues);
+        let errors = problem.errors.into_iter();
+        errors.filter_map(|error| error.parameter).collect()
+    }
+
+    #[test]
+    fn a_query_gives_tenant_token_and_reason() {
+        let parameters = read(Some("tenant=a%20b+c&&at=1-2-0a0b0c0d&reason=x")).unwrap();
+        assert_eq!(parameters.tenant, "a b c");
+        assert_eq!(parameters.token.unwrap().to_string(), "1-2-0a0b0c0d");
+        assert_eq!(parameters.reason, "x");
+        assert!(read(None).unwrap().token.is_none());
+    }
+
+    #[test]
+    fn every_wrong_and_every_unknown_parameter_is_named() {
+        let refused = read(Some("at=x&tenant=%ff&tennant=acme&x&limit=")).unwrap_err();
+        assert_eq!(named(refused), ["at", "tenant", "tennant", "x", "limit"]);
+        let refused = Parameters::read(Some("reason=x"), &Caller::ANYBODY, &OF_ONE).unwrap_err();
+        assert_eq!(
+            refused.errors[0].detail,
+            "is unknown; the parameters are at, tenant"
+        );
+        assert_eq!(named(refused), ["reason"]);
+    }
+
+    #[test]
+    fn a_request_without_parameters_refuses_all_and_another_tenant_first() {
+        for good in [None, Some(""), Some("&")] {
+            refuse_parameters(good, &Caller::ANYBODY).unwrap();
+        }
+        let refused = |query, caller: &Caller| refuse_parameters(Some(query), caller).unwrap_err();
+        let both = refused("dryRun=1&tenant=acme", &Caller::ANYBODY);
+        assert_eq!(named(both), ["dryRun", "tenant"]);
+        assert_eq!(named(refused("tenant=acme", &of_acme())), ["tenant"]);
+        let another = refused("tenant=other", &of_acme());
+        assert_eq!(another.kind, Kind::AnotherTenant);
+    }
+
+    #[test]
+    fn a_caller_of_one_tenant_need_not_name_it_and_may_not_name_another() {
+        let caller = of_acme();
+        let tenant = |query| Parameters::read(query, &caller, &OF_ONE).map(|it| it.tenant);
         for own in [None, Some("tenant="), Some("tenant=acme")] {
             assert_eq!(tenant(own).unwrap(), "acme", "{own:?}");
         }

@@ -86,7 +86,7 @@ fn whatever_ingestion_accepts_passes_as_it_is() {
     let none = Envelope::default();
     let mut headers = HeaderMap::new();
     headers.insert("idempotency-key", HeaderValue::from_static("\"k-1\""));
-    let keyed = Envelope::of(&headers).unwrap();
+    let keyed = Envelope::of(&headers);
     let ours = fresh("acme").to_string();
     let delivery_of = |body: Value, envelope: &Envelope| {
         delivery(body.to_string().as_bytes(), envelope, &rules(), NOW)

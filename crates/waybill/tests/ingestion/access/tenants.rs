@@ -247,6 +247,12 @@ async fn to_name_another_tenant_is_refused_wherever_it_can_be_named() {
         let (status, kind, _) = problem(request.send().await.unwrap()).await;
         assert_eq!((status, &*kind), (403, "another-tenant"), "{method} {path}");
     }
+    for path in [DELIVERIES, OPERATIONS, BATCH] {
+        let path = format!("{path}?tenant=acme");
+        let asked = guarded.ask("zeta", Method::POST, &path).body("{}");
+        let (status, kind, _) = problem(asked.send().await.unwrap()).await;
+        assert_eq!((status, &*kind), (403, "another-tenant"), "{path}");
+    }
     for path in [
         format!("{OPERATIONS}?tenant=acme"),
         format!("{OPERATIONS}/{id}/events?tenant=acme"),

@@ -80,9 +80,7 @@ async fn a_cancel_is_refused_only_where_the_operation_was_final_when_read() {
         let path = format!("{DELIVERIES}/{name}?reason=too+late%3F");
         let response = world.ask(Method::DELETE, &path).send().await.unwrap();
         match state {
-            ProcessState::Processed
-            | ProcessState::Compensated
-            | ProcessState::CompensationFailed => {
+            ProcessState::Processed | ProcessState::Compensated => {
                 let (status, kind, problem) = problem(response).await;
                 assert_eq!(
                     (status, kind.as_str()),
@@ -90,6 +88,22 @@ async fn a_cancel_is_refused_only_where_the_operation_was_final_when_read() {
                     "{state:?}"
                 );
                 assert_eq!(problem["code"], "final");
+                let (id, state) = (id_of(&name), state.as_str());
+                assert_eq!(
+                    problem["detail"],
+                    format!("Cannot cancel {id}: it is already {state}.")
+                );
+            }
+            ProcessState::CompensationFailed => {
+                let (status, kind, problem) = problem(response).await;
+                assert_eq!((status, kind.as_str()), (409, "verb-refused"));
+                assert_eq!(problem["code"], "compensation-failed");
+                let id = id_of(&name);
+                let expected = format!(
+                    "Cannot cancel {id}: it is parked in CompensationFailed, which a person has to resolve. Verbs \
+                     that it accepts: abandon, resubmit-as-new."
+                );
+                assert_eq!(problem["detail"], expected);
             }
             ProcessState::Cancelled => {
                 let (status, view) = answer(response).await;
@@ -369,10 +383,14 @@ async fn a_reschedule_that_comes_too_late_says_why() {
             ProcessState::Compensating,
         ))
         .await;
+    world
+        .write(row(id_of("parked"), "drone-delivery", ProcessState::Error))
+        .await;
     for (name, change, expected) in [
         ("sent", "pickupTime", (409, "step-sent", "step-sent")),
         ("final", "pickupTime", (409, "operation-final", "final")),
         ("undone", "pickupTime", (409, "verb-refused", "failed")),
+        ("parked", "pickupTime", (409, "verb-refused", "failed")),
     ] {
         let change = json!({change: "2030-05-08T21:00:00Z"});
         let request = world.ask(Method::PATCH, &format!("{DELIVERIES}/{name}"));

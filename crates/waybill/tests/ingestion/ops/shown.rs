@@ -276,7 +276,7 @@ async fn the_list_shows_what_needs_a_person_filtered_and_page_by_page() {
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
     let detail = problem["errors"][0]["detail"].as_str().unwrap();
     assert!(
-        detail.starts_with("state must be any of Processing, "),
+        detail.starts_with("must be any of Processing, "),
         "{detail}"
     );
     world.ingestion.shutdown().await;

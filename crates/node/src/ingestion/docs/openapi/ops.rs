@@ -12,7 +12,7 @@ use utoipa::openapi::{
 use waybill_drone_delivery::request::Reschedule;
 
 use super::{
-    ID, add_schema, content, delivery_view_example, found, in_path, in_query, location_header,
+    ID, add_schema, at, content, delivery_view_example, found, in_path, in_query, location_header,
     null_is_absent, only, operation_view_example, post, reference, refusing, repeated, tenant,
     text, with,
 };
@@ -76,8 +76,8 @@ fn cancel_delivery() -> OperationBuilder {
     let operation = of_one("cancelDelivery", "Cancel a delivery", "Deliveries")
         .description(Some(
             "Whatever was done is undone, and the delivery ends Cancelled. Refused with 409 only if \
-             it was final when it was read; one that became final in between says `cancel: refused` \
-             when it is asked for. A cancel by the caller's own id may come before its request, and \
+             it was final when it was read, or parked in CompensationFailed; one that became so in between says \
+             `cancel: refused` when it is asked for. A cancel by the caller's own id may come before its request, and \
              wins over it.",
         ))
         .parameter(in_query("reason", "Why.", json!("ordered twice")))
@@ -117,14 +117,16 @@ fn asking(verb: Verb) -> OperationBuilder {
         Verb::Cancel => (
             "cancelOperation",
             "Cancel an operation",
-            "Whatever was done is undone, and the operation ends Cancelled.",
+            "Whatever was done is undone, and the operation ends Cancelled. One in CompensationFailed is refused: its \
+             undo needs retry-compensation, undone or abandon.",
         ),
         Verb::Resubmit => (
             "resubmitOperation",
             "Resubmit an operation",
             "Goes on at the step that failed, where nothing was undone; its deadline is lifted. With \
              `asNew` it runs again as a new operation, linked to this one, where this one has ended \
-             and was undone, or was abandoned.",
+             and was undone, or was abandoned. That is done once: a later request is refused with 409 \
+             `resubmitted-before`, whose `id` is the new operation.",
         ),
         Verb::Compensate => (
             "compensateOperation",
@@ -158,7 +160,6 @@ fn asking(verb: Verb) -> OperationBuilder {
     );
     let operation = of_one(id, summary, tag)
         .description(Some(described))
-        .parameter(tenant())
         .request_body(Some(body(verb)));
     let operation = match verb {
         Verb::Cancel => operation.response(
@@ -282,7 +283,6 @@ fn events() -> OperationBuilder {
              after a restart; where everything was told, the answer is 204. A silent stream has a \
              comment from time to time.",
         ))
-        .parameter(tenant())
         .parameter(header(
             "Last-Event-ID",
             "The id of the last event that was received.",
@@ -298,11 +298,11 @@ fn events() -> OperationBuilder {
 }
 
 fn of_one(id: &str, summary: &str, tag: &str) -> OperationBuilder {
-    let operation = post(id, summary, tag).parameter(in_path(
-        "id",
-        "The operation's id, or the caller's own.",
-        json!(ID),
-    ));
+    let about = "The operation's id, or the caller's own.";
+    let operation = post(id, summary, tag)
+        .parameter(in_path("id", about, json!(ID)))
+        .parameter(at())
+        .parameter(tenant());
     match tag {
         OPERATORS | "Deliveries" => operation.parameter(repeat_key()),
         _ if id.starts_with("cancel") => operation.parameter(repeat_key()),

@@ -1,6 +1,8 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::ingestion::ops::list::PARAMETERS;
+use crate::ingestion::service::{OF_CANCEL, OF_ONE};
 
 fn parsed() -> Value {
     serde_json::from_str(&document(true)).unwrap()
@@ -44,6 +46,28 @@ fn every_route_is_listed_with_its_method() {
         .map(|(path, method)| (path.to_owned(), method.to_owned()))
         .into();
     assert_eq!(listed, expected);
+}
+
+#[test]
+fn every_operation_lists_the_query_parameters_that_it_takes() {
+    let document = parsed();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let parameters = operation["parameters"].as_array().into_iter().flatten();
+            let listed: BTreeSet<_> = parameters
+                .filter(|parameter| parameter["in"] == "query")
+                .map(|parameter| parameter["name"].as_str().unwrap())
+                .collect();
+            let expected: &[&str] = match (method.as_str(), path.as_str()) {
+                ("get", OPERATIONS) => &PARAMETERS,
+                ("delete", _) => &OF_CANCEL,
+                (_, path) if path.contains("{id}") => &OF_ONE,
+                _ => &[],
+            };
+            let expected: BTreeSet<_> = expected.iter().copied().collect();
+            assert_eq!(listed, expected, "{method} {path}");
+        }
+    }
 }
 
 #[test]

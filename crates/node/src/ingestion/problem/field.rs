@@ -1,0 +1,79 @@
+//! What is wrong with one part of a request, in the form of the `errors` of RFC 9457.
+
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// One wrong part of a request: a field of its body, a query parameter or a header.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
+pub struct FieldProblem {
+    /// A JSON pointer (RFC 6901) to the field of the body; empty for the whole body.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "/packageInfo/size")]
+    pub pointer: Option<String>,
+    /// The name of the query parameter, in place of `pointer`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parameter: Option<String>,
+    /// The name of the header, in place of `pointer`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    pub header: Option<&'static str>,
+    /// What was expected of it.
+    #[schema(example = "must be one of Small, Medium, Large")]
+    pub detail: String,
+}
+
+impl FieldProblem {
+    /// A wrong field of the body and what was expected of it.
+    pub fn new(pointer: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self {
+            pointer: Some(pointer.into()),
+            parameter: None,
+            header: None,
+            detail: detail.into(),
+        }
+    }
+
+    /// A wrong query parameter and what was expected of it.
+    pub fn of_parameter(name: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self {
+            pointer: None,
+            parameter: Some(name.into()),
+            header: None,
+            detail: detail.into(),
+        }
+    }
+
+    /// A wrong header and what was expected of it.
+    pub fn of_header(name: &'static str, detail: impl Into<String>) -> Self {
+        Self {
+            pointer: None,
+            parameter: None,
+            header: Some(name),
+            detail: detail.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{json, to_value};
+
+    use super::*;
+
+    #[test]
+    fn a_parameter_and_a_header_are_named_in_place_of_a_pointer() {
+        let shown = |problem: FieldProblem| to_value(problem).unwrap();
+        assert_eq!(
+            shown(FieldProblem::new("/a", "is b")),
+            json!({"pointer": "/a", "detail": "is b"})
+        );
+        assert_eq!(
+            shown(FieldProblem::of_parameter("at", "is b")),
+            json!({"parameter": "at", "detail": "is b"})
+        );
+        assert_eq!(
+            shown(FieldProblem::of_header("Idempotency-Key", "is b")),
+            json!({"header": "Idempotency-Key", "detail": "is b"})
+        );
+    }
+}
