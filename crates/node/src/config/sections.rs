@@ -91,7 +91,7 @@ pub struct HttpConfig {
     /// `replyTo`.
     pub reply_to_prefixes: Vec<String>,
     /// Streams of an operation's events at once; further ones are answered 503. Less than
-    /// `connections_max`.
+    /// `connections_max` and `requests_max`.
     pub event_streams_max: usize,
     /// How much each tenant may send to this process.
     pub tenant_limits: TenantLimitsConfig,

@@ -1,5 +1,7 @@
 //! What no type can say: ranges, and values that only work together.
 
+mod counts;
+
 use waybill_engine::{INPUT_BYTES_MAX, READERS_PER_PARTITION_MAX};
 
 use super::{ByteSize, Config, ConfigError, duration_to_text};
@@ -50,7 +52,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
     let heard_after = kafka.clients().metadata_refresh();
-    let rules: [(bool, &str, String); 63] = [
+    let rules: [(bool, &str, String); 52] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -183,43 +185,20 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "admin.tls.certFile and admin.tls.keyFile",
             "must be set both or neither".to_owned(),
         ),
-        (http.connections_max > 0, "http.connectionsMax", not_zero()),
-        (http.requests_max > 0, "http.requestsMax", not_zero()),
-        (
-            config.admin.requests_max > 0,
-            "admin.requestsMax",
-            not_zero(),
-        ),
-        (
-            config.services.requests_max > 0,
-            "services.requestsMax",
-            not_zero(),
-        ),
-        (
-            config.admin.connections_max > 0,
-            "admin.connectionsMax",
-            not_zero(),
-        ),
-        (
-            http.connections_per_address_max() > 0,
-            "http.connectionsPerAddressMax",
-            not_zero(),
-        ),
-        (
-            config.admin.connections_per_address_max() > 0,
-            "admin.connectionsPerAddressMax",
-            not_zero(),
-        ),
-        (
-            broker.connections_per_address_max() > 0,
-            "broker.connectionsPerAddressMax",
-            not_zero(),
-        ),
         (
             http.event_streams_max < http.connections_max,
             "http.eventStreamsMax",
             "must be less than http.connectionsMax: else streams leave no room for requests"
                 .to_owned(),
+        ),
+        (
+            http.event_streams_max < http.requests_max,
+            "http.eventStreamsMax",
+            format!(
+                "is {}, and must be less than http.requestsMax ({}): each stream is a request under way, and over \
+                 HTTP/2 they would leave no room for others",
+                http.event_streams_max, http.requests_max
+            ),
         ),
         (
             (1..=JSON_DEPTH_MAX).contains(&http.json_depth_max),
@@ -231,7 +210,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "http.headersMax",
             format!("must be from 1 to {}", IngestionConfig::HEADERS_LIMIT_MAX),
         ),
-        (http.batch_lines_max > 0, "http.batchLinesMax", not_zero()),
         (
             http.body_bytes_max.as_usize() >= body_bytes_min,
             "http.bodyBytesMax",
@@ -255,11 +233,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         (
             !http.accept_timeout.is_zero(),
             "http.acceptTimeout",
-            not_zero(),
-        ),
-        (
-            http.producer_queue_records_max > 0,
-            "http.producerQueueRecordsMax",
             not_zero(),
         ),
         (
@@ -292,16 +265,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             broker.segment_bytes >= ByteSize::kib(64),
             "broker.segmentBytes",
             at_least("64KiB"),
-        ),
-        (
-            broker.connections_max > 0,
-            "broker.connectionsMax",
-            not_zero(),
-        ),
-        (
-            config.services.connections_max > 0,
-            "services.connectionsMax",
-            not_zero(),
         ),
         (
             scheduler.in_flight_max > 0 && scheduler.in_flight_bytes_max > ByteSize::bytes(0),
@@ -398,6 +361,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             format!("cannot be read: {problem}"),
         ));
     }
+    counts::check(config)?;
     match rules.into_iter().find(|(holds, ..)| !holds) {
         Some((_, key, problem)) => Err(invalid(key, problem)),
         None => Ok(()),
@@ -450,7 +414,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 43] = [
+        let cases: [(&str, Change); 48] = [
             ("scheduler.knownMax", |c| c.scheduler.known_max = 53_999),
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
@@ -482,11 +446,20 @@ mod tests {
             ("services.requestsMax", |c| c.services.requests_max = 0),
             ("admin.requestsMax", |c| c.admin.requests_max = 0),
             ("http.requestsMax", |c| c.http.requests_max = 0),
+            ("http.requestsMax", |c| c.http.requests_max = usize::MAX),
+            ("admin.requestsMax", |c| c.admin.requests_max = 1_000_001),
+            ("services.requestsMax", |c| {
+                c.services.requests_max = 1_000_001
+            }),
+            ("http.producerQueueRecordsMax", |c| {
+                c.http.producer_queue_records_max = usize::MAX
+            }),
             ("http.headersMax", |c| c.http.headers_max = 101),
             ("http.batchLinesMax", |c| c.http.batch_lines_max = 0),
             ("http.eventStreamsMax", |c| {
                 c.http.event_streams_max = c.http.connections_max
             }),
+            ("http.eventStreamsMax", |c| c.http.requests_max = 500),
             ("http.bodyBytesMax", |c| {
                 c.http.batch_line_bytes_max = ByteSize::mib(15);
                 c.http.body_bytes_max = ByteSize::mib(60);

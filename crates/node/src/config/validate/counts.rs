@@ -1,0 +1,102 @@
+//! Counts that have a lower and an upper bound.
+//!
+//! Why it exists: a count with some zeros too many is refused at the start, with its key, and not once memory is
+//! exhausted.
+
+use super::{Config, ConfigError, invalid};
+
+/// Connections of a listener: more than a machine has file descriptors for.
+const CONNECTIONS_MAX: usize = 1_000_000;
+/// Requests under way at a listener: each takes some kilobytes.
+const REQUESTS_MAX: usize = 1_000_000;
+/// Lines of a batch that wait for the broker, and accepted requests that are remembered.
+const RECORDS_MAX: usize = 10_000_000;
+/// Reads of pending requests that wait.
+const READS_MAX: usize = 100_000;
+
+/// Reports the first count out of its range.
+pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
+    let Config {
+        http,
+        admin,
+        broker,
+        services,
+        ..
+    } = config;
+    let counts: [(&str, usize, usize, usize); 14] = [
+        (
+            "http.connectionsMax",
+            http.connections_max,
+            1,
+            CONNECTIONS_MAX,
+        ),
+        (
+            "admin.connectionsMax",
+            admin.connections_max,
+            1,
+            CONNECTIONS_MAX,
+        ),
+        (
+            "broker.connectionsMax",
+            broker.connections_max,
+            1,
+            CONNECTIONS_MAX,
+        ),
+        (
+            "services.connectionsMax",
+            services.connections_max,
+            1,
+            CONNECTIONS_MAX,
+        ),
+        ("http.requestsMax", http.requests_max, 1, REQUESTS_MAX),
+        ("admin.requestsMax", admin.requests_max, 1, REQUESTS_MAX),
+        (
+            "services.requestsMax",
+            services.requests_max,
+            1,
+            REQUESTS_MAX,
+        ),
+        ("http.batchLinesMax", http.batch_lines_max, 1, RECORDS_MAX),
+        (
+            "http.producerQueueRecordsMax",
+            http.producer_queue_records_max,
+            1,
+            RECORDS_MAX,
+        ),
+        (
+            "http.recentAcceptedMax",
+            http.recent_accepted_max,
+            0,
+            RECORDS_MAX,
+        ),
+        ("http.pendingReadsMax", http.pending_reads_max, 0, READS_MAX),
+        (
+            "http.connectionsPerAddressMax",
+            http.connections_per_address_max(),
+            1,
+            CONNECTIONS_MAX,
+        ),
+        (
+            "admin.connectionsPerAddressMax",
+            admin.connections_per_address_max(),
+            1,
+            CONNECTIONS_MAX,
+        ),
+        (
+            "broker.connectionsPerAddressMax",
+            broker.connections_per_address_max(),
+            1,
+            CONNECTIONS_MAX,
+        ),
+    ];
+    let wrong = counts
+        .into_iter()
+        .find(|(_, count, least, most)| !(least..=most).contains(&count));
+    match wrong {
+        Some((key, count, least, most)) => Err(invalid(
+            key,
+            format!("is {count}, and must be from {least} to {most}"),
+        )),
+        None => Ok(()),
+    }
+}
