@@ -114,7 +114,8 @@ fn check_refuses_a_file_with_its_place_and_the_nearest_key() {
     assert_eq!(
         String::from_utf8(checked.stderr).unwrap(),
         format!(
-            "waybill: {}:2:3: the key leaseMargn is not known; did you mean leaseMargin?\n",
+            "waybill: {}:2:3: the key scheduler.leaseMargn is not known; did you mean \
+             scheduler.leaseMargin?\n",
             file.display()
         )
     );
@@ -280,7 +281,10 @@ fn a_broken_file_of_workflows_or_agents_is_refused_before_anything_starts() {
         said
     };
     let said = refused(&["up"], workflows, "w.yaml");
-    assert!(said.contains("the key failureMax is not known"), "{said}");
+    assert!(
+        said.contains("the key steps.failureMax is not known"),
+        "{said}"
+    );
     refused(&["up"], workflows, "missing.yaml");
     for role in ["agents", "ingestion", "scheduler", "supervisor"] {
         refused(&[&[role][..], &alone].concat(), workflows, "w.yaml");

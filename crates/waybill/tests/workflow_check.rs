@@ -100,7 +100,7 @@ fn what_cannot_work_is_refused_with_the_place_and_the_reason() {
     let cases = [
         (
             WORKFLOW.replace("kind: pure", "kidn: pure"),
-            ":10:5: the key kidn is not known",
+            ":10:5: the key steps.kidn is not known",
         ),
         (WORKFLOW.replace("[go]", "[fly]"), ":7 cannot work: "),
         (WORKFLOW.replace("[go]", "[buy]"), ":7 cannot work: "),
@@ -153,7 +153,7 @@ fn agents_that_do_not_fit_are_refused_and_the_step_is_named() {
         (
             "",
             AGENTS.replace("baseUrl", "baseUlr"),
-            ":4:7: the key baseUlr is not known; did you mean baseUrl?",
+            ":4:7: the key agents.http.baseUlr is not known; did you mean agents.http.baseUrl?",
         ),
     ];
     for (before, text, reason) in cases {

@@ -1,10 +1,13 @@
 //! YAML files, and refusals that say where and what instead.
 
+mod place;
+
 use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde_saphyr::{Error, MessageFormatter, UserMessageFormatter};
 
+use self::place::{key_at, key_before, keys_above};
 use super::environment::key_paths;
 use super::words::in_our_words;
 use super::{Config, did_you_mean};
@@ -98,10 +101,18 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
         Error::SerdeUnknownField {
             field, expected, ..
         } => {
-            let near = nearest(field, expected.iter().copied()).map(str::to_owned);
+            let mut above = position.map_or_else(Vec::new, |position| keys_above(text, position));
+            let mut whole = |key: &str| {
+                above.push(key.to_owned());
+                let path = above.join(".");
+                above.pop();
+                path
+            };
+            let near = nearest(field, expected.iter().copied()).map(&mut whole);
             let near = near.or_else(|| paths_that_end_in(field, key_paths));
             format!(
-                "the key {field} is not known{}",
+                "the key {} is not known{}",
+                whole(field),
                 did_you_mean(near.as_deref())
             )
         }
@@ -116,36 +127,6 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
         position,
         problem,
     }
-}
-
-/// The key whose value begins at a position, where both stand on one line.
-fn key_before(text: &str, position: (u64, u64)) -> Option<&str> {
-    let (before, _) = line_at(text, position)?;
-    let before = before.trim_end().strip_suffix(':')?;
-    let key = before.rsplit(|c| !is_of_key(c)).next();
-    key.filter(|key| !key.is_empty())
-}
-
-/// The key that begins at a position.
-fn key_at(text: &str, position: (u64, u64)) -> Option<&str> {
-    let (_, behind) = line_at(text, position)?;
-    let (key, value) = behind.split_once(':')?;
-    let is_key = value.is_empty() || value.starts_with(' ');
-    (is_key && !key.is_empty() && key.chars().all(is_of_key)).then_some(key)
-}
-
-/// What stands before a position on its line, and what from there on.
-fn line_at(text: &str, (line, column): (u64, u64)) -> Option<(&str, &str)> {
-    let line = text
-        .lines()
-        .nth(usize::try_from(line).ok()?.checked_sub(1)?)?;
-    let column = usize::try_from(column).ok()?.checked_sub(1)?;
-    let (at, _) = line.char_indices().nth(column)?;
-    Some(line.split_at(at))
-}
-
-fn is_of_key(c: char) -> bool {
-    c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
 }
 
 /// The candidate that is most like `wanted`, if one is at all.
@@ -194,14 +175,22 @@ mod tests {
             ),
             (
                 "partitions: 4\nscheduler:\n  # the lease\n  leese: 10s\n",
-                "w.yaml:4:3: the key leese is not known; did you mean lease?",
+                "w.yaml:4:3: the key scheduler.leese is not known; did you mean scheduler.lease?",
             ),
             (
                 "http:\n  handOffAfter: 5s\n",
-                "w.yaml:2:3: the key handOffAfter is not known; did you mean \
+                "w.yaml:2:3: the key http.handOffAfter is not known; did you mean \
                  scheduler.handOffAfter?",
             ),
             ("zebra: 1\n", "w.yaml:1:1: the key zebra is not known"),
+            (
+                "http:\n  listen: 127.0.0.1:1\n  tls:\n    certfile: a.pem\n",
+                "w.yaml:4:5: the key http.tls.certfile is not known; did you mean http.tls.certFile?",
+            ),
+            (
+                "http: {hosts: [a, 'b{'], tls: {certfile: a.pem}}\n",
+                "w.yaml:1:32: the key http.tls.certfile is not known; did you mean http.tls.certFile?",
+            ),
             (
                 "partitions: 4\npartitions: 5\n",
                 "w.yaml:2:1: the key partitions stands twice",

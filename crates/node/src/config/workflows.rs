@@ -156,7 +156,7 @@ steps:
         let cases = [
             (
                 OTHER.replace("agent: walker\n    after", "agnet: walker\n    after"),
-                ":9:5: the key agnet",
+                ":9:5: the key steps.agnet",
             ),
             (OTHER.replace("2s", "2"), ":7:17: "),
             (OTHER.replace("[go]", "[fly]"), ":8 cannot work: "),

@@ -183,6 +183,7 @@ fn an_unknown_key_of_a_receiver_is_refused_with_its_place() {
     let error = parse_config("w.yaml", &text).unwrap_err().to_string();
     assert_eq!(
         error,
-        "w.yaml:13:9: the key usr is not known; did you mean user?"
+        "w.yaml:13:9: the key alerts.receivers.on-call.email.usr is not known; did you mean \
+         alerts.receivers.on-call.email.user?"
     );
 }
