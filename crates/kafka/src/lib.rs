@@ -57,6 +57,7 @@ pub use group_consumer::{GroupConsumer, GroupHandler, GroupOptions, TopicPartiti
 pub use metrics::METRICS;
 pub use partition_consumer::{ConsumerOptions, PartitionConsumer};
 pub use poll::{OutOfRange, PollError, PollLimits, Polled};
+pub use probe::SPEAKS_HTTP;
 pub use producer::{Producer, ProducerOptions, SendError};
 /// librdkafka's error codes, local and the broker's alike.
 pub use rdkafka::types::RDKafkaErrorCode as ErrorCode;

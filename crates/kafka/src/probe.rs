@@ -15,6 +15,12 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 
+/// Why no Kafka client gets on with a server: it speaks HTTP.
+pub const SPEAKS_HTTP: &str = "an HTTP server answers there, and no Kafka broker: check the port";
+
+/// How librdkafka reports an answer that begins with `HTTP`, which it takes for the size of the answer.
+const SIZE_OF_HTTP: &str = "Invalid response size 1213486160";
+
 /// How long it is heard what went wrong.
 const HEARING: Duration = Duration::from_millis(50);
 
@@ -89,18 +95,26 @@ impl ClientContext for Reasons {
     fn log(&self, _: RDKafkaLogLevel, facility: &str, line: &str) {
         // A connection that the other side closes is told in the log alone.
         if facility == "FAIL" {
-            self.told(|told| told.trouble = Some(with_advice(without_thread(line))));
+            self.told(|told| match speaks_http(line) {
+                true => told.refusal = Some(SPEAKS_HTTP.to_owned()),
+                false => told.trouble = Some(with_advice(without_thread(line))),
+            });
         }
     }
 
     fn error(&self, error: KafkaError, reason: &str) {
         self.told(|told| match error.rdkafka_error_code() {
+            _ if speaks_http(reason) => told.refusal = Some(SPEAKS_HTTP.to_owned()),
             Some(code) if is_refusal(code) => told.refusal = Some(reason.to_owned()),
             // A sum of others, which say more.
             Some(RDKafkaErrorCode::AllBrokersDown) => {}
             Some(_) | None => told.trouble = Some(reason.to_owned()),
         });
     }
+}
+
+fn speaks_http(line: &str) -> bool {
+    line.contains(SIZE_OF_HTTP)
 }
 
 /// A line of the log without the name of the thread that begins it.

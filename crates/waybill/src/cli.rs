@@ -288,7 +288,13 @@ impl Command {
 #[command(next_help_heading = "Flags for every command")]
 pub struct Flags {
     /// The configuration file (YAML); see waybill.example.yaml for every key
-    #[arg(long, global = true, value_name = "FILE", env = "WAYBILL_CONFIG")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "WAYBILL_CONFIG",
+        value_parser = access::named_file("WAYBILL_CONFIG")
+    )]
     pub config: Option<PathBuf>,
     /// Where the embedded broker, the store and the services' ledger keep their files [default:
     /// data]

@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use reqwest::{Certificate, ClientBuilder};
 use waybill_http::file_modes;
@@ -19,10 +20,22 @@ use super::ops::ApiAddress;
 #[derive(Clone, Debug, Default, Args)]
 pub struct AccessArgs {
     /// The file with the bearer token, where one is asked for
-    #[arg(long, global = true, value_name = "FILE", env = "WAYBILL_TOKEN_FILE")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "WAYBILL_TOKEN_FILE",
+        value_parser = named_file("WAYBILL_TOKEN_FILE")
+    )]
     token_file: Option<PathBuf>,
     /// Certificates (PEM) that are trusted beside the system's
-    #[arg(long, global = true, value_name = "FILE", env = "WAYBILL_CA_FILE")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "WAYBILL_CA_FILE",
+        value_parser = named_file("WAYBILL_CA_FILE")
+    )]
     ca_file: Option<PathBuf>,
 }
 
@@ -34,6 +47,16 @@ pub struct AdminArgs {
     admin_url: Option<ApiAddress>,
     #[command(flatten)]
     pub(super) access: AccessArgs,
+}
+
+/// Reads the path of a file, which a variable may give as well. An empty one is refused with what to do.
+pub(super) fn named_file(variable: &'static str) -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().try_map(move |path| match path.is_empty() {
+        true => Err(format!(
+            "it is empty; name a file, or unset the variable {variable}"
+        )),
+        false => Ok(PathBuf::from(path)),
+    })
 }
 
 /// Why one cannot get in.
@@ -127,6 +150,9 @@ impl AdminArgs {
     }
 }
 
+/// What to look at where somebody ends a connection on which HTTP is spoken.
+const ANOTHER_PROTOCOL: &str = "is it the port of another protocol, such as https or Kafka's?";
+
 /// Why there was no answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Silence {
@@ -154,9 +180,7 @@ impl Silence {
             cuts.iter().any(|cut| why.starts_with(cut))
         };
         match self {
-            Self::Away(why) if is_cut_off(&why) => {
-                Self::Away(format!("{why}; does it speak https?"))
-            }
+            Self::Away(why) if is_cut_off(&why) => Self::Away(format!("{why}; {ANOTHER_PROTOCOL}")),
             other => other,
         }
     }
@@ -273,7 +297,7 @@ mod tests {
             "Connection reset by peer (os error 104)",
             "connection closed before message completed",
         ] {
-            let hinted = Silence::Away(format!("{why}; does it speak https?"));
+            let hinted = Silence::Away(format!("{why}; {ANOTHER_PROTOCOL}"));
             assert_eq!(of_plain_http(why), hinted);
         }
         let refused = "Connection refused (os error 111)";

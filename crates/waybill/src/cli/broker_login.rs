@@ -7,13 +7,18 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use waybill_node::config::Config;
 
-use super::access::read_token;
+use super::access::{named_file, read_token};
 
 /// The login of a command that needs a token for the broker alone.
 #[derive(Clone, Debug, Default, Args)]
 pub struct BrokerLogin {
     /// The file with the bearer token for the embedded broker, where authentication is on
-    #[arg(long, value_name = "FILE", env = "WAYBILL_TOKEN_FILE")]
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "WAYBILL_TOKEN_FILE",
+        value_parser = named_file("WAYBILL_TOKEN_FILE")
+    )]
     token_file: Option<PathBuf>,
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::net::TcpStream;
-use waybill_kafka::{Admin, AdminError};
+use waybill_kafka::{Admin, AdminError, SPEAKS_HTTP};
 use waybill_node::chain::chain;
 use waybill_node::config::Config;
 
@@ -103,6 +103,9 @@ fn hint(config: &Config, error: &AdminError, is_there: bool) -> Option<&'static 
         AdminError::NotReady { .. } => Some(
             "no login was sent: if one is needed, name a configuration that has it in kafka.properties (--config); \
              --token-file is for the embedded broker alone",
+        ),
+        AdminError::Refused { reason, .. } if reason == SPEAKS_HTTP => Some(
+            "the address is that of --brokers (kafka.brokers), or without it of --broker-listen (broker.listen)",
         ),
         AdminError::Refused { .. } if is_embedded && config.auth.is_on() => Some(
             "a token was sent, because authentication is on in this configuration: check that it is the broker's \

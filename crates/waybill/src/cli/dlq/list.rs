@@ -53,7 +53,6 @@ impl ListArgs {
             has_more: false,
             out: io::stdout().lock(),
         };
-        page.heading()?;
         let found = self.topics(&connection)?;
         'topics: for (topic, &partitions) in &found.topics {
             for partition in chosen(topic, partitions, None)? {
@@ -67,6 +66,11 @@ impl ListArgs {
         }
         if let (true, Some(last)) = (page.has_more, &page.last) {
             eprintln!("there are more: --after {last}");
+        }
+        if page.last.is_none() {
+            let behind = self.after.as_ref().map(|after| format!(" behind {after}"));
+            let open = if self.open { "open " } else { "" };
+            eprintln!("no {open}dead letters{}", behind.unwrap_or_default());
         }
         found.require_all()
     }
@@ -137,6 +141,9 @@ impl<W: Write> Page<W> {
             return Ok(ControlFlow::Break(()));
         }
         self.left -= 1;
+        if self.last.is_none() {
+            self.heading()?;
+        }
         let row = Row::of(&letter);
         match self.output {
             Output::Json => writeln!(self.out, "{}", to_json(&row)?)?,

@@ -26,16 +26,19 @@ impl TopicsArgs {
     pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
         let connection = Connection::open(&self.login.on(config)?)?;
         let mut out = io::stdout().lock();
-        if self.output == Output::Table {
+        let found = connection.dead_letter_topics()?;
+        if self.output == Output::Table && !found.topics.is_empty() {
             writeln!(out, "{}", Row::HEADING)?;
         }
-        let found = connection.dead_letter_topics()?;
         for (topic, &partitions) in &found.topics {
             let row = Row::of(&connection, topic, partitions)?;
             match self.output {
                 Output::Json => writeln!(out, "{}", to_json(&row)?)?,
                 Output::Table => writeln!(out, "{row}")?,
             }
+        }
+        if found.topics.is_empty() {
+            eprintln!("no dead-letter topics");
         }
         found.require_all()
     }

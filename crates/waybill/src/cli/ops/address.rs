@@ -9,7 +9,11 @@ use waybill_node::config::Config;
 
 /// The address of the API, or of an admin port: what stands before its paths.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::cli) struct ApiAddress(String);
+pub(in crate::cli) struct ApiAddress {
+    url: String,
+    /// The setting of the listener, where a person did not give the URL.
+    setting: Option<&'static str>,
+}
 
 impl ApiAddress {
     /// The API that a person named, or else the one of the configuration.
@@ -17,7 +21,22 @@ impl ApiAddress {
         let http = &config.http;
         match named {
             Some(address) => Ok(address.clone()),
-            None => Self::of_listener(http.listen, http.tls.is_on(), "--http"),
+            None => {
+                Self::of_listener(http.listen, http.tls.is_on(), "--http").map(|address| Self {
+                    setting: Some("http.listen (--http)"),
+                    ..address
+                })
+            }
+        }
+    }
+
+    /// Where the API's address comes from, and what names another.
+    pub(super) fn origin(&self) -> String {
+        match self.setting {
+            Some(setting) => {
+                format!("the address is that of {setting}; --api URL names another")
+            }
+            None => "the address is that of --api".to_owned(),
         }
     }
 
@@ -40,7 +59,10 @@ impl ApiAddress {
         };
         let address = SocketAddr::new(ip, listener.port());
         let scheme = if is_encrypted { "https" } else { "http" };
-        Ok(Self(format!("{scheme}://{address}")))
+        Ok(Self {
+            url: format!("{scheme}://{address}"),
+            setting: None,
+        })
     }
 }
 
@@ -59,13 +81,16 @@ impl FromStr for ApiAddress {
         if url.query().is_some() || url.fragment().is_some() {
             return Err("expected a URL without a query or a fragment");
         }
-        Ok(Self(url.as_str().trim_end_matches('/').to_owned()))
+        Ok(Self {
+            url: url.as_str().trim_end_matches('/').to_owned(),
+            setting: None,
+        })
     }
 }
 
 impl fmt::Display for ApiAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.url)
     }
 }
 

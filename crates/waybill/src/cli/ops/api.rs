@@ -3,11 +3,12 @@
 //! What must hold: no question waits for ever, and no answer is held beyond a bound. A request
 //! whose fate is not known is repeated with the same key, which asks no second time.
 
-use std::fmt::{self, Write as _};
+mod path;
+
+use std::fmt;
 use std::time::Duration;
 
 use bytes::Bytes;
-use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
 use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Response, StatusCode};
@@ -16,6 +17,7 @@ use tokio::time::Instant;
 use waybill_node::telemetry::VERSION;
 use waybill_node::visible::escaped;
 
+use self::path::{OPERATIONS, path_of, query_of, tenant_pair};
 use super::OpsError;
 use super::address::ApiAddress;
 use super::wire::{Asked, Operation, Page, Problem};
@@ -38,17 +40,12 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// How many wrong fields are told.
 const FIELDS_TOLD_MAX: usize = 10;
 
-const OPERATIONS: &str = "/v1/operations";
 const JSON: &str = "application/json";
 /// The type of the problem that there is no such operation. Any other 404 is about the address.
 const UNKNOWN: &str = "/problems/unknown-or-expired";
 
-/// What need not be escaped in a path or a query.
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
-    .remove(b'-')
-    .remove(b'.')
-    .remove(b'_')
-    .remove(b'~');
+/// The type of the problem that there is nothing at an address.
+const NOT_FOUND: &str = "/problems/not-found";
 
 /// Why there is no answer to work with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -124,7 +121,7 @@ impl ApiError {
         }
     }
 
-    fn of_answer(status: StatusCode, body: &[u8]) -> Self {
+    fn of_answer(status: StatusCode, body: &[u8], address: &ApiAddress) -> Self {
         let problem: Problem = serde_json::from_slice(body).unwrap_or_default();
         let fault = match status {
             StatusCode::NOT_FOUND if problem.r#type == UNKNOWN => Fault::Unknown,
@@ -137,6 +134,12 @@ impl ApiError {
         let mut text = problem_text(status, &problem);
         if status == StatusCode::UNAUTHORIZED {
             text.push_str(" (--token-file)");
+        }
+        // Something else may be at the address.
+        let says_nothing = problem.detail.is_empty() && problem.title.is_empty();
+        if says_nothing || problem.r#type == NOT_FOUND {
+            let origin = address.origin();
+            text = format!("{address} answers {status}: {text} Is it the API? ({origin})");
         }
         Self { fault, text }
     }
@@ -253,7 +256,10 @@ impl Api {
     /// The answer of something that is not the API, or of another version.
     pub(super) fn unexpected(&self, why: &str) -> ApiError {
         let address = &self.address;
-        ApiError::away(format!("an answer of {address} is not as expected: {why}"))
+        let origin = address.origin();
+        ApiError::away(format!(
+            "an answer of {address} is not as expected: {why} ({origin})"
+        ))
     }
 
     /// Makes a request until it is answered for good, or tries and patience are spent.
@@ -308,7 +314,7 @@ impl Api {
         if status.is_success() {
             return Ok((status, body));
         }
-        let error = ApiError::of_answer(status, &body);
+        let error = ApiError::of_answer(status, &body, &self.address);
         let is_passing = matches!(
             status,
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
@@ -355,10 +361,12 @@ impl Api {
             }
         };
         if error.is_connect() {
-            let text = format!("the API at {address} cannot be reached: {why}");
+            let origin = address.origin();
+            let text = format!("the API at {address} cannot be reached: {why} ({origin})");
             return Failed::Unreachable(ApiError::away(text));
         }
-        let text = format!("the API at {address} did not answer: {why}");
+        let origin = address.origin();
+        let text = format!("the API at {address} did not answer: {why} ({origin})");
         Failed::ForNow(ApiError::away(text), PAUSE)
     }
 }
@@ -379,28 +387,6 @@ enum Failed {
     Unreachable(ApiError),
 }
 
-fn path_of(id: &str) -> String {
-    format!("{OPERATIONS}/{}", utf8_percent_encode(id, PLAIN))
-}
-
-fn tenant_pair(tenant: Option<&str>) -> Vec<(&'static str, String)> {
-    let tenant = tenant.filter(|tenant| !tenant.is_empty());
-    tenant
-        .map(|tenant| ("tenant", tenant.to_owned()))
-        .into_iter()
-        .collect()
-}
-
-fn query_of(pairs: &[(&str, String)]) -> String {
-    let mut query = String::new();
-    for (name, value) in pairs {
-        query.push(if query.is_empty() { '?' } else { '&' });
-        let value = utf8_percent_encode(value, PLAIN);
-        write!(query, "{name}={value}").expect("a string takes whatever is written");
-    }
-    query
-}
-
 fn pause_of(response: &Response) -> Duration {
     let asked = response.headers().get(RETRY_AFTER);
     asked
@@ -411,7 +397,7 @@ fn pause_of(response: &Response) -> Duration {
 
 fn problem_text(status: StatusCode, problem: &Problem) -> String {
     let text = match (problem.detail.as_str(), problem.title.as_str()) {
-        ("", "") => format!("{status}, without saying why: is it the API?"),
+        ("", "") => "It does not say why.".to_owned(),
         ("", title) => title.to_owned(),
         (detail, _) => detail.to_owned(),
     };
@@ -425,8 +411,9 @@ fn problem_text(status: StatusCode, problem: &Problem) -> String {
         None => text,
     };
     for field in problem.errors.iter().take(FIELDS_TOLD_MAX) {
-        let separator = if field.pointer.is_empty() { "" } else { " " };
-        text.push_str(&format!("; {}{separator}{}", field.pointer, field.detail));
+        let said = format!("{} {}", field.place(), field.detail);
+        text.push_str("; ");
+        text.push_str(said.trim_start());
     }
     escaped(&text)
 }
@@ -436,18 +423,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ids_and_values_are_escaped_wherever_they_stand() {
-        assert_eq!(path_of("a/b?c:ü"), "/v1/operations/a%2Fb%3Fc%3A%C3%BC");
-        let pairs = [("tenant", "a&b=c d".to_owned()), ("limit", "5".to_owned())];
-        assert_eq!(query_of(&pairs), "?tenant=a%26b%3Dc%20d&limit=5");
-        assert_eq!(query_of(&[]), "");
-        assert_eq!(tenant_pair(Some("")), []);
-    }
-
-    #[test]
     fn a_problem_is_told_with_its_code_its_detail_and_every_wrong_field() {
         let error = |status: u16, body: &str| {
-            ApiError::of_answer(StatusCode::from_u16(status).unwrap(), body.as_bytes())
+            let address = "http://a:1".parse().unwrap();
+            ApiError::of_answer(
+                StatusCode::from_u16(status).unwrap(),
+                body.as_bytes(),
+                &address,
+            )
         };
         let refused = error(
             409,
@@ -458,7 +441,7 @@ mod tests {
         assert_eq!(error(403, forbidden).to_string(), "insufficient-scope: No.");
         let wrong = error(
             422,
-            r#"{"detail": "2 fields.", "errors": [{"pointer": "", "detail": "limit is bad"},
+            r#"{"detail": "2 fields.", "errors": [{"parameter": "limit", "detail": "is bad"},
                 {"pointer": "/by", "detail": "is\u001b bad"}]}"#,
         );
         assert_eq!(
@@ -467,7 +450,7 @@ mod tests {
         );
         assert_eq!(
             error(502, "<html>").to_string(),
-            "502 Bad Gateway, without saying why: is it the API?"
+            "http://a:1 answers 502 Bad Gateway: It does not say why. Is it the API? (the address is that of --api)"
         );
     }
 
@@ -485,7 +468,8 @@ mod tests {
             (504, "", false),
         ] {
             let status = StatusCode::from_u16(status).unwrap();
-            let error = ApiError::of_answer(status, body.as_bytes());
+            let address = "http://a:1".parse().unwrap();
+            let error = ApiError::of_answer(status, body.as_bytes(), &address);
             assert_eq!(error.is_about_the_operation(), about_one, "{status} {body}");
             assert_eq!(error.is_unknown(), body == unknown, "{status} {body}");
         }

@@ -60,10 +60,14 @@ impl ListArgs {
         let mut page = listing.next_page().await?;
         let mut out = io::stdout().lock();
         let mut columns = None;
+        let mut is_empty = true;
         while let Some(items) = page {
+            if !items.is_empty() {
+                is_empty = false;
+            }
             let found = Columns::of(items.iter().map(|(_, item)| item));
             // The first tenant may be on a later page.
-            if self.output == Output::Table && columns < Some(found) {
+            if self.output == Output::Table && !items.is_empty() && columns < Some(found) {
                 writeln!(out, "{}", Row::heading(found))?;
                 columns = Some(found);
             }
@@ -78,8 +82,18 @@ impl ListArgs {
         }
         if listing.has_more() {
             eprintln!("there are more: --all, or --limit above {limit}");
+        } else if is_empty {
+            eprintln!("{}", nothing_found(&self.filter));
         }
         Ok(())
+    }
+}
+
+/// What a list without operations says.
+fn nothing_found(filter: &Filter) -> &'static str {
+    match filter.is_empty() {
+        true => "no operations linger, failed, or wait for a person",
+        false => "no operations match",
     }
 }
 

@@ -157,13 +157,22 @@ pub(super) struct Problem {
     pub(super) code: Option<String>,
 }
 
-/// A wrong field.
+/// A wrong field of the body, parameter or header: one of the three is named.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 pub(super) struct FieldProblem {
-    #[serde(default)]
-    pub(super) pointer: String,
+    pub(super) pointer: Option<String>,
+    pub(super) parameter: Option<String>,
+    pub(super) header: Option<String>,
     #[serde(default)]
     pub(super) detail: String,
+}
+
+impl FieldProblem {
+    /// Where it is; empty for the whole body.
+    pub(super) fn place(&self) -> &str {
+        let named = [&self.pointer, &self.parameter, &self.header];
+        named.into_iter().flatten().next().map_or("", |name| name)
+    }
 }
 
 impl Step {
