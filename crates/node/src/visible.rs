@@ -4,6 +4,8 @@
 //! printed beside it. Deliberately absent: characters that look alike (Latin `a`, Cyrillic `а`); a tenant's names are
 //! its own.
 
+use std::fmt;
+
 use serde::Serialize;
 use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory as _};
 
@@ -98,9 +100,24 @@ pub fn on_one_line(text: &str) -> String {
     escaped(&text.replace(char::is_control, " "))
 }
 
+/// A count with its noun, in the singular or the plural: `1 request`, `2 requests`.
+pub fn counted<N: fmt::Display + PartialEq + From<u8>>(count: N, noun: &str) -> String {
+    match count == N::from(1) {
+        true => format!("1 {noun}"),
+        false => format!("{count} {noun}s"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_is_counted_in_the_singular() {
+        assert_eq!(counted(0_u64, "dead letter"), "0 dead letters");
+        assert_eq!(counted(1_usize, "request"), "1 request");
+        assert_eq!(counted(-1_i64, "step"), "-1 steps");
+    }
 
     /// Of each kind that does not show: control, format (invisible, reversing text, a tag), separators,
     /// a selector, a filler, private use, unassigned.

@@ -220,7 +220,7 @@ fn what_is_missing_is_found_and_made_once_and_then_nothing_is_found(world: &Worl
     assert_eq!(good.code, Some(0), "{good:?}");
     assert_eq!(
         good.out,
-        format!("ok: {} topics are as they must be\n", made.len())
+        format!("ok: {} topics as configured\n", made.len())
     );
     let good = world.run(&["topics", "verify", "--output", "json"]);
     assert_eq!((good.code, good.out.as_str()), (Some(0), ""), "{good:?}");

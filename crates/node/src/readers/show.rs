@@ -10,6 +10,8 @@ use waybill_clock::wall_clock;
 use waybill_engine::{Division, Lane, Offset, ReaderId, Timestamp};
 use waybill_store::{Layout, LayoutError, LayoutGeneration, Lease, LeaseKey, Store, StoreError};
 
+use crate::visible::counted;
+
 /// The layout and its readers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -253,10 +255,11 @@ impl fmt::Display for LayoutView {
             topics_may_have: _,
             readers,
         } = self;
-        let becoming = becomes.map(|partitions| format!(", going over to {partitions} partitions"));
+        let becoming = becomes.map(|to| format!(", going over to {}", counted(to, "partition")));
         writeln!(
             f,
-            "layout {generation}: {partitions} partitions, readers of each: {per_partition}{}",
+            "layout {generation}: {}, readers of each: {per_partition}{}",
+            counted(*partitions, "partition"),
             becoming.unwrap_or_default()
         )?;
         writeln!(

@@ -84,10 +84,11 @@ impl fmt::Display for Finding {
             mend,
             weight: _,
         } = self;
+        let plural = if found == "1" { "" } else { "s" };
         match *key {
             PARTITIONS => write!(
                 f,
-                "topic {topic} has {found} partitions, not {expected}: {mend}"
+                "topic {topic} has {found} partition{plural}, not {expected}: {mend}"
             ),
             _ => write!(
                 f,
@@ -152,8 +153,9 @@ impl Court<'_> {
             EXISTS,
             "no",
             format!(
-                "a topic of {} partitions and replication factor {}",
-                spec.partitions, spec.replication
+                "a topic of {} and replication factor {}",
+                crate::visible::counted(spec.partitions, "partition"),
+                spec.replication
             ),
             "waybill topics create".to_owned(),
             Weight::Harm,

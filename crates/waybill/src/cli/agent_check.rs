@@ -18,7 +18,7 @@ use serde::Serialize;
 use waybill_agent::check::{CheckError, CheckSettings, Finding, Ledger, Report, Rule, check};
 use waybill_messages::Topics;
 use waybill_node::config::{Config, duration_from_text};
-use waybill_node::visible::{escaped, to_json};
+use waybill_node::visible::{counted, escaped, to_json};
 
 use self::ledger::HttpLedger;
 use super::broker_login::BrokerLogin;
@@ -216,8 +216,11 @@ fn tidied(report: &Report) -> String {
         operations, left, ..
     } = report;
     match left {
-        0 => format!("{operations} operations; nothing of them stands"),
-        _ => format!("{operations} operations; of {left} an effect may stand"),
+        0 => format!("{}; none left an effect", counted(*operations, "operation")),
+        _ => format!(
+            "{}; {left} may have left an effect",
+            counted(*operations, "operation")
+        ),
     }
 }
 

@@ -11,6 +11,7 @@ use reqwest::Response;
 use waybill_node::backup::{self, Contents, partial_of, private_file, put_in_place};
 use waybill_node::config::Config;
 use waybill_node::ingestion::time_text;
+use waybill_node::visible::counted;
 
 use super::access::AdminArgs;
 use super::admin_port;
@@ -105,8 +106,10 @@ fn told(path: &Path, contents: Contents) -> String {
     let size = fs::metadata(path).ok().filter(fs::Metadata::is_file);
     let size = size.map_or_else(String::new, |file| format!(", {} bytes", file.len()));
     format!(
-        "{}: {operations} operations, {records} records{size}, as of {}",
+        "{}: {}, {}{size}, as of {}",
         path.display(),
+        counted(operations, "operation"),
+        counted(records, "record"),
         time_text(at)
     )
 }

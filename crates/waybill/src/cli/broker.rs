@@ -10,6 +10,7 @@ use serde::Serialize;
 use waybill_broker::{LogRepair, repair_logs};
 use waybill_node::config::Config;
 use waybill_node::data_dir;
+use waybill_node::visible::counted;
 
 use super::connection::until_reader_leaves;
 use super::shown::Written;
@@ -124,8 +125,9 @@ impl fmt::Display for RepairView<'_> {
         let verb = if *applied { "dropped" } else { "would drop" };
         write!(
             f,
-            "{verb} {records} records of {topic} partition {partition} from offset {first_offset} on: {bytes} damaged \
-             bytes at byte {position} of {}",
+            "{verb} {} of {topic} partition {partition} from offset {first_offset} on: {} at byte {position} of {}",
+            counted(*records, "record"),
+            counted(*bytes, "damaged byte"),
             file.display()
         )?;
         match aside {

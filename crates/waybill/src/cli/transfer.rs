@@ -8,6 +8,7 @@ use anyhow::Context as _;
 use clap::Args;
 use waybill_node::backup::{partial_of, private_file, put_in_place};
 use waybill_node::config::Config;
+use waybill_node::visible::counted;
 
 use crate::transfer::{self, Exported, Imported};
 
@@ -39,11 +40,12 @@ impl ExportArgs {
             None => export(config, &mut BufWriter::new(io::stdout().lock()))?,
             Some(path) => to_file(config, path)?,
         };
-        eprintln!("{} operations were exported", exported.operations);
+        eprintln!("exported {}", counted(exported.operations, "operation"));
         match exported.waiting {
             Some(0) => {}
             Some(waiting) => eprintln!(
-                "warning: up to {waiting} requests wait in their topic and are no operations yet: they are not in it"
+                "warning: the export lacks up to {} that no scheduler has read yet",
+                counted(waiting, "request")
             ),
             None => eprintln!(
                 "warning: whether requests wait in their topic cannot be told without --brokers: they are not in it"
@@ -51,14 +53,14 @@ impl ExportArgs {
         }
         if exported.owned > 0 {
             eprintln!(
-                "warning: schedulers own {} readers: what they do from now on is not in it",
-                exported.owned
+                "warning: schedulers own {}: what they do from now on is not in it",
+                counted(exported.owned, "reader")
             );
         }
         anyhow::ensure!(
             exported.unreadable == 0,
-            "{} rows cannot be read and were left out; the log names them",
-            exported.unreadable
+            "left out {} that cannot be read; the log names each",
+            counted(exported.unreadable, "row")
         );
         Ok(())
     }
@@ -82,8 +84,9 @@ impl ImportArgs {
             named,
         } = imported;
         let told = format!(
-            "{written} operations were imported, of which {going_on} go on and {parked} are parked; \
-             {there} were there already, of {expired} the retention has passed"
+            "imported {}: {going_on} in progress, {parked} parked; {there} imported before, {expired} past the \
+             retention",
+            counted(written, "operation")
         );
         if different > 0 {
             println!("{told}");
@@ -93,7 +96,8 @@ impl ImportArgs {
             });
             let named: String = named.collect();
             anyhow::bail!(
-                "{different} operations are there as something else, and were left as they are:{named}"
+                "left {} unchanged that the store holds with other contents:{named}",
+                counted(different, "operation")
             );
         }
         Ok(told)

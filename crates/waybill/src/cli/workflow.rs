@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use serde::Serialize;
 use waybill_node::config::{Config, WorkflowsConfig, load_workflows};
+use waybill_node::visible::counted;
 
 use super::shown::Written;
 use crate::roles::{agents_elsewhere, load_agents_file};
@@ -113,7 +114,8 @@ impl fmt::Display for Verdict {
             steps,
         }) = &self.workflow
         {
-            write!(f, ": {name}, version {version}, {steps} steps")?;
+            let steps = counted(*steps, "step");
+            write!(f, ": {name}, version {version}, {steps}")?;
         }
         f.write_str(&named_elsewhere(
             self.agents_elsewhere.as_deref().unwrap_or_default(),

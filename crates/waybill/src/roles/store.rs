@@ -8,6 +8,7 @@ use waybill_node::chain::chain;
 use waybill_node::config::Config;
 use waybill_node::data_dir;
 use waybill_node::shutdown::{Running, Stage};
+use waybill_node::visible::counted;
 use waybill_store::{CqlStore, DamageReport, EmbeddedConfig, EmbeddedStore, Store, StoreError};
 
 use super::measured::Measured;
@@ -29,10 +30,8 @@ pub(super) fn said_of(damage: &DamageReport) -> Vec<String> {
     let parts = damage.parts.iter().map(ToString::to_string);
     let mut said: Vec<String> = refused.chain(parts).collect();
     if damage.more > 0 {
-        said.push(format!(
-            "{} more parts of the store are damaged",
-            damage.more
-        ));
+        let more = counted(damage.more, "more damaged part");
+        said.push(format!("{more} of the store"));
     }
     said
 }

@@ -14,6 +14,7 @@ use waybill_engine::{
 use waybill_node::config::Config;
 use waybill_node::readers;
 use waybill_node::scheduler::{begin_index, write_indexed};
+use waybill_node::visible::counted;
 use waybill_store::{AttentionEntry, DueEntry, KeptRow, RowWrite, Store, WriteBatch};
 
 use super::line::{FORMAT, Line, Operation};
@@ -148,8 +149,9 @@ impl<'a> Operations<'a> {
                 return self.next();
             }
             Some(Line::End(end)) => format!(
-                "there were {} operations, and {} are here: some are missing",
-                end.operations, self.count
+                "the export had {}, and {} of them are here: some are missing",
+                counted(end.operations, "operation"),
+                self.count
             ),
             Some(Line::Export(_)) => "a file begins once".to_owned(),
             None if self.has_ended => return Ok(None),

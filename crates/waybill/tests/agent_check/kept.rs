@@ -48,7 +48,7 @@ fn the_declared_agent_and_its_service_keep_every_rule() {
     );
     assert_eq!(checked.code, Some(0), "{checked:#?}");
     assert!(
-        checked.stderr.contains("nothing of them stands"),
+        checked.stderr.contains("none left an effect"),
         "{checked:#?}"
     );
 }

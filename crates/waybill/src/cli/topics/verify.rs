@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 use waybill_node::config::Config;
 use waybill_node::topology::{Finding, Weight};
-use waybill_node::visible::to_json;
+use waybill_node::visible::{counted, to_json};
 
 use super::Site;
 use crate::cli::access::AdminArgs;
@@ -58,11 +58,10 @@ impl VerifyArgs {
         match (findings.len(), self.output) {
             (0, Output::Json) => Ok(()),
             (0, Output::Table) => {
-                let topics = site.topics();
-                Ok(writeln!(out, "ok: {topics} topics are as they must be")?)
+                let topics = counted(site.topics(), "topic");
+                Ok(writeln!(out, "ok: {topics} as configured")?)
             }
-            (1, _) => anyhow::bail!("1 finding"),
-            (count, _) => anyhow::bail!("{count} findings"),
+            (count, _) => anyhow::bail!(counted(count, "finding")),
         }
     }
 }

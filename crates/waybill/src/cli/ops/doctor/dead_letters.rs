@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use waybill_node::visible::counted;
+
 use super::Finding;
 use crate::cli::topics::Site;
 
@@ -41,7 +43,8 @@ fn held(records: &BTreeMap<String, u64>) -> Finding {
     most_first.sort_by_key(|(_, records)| std::cmp::Reverse(**records));
     let (topics, holding) = (records.len(), most_first.len());
     if holding == 0 {
-        let said = format!("none: no record lies on the {topics} dead-letter topics");
+        let topics = counted(topics, "dead-letter topic");
+        let said = format!("none: no record lies on the {topics}");
         return Finding::ok(DEAD_LETTERS, said);
     }
     let total: u64 = records.values().sum();
@@ -54,8 +57,10 @@ fn held(records: &BTreeMap<String, u64>) -> Finding {
         more => format!(" and {more} more"),
     };
     let said = format!(
-        "{total} records, receipts of replays included, lie on {holding} of {topics} dead-letter topics: {}{more}; \
-         `waybill dlq list --open` lists those that were not replayed",
+        "{}, receipts of replays included, on {holding} of {}: {}{more}; `waybill dlq list --open` lists those that \
+         were not replayed",
+        counted(total, "record"),
+        counted(topics, "dead-letter topic"),
         named.join(", ")
     );
     Finding::note(DEAD_LETTERS, said)

@@ -2,6 +2,7 @@
 
 use waybill_engine::{Action, Division, OperationId};
 use waybill_node::readers::show::LayoutView;
+use waybill_node::visible::counted;
 
 use super::Finding;
 use crate::cli::ops::api::{Api, ApiError};
@@ -46,7 +47,7 @@ pub(super) fn of_operation(
         findings.extend(layout.and_then(|layout| holder(&operation, layout)));
     }
     if let Some(ahead) = operation.ahead {
-        let said = format!("{ahead} requests lie before it in its topic");
+        let said = format!("{} ahead of it in its topic", counted(ahead, "request"));
         findings.push(Finding::ok("queue", said));
     }
     findings.extend(attempts_that_failed(&operation));
