@@ -165,6 +165,19 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_in_http_is_a_refusal_that_names_it() {
+        let line = "a:1/bootstrap: Receive failed: Invalid response size 1213486160 (0..100000000): increase \
+                    receive.message.max.bytes";
+        let reasons = Reasons::default();
+        reasons.log(RDKafkaLogLevel::Error, "FAIL", line);
+        let refusal = reasons.told(|told| told.refusal.clone());
+        assert_eq!(refusal.as_deref(), Some(SPEAKS_HTTP));
+        assert!(!speaks_http(
+            "Invalid response size 352518912 (0..100000000)"
+        ));
+    }
+
+    #[test]
     fn whoever_is_hung_up_on_at_once_is_led_to_the_protocol_and_only_once() {
         let closed =
             "Disconnected: connection closed by peer (after 0ms in state APIVERSION_QUERY)";

@@ -320,6 +320,19 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_path_is_refused_with_the_variable_to_unset() {
+        let arg = clap::Arg::new("file").long("file");
+        let command = clap::Command::new("x").arg(arg.value_parser(named_file("WAYBILL_X")));
+        let parse = |path: &str| command.clone().try_get_matches_from(["x", "--file", path]);
+        let refused = parse("").unwrap_err().to_string();
+        assert!(
+            refused.contains("unset the variable WAYBILL_X"),
+            "{refused}"
+        );
+        assert!(parse("a").is_ok());
+    }
+
+    #[test]
     fn files_that_cannot_be_used_are_refused_by_their_flags() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let (some, none) = (Some(file.path().to_owned()), Some("/nonexistent".into()));

@@ -114,6 +114,20 @@ mod tests {
     }
 
     #[test]
+    fn an_address_says_where_it_comes_from() {
+        let origin = |named: Option<&str>| {
+            let named = named.map(|url| url.parse().unwrap());
+            let address = ApiAddress::of_configuration(named.as_ref(), &Config::default());
+            address.unwrap().origin()
+        };
+        assert_eq!(
+            origin(None),
+            "the address is that of http.listen (--http); --api URL names another"
+        );
+        assert_eq!(origin(Some("http://h")), "the address is that of --api");
+    }
+
+    #[test]
     fn an_address_may_have_a_path_and_nothing_behind_it_and_no_secret() {
         let read = |text: &str| text.parse().map(|address: ApiAddress| address.to_string());
         assert_eq!(read("https://h/").unwrap(), "https://h");

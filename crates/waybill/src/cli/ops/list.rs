@@ -296,6 +296,14 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_list_says_whether_a_filter_left_it_empty() {
+        let all = nothing_found(&Filter::default());
+        assert_eq!(all, "no operations linger, failed, or wait for a person");
+        let some = Filter::default().or_states(&[waybill_engine::ProcessState::Error]);
+        assert_eq!(nothing_found(&some), "no operations match");
+    }
+
+    #[test]
     fn the_table_stands_under_its_heading() {
         let item = &item();
         let columns = Columns::of([item]);
