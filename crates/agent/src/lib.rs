@@ -19,7 +19,6 @@
 //! scheduler's business.
 
 mod breaker;
-mod chain;
 pub mod check;
 mod handler;
 pub mod http;

@@ -12,6 +12,7 @@
 pub mod file_modes;
 mod gate;
 mod hosts;
+pub mod json;
 mod meter;
 pub mod reread;
 mod server;

@@ -35,8 +35,8 @@ use waybill_store::{EmbeddedSnapshot, EmbeddedStore, StoreError};
 pub use file::{Contents, FileError, check};
 pub use restore::{RestoreError, restore};
 
-use crate::chain::chain;
 use waybill_clock::wall_clock;
+use waybill_telemetry::chain;
 
 /// How much is read, and sent, at once.
 const PIECE_BYTES: usize = 256 << 10;

@@ -2,7 +2,7 @@
 //!
 //! [`config`] says what is wanted, [`ingestion`], [`scheduler`] and [`supervisor`] do the work, [`auth`] says who may ask,
 //! [`admin`] and [`telemetry`] show it, [`alerts`] tells people, [`contact`] says whom it may tell, [`topology`] knows the
-//! topics and [`readers`] which process reads what, [`log_check`] tells logs apart, [`backup`] keeps a copy, and [`shutdown`] ends it in order.
+//! topics and [`readers`] which process reads what, [`backup`] keeps a copy, and [`shutdown`] ends it in order.
 //!
 //! Deliberately absent: any decision about an operation, which is the engine's; the wiring of roles and the commands, which
 //! are the program's.
@@ -11,7 +11,6 @@ pub mod admin;
 pub mod alerts;
 pub mod auth;
 pub mod backup;
-pub mod chain;
 pub mod config;
 pub mod contact;
 pub mod data_dir;
@@ -19,7 +18,6 @@ pub mod disk;
 pub mod growing;
 pub mod ingestion;
 mod letters;
-pub mod log_check;
 pub mod readers;
 pub mod scheduler;
 pub mod shutdown;
@@ -27,4 +25,3 @@ pub mod spread;
 pub mod supervisor;
 pub mod telemetry;
 pub mod topology;
-pub mod visible;

@@ -21,7 +21,7 @@ use tokio::task::{AbortHandle, JoinError, JoinHandle};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::chain::chain;
+use waybill_telemetry::chain;
 
 /// The order in which parts stop, first to last.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -5,7 +5,11 @@
 //! Names follow Prometheus' conventions: a base unit as suffix (`_seconds`, `_bytes`), `_total` for what only
 //! grows. Labels have few values; no id of anything that comes and goes is one.
 
+mod chain;
 pub mod trace;
+pub mod visible;
+
+pub use chain::chain;
 
 use std::marker::PhantomData;
 

@@ -10,7 +10,7 @@ use waybill::cli::{AgentCheckArgs, Cli, Command, ConfigCommand, OpsArgs, Role};
 use waybill_node::config::{Config, ConfigError, Environment};
 use waybill_node::shutdown::RunError;
 use waybill_node::telemetry::{self, VERSION};
-use waybill_node::visible::escaped_lines;
+use waybill_telemetry::visible::escaped_lines;
 
 /// Measured against the system's allocator: a delivery is many small allocations on many threads.
 #[global_allocator]

@@ -15,9 +15,9 @@ use super::findings::{Findings, Report};
 use super::rule::Rule;
 use super::wire::{Incoming, Outgoing, Wire};
 use super::{CheckError, CheckSettings, judge};
-use crate::chain::chain;
 use crate::run::wall_clock;
 use crate::testing::StepRequestBuilder;
+use waybill_telemetry::chain;
 
 /// How long one poll waits.
 const POLL_WAIT: Duration = Duration::from_millis(20);

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use self::http2::Http2;
 use super::LoadError;
 use super::config::HttpConfig;
-use crate::chain::chain;
+use waybill_telemetry::chain;
 
 /// The connections to one service. No redirect is followed, and no proxy is read from the environment.
 #[derive(Debug)]

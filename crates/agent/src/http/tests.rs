@@ -13,8 +13,8 @@ use tokio::sync::Notify;
 use waybill_engine::{Attempt, OperationId, Timestamp};
 
 use super::*;
-use crate::chain::chain;
 use crate::testing::{StepRequestBuilder, attempt};
+use waybill_telemetry::chain;
 
 mod breaker;
 mod check;

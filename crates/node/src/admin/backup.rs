@@ -8,8 +8,8 @@ use futures_util::stream;
 
 use super::Admin;
 use crate::backup::BackupError;
-use crate::chain::chain;
 use crate::ingestion::problem::{Kind, Problem};
+use waybill_telemetry::chain;
 
 pub(super) async fn make(State(admin): State<Admin>) -> Result<Response, Problem> {
     let Some(backups) = admin.backups.get() else {

@@ -8,9 +8,9 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{Admin, only_field, unread};
-use crate::chain::chain;
 use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::telemetry::{LogFilter, LogFilterError};
+use waybill_telemetry::chain;
 
 /// The one field.
 const FILTER: &str = "filter";

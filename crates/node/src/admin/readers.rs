@@ -8,9 +8,9 @@ use serde_json::Value;
 use waybill_store::StoreError;
 
 use super::{Admin, only_field, unread};
-use crate::chain::chain;
 use crate::ingestion::problem::{FieldProblem, Kind, Problem};
 use crate::readers::show::{LayoutView, Readers, SetError};
+use waybill_telemetry::chain;
 
 /// The one field of what is asked.
 const PER_PARTITION: &str = "perPartition";

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 use waybill_engine::OperatorAlert;
 
-use crate::visible::on_one_line;
+use waybill_telemetry::visible::on_one_line;
 
 /// The longest of an alert's sentences, in bytes; what is longer is clipped.
 const SENTENCE_BYTES_MAX: usize = 4 * 1024;

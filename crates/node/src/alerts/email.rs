@@ -24,8 +24,8 @@ use super::ReceiverError;
 use super::alert::{AlertError, Message, clip};
 use super::channel::Failure;
 use super::trust::read_certificates;
-use crate::chain::chain;
 use crate::config::{EmailConfig, EmailTls};
+use waybill_telemetry::chain;
 
 /// The longest subject, in bytes: what mail programs show of it is less.
 pub(super) const SUBJECT_BYTES_MAX: usize = 160;

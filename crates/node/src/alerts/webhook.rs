@@ -26,9 +26,9 @@ use super::alert::{Alert, Message};
 use super::channel::Failure;
 use super::template::{Escape, Fill, Template};
 use super::trust::read_certificates;
-use crate::chain::chain;
 use crate::config::{Secret, WebhookConfig};
 use crate::telemetry::VERSION;
+use waybill_telemetry::chain;
 
 const JSON: &str = "application/json";
 

@@ -20,7 +20,7 @@ use openssl::sign::{RsaPssSaltlen, Verifier};
 use serde_json::{Map, Value};
 
 use super::verified::Verified;
-use crate::ingestion::json;
+use waybill_http::json;
 
 /// The weakest RSA key, in bits (RFC 7518, section 3.3).
 const RSA_BITS_MIN: u32 = 2_048;

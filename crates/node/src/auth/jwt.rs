@@ -17,8 +17,8 @@ use super::jwks::{Algorithm, Keys};
 use super::verified::Good;
 use super::{Denied, Principal, Scope, Tenants, TokenHash};
 use crate::config::JwtConfig;
-use crate::ingestion::json;
-use crate::visible::is_visible;
+use waybill_http::json;
+use waybill_telemetry::visible::is_visible;
 
 /// How deep claims may nest.
 const DEPTH_MAX: usize = 16;

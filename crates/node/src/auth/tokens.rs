@@ -15,7 +15,7 @@ use waybill_messages::is_topic_name;
 
 use super::{Principal, Reread, Scope, Scopes, Tenants, TokenHash, hash_of};
 use crate::config::{Secret, parse_document};
-use crate::visible::is_visible;
+use waybill_telemetry::visible::is_visible;
 
 /// What tokens begin with, so that a leaked one is found by those who look for such.
 const PREFIX: &str = "wb_";

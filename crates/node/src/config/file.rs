@@ -11,7 +11,7 @@ use self::place::{key_at, key_before, keys_above};
 use super::environment::key_paths;
 use super::words::in_our_words;
 use super::{Config, did_you_mean};
-use crate::visible::on_one_line;
+use waybill_telemetry::visible::on_one_line;
 
 /// Why a file was refused.
 #[derive(Debug, thiserror::Error)]

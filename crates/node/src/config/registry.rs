@@ -86,7 +86,7 @@ impl RegistryConfig {
         };
         let registry = Registry::new(&settings).map_err(|error| ConfigError::Invalid {
             key: "schemaRegistry".to_owned(),
-            problem: format!("cannot be used: {}", crate::chain::chain(&error)),
+            problem: format!("cannot be used: {}", waybill_telemetry::chain(&error)),
         })?;
         Ok(Some(registry))
     }

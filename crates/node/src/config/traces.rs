@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use waybill_http::file_modes;
 
 use super::{ConfigError, units};
-use crate::chain::chain;
+use waybill_telemetry::chain;
 
 /// The `telemetry.traces` section.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

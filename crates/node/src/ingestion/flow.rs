@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use waybill_kafka::{ErrorCode, ProduceError};
 
-use crate::chain::chain;
+use waybill_telemetry::chain;
 
 /// Whether acknowledgements come: a broker that is away is told at once to all who come after the
 /// first that waited for it, instead of after everyone's own time-out.

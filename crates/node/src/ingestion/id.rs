@@ -16,7 +16,7 @@ use uuid::{Timestamp, Uuid, Version};
 use waybill_clock::wall_clock;
 use waybill_engine::{OperationId, murmur2};
 
-use crate::visible::is_visible;
+use waybill_telemetry::visible::is_visible;
 
 /// The longest id that a caller may choose, in characters.
 pub const CALLER_ID_CHARS_MAX: usize = 256;

@@ -38,8 +38,8 @@ use super::shares::{Places, Share};
 use super::spans;
 use crate::auth::Tenants;
 use crate::disk::LowDisk;
-use crate::log_check::{Identity, LogCheck};
 use crate::spread::Spread;
+use waybill_kafka::{Identity, LogCheck};
 
 /// How a request was answered that was not refused.
 #[derive(Debug)]

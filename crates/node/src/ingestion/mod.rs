@@ -24,7 +24,6 @@ mod events;
 mod flow;
 pub mod id;
 mod intake;
-pub mod json;
 mod measure;
 pub mod ops;
 mod peek;

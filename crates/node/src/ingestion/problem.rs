@@ -17,7 +17,7 @@ use utoipa::ToSchema;
 use waybill_http::{Foreign, Refusal};
 
 pub use self::field::FieldProblem;
-use super::json::{JsonError, JsonFault};
+use waybill_http::json::{JsonError, JsonFault};
 
 /// The media type of problems.
 pub const PROBLEM_JSON: &str = "application/problem+json";
@@ -510,7 +510,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::ingestion::json::parse;
+    use waybill_http::json::parse;
 
     fn shown(problem: &Problem) -> Value {
         serde_json::from_slice(&problem.to_json()).unwrap()

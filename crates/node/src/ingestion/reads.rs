@@ -15,9 +15,9 @@ use waybill_engine::{Lane, Offset, OperationId, PartitionId};
 use waybill_store::{AttentionCursor, AttentionPage, RowRead, Store, StoreError};
 
 use super::problem::{Kind, Problem};
-use crate::log_check::Mark;
 use crate::readers;
 use crate::spread::Spread;
+use waybill_kafka::Mark;
 
 /// How long an answer of a lease serves.
 const FRESH_FOR: Duration = Duration::from_millis(200);

@@ -21,12 +21,12 @@ use waybill_messages::is_topic_name;
 
 pub use self::envelope::{Envelope, IDEMPOTENCY_KEY};
 use super::id::{self, CallerId};
-use super::json;
 use super::problem::{FieldProblem, Problem};
 use super::tenant_limits::TenantLimits;
 use crate::auth::{AnotherTenant, Tenants};
 use crate::contact::ContactRules;
-use crate::visible::is_name;
+use waybill_http::json;
+use waybill_telemetry::visible::is_name;
 
 /// The workflow that deliveries run, and the one whose input has a form of its own.
 pub const DRONE_DELIVERY: &str = "drone-delivery";

@@ -10,7 +10,7 @@ use waybill_clock::wall_clock;
 use waybill_engine::{Division, Lane, Offset, ReaderId, Timestamp};
 use waybill_store::{Layout, LayoutError, LayoutGeneration, Lease, LeaseKey, Store, StoreError};
 
-use crate::visible::counted;
+use waybill_telemetry::visible::counted;
 
 /// The layout and its readers.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -18,10 +18,10 @@ use waybill_engine::{
 use waybill_messages::is_topic_name;
 
 use crate::ingestion::id::{CallerId, is_ours};
-use crate::ingestion::json;
 use crate::ingestion::request::{
     DRONE_DELIVERY, check_asked_by, check_tenant, named, request_hash,
 };
+use waybill_http::json;
 
 /// The hash of who leaves it to the scheduler to hash the request.
 const NO_HASH: RequestHash = RequestHash([0; 16]);

@@ -30,7 +30,7 @@ use super::partition::{Slot, SlotState};
 use super::spans;
 use super::tasks::{self, Task, TaskError};
 use super::unreadable::UnreadableRows;
-use crate::chain::chain;
+use waybill_telemetry::chain;
 
 /// How long the loop sleeps at most while messages are not acknowledged: that they are now moves checkpoints and makes
 /// room, for which nobody has to be woken.

@@ -14,10 +14,10 @@ use waybill_messages::{DecodeError, Framing, Lookup, SchemaId, headers};
 use waybill_telemetry::trace::TraceContext;
 
 use super::admission::admit;
-use super::fingerprint::fingerprint;
 use super::nonces::Nonces;
 use super::spans;
-use crate::chain::chain;
+use waybill_kafka::fingerprint;
+use waybill_telemetry::chain;
 
 /// Decodes the records of one topic.
 pub(super) struct Decoder {

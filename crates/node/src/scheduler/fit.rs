@@ -18,8 +18,8 @@ use waybill_engine::{ByLane, Handover, Lane, Offset, Places, Source};
 use waybill_kafka::TopicId;
 use waybill_store::Lease;
 
-use super::fingerprint::UNDECODABLE;
 use super::input::LogEnds;
+use waybill_kafka::UNDECODABLE;
 
 /// The topics whose records must all be read. Replies need not: every running step of a live operation is asked for
 /// again.

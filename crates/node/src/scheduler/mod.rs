@@ -15,7 +15,6 @@ mod clock;
 mod commit;
 mod credit;
 mod decode;
-mod fingerprint;
 mod fit;
 mod gathering;
 mod index;
@@ -56,7 +55,6 @@ use waybill_store::{Layout, ReplyKey, Store};
 use self::clock::Clock;
 use self::commit::Commits;
 
-pub use self::fingerprint::{UNDECODABLE, fingerprint};
 pub use self::index::write as write_indexed;
 pub use self::nonces::reply_key;
 pub use self::ownership::{begin_index, takeable};

@@ -24,7 +24,7 @@ use super::input::Generation;
 use super::metrics::{COPIES_DROPPED, UNSENDABLE, alert_raised};
 use super::nonces::Nonces;
 use super::spans;
-use crate::chain::chain;
+use waybill_telemetry::chain;
 
 /// How long a full producer queue is waited for, over all messages of a partition, before the
 /// partition begins again. Well below a lease: the loop renews none meanwhile.

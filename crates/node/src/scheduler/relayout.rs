@@ -15,7 +15,7 @@ use super::input::Input;
 use super::partition::{Slot, SlotState};
 use super::shell::Shell;
 use super::tasks::{self, Task, TaskError};
-use crate::chain::chain;
+use waybill_telemetry::chain;
 
 /// Which readers a process runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -40,7 +40,7 @@ use super::unreadable::UnreadableRows;
 use super::upkeep::RETRY_AFTER;
 use super::view::Views;
 use crate::admin::ControlError;
-use crate::chain::chain;
+use waybill_telemetry::chain;
 
 /// How many inputs are applied before the loop looks after commits and leases again.
 const INPUTS_PER_TURN_MAX: usize = 256;

@@ -19,8 +19,8 @@ use super::ownership::{self, HeldLease, Renewal};
 use super::partition::{Differing, Owned, Slot, SlotState};
 use super::shell::Shell;
 use super::tasks::{self, Task, TaskError};
-use crate::chain::chain;
 use crate::readers;
+use waybill_telemetry::chain;
 
 /// How long a reader rests after it failed, before its lease is taken again.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);

@@ -20,8 +20,8 @@ use waybill_messages::{DecodeError, SchemaId};
 use super::ask::Asker;
 use super::metrics::SupervisorMetrics;
 use super::{SupervisorParts, SupervisorSettings};
-use crate::chain::chain;
 use crate::letters::letter;
+use waybill_telemetry::chain;
 
 /// The consumer group of all supervisors of an installation, behind the topics' prefix.
 const GROUP: &str = "supervisors";

@@ -14,7 +14,7 @@ use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::fmt::format::{Writer, debug_fn};
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::visible::{escaped, escaped_json};
+use waybill_telemetry::visible::{escaped, escaped_json};
 
 /// The field that a line's message is in.
 const MESSAGE: &str = "message";
@@ -91,7 +91,7 @@ mod tests {
     use waybill_test_support::log::Lines;
 
     use super::*;
-    use crate::visible::is_visible;
+    use waybill_telemetry::visible::is_visible;
 
     /// Reversed text, an invisible character, a tag, a window's title, hidden text, and a line's end.
     const HOSTILE: &str = "a\u{202e}b\u{200b}\u{e0041}\x1b]0;x\x07\x1b[8mé\nERROR forged";

@@ -18,7 +18,7 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-use crate::chain::chain;
+use waybill_telemetry::chain;
 
 /// For how long lines are counted together.
 const WINDOW: Duration = Duration::from_secs(60);

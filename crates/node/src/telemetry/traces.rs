@@ -20,8 +20,8 @@ use waybill_telemetry::trace::{self, Recorder, Span, SpanKind, TraceId, Value};
 use waybill_telemetry::{Declared, Metric};
 
 use super::VERSION;
-use crate::chain::chain;
 use crate::config::TracesConfig;
+use waybill_telemetry::chain;
 
 /// How many spans one request has at most.
 const BATCH_MAX: usize = 2_000;

@@ -154,7 +154,7 @@ impl Court<'_> {
             "no",
             format!(
                 "a topic of {} and replication factor {}",
-                crate::visible::counted(spec.partitions, "partition"),
+                waybill_telemetry::visible::counted(spec.partitions, "partition"),
                 spec.replication
             ),
             "waybill topics create".to_owned(),

@@ -18,7 +18,7 @@ use serde::Serialize;
 use waybill_agent::check::{CheckError, CheckSettings, Finding, Ledger, Report, Rule, check};
 use waybill_messages::Topics;
 use waybill_node::config::{Config, duration_from_text};
-use waybill_node::visible::{counted, escaped, to_json};
+use waybill_telemetry::visible::{counted, escaped, to_json};
 
 use self::ledger::HttpLedger;
 use super::broker_login::BrokerLogin;

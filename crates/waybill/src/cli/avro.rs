@@ -19,9 +19,9 @@ use serde::ser::{Error as _, SerializeMap as _};
 use serde::{Serialize, Serializer};
 use tokio::runtime::Runtime;
 use waybill_messages::{RECORD_SCHEMAS, SchemaId, VALUE_BYTES_MAX, WriterSchema};
-use waybill_node::chain::chain;
 use waybill_node::config::RegistryConfig;
 use waybill_registry::{Registry, StoredSchema};
+use waybill_telemetry::chain;
 
 use super::shown::Bytes;
 

@@ -11,7 +11,7 @@ use reqwest::Response;
 use waybill_node::backup::{self, Contents, partial_of, private_file, put_in_place};
 use waybill_node::config::Config;
 use waybill_node::ingestion::time_text;
-use waybill_node::visible::counted;
+use waybill_telemetry::visible::counted;
 
 use super::access::AdminArgs;
 use super::admin_port;

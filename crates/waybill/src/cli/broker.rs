@@ -10,7 +10,7 @@ use serde::Serialize;
 use waybill_broker::{LogRepair, repair_logs};
 use waybill_node::config::Config;
 use waybill_node::data_dir;
-use waybill_node::visible::counted;
+use waybill_telemetry::visible::counted;
 
 use super::connection::until_reader_leaves;
 use super::shown::Written;

@@ -7,8 +7,8 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::net::TcpStream;
 use waybill_kafka::{Admin, AdminError, SPEAKS_HTTP};
-use waybill_node::chain::chain;
 use waybill_node::config::Config;
+use waybill_telemetry::chain;
 
 use super::connection::settings;
 

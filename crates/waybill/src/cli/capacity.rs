@@ -10,7 +10,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use waybill_node::config::{duration_from_text, duration_to_text};
-use waybill_node::visible::to_json;
+use waybill_telemetry::visible::to_json;
 
 use super::shown::Output;
 

@@ -9,7 +9,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Client, StatusCode};
 use serde::Serialize;
 use waybill_node::config::{Config, duration_from_text};
-use waybill_node::visible::to_json;
+use waybill_telemetry::visible::to_json;
 
 use super::access::{AccessArgs, AdminArgs, Silence};
 use super::connection::until_reader_leaves;

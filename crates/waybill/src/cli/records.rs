@@ -12,7 +12,7 @@ use serde::Serialize;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::RecordRef;
 use waybill_node::config::Config;
-use waybill_node::visible::{escaped, to_json};
+use waybill_telemetry::visible::{escaped, to_json};
 
 use super::avro::{Decoded, Json, RegistrySchema, Schemas, Undecoded};
 use super::broker_login::BrokerLogin;

@@ -10,7 +10,7 @@ use base64::prelude::BASE64_STANDARD;
 use clap::{Args, ValueEnum};
 use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
-use waybill_node::visible::{escaped, to_json};
+use waybill_telemetry::visible::{escaped, to_json};
 
 /// How a command writes what it found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::Args;
 use waybill_node::backup::{partial_of, private_file, put_in_place};
 use waybill_node::config::Config;
-use waybill_node::visible::counted;
+use waybill_telemetry::visible::counted;
 
 use crate::transfer::{self, Exported, Imported};
 

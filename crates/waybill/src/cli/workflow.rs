@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use clap::Subcommand;
 use serde::Serialize;
 use waybill_node::config::{Config, WorkflowsConfig, load_workflows};
-use waybill_node::visible::counted;
+use waybill_telemetry::visible::counted;
 
 use super::shown::Written;
 use crate::roles::{agents_elsewhere, load_agents_file};

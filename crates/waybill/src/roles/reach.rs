@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use waybill_engine::PartitionId;
 use waybill_kafka::{Admin as KafkaAdmin, KafkaSettings};
 use waybill_node::admin::Admin;
-use waybill_node::chain::chain;
 use waybill_node::shutdown::{Running, Stage};
 use waybill_store::LeaseKey;
+use waybill_telemetry::chain;
 
 use super::World;
 

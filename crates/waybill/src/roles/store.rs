@@ -4,12 +4,12 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use waybill_node::chain::chain;
 use waybill_node::config::Config;
 use waybill_node::data_dir;
 use waybill_node::shutdown::{Running, Stage};
-use waybill_node::visible::counted;
 use waybill_store::{CqlStore, DamageReport, EmbeddedConfig, EmbeddedStore, Store, StoreError};
+use waybill_telemetry::chain;
+use waybill_telemetry::visible::counted;
 
 use super::measured::Measured;
 use crate::cli::Role;

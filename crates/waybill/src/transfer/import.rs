@@ -14,8 +14,8 @@ use waybill_engine::{
 use waybill_node::config::Config;
 use waybill_node::readers;
 use waybill_node::scheduler::{begin_index, write_indexed};
-use waybill_node::visible::counted;
 use waybill_store::{AttentionEntry, DueEntry, KeptRow, RowWrite, Store, WriteBatch};
+use waybill_telemetry::visible::counted;
 
 use super::line::{FORMAT, Line, Operation};
 use super::{Opened, open};

@@ -200,7 +200,7 @@ async fn an_agent_that_nobody_runs_is_named_before_the_start_at_it_and_where_req
         .eventually("its request waits", async || {
             let found = of_agents();
             let said = found[0]["said"].as_str().unwrap_or_default();
-            let waits = format!("nobody reads {topic}, where 1 requests wait: ");
+            let waits = format!("nobody reads {topic}, where requests wait (1): ");
             found.len() == 1 && found[0]["verdict"] == "bad" && said.starts_with(&waits)
         })
         .await;

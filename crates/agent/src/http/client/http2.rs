@@ -32,7 +32,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tower_service::Service as _;
 
 use super::{Answer, Body, BodyError, SendError};
-use crate::chain::chain;
+use waybill_telemetry::chain;
 
 /// How often a connection that is kept is asked whether it is still there, and for how long an answer is
 /// waited for.

@@ -3,7 +3,7 @@
 use waybill_engine::{Workflow, WorkflowDefinition, Workflows};
 
 use super::*;
-use crate::chain::chain;
+use waybill_telemetry::chain;
 
 const WORKFLOW: &str = "\
 name: order

@@ -1,7 +1,7 @@
 //! What is refused when a file is loaded.
 
 use super::*;
-use crate::chain::chain;
+use waybill_telemetry::chain;
 
 #[test]
 fn what_cannot_work_is_refused_at_load() {

@@ -8,7 +8,7 @@ use waybill_engine::{OwnerNotice, ProcessState};
 
 use crate::alerts::alert::clip;
 use crate::alerts::template::Fill;
-use crate::visible::on_one_line;
+use waybill_telemetry::visible::on_one_line;
 
 /// The longest of a message's names, in bytes: what is longer is clipped.
 const NAME_BYTES_MAX: usize = 256;

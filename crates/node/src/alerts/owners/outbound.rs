@@ -18,7 +18,7 @@ use crate::alerts::email::{SUBJECT_BYTES_MAX, Server, read_mailbox, write_letter
 use crate::alerts::template::{Escape, Template};
 use crate::alerts::webhook::{Call, Endpoint, template_of};
 use crate::config::{OwnerEmailConfig, WebhookConfig};
-use crate::visible::on_one_line;
+use waybill_telemetry::visible::on_one_line;
 
 /// The subject where none is configured.
 const SUBJECT: &str = "{{notice.text}}";

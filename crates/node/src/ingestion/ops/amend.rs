@@ -9,6 +9,7 @@ use waybill_engine::{
     AmendRequest, Amendment, Lane, OperationId, OperationRequest, OperationRow, Position,
     Timestamp, Workflows,
 };
+use waybill_http::json;
 
 use super::body::{self, Asker, Said};
 use super::judge::{self, CancelWouldBe};
@@ -16,6 +17,7 @@ use super::next;
 use super::verb::Verb;
 use super::{AskedView, Key};
 use crate::auth::{Caller, Scope};
+use crate::ingestion::body::read_whole;
 use crate::ingestion::id::CallerId;
 use crate::ingestion::problem::{FieldProblem, Kind, Problem};
 use crate::ingestion::request::{DRONE_DELIVERY, date_and_time};
@@ -27,7 +29,6 @@ use crate::ingestion::status::{Pending, Status, request_of};
 use crate::ingestion::token::StatusToken;
 use crate::ingestion::unwanted::RequestBody;
 use crate::ingestion::view::{DeliveryView, KnownView, OperationView};
-use crate::ingestion::{body::read_whole, json};
 
 /// The operation that is to be amended, as far as it is known.
 struct Amended {

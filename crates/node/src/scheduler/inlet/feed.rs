@@ -10,8 +10,8 @@ use waybill_kafka::{DamagedLog, PartitionConsumer, RecordRef, RequestError};
 use waybill_messages::{SchemaId, undecodable};
 
 use crate::scheduler::decode::Decoder;
-use crate::scheduler::fingerprint::{UNDECODABLE, fingerprint};
 use crate::scheduler::input::{Arrived, Generation, LostCause};
+use waybill_kafka::{UNDECODABLE, fingerprint};
 
 /// A partition as the polling thread knows it: read once, for all readers of this process that share it.
 pub(super) struct Assigned {

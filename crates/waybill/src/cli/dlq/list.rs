@@ -12,7 +12,7 @@ use serde::Serialize;
 use waybill_engine::PartitionId;
 use waybill_messages::headers;
 use waybill_node::config::Config;
-use waybill_node::visible::{escaped, to_json};
+use waybill_telemetry::visible::{escaped, to_json};
 
 use super::letter::{Letter, Position};
 use super::receipts::{Receipts, is_receipt};

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 use waybill_engine::{Offset, PartitionId};
-use waybill_node::visible::escaped;
+use waybill_telemetry::visible::escaped;
 
 use super::letter::Position;
 

@@ -23,9 +23,9 @@ use tokio::sync::oneshot;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{Delivery, Header, OutRecord, Producer, ProducerOptions};
 use waybill_messages::DEAD_LETTER_BYTES_MAX;
-use waybill_node::chain::chain;
 use waybill_node::config::Config;
-use waybill_node::visible::to_json;
+use waybill_telemetry::chain;
+use waybill_telemetry::visible::to_json;
 
 use super::letter::{Letter, Position, REPLAYED_FROM};
 use super::outcome::{Line, Outcome, Tally, Target};

@@ -9,7 +9,7 @@ use waybill_engine::PartitionId;
 use waybill_kafka::RawRecord;
 use waybill_messages::headers;
 use waybill_node::config::Config;
-use waybill_node::visible::escaped;
+use waybill_telemetry::visible::escaped;
 
 use super::letter::Letter;
 use super::receipts::is_receipt;

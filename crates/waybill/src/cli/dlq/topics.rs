@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde::Serialize;
 use waybill_node::config::Config;
-use waybill_node::visible::to_json;
+use waybill_telemetry::visible::to_json;
 
 use crate::cli::broker_login::BrokerLogin;
 use crate::cli::connection::{Connection, chosen};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
 use waybill_node::config::duration_from_text;
-use waybill_node::visible::is_name;
+use waybill_telemetry::visible::is_name;
 
 use super::OpsError;
 use super::api::Api;

@@ -14,7 +14,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde::Serialize;
 use waybill_node::config::Config;
-use waybill_node::visible::{escaped, to_json};
+use waybill_telemetry::visible::{escaped, to_json};
 
 use super::address::ApiAddress;
 use super::api::Api;

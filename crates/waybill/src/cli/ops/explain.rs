@@ -20,7 +20,7 @@ use serde::Serialize;
 use waybill_engine::{ByLane, Division, KeyHash, Lane, OperationId, PartitionId};
 use waybill_node::config::Config;
 use waybill_node::readers::show::ReaderView;
-use waybill_node::visible::{escaped, to_json};
+use waybill_telemetry::visible::{escaped, to_json};
 
 use super::address::ApiAddress;
 use super::api::{Api, ApiError};

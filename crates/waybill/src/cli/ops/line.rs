@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use serde::Serialize;
 use waybill_node::ingestion::as_typed;
-use waybill_node::visible::{escaped, to_json};
+use waybill_telemetry::visible::{escaped, to_json};
 
 use super::verb::Verb;
 use super::wire::{Failure, Operation};

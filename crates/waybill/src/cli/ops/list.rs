@@ -7,7 +7,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::value::RawValue;
 use uuid::Uuid;
-use waybill_node::visible::escaped_json;
+use waybill_telemetry::visible::escaped_json;
 
 use super::OpsError;
 use super::api::Api;

@@ -21,7 +21,7 @@ use serde_json::value::RawValue;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use uuid::Uuid;
 use waybill_node::config::duration_from_text;
-use waybill_node::visible::to_json;
+use waybill_telemetry::visible::to_json;
 
 use self::tally::Tally;
 use super::OpsError;

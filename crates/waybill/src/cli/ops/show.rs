@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use clap::Args;
 use serde_json::value::RawValue;
 use waybill_node::ingestion::as_typed;
-use waybill_node::visible::{escaped, escaped_json};
+use waybill_telemetry::visible::{escaped, escaped_json};
 
 use super::OpsError;
 use super::api::{Api, Found};

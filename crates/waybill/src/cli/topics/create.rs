@@ -8,7 +8,7 @@ use serde::Serialize;
 use waybill_kafka::TopicSpec;
 use waybill_node::config::Config;
 use waybill_node::topology::{Outcome, explained, make, missing};
-use waybill_node::visible::to_json;
+use waybill_telemetry::visible::to_json;
 
 use super::Site;
 use crate::cli::broker_login::BrokerLogin;

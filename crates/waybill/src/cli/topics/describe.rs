@@ -9,7 +9,7 @@ use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::PartitionState;
 use waybill_node::config::Config;
 use waybill_node::topology::{Found, SETTINGS_THAT_MATTER, explained, look};
-use waybill_node::visible::to_json;
+use waybill_telemetry::visible::to_json;
 
 use super::Site;
 use crate::cli::broker_login::BrokerLogin;

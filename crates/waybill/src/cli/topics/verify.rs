@@ -6,7 +6,7 @@ use clap::Args;
 use serde::Serialize;
 use waybill_node::config::Config;
 use waybill_node::topology::{Finding, Weight};
-use waybill_node::visible::{counted, to_json};
+use waybill_telemetry::visible::{counted, to_json};
 
 use super::Site;
 use crate::cli::access::AdminArgs;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use waybill_node::visible::counted;
+use waybill_telemetry::visible::counted;
 
 use super::Finding;
 use crate::cli::topics::Site;

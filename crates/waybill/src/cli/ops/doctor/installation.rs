@@ -180,14 +180,14 @@ pub(super) fn unread(
         (_, []) => Some(Finding::bad(
             AGENTS,
             format!(
-                "{nobody}, where {waiting} requests wait: no process runs the agent {agent}, or a workflow has its name \
+                "{nobody}, where requests wait ({waiting}): no process runs the agent {agent}, or a workflow has its name \
                  wrong"
             ),
         )),
         (_, untold) => Some(Finding::note(
             AGENTS,
             format!(
-                "it is not told who reads {topic}, where {waiting} requests wait: groups that are just being divided, or \
+                "it is not told who reads {topic}, where requests wait ({waiting}): groups that are just being divided, or \
                  tell nothing, are {}",
                 untold.join(", ")
             ),
@@ -238,8 +238,8 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
         return Ok(Finding::bad(WHAT, said));
     }
     let said = format!(
-        "{not_consumed} requests are not consumed, and {held} lie behind a checkpoint; `waybill explain lag` \
-         says what holds it"
+        "requests not consumed: {not_consumed}, consumed and behind a checkpoint: {held}; `waybill explain lag` says \
+         what holds it"
     );
     Ok(match not_consumed > LAG_TOLD_FROM {
         true => Finding::note(WHAT, said),
@@ -570,8 +570,12 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
         }
     };
     let more = if has_more { " or more" } else { "" };
+    let wait = match (waiting.len(), has_more) {
+        (1, false) => "operation waits",
+        _ => "operations wait",
+    };
     let said = format!(
-        "it answers; {}{more} operations wait for a person (`waybill ops list`)",
+        "it answers; {}{more} {wait} for a person (`waybill ops list`)",
         waiting.len()
     );
     let mut findings = vec![match waiting.is_empty() && !has_more {
@@ -581,8 +585,8 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
     let stranded = count_stranded(waiting.values());
     findings.extend(stranded.iter().map(|(workflow, count)| {
         let said = format!(
-            "{count}{more} operations that wait for a person cannot go on: {workflow} is not known as they began with \
-             it; `waybill ops show` says what mends it"
+            "operations that wait for a person and cannot go on: {count}{more}; their version of {workflow} is not known; \
+             `waybill ops show` says what to do"
         );
         Finding::bad("workflows", said)
     }));

@@ -2,7 +2,7 @@
 
 use waybill_engine::{Action, Division, OperationId};
 use waybill_node::readers::show::LayoutView;
-use waybill_node::visible::counted;
+use waybill_telemetry::visible::counted;
 
 use super::Finding;
 use crate::cli::ops::api::{Api, ApiError};

@@ -241,7 +241,7 @@ fn requests_that_nobody_reads_are_bad_only_where_it_is_sure_that_nobody_does() {
     assert_eq!(
         told(7, &[], false).unwrap(),
         format!(
-            "BAD   agents         {nobody} 7 requests wait: no process runs the agent pay, or a workflow has its name \
+            "BAD   agents         {nobody} requests wait (7): no process runs the agent pay, or a workflow has its name \
              wrong"
         )
     );

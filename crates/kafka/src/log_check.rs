@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 use waybill_engine::{Offset, PartitionId};
-use waybill_kafka::{
-    ClientError, ConsumerOptions, KafkaSettings, PartitionConsumer, PollError, PollLimits,
-    RequestError,
-};
 
-use crate::scheduler::{UNDECODABLE, fingerprint};
+use crate::{
+    ClientError, ConsumerOptions, KafkaSettings, PartitionConsumer, PollError, PollLimits,
+    RequestError, UNDECODABLE, fingerprint,
+};
 
 /// How long the brokers may take to answer, and to hand over a record.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -1,6 +1,6 @@
 //! What tells a record of a topic of requests from any other that could lie at its offset.
 
-use waybill_kafka::RecordRef;
+use crate::RecordRef;
 
 /// The fingerprint of what no client can decode: there is nothing to take one of, so nothing is held against it.
 pub const UNDECODABLE: u64 = 0;
