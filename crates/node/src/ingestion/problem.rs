@@ -284,9 +284,9 @@ pub struct Problem {
     #[schema(example = 422)]
     status: u16,
     /// What is wrong with this very request.
-    #[schema(value_type = String, example = "1 field has a wrong value.")]
+    #[schema(value_type = String, example = "1 value is wrong.")]
     detail: Cow<'static, str>,
-    /// Every wrong field, query parameter and header.
+    /// Every wrong field and header, and up to 20 wrong query parameters.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldProblem>,
     /// The id to repeat the request with, where its outcome is unknown; the id in question
@@ -333,8 +333,8 @@ impl Problem {
     /// Wrong fields, parameters or headers; there must be at least one.
     pub fn invalid(errors: Vec<FieldProblem>) -> Self {
         let detail = match errors.len() {
-            1 => "1 field has a wrong value.".into(),
-            count => format!("{count} fields have wrong values."),
+            1 => "1 value is wrong.".into(),
+            count => format!("{count} values are wrong."),
         };
         Self {
             errors,
@@ -355,6 +355,14 @@ impl Problem {
     pub fn with_id(self, id: impl Into<String>) -> Self {
         Self {
             id: Some(id.into().into_boxed_str()),
+            ..self
+        }
+    }
+
+    /// The problem, with more said behind its detail.
+    pub fn with_more(self, more: &str) -> Self {
+        Self {
+            detail: (self.detail.into_owned() + more).into(),
             ..self
         }
     }
@@ -525,7 +533,7 @@ mod tests {
                 "type": "/problems/invalid-values",
                 "title": "Fields of the request have wrong values",
                 "status": 422,
-                "detail": "1 field has a wrong value.",
+                "detail": "1 value is wrong.",
                 "errors": [{"pointer": "/a", "detail": "must be a string"}],
             })
         );

@@ -44,7 +44,9 @@ use super::view::AcceptedView;
 use crate::auth::{Auth, Caller};
 
 pub use self::media_type::{JSON, NDJSON, check_media_type};
-pub use self::query::{OF_CANCEL, OF_ONE, Parameters, decoded, pairs, refuse_parameters};
+pub use self::query::{
+    OF_CANCEL, OF_ONE, Parameters, QueryErrors, decoded, pairs, refuse_parameters,
+};
 pub use self::reply::{Reply, json, location, not_found, set, set_static};
 pub use self::route::{BATCH, DELIVERIES, DOCS, EVENTS, OPENAPI, OPERATIONS, PROBLEMS, Route};
 

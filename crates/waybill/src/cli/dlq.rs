@@ -20,7 +20,8 @@ use super::connection::until_reader_leaves;
 /// What to do with dead letters.
 #[derive(Clone, Debug, Subcommand)]
 pub enum DlqCommand {
-    /// List the topics that they lie on, and how many records each has
+    /// List the topics that they lie on, and how many records each has: the dead-letter topics whose
+    /// names begin with kafka.topicPrefix
     Topics(topics::TopicsArgs),
     /// List them, a page at a time
     List(list::ListArgs),

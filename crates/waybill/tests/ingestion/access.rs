@@ -14,7 +14,7 @@ use reqwest::{Method, RequestBuilder};
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use waybill_engine::ProcessState;
+use waybill_engine::{HistoryEntry, OperationId, ProcessState, Timestamp};
 use waybill_node::auth::{Auth, NewToken};
 use waybill_node::config::AuthConfig;
 use waybill_node::ingestion::{Guards, IngestionConfig};
@@ -110,6 +110,62 @@ async fn a_repeat_by_a_token_that_may_not_read_shows_no_state() {
     let (status, again) = answer(create().send().await.unwrap()).await;
     let known = json!({"id": first["id"], "callerId": "once"});
     assert_eq!((status.as_u16(), again), (200, known));
+    guarded.world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refusal_to_a_token_that_may_not_read_shows_no_state_and_nobody() {
+    let guarded = Guarded::start().await;
+    let write = async |name: &str, state: ProcessState, history: Vec<HistoryEntry>| {
+        let mut row = row(OperationId::of_caller("acme", name), "order", state);
+        let mut created = row.created.as_deref().unwrap().clone();
+        created.tenant = "acme".into();
+        row.created = Some(created.into());
+        row.state.history = history;
+        guarded.world.write(row).await;
+    };
+    let parked = ProcessState::CompensationFailed;
+    write("parked", parked, Vec::new()).await;
+    write("undone", ProcessState::Compensated, Vec::new()).await;
+    let resubmission = HistoryEntry {
+        id: OperationId::of_caller("acme", "again").event_id("resubmitted/k"),
+        at: Timestamp(5_000_000),
+        by: "kim".to_owned(),
+        verb: format!("resubmitted {}", OperationId::of_caller("acme", "new")),
+        reason: String::new(),
+        refused: None,
+    };
+    write("again", ProcessState::Compensated, vec![resubmission]).await;
+
+    let (cancel, resubmit) = (json!({}), json!({"asNew": true}));
+    for (who, asked, body, code, shown) in [
+        (
+            "submit",
+            "parked:cancel",
+            &cancel,
+            "compensation-failed",
+            "CompensationFailed",
+        ),
+        ("submit", "undone:cancel", &cancel, "final", "Compensated"),
+        (
+            "repair",
+            "again:resubmit",
+            &resubmit,
+            "resubmitted-before",
+            "kim",
+        ),
+    ] {
+        let path = format!("{OPERATIONS}/{asked}");
+        for (who, is_shown) in [(who, false), ("acme", true)] {
+            let response = guarded.post(who, &path, body).send().await.unwrap();
+            let (status, _, problem) = problem(response).await;
+            assert_eq!((status, &problem["code"]), (409, &json!(code)), "{problem}");
+            let detail = problem["detail"].as_str().unwrap();
+            assert_eq!(detail.contains(shown), is_shown, "{who}: {detail}");
+            let is_silent = !detail.contains("Allowed") && !detail.contains("1970");
+            assert!(is_shown || is_silent, "{who}: {detail}");
+        }
+    }
     guarded.world.ingestion.shutdown().await;
 }
 

@@ -85,11 +85,9 @@ impl Api {
                     Status::Row(row) => match judge::of_cancel(&row, &self.rules.workflows) {
                         CancelWouldBe::Asked => Amended::of_row(&row),
                         CancelWouldBe::Done => return Ok(self.as_it_is(&row, form, caller)),
-                        CancelWouldBe::Late => return Err(late(&row)),
+                        CancelWouldBe::Late => return Err(late(&row, caller)),
                         CancelWouldBe::Parked => {
-                            let problem =
-                                parked(&row, &self.rules.workflows, Verb::Cancel.as_str());
-                            return Err(problem.with_code("compensation-failed"));
+                            return Err(parked(&row, &self.rules.workflows, caller));
                         }
                     },
                     Status::Pending(pending) => Amended::of_pending(&pending, &id, parameters),
@@ -133,12 +131,14 @@ impl Api {
         let found = self.asked_about(&id, &parameters, true).await?;
         found.delivery(&self.rules.workflows)?;
         let amended = match found {
-            Status::Row(row) if row.state.state.is_parked() => {
-                let problem = parked(&row, &self.rules.workflows, VERB);
-                return Err(problem.with_code("failed"));
-            }
             Status::Row(row) => {
-                judge::of_reschedule(&row, &self.rules.workflows, &amendment, wall_clock())?;
+                let workflows = &self.rules.workflows;
+                judge::of_reschedule(&row, workflows, &amendment, wall_clock()).map_err(
+                    |refused| match row.state.state.is_parked() && caller.may(Scope::Read) {
+                        true => refused.with_more(&allowed(&row, workflows)),
+                        false => refused,
+                    },
+                )?;
                 check_against(&change, request_of(&row).as_deref().map(|r| r.get()))?;
                 Amended::of_row(&row)
             }
@@ -343,22 +343,41 @@ fn check_against(change: &Reschedule, request: Option<&str>) -> Result<(), Probl
     }
 }
 
-fn late(row: &OperationRow) -> Problem {
+/// A cancel that comes too late; a parked operation was abandoned before. Only a caller with scope `read` is told the
+/// state.
+fn late(row: &OperationRow, caller: &Caller) -> Problem {
     let (id, state) = (row.id, row.state.state.as_str());
-    let detail = format!("Cannot cancel {id}: it is already {state}.");
+    let detail = match (caller.may(Scope::Read), row.state.state.is_parked()) {
+        (false, _) => format!("Cannot cancel {id}: it is already final."),
+        (true, false) => format!("Cannot cancel {id}: it is already {state}."),
+        (true, true) => format!("Cannot cancel {id}: it was abandoned in {state}."),
+    };
     Problem::new(Kind::OperationFinal, detail)
         .with_id(id.to_string())
         .with_code("final")
 }
 
-/// An operation waits for a person, and the verb is not one of those that help it.
-fn parked(row: &OperationRow, workflows: &Workflows, verb: &str) -> Problem {
+/// A cancel of an operation that could not be undone. Only a caller with scope `read` is told the state.
+fn parked(row: &OperationRow, workflows: &Workflows, caller: &Caller) -> Problem {
     let (id, state) = (row.id, row.state.state.as_str());
-    let open = next::of(row, workflows).verbs.join(", ");
-    let detail = format!(
-        "Cannot {verb} {id}: it is parked in {state}, which a person has to resolve. Verbs that it accepts: {open}."
-    );
-    Problem::new(Kind::VerbRefused, detail).with_id(id.to_string())
+    let detail = match caller.may(Scope::Read) {
+        false => format!("Cannot cancel {id}: it does not allow a cancel now."),
+        true => {
+            let allowed = allowed(row, workflows);
+            format!("Cannot cancel {id}: it is parked in {state}.{allowed}")
+        }
+    };
+    Problem::new(Kind::VerbRefused, detail)
+        .with_id(id.to_string())
+        .with_code("compensation-failed")
+}
+
+/// The sentence about the verbs that an operation accepts, behind a space; empty if there are none.
+fn allowed(row: &OperationRow, workflows: &Workflows) -> String {
+    match &next::of(row, workflows).verbs[..] {
+        [] => String::new(),
+        verbs => format!(" Allowed: {}.", verbs.join(", ")),
+    }
 }
 
 pub(super) fn unwritable() -> Problem {

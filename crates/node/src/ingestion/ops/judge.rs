@@ -73,7 +73,7 @@ pub enum CancelWouldBe {
     Asked,
     /// It was applied before.
     Done,
-    /// The operation was final when it was read.
+    /// The operation was final, or abandoned after an undo that failed, when it was read.
     Late,
     /// The operation was parked, with an undo that failed, when it was read.
     Parked,
@@ -85,6 +85,7 @@ pub fn of_cancel(row: &OperationRow, workflows: &Workflows) -> CancelWouldBe {
     match row.state.state {
         ProcessState::Cancelled => CancelWouldBe::Done,
         ProcessState::Compensated => CancelWouldBe::Late,
+        ProcessState::CompensationFailed if row.state.abandoned => CancelWouldBe::Late,
         ProcessState::CompensationFailed => CancelWouldBe::Parked,
         ProcessState::Processed => {
             let created = &row.created;
@@ -111,6 +112,11 @@ pub fn of_reschedule(
     match refusal(row, workflows, Asked::Amendment(amendment), now) {
         None => Ok(()),
         Some(code) => {
+            // A person can still go on with a parked operation, so that it is not called final here.
+            let code = match code {
+                "final" if row.state.state.is_parked() => "failed",
+                other => other,
+            };
             let kind = match code {
                 "final" => Kind::OperationFinal,
                 "step-sent" => Kind::StepSent,
@@ -127,10 +133,12 @@ pub fn of_reschedule(
 /// The entry of the history about the operation that runs this one again, and the ID of that operation.
 pub fn resubmission(state: &OperationState) -> Option<(&HistoryEntry, OperationId)> {
     let mut newest_first = state.history.iter().rev();
-    newest_first.find_map(|entry| {
-        let id = entry.verb.strip_prefix("resubmitted ")?;
-        Some((entry, id.parse().ok()?))
-    })
+    newest_first.find_map(|entry| Some((entry, resubmitted_as(entry)?)))
+}
+
+/// The ID of the operation that runs this one again, if the entry is about that.
+pub fn resubmitted_as(entry: &HistoryEntry) -> Option<OperationId> {
+    entry.verb.strip_prefix("resubmitted ")?.parse().ok()
 }
 
 /// Why an operation cannot be run again as a new one, if it cannot: its effects would be made twice, or it was never

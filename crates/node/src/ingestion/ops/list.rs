@@ -27,8 +27,8 @@ use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder};
 use self::cursor::{ShownCursor, of_text, to_text};
 use super::judge;
 use crate::auth::{Caller, Tenants};
-use crate::ingestion::problem::{FieldProblem, Problem};
-use crate::ingestion::service::{Api, Reply, json, pairs, set_static};
+use crate::ingestion::problem::Problem;
+use crate::ingestion::service::{Api, QueryErrors, Reply, json, pairs, set_static};
 use crate::ingestion::view::{ErrorView, failure, time_text, workflow_version};
 
 /// The parameters of a list.
@@ -333,6 +333,27 @@ impl Filter {
             && (self.wants_abandoned || !item.abandoned)
     }
 
+    /// Reads a word of the parameter `state`.
+    fn read_state(&mut self, word: &str, errors: &mut QueryErrors) {
+        if word == UNREADABLE {
+            self.wants_unreadable = true;
+            return;
+        }
+        let mut listed = ProcessState::LISTED.into_iter();
+        if let Some(state) = listed.find(|state| state.as_str() == word) {
+            self.states.push(state);
+            return;
+        }
+        let words = ProcessState::LISTED.map(ProcessState::as_str).join(", ");
+        let mut detail = format!("must be any of {words}, {UNREADABLE}");
+        let mut known = ProcessState::ALL.into_iter();
+        if let Some(state) = known.find(|state| state.as_str() == word) {
+            let state = state.as_str();
+            detail.push_str(&format!(": there is no list of {state} operations"));
+        }
+        errors.wrong("state", detail);
+    }
+
     /// Nothing else is known of it than that it cannot be read.
     fn lets_pass_unreadable(&self) -> bool {
         let others = [&self.workflow, &self.tenant, &self.step, &self.error];
@@ -350,18 +371,12 @@ struct Asked {
 
 impl Asked {
     fn read(query: Option<&str>, now: Timestamp, tenants: &Tenants) -> Result<Self, Problem> {
-        let mut reader = QueryReader::default();
+        let mut errors = QueryErrors::default();
         let (mut filter, mut limit) = (Filter::default(), PAGE_ITEMS);
         let (mut order, mut older_than) = (AttentionOrder::OldestFirst, None);
         let mut going_on = None;
         for (name, value) in pairs(query) {
-            if !PARAMETERS.contains(&name) {
-                let known = PARAMETERS.join(", ");
-                reader.wrong(name, &format!("is unknown; the parameters are {known}"));
-                continue;
-            }
-            let Some(value) = value else {
-                reader.wrong(name, "must be UTF-8");
+            let Some(value) = errors.known_value(name, value, &PARAMETERS) else {
                 continue;
             };
             if value.is_empty() {
@@ -370,7 +385,7 @@ impl Asked {
             match name {
                 "state" => value
                     .split(',')
-                    .for_each(|word| reader.state(word, &mut filter)),
+                    .for_each(|word| filter.read_state(word, &mut errors)),
                 "workflow" => filter.workflow = Some(value),
                 "tenant" => filter.tenant = Some(value),
                 "step" => filter.step = Some(value),
@@ -378,30 +393,29 @@ impl Asked {
                 "abandoned" => match value.as_str() {
                     "true" => filter.wants_abandoned = true,
                     "false" => filter.wants_abandoned = false,
-                    _ => reader.wrong(name, "must be true or false"),
+                    _ => errors.wrong(name, "must be true or false"),
                 },
                 "olderThan" => match parse_duration(&value) {
                     Ok(duration) => older_than = Some(duration),
-                    Err(_) => reader.wrong(name, "must be a duration such as 90s, 10m or 24h"),
+                    Err(_) => errors.wrong(name, "must be a duration such as 90s, 10m or 24h"),
                 },
                 "limit" => match value.parse() {
                     Ok(number) if (1..=PAGE_ITEMS_MAX).contains(&number) => limit = number,
-                    _ => reader.wrong(name, &format!("must be from 1 to {PAGE_ITEMS_MAX}")),
+                    _ => errors.wrong(name, format!("must be from 1 to {PAGE_ITEMS_MAX}")),
                 },
                 "order" => match value.as_str() {
                     "oldest" => order = AttentionOrder::OldestFirst,
                     "newest" => order = AttentionOrder::NewestFirst,
-                    _ => reader.wrong(name, "must be oldest or newest"),
+                    _ => errors.wrong(name, "must be oldest or newest"),
                 },
-                _ => match of_text(&value) {
+                "cursor" => match of_text(&value) {
                     Some(cursor) => going_on = Some(cursor),
-                    None => reader.wrong(name, "must be the `next` of a page, as it was given"),
+                    None => errors.wrong(name, "must be the `next` of a page, as it was given"),
                 },
+                _ => errors.unknown(name, &PARAMETERS),
             }
         }
-        if !reader.errors.is_empty() {
-            return Err(Problem::invalid(reader.errors));
-        }
+        errors.into_result()?;
         let named = filter.tenant.take();
         filter.tenant = match tenants {
             Tenants::All => named,
@@ -418,43 +432,6 @@ impl Asked {
                 .unwrap_or_else(|| AttentionCursor::new(order, Timestamp(i64::MIN), until)),
             limit,
         })
-    }
-}
-
-/// Collects what is wrong with a query.
-#[derive(Default)]
-struct QueryReader {
-    errors: Vec<FieldProblem>,
-}
-
-impl QueryReader {
-    fn wrong(&mut self, name: &str, detail: &str) {
-        self.errors.push(FieldProblem::of_parameter(name, detail));
-    }
-
-    fn state(&mut self, word: &str, filter: &mut Filter) {
-        if word == UNREADABLE {
-            filter.wants_unreadable = true;
-            return;
-        }
-        let mut listed = ProcessState::LISTED.into_iter();
-        if let Some(state) = listed.find(|state| state.as_str() == word) {
-            filter.states.push(state);
-            return;
-        }
-        let words = ProcessState::LISTED.map(ProcessState::as_str).join(", ");
-        let allowed = format!("must be any of {words}, {UNREADABLE}");
-        let mut known = ProcessState::ALL.into_iter();
-        match known.find(|state| state.as_str() == word) {
-            Some(state) => {
-                let state = state.as_str();
-                self.wrong(
-                    "state",
-                    &format!("{allowed}: there is no list of {state} operations"),
-                );
-            }
-            None => self.wrong("state", &allowed),
-        }
     }
 }
 
@@ -486,6 +463,22 @@ mod tests {
         let query = "state=Broken&olderThan=soon&limit=0&order=random&cursor=x&abandoned=1&what=";
         let problem = Asked::read(Some(query), Timestamp(0), &Tenants::All).unwrap_err();
         assert_eq!(problem.errors.len(), 7, "{:?}", problem.errors);
+        let query = "state=a,b&limit=0&limit=x";
+        let problem = Asked::read(Some(query), Timestamp(0), &Tenants::All).unwrap_err();
+        let named = problem.errors.into_iter();
+        let named: Vec<_> = named.filter_map(|error| error.parameter).collect();
+        assert_eq!(named, ["state", "limit"]);
+    }
+
+    #[test]
+    fn every_parameter_that_is_listed_is_read() {
+        for name in PARAMETERS {
+            let query = format!("{name}=%20");
+            let read = Asked::read(Some(&query), Timestamp(0), &Tenants::All);
+            let errors = read.map_or_else(|problem| problem.errors, |_| Vec::new());
+            let mut details = errors.iter().map(|error| &error.detail);
+            assert!(!details.any(|it| it.starts_with("is unknown")), "{name}");
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::body::{Asker, Said};
 use super::judge;
 use super::verb::Verb;
 use super::{AskedView, Key};
-use crate::auth::Caller;
+use crate::auth::{Caller, Scope};
 use crate::ingestion::problem::{Kind, Problem};
 use crate::ingestion::request::DRONE_DELIVERY;
 use crate::ingestion::service::{
@@ -23,9 +23,6 @@ use crate::ingestion::service::{
 use crate::ingestion::status::Status;
 use crate::ingestion::unwanted::RequestBody;
 use crate::ingestion::view::time_text;
-
-/// The name of a resubmission as a new operation, in the IDs of what is noted.
-const RESUBMITTED: &str = "resubmitted";
 
 impl Api {
     /// `POST /v1/operations/{id}:verb`; `part` is the last part of the path.
@@ -67,7 +64,7 @@ impl Api {
         let as_new = said.as_new;
         let asker = said.asker(caller)?;
         if as_new {
-            return self.resubmit_as_new(&row, asker, &key).await;
+            return self.resubmit_as_new(&row, asker, &key, caller).await;
         }
         if judge::is_done(&row, &recovery) {
             return Ok(self.as_it_is(&row, Form::General, caller));
@@ -93,6 +90,7 @@ impl Api {
         row: &OperationRow,
         asker: Asker,
         key: &Key,
+        caller: &Caller,
     ) -> Result<Reply, Problem> {
         match (
             judge::of_resubmission_as_new(row),
@@ -100,11 +98,13 @@ impl Api {
         ) {
             (None, _) => {}
             (Some("resubmitted-before"), Some((entry, new))) => {
-                let request_id = key.id(row.id, RESUBMITTED);
-                let is_repeat = row.state.history.iter().any(|it| it.id == request_id);
-                return match is_repeat {
-                    true => Ok(resubmitted(row.id, new, request_id)),
-                    false => Err(resubmitted_before(row.id, new, entry)),
+                let noted = RecoveryVerb::Resubmitted { as_operation: new };
+                let request_id = key.id(row.id, noted.as_str());
+                let mut history = row.state.history.iter();
+                let repeated = history.find(|it| it.id == request_id);
+                return match repeated.and_then(judge::resubmitted_as) {
+                    Some(same) => Ok(resubmitted(row.id, same, request_id)),
+                    None => Err(resubmitted_before(row.id, new, entry, caller)),
                 };
             }
             (Some(code), _) => return Err(judge::refused(code)),
@@ -177,14 +177,25 @@ fn resubmitted(id: OperationId, new: OperationId, request_id: Uuid) -> Reply {
     asked.accepted(&location(OPERATIONS, new, None))
 }
 
-fn resubmitted_before(id: OperationId, new: OperationId, entry: &HistoryEntry) -> Problem {
-    let (by, at) = (&entry.by, time_text(entry.at));
-    let detail = format!(
-        "Cannot resubmit {id}: {by} resubmitted it as {new} at {at}. To run it once more, resubmit {new}."
-    );
-    Problem::new(Kind::VerbRefused, detail)
-        .with_id(new.to_string())
-        .with_code("resubmitted-before")
+/// Only a caller with scope `read` is told who resubmitted it, and when.
+fn resubmitted_before(
+    id: OperationId,
+    new: OperationId,
+    entry: &HistoryEntry,
+    caller: &Caller,
+) -> Problem {
+    const CODE: &str = "resubmitted-before";
+    let problem = match caller.may(Scope::Read) {
+        false => judge::refused(CODE),
+        true => {
+            let (by, at) = (&entry.by, time_text(entry.at));
+            let detail = format!(
+                "Cannot resubmit {id}: {by} resubmitted it as {new} at {at}. To run it once more, resubmit {new}."
+            );
+            Problem::new(Kind::VerbRefused, detail).with_code(CODE)
+        }
+    };
+    problem.with_id(new.to_string())
 }
 
 /// The request that runs an operation again, with the input that it has now; `None` if a scheduler would

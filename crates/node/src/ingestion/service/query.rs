@@ -1,7 +1,7 @@
 //! The parameters of a query.
 //!
-//! What must hold: every wrong parameter is named at once, and so is every unknown one. A misspelt name that were
-//! ignored would give an answer to another question.
+//! What must hold: all wrong parameters are named at once, and so are unknown ones, each once and up to a bound. A
+//! misspelt name that were ignored would give an answer to another question.
 
 use percent_encoding::percent_decode_str;
 
@@ -13,6 +13,9 @@ use crate::ingestion::token::StatusToken;
 pub const OF_ONE: [&str; 2] = ["at", "tenant"];
 /// The parameters of a cancel that has no body.
 pub const OF_CANCEL: [&str; 3] = ["at", "tenant", "reason"];
+
+/// How many wrong parameters an answer names at most.
+const ERRORS_MAX: usize = 20;
 
 /// What a query about one operation says.
 #[derive(Debug)]
@@ -38,32 +41,70 @@ impl Parameters {
             tenants,
             reason: String::new(),
         };
-        let mut errors = Vec::new();
+        let mut errors = QueryErrors::default();
         for (name, value) in pairs(query) {
-            let mut wrong = |detail: String| errors.push(FieldProblem::of_parameter(name, detail));
-            if !known.contains(&name) {
-                wrong(format!(
-                    "is unknown; the parameters are {}",
-                    known.join(", ")
-                ));
-                continue;
-            }
-            let Some(value) = value else {
-                wrong("must be UTF-8".to_owned());
+            let Some(value) = errors.known_value(name, value, known) else {
                 continue;
             };
             match name {
                 "at" => match value.parse() {
                     Ok(token) => parameters.token = Some(token),
-                    Err(error) => wrong(format!("{error}")),
+                    Err(error) => errors.wrong(name, format!("{error}")),
                 },
                 "tenant" => parameters.tenant = parameters.tenants.meant(value)?,
-                _ => parameters.reason = value,
+                "reason" => parameters.reason = value,
+                _ => errors.unknown(name, known),
             }
         }
-        match errors.is_empty() {
-            true => Ok(parameters),
-            false => Err(Problem::invalid(errors)),
+        errors.into_result()?;
+        Ok(parameters)
+    }
+}
+
+/// What is wrong with a query: each parameter once, and no more than an answer may name.
+#[derive(Debug, Default)]
+pub struct QueryErrors(Vec<FieldProblem>);
+
+impl QueryErrors {
+    /// Notes what is wrong with a parameter.
+    pub fn wrong(&mut self, name: &str, detail: impl Into<String>) {
+        let mut named = self.0.iter();
+        let is_named = named.any(|error| error.parameter.as_deref() == Some(name));
+        if !is_named && self.0.len() < ERRORS_MAX {
+            self.0.push(FieldProblem::of_parameter(name, detail));
+        }
+    }
+
+    /// Notes a parameter that the request does not have.
+    pub fn unknown(&mut self, name: &str, known: &[&str]) {
+        let known = known.join(", ");
+        self.wrong(name, format!("is unknown; the parameters are {known}"));
+    }
+
+    /// The value of a parameter. Notes that it is unknown, or that its value is not UTF-8.
+    pub fn known_value(
+        &mut self,
+        name: &str,
+        value: Option<String>,
+        known: &[&str],
+    ) -> Option<String> {
+        if !known.contains(&name) {
+            self.unknown(name, known);
+            return None;
+        }
+        if value.is_none() {
+            self.wrong(name, "must be UTF-8");
+        }
+        value
+    }
+
+    /// # Errors
+    ///
+    /// If anything is wrong.
+    pub fn into_result(self) -> Result<(), Problem> {
+        match self.0.is_empty() {
+            true => Ok(()),
+            false => Err(Problem::invalid(self.0)),
         }
     }
 }
@@ -71,7 +112,7 @@ impl Parameters {
 /// Refuses the parameters of a request that has none: what it asks for is in its body. A caller of one tenant who
 /// names another is refused for that, as everywhere.
 pub fn refuse_parameters(query: Option<&str>, caller: &Caller) -> Result<(), Problem> {
-    let mut errors = Vec::new();
+    let mut errors = QueryErrors::default();
     for (name, value) in pairs(query) {
         let detail = match (name, value) {
             ("tenant", Some(tenant)) => {
@@ -80,12 +121,9 @@ pub fn refuse_parameters(query: Option<&str>, caller: &Caller) -> Result<(), Pro
             }
             _ => "is unknown; this request has no parameters",
         };
-        errors.push(FieldProblem::of_parameter(name, detail));
+        errors.wrong(name, detail);
     }
-    match errors.is_empty() {
-        true => Ok(()),
-        false => Err(Problem::invalid(errors)),
-    }
+    errors.into_result()
 }
 
 /// The parameters of a query with their decoded values; `None` for a value that is not UTF-8.
@@ -148,6 +186,25 @@ mod tests {
             "is unknown; the parameters are at, tenant"
         );
         assert_eq!(named(refused), ["reason"]);
+    }
+
+    #[test]
+    fn each_wrong_parameter_is_named_once_and_no_more_than_an_answer_may_name() {
+        let refused = read(Some(&"a&".repeat(8_000))).unwrap_err();
+        assert_eq!(named(refused), ["a"]);
+        let many: Vec<_> = (0..50).map(|n| format!("p{n}")).collect();
+        let refused = read(Some(&many.join("&"))).unwrap_err();
+        assert_eq!(named(refused), many[..ERRORS_MAX]);
+        let refused = refuse_parameters(Some(&many.join("&")), &Caller::ANYBODY).unwrap_err();
+        assert_eq!(named(refused), many[..ERRORS_MAX]);
+    }
+
+    #[test]
+    fn every_parameter_that_is_listed_is_read() {
+        for name in OF_ONE.into_iter().chain(OF_CANCEL) {
+            let value = if name == "at" { "1-2-0a0b0c0d" } else { "x" };
+            read(Some(&format!("{name}={value}"))).unwrap();
+        }
     }
 
     #[test]

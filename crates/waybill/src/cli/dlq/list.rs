@@ -24,7 +24,8 @@ use crate::cli::shown::{Bytes, NOTHING, Output, time};
 /// The arguments of `waybill dlq list`.
 #[derive(Clone, Debug, Args)]
 pub struct ListArgs {
-    /// Only the dead letters of this topic, by its whole name or short; else those of every topic
+    /// Only the dead letters of this topic, by its whole name or short; else those of every
+    /// dead-letter topic whose name begins with kafka.topicPrefix
     #[arg(long, value_name = "TOPIC", value_parser = topic_from_text)]
     topic: Option<String>,
     /// Only those that were not replayed yet; reads each partition to its end first
@@ -67,7 +68,7 @@ impl ListArgs {
         if let (true, Some(last)) = (page.has_more, &page.last) {
             eprintln!("there are more: --after {last}");
         }
-        if page.last.is_none() {
+        if page.last.is_none() && found.forbidden.is_empty() {
             let behind = self.after.as_ref().map(|after| format!(" behind {after}"));
             let open = if self.open { "open " } else { "" };
             eprintln!("no {open}dead letters{}", behind.unwrap_or_default());

@@ -37,7 +37,7 @@ impl TopicsArgs {
                 Output::Table => writeln!(out, "{row}")?,
             }
         }
-        if found.topics.is_empty() {
+        if found.topics.is_empty() && found.forbidden.is_empty() {
             eprintln!("no dead-letter topics");
         }
         found.require_all()

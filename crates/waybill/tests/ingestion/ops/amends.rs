@@ -100,8 +100,7 @@ async fn a_cancel_is_refused_only_where_the_operation_was_final_when_read() {
                 assert_eq!(problem["code"], "compensation-failed");
                 let id = id_of(&name);
                 let expected = format!(
-                    "Cannot cancel {id}: it is parked in CompensationFailed, which a person has to resolve. Verbs \
-                     that it accepts: abandon, resubmit-as-new."
+                    "Cannot cancel {id}: it is parked in CompensationFailed. Allowed: abandon, resubmit-as-new."
                 );
                 assert_eq!(problem["detail"], expected);
             }
@@ -118,6 +117,17 @@ async fn a_cancel_is_refused_only_where_the_operation_was_final_when_read() {
             }
         }
     }
+    let state = ProcessState::CompensationFailed;
+    let mut abandoned = row(id_of("left"), "drone-delivery", state);
+    abandoned.state.abandoned = true;
+    world.write(abandoned).await;
+    let (status, problem) = world.verb(id_of("left"), "cancel", json!({})).await;
+    assert_eq!((status, &problem["code"]), (409, &json!("final")));
+    let expected = format!(
+        "Cannot cancel {}: it was abandoned in CompensationFailed.",
+        id_of("left")
+    );
+    assert_eq!(problem["detail"], expected);
     world
         .write(row(id_of("always"), "reversible", ProcessState::Processed))
         .await;
@@ -386,17 +396,27 @@ async fn a_reschedule_that_comes_too_late_says_why() {
     world
         .write(row(id_of("parked"), "drone-delivery", ProcessState::Error))
         .await;
+    let mut stranded = row(id_of("stranded"), "drone-delivery", ProcessState::Error);
+    std::sync::Arc::make_mut(stranded.created.as_mut().unwrap()).workflow_version = 9;
+    world.write(stranded).await;
+    let unknown = (409, "verb-refused", "workflow-unknown");
     for (name, change, expected) in [
         ("sent", "pickupTime", (409, "step-sent", "step-sent")),
         ("final", "pickupTime", (409, "operation-final", "final")),
         ("undone", "pickupTime", (409, "verb-refused", "failed")),
         ("parked", "pickupTime", (409, "verb-refused", "failed")),
+        ("stranded", "pickupTime", unknown),
     ] {
         let change = json!({change: "2030-05-08T21:00:00Z"});
         let request = world.ask(Method::PATCH, &format!("{DELIVERIES}/{name}"));
         let (status, kind, problem) = problem(request.json(&change).send().await.unwrap()).await;
         let code = problem["code"].as_str().unwrap();
         assert_eq!((status, kind.as_str(), code), expected, "{name}");
+        let detail = problem["detail"].as_str().unwrap();
+        let is_parked = ["parked", "stranded"].contains(&name);
+        assert_eq!(detail.contains(" Allowed: "), is_parked, "{detail}");
+        let has_advice = detail.contains("With the file of that version put back");
+        assert_eq!(has_advice, name == "stranded", "{detail}");
     }
     let other_field = json!({"deadline": "2030-05-09T21:00:00Z"});
     let request = world.ask(Method::PATCH, &format!("{DELIVERIES}/sent"));

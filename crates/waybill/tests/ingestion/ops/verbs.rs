@@ -294,16 +294,18 @@ async fn an_operation_that_was_undone_is_run_again_as_a_new_one_and_linked() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operation_that_runs_again_as_a_new_one_is_not_run_a_third_time() {
     let world = World::start().await;
-    let (old, new) = (id_of("old"), id_of("new"));
+    let (old, first, new) = (id_of("old"), id_of("first"), id_of("new"));
     let mut undone = row(old, "order", ProcessState::Compensated);
-    undone.state.history.push(HistoryEntry {
-        id: old.event_id("resubmitted/first"),
-        at: Timestamp(5_000_000),
-        by: "kim".to_owned(),
-        verb: format!("resubmitted {new}"),
-        reason: String::new(),
-        refused: None,
-    });
+    for (key, second, made) in [("first", 4, first), ("other", 5, new)] {
+        undone.state.history.push(HistoryEntry {
+            id: old.event_id(&format!("resubmitted/{key}")),
+            at: Timestamp(second * 1_000_000),
+            by: "kim".to_owned(),
+            verb: format!("resubmitted {made}"),
+            reason: String::new(),
+            refused: None,
+        });
+    }
     world.write(undone).await;
     let resubmit = |key: &'static str| {
         let path = format!("{OPERATIONS}/{old}:resubmit");
@@ -322,7 +324,7 @@ async fn an_operation_that_runs_again_as_a_new_one_is_not_run_a_third_time() {
     // A repeat of the first is answered as the first was.
     let (status, asked) = answer(resubmit("first").await.unwrap()).await;
     assert_eq!(status, StatusCode::ACCEPTED);
-    assert_eq!(asked["resubmittedAs"], new.to_string());
+    assert_eq!(asked["resubmittedAs"], first.to_string());
     assert!(world.records().is_empty() && world.recoveries().is_empty());
     let (_, shown) = world.get(&format!("{OPERATIONS}/{old}")).await;
     assert!(shown.get("verbs").is_none(), "{shown}");
