@@ -9,6 +9,7 @@
 //!
 //! Deliberately absent: routes, and who may ask for what.
 
+mod body;
 pub mod file_modes;
 mod gate;
 mod hosts;
@@ -18,6 +19,7 @@ pub mod reread;
 mod server;
 mod tls;
 
+pub use body::RequestBody;
 pub use gate::{Gate, GateLimits, HEADERS_LIMIT_MAX, Refusal};
 pub use hosts::{Foreign, Hosts};
 pub use meter::METRICS;

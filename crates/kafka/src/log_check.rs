@@ -1,8 +1,8 @@
 //! Whether a log of requests is the one that a checkpoint was taken on.
 //!
 //! Why it exists: **a checkpoint is valid for its own log only.** A topic that was deleted and created again holds new
-//! requests at offsets that were done in the old one. Its schedulers refuse it; until a person has decided, whoever goes
-//! by a checkpoint has to know: what deletes finished records, and what tells a caller that a request is gone.
+//! requests at offsets that were done in the old one. Its schedulers refuse it until a person has decided. Code that relies
+//! on a checkpoint must verify its log before that: the deletion of finished records, and status queries.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,9 +14,6 @@ use crate::{
     ClientError, ConsumerOptions, KafkaSettings, PartitionConsumer, PollError, PollLimits,
     RequestError, UNDECODABLE, fingerprint,
 };
-
-/// How long the brokers may take to answer, and to hand over a record.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What tells the log of a checkpoint from another one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,9 +61,12 @@ pub enum LogCheckError {
     /// The record cannot be read.
     #[error(transparent)]
     Read(#[from] PollError),
+    /// The record did not come in time.
+    #[error("the record at offset {0} did not come in time")]
+    Late(Offset),
     /// The thread that looked ended early.
-    #[error("looking at the log was given up: {0}")]
-    GivenUp(#[from] tokio::task::JoinError),
+    #[error("the log check did not finish")]
+    Unfinished(#[from] tokio::task::JoinError),
 }
 
 /// Looks at logs, one at a time.
@@ -74,17 +74,20 @@ pub enum LogCheckError {
 pub struct LogCheck {
     kafka: KafkaSettings,
     client_name: &'static str,
+    patience: Duration,
     /// Made by the first look.
     consumer: Arc<Mutex<Option<PartitionConsumer>>>,
 }
 
 impl LogCheck {
-    /// One whose client has this name at the brokers. It connects when it is first used.
+    /// One whose client has this name at the brokers, which may take as long as `patience` for a look. It connects when
+    /// it is first used.
     #[must_use]
-    pub fn new(kafka: KafkaSettings, client_name: &'static str) -> Self {
+    pub fn new(kafka: KafkaSettings, client_name: &'static str, patience: Duration) -> Self {
         Self {
             kafka,
             client_name,
+            patience,
             consumer: Arc::default(),
         }
     }
@@ -93,7 +96,7 @@ impl LogCheck {
     ///
     /// # Errors
     ///
-    /// If the brokers do not answer within some seconds, or the record cannot be read.
+    /// If the brokers do not answer in time, or the record cannot be read.
     pub async fn identity(
         &self,
         topic: &str,
@@ -110,7 +113,8 @@ impl LogCheck {
                 Some(consumer) => consumer,
                 None => check.consumer()?,
             };
-            let found = look(&consumer, &topic, partition, mark)?;
+            let due = Instant::now() + check.patience;
+            let found = look(&consumer, &topic, partition, mark, due)?;
             // One that failed is made anew.
             *slot = Some(consumer);
             Ok(found)
@@ -124,10 +128,7 @@ impl LogCheck {
     }
 
     fn consumer(&self) -> Result<PartitionConsumer, ClientError> {
-        let options = ConsumerOptions {
-            queue_records_max: 1,
-            ..ConsumerOptions::new(self.client_name)
-        };
+        let options = ConsumerOptions::single_records(self.client_name);
         PartitionConsumer::new(&self.kafka, &options)
     }
 }
@@ -137,7 +138,9 @@ fn look(
     topic: &str,
     partition: PartitionId,
     mark: Mark,
+    due: Instant,
 ) -> Result<Identity, LogCheckError> {
+    let left = || due.saturating_duration_since(Instant::now());
     let same_if = |is_same| match is_same {
         true => Identity::Same,
         false => Identity::Another,
@@ -145,12 +148,12 @@ fn look(
     let (offset, expected) = match mark {
         Mark::Missing => return Ok(Identity::Unknown),
         Mark::Topic(expected) => {
-            let id = consumer.topic_id(topic, partition, PATIENCE)?;
+            let id = consumer.topic_id(topic, partition, left())?;
             return Ok(id.map_or(Identity::Unknown, |id| same_if(id.head() == expected)));
         }
         Mark::Record(offset, fingerprint) => (offset, fingerprint),
     };
-    let (first, next) = consumer.watermarks(topic, partition, PATIENCE)?;
+    let (first, next) = consumer.watermarks(topic, partition, left())?;
     if offset >= next {
         return Ok(Identity::Another);
     }
@@ -158,18 +161,21 @@ fn look(
         return Ok(Identity::Unknown);
     }
     consumer.assign(&[(topic, partition, offset)])?;
-    let found = fingerprint_at(consumer, offset)?;
+    let found = fingerprint_at(consumer, offset, due)?;
     consumer.assign(&[])?;
     Ok(found.map_or(Identity::Unknown, |found| same_if(found == expected)))
 }
 
-/// The fingerprint of the first record that comes, if that is the one at `offset`.
-fn fingerprint_at(consumer: &PartitionConsumer, offset: Offset) -> Result<Option<u64>, PollError> {
+/// The fingerprint of the first record that comes, if that is the one at `offset`: it may have been compacted away.
+fn fingerprint_at(
+    consumer: &PartitionConsumer,
+    offset: Offset,
+    due: Instant,
+) -> Result<Option<u64>, LogCheckError> {
     let one = PollLimits {
         records: 1,
         bytes: usize::MAX,
     };
-    let due = Instant::now() + PATIENCE;
     loop {
         let left = due.saturating_duration_since(Instant::now());
         let mut came = None;
@@ -178,7 +184,7 @@ fn fingerprint_at(consumer: &PartitionConsumer, offset: Offset) -> Result<Option
         })?;
         match came {
             Some((at, fingerprint)) => return Ok((at == offset).then_some(fingerprint)),
-            None if left.is_zero() => return Ok(None),
+            None if left.is_zero() => return Err(LogCheckError::Late(offset)),
             None => {}
         }
     }

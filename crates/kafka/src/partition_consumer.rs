@@ -64,6 +64,18 @@ impl ConsumerOptions {
             fetch_wait_max: Duration::from_millis(500),
         }
     }
+
+    /// Those of a consumer that reads single records: it prefetches one, and no fetch is held back for long, as the next
+    /// read would have to wait for it.
+    #[must_use]
+    pub fn single_records(client_id: impl Into<String>) -> Self {
+        Self {
+            queue_kib_max: 1_024,
+            queue_records_max: 1,
+            fetch_wait_max: Duration::from_millis(10),
+            ..Self::new(client_id)
+        }
+    }
 }
 
 /// Fetch settings that both kinds of consumers share.

@@ -71,10 +71,10 @@ use crate::growing::Growing;
 use crate::ingestion::body::{Patience, read_whole};
 use crate::ingestion::docs::problem_page;
 use crate::ingestion::problem::{FieldProblem, Kind, Problem};
-use crate::ingestion::unwanted::RequestBody;
 use crate::readers::show::Readers;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::{Telemetry, announce};
+use waybill_http::RequestBody;
 use waybill_http::json;
 
 /// The largest body that is read; those wanted are `{"running": false}` and `{"perPartition": 2}`.

@@ -5,7 +5,6 @@
 
 mod lines;
 mod log;
-mod process;
 mod repeats;
 pub mod traces;
 
@@ -20,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 use waybill_telemetry::{Declared, Metric};
 
 pub use self::log::{Log, LogFilter, LogFilterError};
-pub use self::process::METRICS as PROCESS_METRICS;
 use crate::config::TelemetryConfig;
+pub use waybill_telemetry::process::METRICS as PROCESS_METRICS;
 
 /// The version of this program.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -128,7 +127,7 @@ impl Telemetry {
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = self.handle.render();
-        process::render(&mut text);
+        waybill_telemetry::process::render(&mut text);
         text
     }
 

@@ -6,6 +6,7 @@
 //! grows. Labels have few values; no id of anything that comes and goes is one.
 
 mod chain;
+pub mod process;
 pub mod trace;
 pub mod visible;
 

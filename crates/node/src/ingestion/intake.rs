@@ -27,6 +27,7 @@ use waybill_telemetry::trace::OpenSpan;
 
 use super::config::IngestionConfig;
 use super::flow::Flow;
+use super::logs::Logs;
 use super::measure::{QUEUE_BYTES, QUEUE_BYTES_MAX};
 use super::peek::Peek;
 use super::problem::{Kind, Problem};
@@ -39,7 +40,6 @@ use super::spans;
 use crate::auth::Tenants;
 use crate::disk::LowDisk;
 use crate::spread::Spread;
-use waybill_kafka::{Identity, LogCheck};
 
 /// How a request was answered that was not refused.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub struct Intake {
     recent: Arc<Recent>,
     flow: Arc<Flow>,
     peek: Peek,
-    logs: LogCheck,
+    logs: Logs,
     topics: Topics,
     spread: Spread,
     low_disk: LowDisk,
@@ -99,7 +99,7 @@ impl Intake {
                 config.pending_reads_max,
                 config.pending_read_timeout,
             ),
-            logs: LogCheck::new(kafka.clone(), "waybill-ingestion-log"),
+            logs: Logs::new(kafka.clone(), topics.clone()),
             reply_topics: ReplyTopics::new(&kafka, config.accept_timeout)?,
             producer: Producer::new(&kafka, &options)?,
             queue: Queue::new(config),
@@ -131,20 +131,13 @@ impl Intake {
     ///
     /// # Errors
     ///
-    /// If the store or the brokers cannot be asked: a problem to answer with.
+    /// As [`Logs::is_another`].
     pub async fn is_another_log(
         &self,
         lane: Lane,
         partition: PartitionId,
     ) -> Result<bool, Problem> {
-        let mark = self.reads.mark(lane, partition).await?;
-        let topic = self.topics.of_lane(lane);
-        let identity = self.logs.identity(topic, partition, mark).await;
-        Ok(Identity::Another
-            == identity.map_err(|error| {
-                tracing::warn!(error = &error as &dyn std::error::Error, topic, %partition, "a log cannot be looked at");
-                Problem::new(Kind::BrokerUnavailable, "The request could not be looked for in its topic.")
-            })?)
+        self.logs.is_another(&self.reads, lane, partition).await
     }
 
     /// The names of the topics.

@@ -24,6 +24,7 @@ mod events;
 mod flow;
 pub mod id;
 mod intake;
+mod logs;
 mod measure;
 pub mod ops;
 mod peek;
@@ -38,7 +39,6 @@ mod spans;
 mod status;
 pub mod tenant_limits;
 mod token;
-pub mod unwanted;
 mod view;
 
 use std::io;

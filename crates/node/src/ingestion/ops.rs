@@ -34,8 +34,8 @@ use super::problem::{Kind, Problem};
 use super::request::Envelope;
 use super::service::{Api, JSON, Parameters, Reply, check_media_type, json, set};
 use super::status::{self, Query, Status, Whose};
-use super::unwanted::RequestBody;
 use crate::auth::{Caller, Tenants};
+use waybill_http::RequestBody;
 
 /// The largest body of an asking, in bytes: a reason, a name and a few words.
 const ASK_BYTES_MAX: usize = 4 * 1024;

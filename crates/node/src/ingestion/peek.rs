@@ -27,12 +27,6 @@ use super::measure::{PENDING_READS, PENDING_READS_MAX};
 use super::shares::Places;
 use crate::auth::Tenants;
 
-/// What one read prefetches at most: the largest record, and not much more.
-const QUEUE_KIB_MAX: u32 = 1_024;
-
-/// How long the broker may hold a fetch back: a later read waits for it.
-const FETCH_WAIT_MAX: Duration = Duration::from_millis(10);
-
 /// What lies at a place of a topic of requests.
 #[derive(Debug)]
 pub enum Peeked {
@@ -111,9 +105,12 @@ fn read_within(
     } = position;
     let consumer = match slot.take() {
         Some(consumer) => consumer,
-        None => PartitionConsumer::new(settings, &options())
-            .inspect_err(|error| tracing::warn!(%error, "pending requests cannot be read"))
-            .ok()?,
+        None => PartitionConsumer::new(
+            settings,
+            &ConsumerOptions::single_records("waybill-ingestion-peek"),
+        )
+        .inspect_err(|error| tracing::warn!(%error, "pending requests cannot be read"))
+        .ok()?,
     };
     let topic = topics.of_lane(lane);
     let left = || due.saturating_duration_since(Instant::now());
@@ -174,13 +171,4 @@ fn is_unknown_partition(error: &RequestError) -> bool {
         error.code(),
         Some(ErrorCode::UnknownPartition | ErrorCode::UnknownTopicOrPartition)
     )
-}
-
-fn options() -> ConsumerOptions {
-    ConsumerOptions {
-        queue_kib_max: QUEUE_KIB_MAX,
-        queue_records_max: 1,
-        fetch_wait_max: FETCH_WAIT_MAX,
-        ..ConsumerOptions::new("waybill-ingestion-peek")
-    }
 }

@@ -39,9 +39,9 @@ use super::request::{self, Envelope, IDEMPOTENCY_KEY, Rules, Submission};
 use super::shares::{Places, Share};
 use super::spans;
 use super::status::{self, Query};
-use super::unwanted::RequestBody;
 use super::view::AcceptedView;
 use crate::auth::{Auth, Caller};
+use waybill_http::RequestBody;
 
 pub use self::media_type::{JSON, NDJSON, check_media_type};
 pub use self::query::{

@@ -229,6 +229,7 @@ impl Shell {
                     differing.logs[lane] = Some(differs);
                     slot.differing = Some(differing);
                 }
+                // Its lease runs out: what it had begun to write may still be on its way.
                 false => slot.state = SlotState::Refused(differs.to_string()),
             }
         }

@@ -32,10 +32,10 @@ pub struct CqlConfig {
     /// Default: 1.
     pub connections_per_shard: NonZeroUsize,
     /// How long one request to the servers may take. Should exceed the servers' own time-outs, so
-    /// that these speak first. A connection is closed that is silent for twice as long. Default: 5 s.
+    /// that these speak first. Default: 5 s.
     pub request_timeout: Duration,
-    /// How long connecting may take. The driver waits for every node that it finds, and for two request time-outs where
-    /// one takes connections and says nothing. Default: 90 s.
+    /// How long connecting may take. The driver waits for every node that it finds, and for ten seconds where one takes
+    /// connections and says nothing. Default: 90 s.
     pub connect_timeout: Duration,
     /// How long a read or a write is tried again while the servers do not answer, or do not say
     /// what became of it; then the call fails. Default: 30 s.

@@ -16,7 +16,7 @@ use crate::cli::Role;
 
 /// How long a database may take to come up.
 const DATABASE_PATIENCE: Duration = Duration::from_secs(60);
-/// How long one attempt to connect may take.
+/// How long one attempt to connect may take: longer than the driver waits for a node that says nothing.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
 /// How long after it was not there it is asked again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
@@ -54,8 +54,7 @@ pub(super) async fn open(role: Role, config: &Config, running: &Running) -> anyh
             embedded,
         });
     };
-    // One node that is silent for two request time-outs must not be all that a start waits for.
-    cql.connect_timeout = CONNECT_TIMEOUT.max(3 * cql.request_timeout);
+    cql.connect_timeout = CONNECT_TIMEOUT;
     if let Role::Up { .. } | Role::Supervisor = role {
         cql.attention_walk_interval = Some(ATTENTION_WALK);
     }

@@ -25,6 +25,9 @@ use waybill_store::{Layout, LeaseKey, Store, StoreError};
 /// How often the checkpoints are looked at.
 const INTERVAL: Duration = Duration::from_secs(10);
 
+/// How long the broker may take to show the record below a checkpoint.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// The topics whose records nothing else removes.
 const SOURCES: [Source; 3] = [Source::Requests, Source::Expedited, Source::Recoveries];
 
@@ -76,7 +79,7 @@ impl Trim {
     ) -> Result<Self, ClientError> {
         Ok(Self {
             admin: Admin::new(kafka, "waybill-trim")?,
-            log: LogCheck::new(kafka.clone(), "waybill-trim-log"),
+            log: LogCheck::new(kafka.clone(), "waybill-trim-log", PATIENCE),
             topics,
             spread,
             store,

@@ -27,8 +27,8 @@ use crate::ingestion::service::{
 };
 use crate::ingestion::status::{Pending, Status, request_of};
 use crate::ingestion::token::StatusToken;
-use crate::ingestion::unwanted::RequestBody;
 use crate::ingestion::view::{DeliveryView, KnownView, OperationView};
+use waybill_http::RequestBody;
 
 /// The operation that is to be amended, as far as it is known.
 struct Amended {

@@ -21,8 +21,8 @@ use crate::ingestion::service::{
     Api, Form, OF_ONE, OPERATIONS, Parameters, Reply, decoded, location, not_found,
 };
 use crate::ingestion::status::Status;
-use crate::ingestion::unwanted::RequestBody;
 use crate::ingestion::view::time_text;
+use waybill_http::RequestBody;
 
 impl Api {
     /// `POST /v1/operations/{id}:verb`; `part` is the last part of the path.

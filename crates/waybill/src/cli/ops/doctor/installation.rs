@@ -231,8 +231,8 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
     }
     if !shorter.is_empty() {
         let said = format!(
-            "more was done of {} than is there: the topic was recreated, and requests that the old one held may be gone; \
-             its schedulers refuse it, and say what to do",
+            "the checkpoint of {} is beyond the end of its log: the topic was recreated, and requests may be lost; its \
+             schedulers refuse it, and say what to do",
             shorter.join(", ")
         );
         return Ok(Finding::bad(WHAT, said));

@@ -7,7 +7,8 @@ use std::fs;
 
 use metrics::{Counter, Gauge};
 use rustix::process::{Resource, getrlimit};
-use waybill_telemetry::{Declared, Metric};
+
+use crate::{Declared, Metric};
 
 /// The unit of CPU times in `/proc`: `USER_HZ`, which is 100 on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
@@ -29,7 +30,7 @@ const MAX_FILES: Metric<Gauge> = Metric::new(
 pub const METRICS: &[&dyn Declared] = &[&RESIDENT, &CPU, &OPEN_FILES, &MAX_FILES];
 
 /// Appends the process's metrics in Prometheus' text format.
-pub(super) fn render(text: &mut String) {
+pub fn render(text: &mut String) {
     append(text, &RESIDENT, resident_bytes());
     append(text, &CPU, cpu_seconds());
     append(text, &OPEN_FILES, open_files());
