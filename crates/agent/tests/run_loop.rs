@@ -428,6 +428,11 @@ async fn a_shutdown_finishes_what_runs_and_hands_back_what_waits() {
     let agents = start(&broker, &[("slow", &slow)]);
     let requests: Vec<_> = (0..4).map(|_| request("slow", "hold").build()).collect();
     broker.send(&requests);
+    // Records are taken in order: once this one is a dead letter, all before it are taken.
+    let topic = broker.topics.step_requests("slow");
+    broker.send_raw(&[(topic.clone(), b"no request".to_vec())]);
+    let dead_letters = consumer(&broker.kafka, &Topics::dead_letter(&topic), 2);
+    assert_eq!(read(&dead_letters, 1).len(), 1);
     eventually("one runs", || slow.calls() == 1).await;
     let shutdown = tokio::spawn(agents.shutdown());
     let back = broker.replies(3);
