@@ -55,6 +55,8 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tower::ServiceExt as _;
 use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ReaderId, Timestamp};
+use waybill_http::RequestBody;
+use waybill_http::json;
 use waybill_http::{
     GateLimits, Hosts, REQUESTS_PER_CONNECTION_MAX, Refusal, Server, ServerLimits, Service, Tls,
 };
@@ -74,8 +76,6 @@ use crate::ingestion::problem::{FieldProblem, Kind, Problem};
 use crate::readers::show::Readers;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::{Telemetry, announce};
-use waybill_http::RequestBody;
-use waybill_http::json;
 
 /// The largest body that is read; those wanted are `{"running": false}` and `{"perPartition": 2}`.
 const BODY_BYTES_MAX: usize = 4 * 1024;

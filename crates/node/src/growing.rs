@@ -23,12 +23,12 @@ use waybill_engine::{Division, Offset, PartitionId, Places, ReaderId, Source, Wo
 use waybill_kafka::{Admin, AdminError, ClientError, KafkaSettings};
 use waybill_messages::Topics;
 use waybill_store::{Layout, LayoutError, Lease, LeaseKey, Retired, Store, StoreError};
+use waybill_telemetry::chain;
 
 use crate::config::{Config, PARTITIONS_MAX};
 use crate::readers;
 use crate::spread::Spread;
 use crate::topology::{DISK_BOUND, names_with_partitions_of_operations};
-use waybill_telemetry::chain;
 
 /// How often it is looked whether readers have begun.
 const LOOK_EVERY: Duration = Duration::from_millis(500);

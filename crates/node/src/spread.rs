@@ -12,9 +12,9 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use waybill_engine::{OperationId, PartitionId, Position, partition_for};
 use waybill_store::{Layout, Store, StoreError};
+use waybill_telemetry::chain;
 
 use crate::readers;
-use waybill_telemetry::chain;
 
 /// How often the layout is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

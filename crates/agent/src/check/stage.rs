@@ -8,6 +8,7 @@ use waybill_engine::{
     Action, Attempt, Epoch, OperationId, Outcome, Outputs, PartitionId, StepRequest,
 };
 use waybill_messages::Record as _;
+use waybill_telemetry::chain;
 
 use super::book::{Book, Expected, SentId};
 use super::commits::{Commits, nothing_committed};
@@ -17,7 +18,6 @@ use super::wire::{Incoming, Outgoing, Wire};
 use super::{CheckError, CheckSettings, judge};
 use crate::run::wall_clock;
 use crate::testing::StepRequestBuilder;
-use waybill_telemetry::chain;
 
 /// How long one poll waits.
 const POLL_WAIT: Duration = Duration::from_millis(20);

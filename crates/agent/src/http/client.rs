@@ -16,11 +16,11 @@ use hyper_util::client::legacy::{self, Builder};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use native_tls::TlsConnector;
 use tokio::time::Instant;
+use waybill_telemetry::chain;
 
 use self::http2::Http2;
 use super::LoadError;
 use super::config::HttpConfig;
-use waybill_telemetry::chain;
 
 /// The connections to one service. No redirect is followed, and no proxy is read from the environment.
 #[derive(Debug)]

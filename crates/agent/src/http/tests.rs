@@ -11,10 +11,10 @@ use axum::response::{IntoResponse as _, Response as Answer};
 use axum::serve::ListenerExt as _;
 use tokio::sync::Notify;
 use waybill_engine::{Attempt, OperationId, Timestamp};
+use waybill_telemetry::chain;
 
 use super::*;
 use crate::testing::{StepRequestBuilder, attempt};
-use waybill_telemetry::chain;
 
 mod breaker;
 mod check;

@@ -6,11 +6,11 @@ use axum::extract::rejection::BytesRejection;
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::Value;
+use waybill_telemetry::chain;
 
 use super::{Admin, only_field, unread};
 use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::telemetry::{LogFilter, LogFilterError};
-use waybill_telemetry::chain;
 
 /// The one field.
 const FILTER: &str = "filter";

@@ -6,11 +6,11 @@ use axum::extract::rejection::BytesRejection;
 use bytes::Bytes;
 use serde_json::Value;
 use waybill_store::StoreError;
+use waybill_telemetry::chain;
 
 use super::{Admin, only_field, unread};
 use crate::ingestion::problem::{FieldProblem, Kind, Problem};
 use crate::readers::show::{LayoutView, Readers, SetError};
-use waybill_telemetry::chain;
 
 /// The one field of what is asked.
 const PER_PARTITION: &str = "perPartition";

@@ -19,13 +19,13 @@ use lettre::transport::smtp::extension::ClientId;
 use lettre::transport::smtp::response::Code;
 use tokio::time;
 use uuid::Uuid;
+use waybill_telemetry::chain;
 
 use super::ReceiverError;
 use super::alert::{AlertError, Message, clip};
 use super::channel::Failure;
 use super::trust::read_certificates;
 use crate::config::{EmailConfig, EmailTls};
-use waybill_telemetry::chain;
 
 /// The longest subject, in bytes: what mail programs show of it is less.
 pub(super) const SUBJECT_BYTES_MAX: usize = 160;

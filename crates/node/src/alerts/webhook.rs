@@ -20,6 +20,7 @@ use reqwest::{Certificate, Client, Response, StatusCode, Url};
 use serde::Serialize;
 use sha2::Sha256;
 use uuid::Uuid;
+use waybill_telemetry::chain;
 
 use super::ReceiverError;
 use super::alert::{Alert, Message};
@@ -28,7 +29,6 @@ use super::template::{Escape, Fill, Template};
 use super::trust::read_certificates;
 use crate::config::{Secret, WebhookConfig};
 use crate::telemetry::VERSION;
-use waybill_telemetry::chain;
 
 const JSON: &str = "application/json";
 

@@ -18,9 +18,9 @@ use openssl::pkey::{Id, PKey, Public};
 use openssl::rsa::{Padding, Rsa};
 use openssl::sign::{RsaPssSaltlen, Verifier};
 use serde_json::{Map, Value};
+use waybill_http::json;
 
 use super::verified::Verified;
-use waybill_http::json;
 
 /// The weakest RSA key, in bits (RFC 7518, section 3.3).
 const RSA_BITS_MIN: u32 = 2_048;

@@ -11,14 +11,14 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Map, Value};
 use waybill_engine::Timestamp;
+use waybill_http::json;
 use waybill_http::reread::{FileRefused, Reread};
+use waybill_telemetry::visible::is_visible;
 
 use super::jwks::{Algorithm, Keys};
 use super::verified::Good;
 use super::{Denied, Principal, Scope, Tenants, TokenHash};
 use crate::config::JwtConfig;
-use waybill_http::json;
-use waybill_telemetry::visible::is_visible;
 
 /// How deep claims may nest.
 const DEPTH_MAX: usize = 16;

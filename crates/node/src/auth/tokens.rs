@@ -12,10 +12,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use waybill_messages::is_topic_name;
+use waybill_telemetry::visible::is_visible;
 
 use super::{Principal, Reread, Scope, Scopes, Tenants, TokenHash, hash_of};
 use crate::config::{Secret, parse_document};
-use waybill_telemetry::visible::is_visible;
 
 /// What tokens begin with, so that a leaked one is found by those who look for such.
 const PREFIX: &str = "wb_";

@@ -6,12 +6,12 @@ use std::path::Path;
 
 use serde::de::DeserializeOwned;
 use serde_saphyr::{Error, MessageFormatter, UserMessageFormatter};
+use waybill_telemetry::visible::on_one_line;
 
 use self::place::{key_at, key_before, keys_above};
 use super::environment::key_paths;
 use super::words::in_our_words;
 use super::{Config, did_you_mean};
-use waybill_telemetry::visible::on_one_line;
 
 /// Why a file was refused.
 #[derive(Debug, thiserror::Error)]

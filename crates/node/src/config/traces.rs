@@ -9,9 +9,9 @@ use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, Url};
 use serde::{Deserialize, Serialize};
 use waybill_http::file_modes;
+use waybill_telemetry::chain;
 
 use super::{ConfigError, units};
-use waybill_telemetry::chain;
 
 /// The `telemetry.traces` section.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -60,7 +60,7 @@ impl Logs {
             let mut of = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(of.entry((lane, partition)).or_default())
         };
-        // The wait for whoever looks now counts, too.
+        // The time limit includes the wait for a look that is under way.
         let look = async {
             let mut known = known.lock().await;
             if let Some((at, is_another)) = *known

@@ -28,6 +28,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 use waybill_engine::{OperationId, OperationRow};
+use waybill_http::RequestBody;
 
 use super::body::read_whole;
 use super::problem::{Kind, Problem};
@@ -35,7 +36,6 @@ use super::request::Envelope;
 use super::service::{Api, JSON, Parameters, Reply, check_media_type, json, set};
 use super::status::{self, Query, Status, Whose};
 use crate::auth::{Caller, Tenants};
-use waybill_http::RequestBody;
 
 /// The largest body of an asking, in bytes: a reason, a name and a few words.
 const ASK_BYTES_MAX: usize = 4 * 1024;

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 use waybill_engine::{Lane, Offset, OperationId, PartitionId};
+use waybill_kafka::Mark;
 use waybill_store::{AttentionCursor, AttentionPage, RowRead, Store, StoreError};
 
 use super::problem::{Kind, Problem};
 use crate::readers;
 use crate::spread::Spread;
-use waybill_kafka::Mark;
 
 /// How long an answer of a lease serves.
 const FRESH_FOR: Duration = Duration::from_millis(200);

@@ -17,7 +17,9 @@ use waybill_engine::{
     Contact, CreateRequest, INPUT_BYTES_MAX, IdOrigin, Lane, OperationId, RequestHash, Timestamp,
     Workflows,
 };
+use waybill_http::json;
 use waybill_messages::is_topic_name;
+use waybill_telemetry::visible::is_name;
 
 pub use self::envelope::{Envelope, IDEMPOTENCY_KEY};
 use super::id::{self, CallerId};
@@ -25,8 +27,6 @@ use super::problem::{FieldProblem, Problem};
 use super::tenant_limits::TenantLimits;
 use crate::auth::{AnotherTenant, Tenants};
 use crate::contact::ContactRules;
-use waybill_http::json;
-use waybill_telemetry::visible::is_name;
 
 /// The workflow that deliveries run, and the one whose input has a form of its own.
 pub const DRONE_DELIVERY: &str = "drone-delivery";

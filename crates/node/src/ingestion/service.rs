@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use waybill_clock::wall_clock;
+use waybill_http::RequestBody;
 use waybill_http::{Hosts, Refusal, Service};
 
 use self::reply::{page, problem, redirect, whole};
@@ -41,7 +42,6 @@ use super::spans;
 use super::status::{self, Query};
 use super::view::AcceptedView;
 use crate::auth::{Auth, Caller};
-use waybill_http::RequestBody;
 
 pub use self::media_type::{JSON, NDJSON, check_media_type};
 pub use self::query::{

@@ -19,6 +19,7 @@ use waybill_engine::{
     BatchNumber, Command, Event, Message, PartitionId, ReaderId, StepReply, Timestamp,
 };
 use waybill_store::{AttentionEntry, DueEntry, RowWrite, Store, StoreError, WriteBatch, Written};
+use waybill_telemetry::chain;
 use waybill_telemetry::trace::OpenSpan;
 
 use super::gathering::Gathering;
@@ -30,7 +31,6 @@ use super::partition::{Slot, SlotState};
 use super::spans;
 use super::tasks::{self, Task, TaskError};
 use super::unreadable::UnreadableRows;
-use waybill_telemetry::chain;
 
 /// How long the loop sleeps at most while messages are not acknowledged: that they are now moves checkpoints and makes
 /// room, for which nobody has to be woken.

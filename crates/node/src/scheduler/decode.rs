@@ -9,15 +9,15 @@ use waybill_engine::{
     Event, ForwardRecord, Lane, OperationId, OperationRequest, Recovery, Share, Source, StepReply,
     partition_for,
 };
+use waybill_kafka::fingerprint;
 use waybill_kafka::{RawRecord, RecordRef};
 use waybill_messages::{DecodeError, Framing, Lookup, SchemaId, headers};
+use waybill_telemetry::chain;
 use waybill_telemetry::trace::TraceContext;
 
 use super::admission::admit;
 use super::nonces::Nonces;
 use super::spans;
-use waybill_kafka::fingerprint;
-use waybill_telemetry::chain;
 
 /// Decodes the records of one topic.
 pub(super) struct Decoder {

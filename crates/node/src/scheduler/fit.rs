@@ -16,10 +16,10 @@ use std::fmt;
 
 use waybill_engine::{ByLane, Handover, Lane, Offset, Places, Source};
 use waybill_kafka::TopicId;
+use waybill_kafka::UNDECODABLE;
 use waybill_store::Lease;
 
 use super::input::LogEnds;
-use waybill_kafka::UNDECODABLE;
 
 /// The topics whose records must all be read. Replies need not: every running step of a live operation is asked for
 /// again.

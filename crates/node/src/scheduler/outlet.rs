@@ -18,13 +18,13 @@ use waybill_messages::headers::{self, Stage};
 use waybill_messages::{
     Contents, DEAD_LETTER_BYTES_MAX, DeadLetter, Record, Topics, is_topic_name,
 };
+use waybill_telemetry::chain;
 
 use super::SchedulerSettings;
 use super::input::Generation;
 use super::metrics::{COPIES_DROPPED, UNSENDABLE, alert_raised};
 use super::nonces::Nonces;
 use super::spans;
-use waybill_telemetry::chain;
 
 /// How long a full producer queue is waited for, over all messages of a partition, before the
 /// partition begins again. Well below a lease: the loop renews none meanwhile.

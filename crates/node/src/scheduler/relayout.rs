@@ -10,12 +10,12 @@ use std::time::Instant;
 
 use waybill_engine::{Division, ReaderId};
 use waybill_store::Layout;
+use waybill_telemetry::chain;
 
 use super::input::Input;
 use super::partition::{Slot, SlotState};
 use super::shell::Shell;
 use super::tasks::{self, Task, TaskError};
-use waybill_telemetry::chain;
 
 /// Which readers a process runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -26,6 +26,7 @@ use waybill_engine::{
     EngineConfig, Event, Lane, OperationId, OwnerId, ReaderId, Room, Source, Timestamp, Workflows,
 };
 use waybill_store::{Layout, RowRead, Store};
+use waybill_telemetry::chain;
 
 use super::SchedulerSettings;
 use super::clock::{Clock, Standstill};
@@ -40,7 +41,6 @@ use super::unreadable::UnreadableRows;
 use super::upkeep::RETRY_AFTER;
 use super::view::Views;
 use crate::admin::ControlError;
-use waybill_telemetry::chain;
 
 /// How many inputs are applied before the loop looks after commits and leases again.
 const INPUTS_PER_TURN_MAX: usize = 256;

@@ -9,6 +9,7 @@ use waybill_engine::{
     Share, Source,
 };
 use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store};
+use waybill_telemetry::chain;
 
 use super::fit::{Misfit, Unfit, remember_topics, start_offsets};
 use super::inlet::EndsReader;
@@ -20,7 +21,6 @@ use super::partition::{Differing, Owned, Slot, SlotState};
 use super::shell::Shell;
 use super::tasks::{self, Task, TaskError};
 use crate::readers;
-use waybill_telemetry::chain;
 
 /// How long a reader rests after it failed, before its lease is taken again.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);

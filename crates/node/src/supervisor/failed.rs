@@ -16,12 +16,12 @@ use waybill_kafka::{
     GroupConsumer, GroupHandler, GroupOptions, PollLimits, RawRecord, RecordRef, TopicPartition,
 };
 use waybill_messages::{DecodeError, SchemaId};
+use waybill_telemetry::chain;
 
 use super::ask::Asker;
 use super::metrics::SupervisorMetrics;
 use super::{SupervisorParts, SupervisorSettings};
 use crate::letters::letter;
-use waybill_telemetry::chain;
 
 /// The consumer group of all supervisors of an installation, behind the topics' prefix.
 const GROUP: &str = "supervisors";

@@ -16,12 +16,12 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanExporter as _, SpanLinks};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use waybill_telemetry::chain;
 use waybill_telemetry::trace::{self, Recorder, Span, SpanKind, TraceId, Value};
 use waybill_telemetry::{Declared, Metric};
 
 use super::VERSION;
 use crate::config::TracesConfig;
-use waybill_telemetry::chain;
 
 /// How many spans one request has at most.
 const BATCH_MAX: usize = 2_000;

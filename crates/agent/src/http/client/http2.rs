@@ -30,9 +30,9 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tower_service::Service as _;
+use waybill_telemetry::chain;
 
 use super::{Answer, Body, BodyError, SendError};
-use waybill_telemetry::chain;
 
 /// How often a connection that is kept is asked whether it is still there, and for how long an answer is
 /// waited for.

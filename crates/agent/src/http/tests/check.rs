@@ -1,9 +1,9 @@
 //! Whether agents and workflows fit each other.
 
 use waybill_engine::{Workflow, WorkflowDefinition, Workflows};
+use waybill_telemetry::chain;
 
 use super::*;
-use waybill_telemetry::chain;
 
 const WORKFLOW: &str = "\
 name: order

@@ -15,12 +15,12 @@ use waybill_kafka::{
     Settlement, TopicPartition,
 };
 use waybill_messages::{DecodeError, Framing};
+use waybill_telemetry::chain;
 
 use super::partitions::{Partitions, Place};
 use crate::alerts::alert::Alert;
 use crate::alerts::metrics::FollowerMetrics;
 use crate::letters::{keep, letter};
-use waybill_telemetry::chain;
 
 /// How long a poll waits, and how long room is waited for: together the longest that a stop, or an
 /// alert that is settled, goes unnoticed.

@@ -5,10 +5,10 @@ use std::fmt;
 use jiff::Timestamp;
 use uuid::Uuid;
 use waybill_engine::{OwnerNotice, ProcessState};
+use waybill_telemetry::visible::on_one_line;
 
 use crate::alerts::alert::clip;
 use crate::alerts::template::Fill;
-use waybill_telemetry::visible::on_one_line;
 
 /// The longest of a message's names, in bytes: what is longer is clipped.
 const NAME_BYTES_MAX: usize = 256;

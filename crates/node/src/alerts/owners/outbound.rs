@@ -9,6 +9,7 @@ use lettre::Address;
 use lettre::address::Envelope;
 use lettre::message::Mailbox;
 use tokio::sync::Semaphore;
+use waybill_telemetry::visible::on_one_line;
 
 use super::message::OwnerMessage;
 use crate::alerts::ReceiverError;
@@ -18,7 +19,6 @@ use crate::alerts::email::{SUBJECT_BYTES_MAX, Server, read_mailbox, write_letter
 use crate::alerts::template::{Escape, Template};
 use crate::alerts::webhook::{Call, Endpoint, template_of};
 use crate::config::{OwnerEmailConfig, WebhookConfig};
-use waybill_telemetry::visible::on_one_line;
 
 /// The subject where none is configured.
 const SUBJECT: &str = "{{notice.text}}";

@@ -9,6 +9,7 @@ use waybill_engine::{
     AmendRequest, Amendment, Lane, OperationId, OperationRequest, OperationRow, Position,
     Timestamp, Workflows,
 };
+use waybill_http::RequestBody;
 use waybill_http::json;
 
 use super::body::{self, Asker, Said};
@@ -28,7 +29,6 @@ use crate::ingestion::service::{
 use crate::ingestion::status::{Pending, Status, request_of};
 use crate::ingestion::token::StatusToken;
 use crate::ingestion::view::{DeliveryView, KnownView, OperationView};
-use waybill_http::RequestBody;
 
 /// The operation that is to be amended, as far as it is known.
 struct Amended {
@@ -343,8 +343,8 @@ fn check_against(change: &Reschedule, request: Option<&str>) -> Result<(), Probl
     }
 }
 
-/// A cancel that comes too late; a parked operation was abandoned before. Only a caller with scope `read` is told the
-/// state.
+/// The refusal of a cancel that comes too late; a parked operation was abandoned before. It names the state only to a
+/// caller with scope `read`.
 fn late(row: &OperationRow, caller: &Caller) -> Problem {
     let (id, state) = (row.id, row.state.state.as_str());
     let detail = match (caller.may(Scope::Read), row.state.state.is_parked()) {
@@ -357,7 +357,7 @@ fn late(row: &OperationRow, caller: &Caller) -> Problem {
         .with_code("final")
 }
 
-/// A cancel of an operation that could not be undone. Only a caller with scope `read` is told the state.
+/// The refusal of a cancel of an operation that could not be undone. It names the state only to a caller with scope `read`.
 fn parked(row: &OperationRow, workflows: &Workflows, caller: &Caller) -> Problem {
     let (id, state) = (row.id, row.state.state.as_str());
     let detail = match caller.may(Scope::Read) {

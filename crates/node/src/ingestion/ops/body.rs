@@ -3,13 +3,13 @@
 use hyper::HeaderMap;
 use serde_json::{Map, Value};
 use waybill_engine::NAME_LENGTH_MAX;
+use waybill_http::json;
 use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
 
 use super::verb::Verb;
 use crate::auth::{Caller, Tenants};
 use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::ingestion::request::check_asked_by;
-use waybill_http::json;
 
 /// The header that says who asks, where the body does not.
 const OPERATOR: &str = "Waybill-Operator";

@@ -8,6 +8,7 @@ use waybill_engine::{
     CreateRequest, HistoryEntry, IdOrigin, OperationId, OperationRow, Recovery, RecoveryVerb,
     Timestamp,
 };
+use waybill_http::RequestBody;
 
 use super::amend::unwritable;
 use super::body::{Asker, Said};
@@ -22,7 +23,6 @@ use crate::ingestion::service::{
 };
 use crate::ingestion::status::Status;
 use crate::ingestion::view::time_text;
-use waybill_http::RequestBody;
 
 impl Api {
     /// `POST /v1/operations/{id}:verb`; `part` is the last part of the path.
@@ -177,7 +177,7 @@ fn resubmitted(id: OperationId, new: OperationId, request_id: Uuid) -> Reply {
     asked.accepted(&location(OPERATIONS, new, None))
 }
 
-/// Only a caller with scope `read` is told who resubmitted it, and when.
+/// The refusal of a second resubmission. It says who resubmitted and when only to a caller with scope `read`.
 fn resubmitted_before(
     id: OperationId,
     new: OperationId,

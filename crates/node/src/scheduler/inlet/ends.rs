@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use waybill_engine::{Offset, PartitionId, Source};
 use waybill_kafka::{ErrorCode, PartitionConsumer};
+use waybill_telemetry::chain;
 
 use crate::scheduler::input::{AcquireError, LogEnds};
-use waybill_telemetry::chain;
 
 /// How long a broker may take to tell where a log ends, and which topic it is of.
 const ENDS_TIMEOUT: Duration = Duration::from_secs(10);

@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use waybill_engine::{Event, ForwardRecord, KeyHash, Offset, PartitionId, ReaderId, Share, Source};
 use waybill_kafka::{DamagedLog, PartitionConsumer, RecordRef, RequestError};
+use waybill_kafka::{UNDECODABLE, fingerprint};
 use waybill_messages::{SchemaId, undecodable};
 
 use crate::scheduler::decode::Decoder;
 use crate::scheduler::input::{Arrived, Generation, LostCause};
-use waybill_kafka::{UNDECODABLE, fingerprint};
 
 /// A partition as the polling thread knows it: read once, for all readers of this process that share it.
 pub(super) struct Assigned {

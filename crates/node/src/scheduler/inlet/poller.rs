@@ -5,14 +5,14 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use waybill_engine::{Event, KeyHash, Offset, PartitionId, ReaderId, Share, Source};
+use waybill_kafka::fingerprint;
 use waybill_kafka::{DamageKind, DamagedLog, PartitionConsumer, PollError, PollLimits, RecordRef};
+use waybill_telemetry::chain;
 
 use crate::scheduler::credit::{Amount, Credit};
 use crate::scheduler::decode::Decoder;
 use crate::scheduler::inlet::feed::{Assigned, Feed, Reading, Until, Verified, WaitsAt};
 use crate::scheduler::input::{Arrived, Generation, Input, Inputs, LostCause};
-use waybill_kafka::fingerprint;
-use waybill_telemetry::chain;
 
 /// How much one poll takes at most.
 const POLL_MAX: Amount = Amount {

@@ -187,8 +187,8 @@ pub(super) fn unread(
         (_, untold) => Some(Finding::note(
             AGENTS,
             format!(
-                "it is not told who reads {topic}, where requests wait ({waiting}): groups that are just being divided, or \
-                 tell nothing, are {}",
+                "unknown who reads {topic}, where requests wait ({waiting}): these groups are rebalancing, or do not show \
+                 their members: {}",
                 untold.join(", ")
             ),
         )),
