@@ -10,7 +10,7 @@
 //! Deliberately absent: routes, and who may ask for what.
 
 mod body;
-pub mod file_modes;
+
 mod gate;
 mod hosts;
 pub mod json;

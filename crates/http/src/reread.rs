@@ -17,6 +17,7 @@ use arc_swap::{ArcSwap, Guard};
 use sha2::{Digest as _, Sha256};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
+use waybill_config::ConfigError;
 
 /// How often files are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -31,6 +32,12 @@ pub struct FileRefused {
     pub key: &'static str,
     /// What is wrong with it, with its path.
     pub problem: String,
+}
+
+impl From<FileRefused> for ConfigError {
+    fn from(refused: FileRefused) -> Self {
+        Self::invalid(format!("{}:", refused.key), refused.problem)
+    }
 }
 
 /// What texts say together, or what is wrong with them.

@@ -28,11 +28,11 @@ use openssl::ssl::{
 use openssl::x509::X509;
 use tokio::net::TcpStream;
 use tokio_openssl::SslStream;
+use waybill_config::file_modes;
 
 pub use config::TlsConfig;
 pub use stream::Stream;
 
-use crate::file_modes;
 use crate::reread::{FileRefused, Reread};
 
 /// The protocols that are offered, the best first, each behind its length.

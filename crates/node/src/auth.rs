@@ -21,8 +21,9 @@ use std::sync::{Arc, OnceLock};
 
 use hyper::HeaderMap;
 use sha2::{Digest as _, Sha256};
+use waybill_config::{Secret, file_modes};
+use waybill_http::Hosts;
 use waybill_http::reread::{FileRefused, Reread};
-use waybill_http::{Hosts, file_modes};
 
 pub use denied::Denied;
 pub use principal::{AnotherTenant, BadTenant, Caller, Principal, Scope, Scopes, Tenants};
@@ -34,7 +35,7 @@ pub use tokens::{check_name, check_rights, to_hex};
 
 use self::jwt::Jwt;
 use self::tokens::Tokens;
-use crate::config::{AuthConfig, Secret};
+use crate::config::AuthConfig;
 use waybill_clock::wall_clock;
 
 /// The SHA-256 of a token: all that is kept of one.

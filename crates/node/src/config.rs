@@ -1,50 +1,30 @@
-//! The one configuration of the program: a YAML file with a section per role, and layers over it.
+//! The configuration of the program: a section for each role.
 //!
-//! Later layers win: the defaults in code, the file, the environment (`WAYBILL_SCHEDULER__LEASE`),
-//! the flags. What must hold: a key or a variable that is not known is refused, and named with its
-//! nearest known neighbour; a refusal of the file says line and column; no secret is shown by
-//! `Debug` or by `waybill config show`; and `waybill.example.yaml` documents every key with its
-//! default.
-//!
-//! Units: durations are text with a unit (`200ms`, `5s`, `2m`, `1h`, `7d`), sizes too (`512B`,
-//! `64KiB`, `8GiB`); a number without a unit counts things.
+//! What must hold: `waybill.example.yaml` documents every key with its default.
 //!
 //! Deliberately absent: reloading. A changed configuration takes a restart, which loses nothing.
 
 mod alerts;
 mod auth;
-mod environment;
-mod file;
 mod identity;
 mod kafka;
 mod owners;
 mod registry;
 mod scylla;
-mod secret_files;
 mod sections;
 mod tenants;
 mod traces;
-mod units;
 mod validate;
-mod words;
 mod workflows;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use waybill_http::FileRefused;
+use waybill_config::{ConfigError, Configuration, SecretFiles, units};
 
-use secret_files::SecretFiles;
-
-pub use alerts::{
-    AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, Secret, SecretUrl, WebhookConfig,
-};
+pub use alerts::{AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, WebhookConfig};
 pub use auth::{AuthConfig, JwtConfig};
-pub use environment::Environment;
-pub use environment::variables;
-pub use file::FileError;
-pub use file::{parse as parse_document, read_document};
 pub use identity::{IdentityError, PartitionChoice, readers_of_this_process};
 pub use kafka::{KafkaConfig, Properties};
 pub use owners::{OwnerEmailConfig, OwnersConfig};
@@ -57,10 +37,8 @@ pub use sections::{
 };
 pub use tenants::{TenantLimit, TenantLimitsConfig};
 pub use traces::TracesConfig;
-pub use units::{ByteSize, FreeMin, UnitError, duration_from_text, duration_to_text};
 pub use validate::PARTITIONS_MAX;
 pub use waybill_http::TlsConfig;
-pub use words::address_from_text;
 pub use workflows::{WorkflowsError, load_workflows};
 
 /// Everything that can be configured.
@@ -138,6 +116,21 @@ impl Default for Config {
     }
 }
 
+impl Configuration for Config {
+    const OPEN_KEYS: &'static [(&'static str, &'static str)] = &[
+        ("kafka.properties", "SASL_PASSWORD"),
+        ("kafka.propertyFiles", "SASL_PASSWORD"),
+    ];
+    const FILE_KEYS: &'static [&'static str] = &[
+        "http.tenantLimits.tenants",
+        "alerts.receivers",
+        "alerts.owners.email",
+        "alerts.owners.sms",
+    ];
+    const OTHER_VARIABLES: &'static [&'static str] =
+        &["WAYBILL_CONFIG", "WAYBILL_TOKEN_FILE", "WAYBILL_CA_FILE"];
+}
+
 impl Config {
     /// The same for so many partitions.
     #[must_use]
@@ -146,21 +139,6 @@ impl Config {
             partitions,
             ..self.clone()
         }
-    }
-
-    /// The defaults, with the file and the environment over them. Flags come on top of it;
-    /// [`Config::finish`] then checks the whole.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be read or understood, or a variable is not known or does not fit.
-    pub fn load(file: Option<&Path>, environment: &Environment) -> Result<Self, ConfigError> {
-        let mut config = match file {
-            Some(path) => file::read(path)?,
-            None => Self::default(),
-        };
-        environment.apply(&mut config)?;
-        Ok(config)
     }
 
     /// Reads the files that values come from, and checks what no single layer can know. To be
@@ -178,9 +156,8 @@ impl Config {
         self.secret_files = files;
         validate::check(&self)?;
         let faults = self.services.faults.check();
-        faults.map_err(|error| ConfigError::Invalid {
-            key: "services.faults".to_owned(),
-            problem: format!("cannot be: {error}"),
+        faults.map_err(|error| {
+            ConfigError::invalid("services.faults", format!("cannot be: {error}"))
         })?;
         self.alerts.check()?;
         self.schema_registry.check()?;
@@ -204,68 +181,5 @@ impl Config {
     }
 }
 
-/// Why a configuration was refused.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The file.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// A `WAYBILL_` variable that means nothing.
-    #[error("the environment variable {name} is not known{}", did_you_mean(.nearest.as_deref()))]
-    UnknownVariable {
-        /// The variable.
-        name: String,
-        /// The known variable that is most like it.
-        nearest: Option<String>,
-    },
-    /// A variable whose value does not fit its key.
-    #[error("the environment variable {name} does not fit {key}: {cause}")]
-    Variable {
-        /// The variable.
-        name: String,
-        /// The key that it sets.
-        key: String,
-        /// What is wrong with it; never the value of a secret.
-        cause: String,
-    },
-    /// The file that a property's value should come from cannot be read.
-    #[error("kafka.propertyFiles.{property}: {path} cannot be read")]
-    PropertyFile {
-        /// The property.
-        property: String,
-        /// The file.
-        path: String,
-        /// The cause.
-        #[source]
-        source: std::io::Error,
-    },
-    /// The file that a secret should come from cannot be read.
-    #[error("{key}: {path} cannot be read")]
-    SecretFile {
-        /// The key that it is for.
-        key: String,
-        /// The file.
-        path: String,
-        /// The cause.
-        #[source]
-        source: std::io::Error,
-    },
-    /// A file that is needed to listen.
-    #[error(transparent)]
-    Refused(#[from] FileRefused),
-    /// Values that cannot work, alone or together.
-    #[error("{key} {problem}")]
-    Invalid {
-        /// The key at fault.
-        key: String,
-        /// What is wrong with its value.
-        problem: String,
-    },
-}
-
-/// The second half of a message about an unknown name.
-fn did_you_mean(nearest: Option<&str>) -> String {
-    nearest
-        .map(|name| format!("; did you mean {name}?"))
-        .unwrap_or_default()
-}
+#[cfg(test)]
+mod layers_tests;

@@ -14,11 +14,11 @@ use std::time::Duration;
 
 use metrics::Gauge;
 use tokio_util::sync::CancellationToken;
+use waybill_config::{ByteSize, FreeMin};
 use waybill_store::EmbeddedStore;
 use waybill_telemetry::{Declared, Metric};
 
 use crate::admin::Condition;
-use crate::config::{ByteSize, FreeMin};
 
 /// How often the free space is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

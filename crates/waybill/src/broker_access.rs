@@ -11,10 +11,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use waybill_broker::{Action, Logins, Rights};
+use waybill_config::Secret;
 use waybill_kafka::no_group;
 use waybill_messages::Topics;
 use waybill_node::auth::{Authenticator, NewToken, Principal, Scope};
-use waybill_node::config::Secret;
 
 /// Checks the logins of the embedded broker's clients.
 pub(crate) struct BrokerLogins {

@@ -39,6 +39,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
+use waybill_config::{ConfigError, Environment, address_from_text, load};
 
 pub use access::AdminArgs;
 pub use agent_check::AgentCheckArgs;
@@ -63,7 +64,7 @@ pub use topics::TopicsCommand;
 pub use transfer::{ExportArgs, ImportArgs};
 pub use workflow::WorkflowCommand;
 
-use waybill_node::config::{Config, ConfigError, Environment, LogFormat, address_from_text};
+use waybill_node::config::{Config, LogFormat};
 
 const EXIT_CODES: &str = "\
 Configuration: defaults, then the file, then the environment, then flags; later ones win.
@@ -367,17 +368,17 @@ impl Cli {
             } => Some(file.as_path()),
             _ => self.flags.config.as_deref(),
         };
-        let mut config = Config::load(file, environment)?;
+        let mut config = load::<Config>(file, environment)?;
         let role = self.command.role();
         self.flags.apply(role, &mut config)?;
         if let Some(needs) = role.map(Role::needs) {
             if needs.brokers && config.kafka.brokers.is_none() {
                 let problem = "is needed: a role that runs alone has no broker of its own";
-                return Err(refused("--brokers", problem));
+                return Err(ConfigError::invalid("--brokers", problem));
             }
             if needs.store && config.store.scylla.nodes.is_none() {
                 let problem = "is needed: the embedded store belongs to one process, that of `up`";
-                return Err(refused("--scylla", problem));
+                return Err(ConfigError::invalid("--scylla", problem));
             }
         }
         let config = config.finish()?;
@@ -442,7 +443,7 @@ impl Flags {
                 config.services.address = Some(address);
             } else {
                 config.services.listen = address_from_text(&address)
-                    .map_err(|problem| refused("--services", problem))?;
+                    .map_err(|problem| ConfigError::invalid("--services", problem))?;
             }
         }
         Ok(())
@@ -452,13 +453,6 @@ impl Flags {
 fn set<T>(value: &mut T, flag: Option<T>) {
     if let Some(flag) = flag {
         *value = flag;
-    }
-}
-
-fn refused(flag: &str, problem: &str) -> ConfigError {
-    ConfigError::Invalid {
-        key: flag.to_owned(),
-        problem: problem.to_owned(),
     }
 }
 

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use waybill_node::config::{Config, Environment};
+use waybill_config::{Environment, load};
+use waybill_node::config::Config;
 
 fn example() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../waybill.example.yaml")
@@ -12,7 +13,7 @@ fn example() -> PathBuf {
 
 #[test]
 fn the_example_is_the_default_configuration() {
-    let config = Config::load(Some(&example()), &Environment::default()).unwrap();
+    let config = load::<Config>(Some(&example()), &Environment::default()).unwrap();
     assert_eq!(config, Config::default());
     config.finish().expect("the defaults are valid");
 }
@@ -72,7 +73,7 @@ fn what_show_prints_is_a_configuration_file_of_the_same_meaning() {
     let shown = dir.path().join("shown.yaml");
     std::fs::write(&shown, &printed.stdout).unwrap();
     let [original, shown] = [file, shown]
-        .map(|path| Config::load(Some(path.as_path()), &Environment::default()).unwrap());
+        .map(|path| load::<Config>(Some(path.as_path()), &Environment::default()).unwrap());
     assert_eq!(shown, original);
 }
 
@@ -90,7 +91,7 @@ fn secrets_are_in_neither_show_nor_debug_and_reach_the_client() {
 
     let printed = waybill(&["config", "show", "--config", file.to_str().unwrap()]);
     let printed = String::from_utf8(printed.stdout).unwrap();
-    let config = Config::load(Some(file.as_path()), &Environment::default()).unwrap();
+    let config = load::<Config>(Some(file.as_path()), &Environment::default()).unwrap();
     let config = config.finish().unwrap();
     for text in [printed, format!("{config:?}")] {
         assert!(

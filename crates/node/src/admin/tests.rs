@@ -344,7 +344,7 @@ async fn whoever_looks_or_changes_needs_a_token_for_all_and_probes_need_none() {
         Hosts::any(),
     );
     admin.set_schedulers(Arc::new(Fake(Mutex::new(SchedulerState::Running))));
-    let status = async |method: &str, path: &str, token: Option<&crate::config::Secret>| {
+    let status = async |method: &str, path: &str, token: Option<&waybill_config::Secret>| {
         let mut request = Request::builder().method(method).uri(path);
         if let Some(token) = token {
             request = request.header("authorization", format!("Bearer {}", token.reveal()));

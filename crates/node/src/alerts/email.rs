@@ -352,7 +352,7 @@ fn text(message: &Message) -> String {
 mod tests {
     use super::super::alert::tests::alert;
     use super::*;
-    use crate::config::Secret;
+    use waybill_config::Secret;
 
     fn config() -> EmailConfig {
         EmailConfig {

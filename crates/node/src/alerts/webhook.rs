@@ -20,6 +20,7 @@ use reqwest::{Certificate, Client, Response, StatusCode, Url};
 use serde::Serialize;
 use sha2::Sha256;
 use uuid::Uuid;
+use waybill_config::Secret;
 use waybill_telemetry::chain;
 
 use super::ReceiverError;
@@ -27,7 +28,7 @@ use super::alert::{Alert, Message};
 use super::channel::Failure;
 use super::template::{Escape, Fill, Template};
 use super::trust::read_certificates;
-use crate::config::{Secret, WebhookConfig};
+use crate::config::WebhookConfig;
 use crate::telemetry::VERSION;
 
 const JSON: &str = "application/json";

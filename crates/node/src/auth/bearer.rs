@@ -2,9 +2,9 @@
 
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderValue, InvalidHeaderValue};
+use waybill_config::Secret;
 
 use super::Denied;
-use crate::config::Secret;
 
 /// The longest token that is looked at.
 const TOKEN_BYTES_MAX: usize = 8 * 1024;

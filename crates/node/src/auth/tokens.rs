@@ -11,11 +11,11 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
+use waybill_config::{Secret, parse};
 use waybill_messages::is_topic_name;
 use waybill_telemetry::visible::is_visible;
 
 use super::{Principal, Reread, Scope, Scopes, Tenants, TokenHash, hash_of};
-use crate::config::{Secret, parse_document};
 
 /// What tokens begin with, so that a leaked one is found by those who look for such.
 const PREFIX: &str = "wb_";
@@ -105,7 +105,7 @@ impl Tokens {
         {
             return Err(format!("{path}: is empty; [] is a list without tokens"));
         }
-        let entries: Vec<Entry> = parse_document(path, text).map_err(|error| error.to_string())?;
+        let entries: Vec<Entry> = parse(path, text).map_err(|error| error.to_string())?;
         let mut tokens = HashMap::with_capacity(entries.len());
         let mut names = std::collections::HashSet::new();
         for (place, entry) in entries.into_iter().enumerate() {

@@ -1,18 +1,13 @@
 //! Who is told of alerts, how often, and the secrets that this takes.
 
-mod secret;
-
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-
-pub use secret::{Secret, SecretUrl};
+use waybill_config::{ConfigError, Secret, SecretFiles, SecretUrl, units};
 
 use super::owners::OwnersConfig;
-use super::secret_files::SecretFiles;
-use super::{ConfigError, units};
 
 /// A name of a receiver is at most this long: it is a label of metrics.
 const NAME_BYTES_MAX: usize = 64;
@@ -80,12 +75,7 @@ impl AlertsConfig {
                 ReceiverConfig::Webhook(webhook) => webhook.read_files(files, &key("webhook"))?,
                 ReceiverConfig::Email(email) => {
                     let password = key("email.password");
-                    read_secret(
-                        files,
-                        &mut email.password,
-                        &mut email.password_file,
-                        &password,
-                    )?;
+                    files.read_secret(&mut email.password, &mut email.password_file, &password)?;
                 }
             }
         }
@@ -104,18 +94,18 @@ impl AlertsConfig {
             (!self.max_age.is_zero(), "alerts.maxAge"),
         ];
         if let Some((_, key)) = rules.into_iter().find(|(holds, _)| !holds) {
-            return Err(invalid(key, "must be more than 0"));
+            return Err(ConfigError::invalid(key, "must be more than 0"));
         }
         if self.backoff > self.backoff_max {
-            return Err(invalid(
+            return Err(ConfigError::invalid(
                 "alerts.backoff",
                 "must not be more than alerts.backoffMax",
             ));
         }
         if let Some(name) = self.receivers.keys().find(|name| !is_name(name)) {
-            return Err(invalid(
+            return Err(ConfigError::invalid(
                 "alerts.receivers",
-                &format!(
+                format!(
                     "has the name {name:?}, and names must be 1 to {NAME_BYTES_MAX} letters, \
                      digits, dots, hyphens or underscores"
                 ),
@@ -125,10 +115,7 @@ impl AlertsConfig {
         let receivers = crate::alerts::receivers(self).map(drop);
         receivers
             .and_then(|()| crate::alerts::check_owners(self))
-            .map_err(|error| ConfigError::Invalid {
-                key: error.key,
-                problem: error.problem,
-            })
+            .map_err(|error| ConfigError::invalid(error.key, error.problem))
     }
 }
 
@@ -176,21 +163,13 @@ impl WebhookConfig {
         place: &str,
     ) -> Result<(), ConfigError> {
         let key = |key: &str| format!("{place}.{key}");
-        if let Some(url) = take_file(files, &mut self.url_file, &key("url"))? {
-            refuse_second(self.url.is_some(), &key("url"))?;
-            self.url = Some(url.into());
-        }
-        read_secret(
-            files,
-            &mut self.secret,
-            &mut self.secret_file,
-            &key("secret"),
-        )?;
+        files.read_secret(&mut self.url, &mut self.url_file, &key("url"))?;
+        files.read_secret(&mut self.secret, &mut self.secret_file, &key("secret"))?;
         for (header, path) in std::mem::take(&mut self.header_files) {
             let key = key(&format!("headers.{header}"));
-            refuse_second(self.headers.contains_key(&header), &key)?;
-            let value = files.read(&path, &key)?.into();
-            self.headers.insert(header, value);
+            let mut value = self.headers.remove(&header);
+            files.read_secret(&mut value, &mut Some(path), &key)?;
+            self.headers.extend(value.map(|value| (header, value)));
         }
         Ok(())
     }
@@ -237,41 +216,6 @@ pub enum EmailTls {
     Tls,
     /// Not at all: for a relay on the same machine or in a closed network.
     None,
-}
-
-pub(super) fn read_secret(
-    files: &mut SecretFiles,
-    value: &mut Option<Secret>,
-    file: &mut Option<PathBuf>,
-    key: &str,
-) -> Result<(), ConfigError> {
-    if let Some(text) = take_file(files, file, key)? {
-        refuse_second(value.is_some(), key)?;
-        *value = Some(text.into());
-    }
-    Ok(())
-}
-
-fn take_file(
-    files: &mut SecretFiles,
-    file: &mut Option<PathBuf>,
-    key: &str,
-) -> Result<Option<String>, ConfigError> {
-    file.take().map(|path| files.read(&path, key)).transpose()
-}
-
-fn refuse_second(is_set: bool, key: &str) -> Result<(), ConfigError> {
-    if is_set {
-        return Err(invalid(key, "is set, and a file for it, too; keep one"));
-    }
-    Ok(())
-}
-
-pub(super) fn invalid(key: &str, problem: &str) -> ConfigError {
-    ConfigError::Invalid {
-        key: key.to_owned(),
-        problem: problem.to_owned(),
-    }
 }
 
 fn is_name(name: &str) -> bool {

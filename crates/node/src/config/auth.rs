@@ -4,8 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-
-use super::{ConfigError, units};
+use waybill_config::{ConfigError, units};
 
 /// The `auth` section. Authentication is on where one of its files is named.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -88,10 +87,7 @@ impl AuthConfig {
         ];
         match rules.into_iter().find(|(holds, ..)| !holds) {
             None => Ok(()),
-            Some((_, key, problem)) => Err(ConfigError::Invalid {
-                key: key.to_owned(),
-                problem: problem.to_owned(),
-            }),
+            Some((_, key, problem)) => Err(ConfigError::invalid(key, problem)),
         }
     }
 }

@@ -8,9 +8,10 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use waybill_config::Environment;
 use waybill_engine::{Division, ReaderId};
 
-use super::{Config, Environment};
+use super::Config;
 use crate::scheduler::Own;
 
 /// The label `apps.kubernetes.io/pod-index`, handed over by the downward API.

@@ -2,16 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
+use waybill_config::{ConfigError, REDACTED, Secret, SecretFiles, secret_to_serialize, units};
 use waybill_kafka::{ClientError, KafkaSettings};
-
-use super::secret_files::SecretFiles;
-use super::{ConfigError, Secret, units};
 
 /// The `kafka` section.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -73,20 +70,13 @@ impl KafkaConfig {
     ) -> Result<(), ConfigError> {
         for (property, path) in std::mem::take(&mut self.property_files) {
             if self.properties.0.contains_key(&property) {
-                return Err(ConfigError::Invalid {
-                    key: format!("kafka.propertyFiles.{property}"),
-                    problem: "is set in kafka.properties too; keep one".to_owned(),
-                });
+                return Err(ConfigError::invalid(
+                    format!("kafka.propertyFiles.{property}"),
+                    "is set in kafka.properties too; keep one",
+                ));
             }
-            let text = fs::read_to_string(&path).map_err(|source| ConfigError::PropertyFile {
-                property: property.clone(),
-                path: path.display().to_string(),
-                source,
-            })?;
-            files.note(&path, &format!("kafka.properties.{property}"));
-            self.properties
-                .0
-                .insert(property, text.trim_end_matches(['\r', '\n']).to_owned());
+            let text = files.read(&path, &format!("kafka.properties.{property}"))?;
+            self.properties.0.insert(property, text);
         }
         self.check_properties()
     }
@@ -137,10 +127,10 @@ impl KafkaConfig {
             Err(ClientError::Create { reason, .. }) => (String::new(), reason),
         };
         let dot = if property.is_empty() { "" } else { "." };
-        Err(ConfigError::Invalid {
-            key: format!("kafka.properties{dot}{property}"),
+        Err(ConfigError::invalid(
+            format!("kafka.properties{dot}{property}"),
             problem,
-        })
+        ))
     }
 
     /// Refuses logins and certificates that librdkafka would leave aside.
@@ -159,10 +149,10 @@ impl KafkaConfig {
             let problem = format!(
                 "is of no use where kafka.properties.security.protocol is {protocol}: set that to {needed}"
             );
-            return Err(ConfigError::Invalid {
-                key: format!("kafka.properties.{name}"),
+            return Err(ConfigError::invalid(
+                format!("kafka.properties.{name}"),
                 problem,
-            });
+            ));
         }
         Ok(())
     }
@@ -175,8 +165,6 @@ impl KafkaConfig {
 pub struct Properties(pub(super) BTreeMap<String, String>);
 
 impl Properties {
-    const REDACTED: &'static str = "(redacted)";
-
     /// Names and values, secrets included, in order of the names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0
@@ -185,16 +173,8 @@ impl Properties {
     }
 
     fn shown(&self) -> impl Iterator<Item = (&str, &str)> {
-        self.iter().map(|(name, value)| {
-            (
-                name,
-                if is_secret(name) {
-                    Self::REDACTED
-                } else {
-                    value
-                },
-            )
-        })
+        self.iter()
+            .map(|(name, value)| (name, if is_secret(name) { REDACTED } else { value }))
     }
 }
 
@@ -207,8 +187,8 @@ impl fmt::Debug for Properties {
 impl Serialize for Properties {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (name, value) in self.shown() {
-            map.serialize_entry(name, value)?;
+        for ((name, value), (_, shown)) in self.iter().zip(self.shown()) {
+            map.serialize_entry(name, secret_to_serialize(value, shown))?;
         }
         map.end()
     }
@@ -232,6 +212,8 @@ fn is_secret(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
@@ -337,7 +319,7 @@ mod tests {
             .to_string();
         assert_eq!(
             error,
-            "kafka.propertyFiles.sasl.password: /nonexistent/secret cannot be read"
+            "kafka.properties.sasl.password: /nonexistent/secret cannot be read"
         );
 
         twice

@@ -3,10 +3,9 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
+use waybill_config::{ConfigError, Secret, SecretFiles};
 
-use super::ConfigError;
-use super::alerts::{EmailConfig, EmailTls, Secret, WebhookConfig, invalid, read_secret};
-use super::secret_files::SecretFiles;
+use super::alerts::{EmailConfig, EmailTls, WebhookConfig};
 use crate::contact::{ContactRules, is_domain};
 
 /// The `alerts.owners` section. By default nobody is told, and requests that name contacts are
@@ -106,7 +105,7 @@ impl OwnersConfig {
     pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         if let Some(email) = &mut self.email {
             let key = "alerts.owners.email.password";
-            read_secret(files, &mut email.password, &mut email.password_file, key)?;
+            files.read_secret(&mut email.password, &mut email.password_file, key)?;
         }
         if let Some(sms) = &mut self.sms {
             sms.read_files(files, "alerts.owners.sms")?;
@@ -118,16 +117,19 @@ impl OwnersConfig {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let above_0 = "must be more than 0; without email and sms nobody is told";
         if self.messages_per_hour_max == 0 {
-            return Err(invalid("alerts.owners.messagesPerHourMax", above_0));
+            return Err(ConfigError::invalid(
+                "alerts.owners.messagesPerHourMax",
+                above_0,
+            ));
         }
         if self.contacts_max == 0 {
-            return Err(invalid("alerts.owners.contactsMax", above_0));
+            return Err(ConfigError::invalid("alerts.owners.contactsMax", above_0));
         }
         let mut domains = self.email.iter().flat_map(|email| &email.domains);
         match domains.find(|domain| !is_domain(domain)) {
-            Some(domain) => Err(invalid(
+            Some(domain) => Err(ConfigError::invalid(
                 "alerts.owners.email.domains",
-                &format!("holds {domain:?}, which is no domain"),
+                format!("holds {domain:?}, which is no domain"),
             )),
             None => Ok(()),
         }
@@ -138,8 +140,9 @@ impl OwnersConfig {
 mod tests {
     use std::fs;
 
-    use super::super::Environment;
-    use super::super::file::parse_config;
+    use waybill_config::{Environment, parse_over_defaults};
+
+    use crate::config::Config;
 
     const BOTH: &str = "
 alerts:
@@ -160,7 +163,10 @@ alerts:
 
     #[test]
     fn both_ways_are_read_and_fit_together() {
-        let config = parse_config("w.yaml", BOTH).unwrap().finish().unwrap();
+        let config = parse_over_defaults::<Config>("w.yaml", BOTH)
+            .unwrap()
+            .finish()
+            .unwrap();
         let rules = config.alerts.owners.contact_rules();
         assert!(rules.sms);
         assert_eq!(rules.email_domains, Some(vec!["example.org".to_owned()]));
@@ -168,7 +174,7 @@ alerts:
 
     #[test]
     fn no_secret_is_shown_and_a_variable_beside_them_leaves_them_as_they_are() {
-        let mut config = parse_config("w.yaml", BOTH).unwrap();
+        let mut config = parse_over_defaults::<Config>("w.yaml", BOTH).unwrap();
         for text in [format!("{config:?}"), config.to_yaml().unwrap()] {
             for secret in ["capability", "hunter"] {
                 assert!(!text.contains(secret), "{text}");
@@ -178,7 +184,7 @@ alerts:
         let environment: Environment = [(name, "7")].into_iter().collect();
         let mut expected = config.clone();
         expected.alerts.owners.messages_per_hour_max = 7;
-        environment.apply(&mut config).unwrap();
+        config = environment.apply(config).unwrap();
         assert_eq!(config, expected);
 
         for name in [
@@ -186,7 +192,7 @@ alerts:
             "WAYBILL_ALERTS__OWNERS__SMS",
         ] {
             let environment: Environment = [(name, "hunter2")].into_iter().collect();
-            let error = environment.apply(&mut config).unwrap_err().to_string();
+            let error = environment.apply(config.clone()).unwrap_err().to_string();
             assert!(error.contains(&format!("{name} is not known")), "{error}");
             assert!(!error.contains("hunter"), "{error}");
         }
@@ -207,8 +213,14 @@ alerts:
                 "headers: {Authorization: Bearer hunter2}",
                 &format!("headerFiles: {{Authorization: {token}}}"),
             );
-        let read = parse_config("w.yaml", &text).unwrap().finish().unwrap();
-        let whole = parse_config("w.yaml", BOTH).unwrap().finish().unwrap();
+        let read = parse_over_defaults::<Config>("w.yaml", &text)
+            .unwrap()
+            .finish()
+            .unwrap();
+        let whole = parse_over_defaults::<Config>("w.yaml", BOTH)
+            .unwrap()
+            .finish()
+            .unwrap();
         assert_eq!(read.alerts, whole.alerts);
     }
 
@@ -253,7 +265,9 @@ alerts:
             ),
         ] {
             let text = BOTH.replace(from, to);
-            let error = parse_config("w.yaml", &text).unwrap().finish();
+            let error = parse_over_defaults::<Config>("w.yaml", &text)
+                .unwrap()
+                .finish();
             let error = error.expect_err(to).to_string();
             assert!(error.starts_with(key), "{key}: {error}");
             assert!(!error.contains("hunter"), "{error}");

@@ -4,11 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use waybill_config::{ConfigError, Secret, SecretFiles, units};
 use waybill_registry::{Login, Registry, RegistrySettings};
-
-use super::alerts::{Secret, read_secret};
-use super::secret_files::SecretFiles;
-use super::{ConfigError, units};
 
 /// What writers put before a datum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -84,9 +81,11 @@ impl RegistryConfig {
             ca_pem: self.ca_pem.clone(),
             timeout: self.request_timeout,
         };
-        let registry = Registry::new(&settings).map_err(|error| ConfigError::Invalid {
-            key: "schemaRegistry".to_owned(),
-            problem: format!("cannot be used: {}", waybill_telemetry::chain(&error)),
+        let registry = Registry::new(&settings).map_err(|error| {
+            ConfigError::invalid(
+                "schemaRegistry",
+                format!("cannot be used: {}", waybill_telemetry::chain(&error)),
+            )
         })?;
         Ok(Some(registry))
     }
@@ -94,7 +93,7 @@ impl RegistryConfig {
     /// Reads the password and the certificates from their files.
     pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         let key = "schemaRegistry.password";
-        read_secret(files, &mut self.password, &mut self.password_file, key)?;
+        files.read_secret(&mut self.password, &mut self.password_file, key)?;
         if let Some(path) = &self.ca_file {
             let pem = std::fs::read_to_string(path).map_err(|source| ConfigError::SecretFile {
                 key: "schemaRegistry.caFile".to_owned(),
@@ -121,10 +120,7 @@ impl RegistryConfig {
             ),
         ];
         if let Some((_, key, problem)) = rules.into_iter().find(|(holds, _, _)| !holds) {
-            return Err(ConfigError::Invalid {
-                key: key.to_owned(),
-                problem: problem.to_owned(),
-            });
+            return Err(ConfigError::invalid(key, problem));
         }
         self.client().map(drop)
     }

@@ -5,11 +5,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use waybill_config::{ConfigError, Secret, SecretFiles, units};
 use waybill_store::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls};
-
-use super::alerts::{Secret, read_secret};
-use super::secret_files::SecretFiles;
-use super::{ConfigError, units};
 
 /// The `store.scylla` section: ScyllaDB or Apache Cassandra.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -128,10 +125,7 @@ impl ScyllaConfig {
     /// files of the certificate are read with each connection to a cluster.
     pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         let refused = |key: &str, problem: &str| {
-            Err(ConfigError::Invalid {
-                key: format!("store.scylla.{key}"),
-                problem: problem.to_owned(),
-            })
+            Err(ConfigError::invalid(format!("store.scylla.{key}"), problem))
         };
         match (&self.cert_file, &self.key_file) {
             (Some(_), None) => return refused("certFile", "needs store.scylla.keyFile"),
@@ -143,7 +137,7 @@ impl ScyllaConfig {
             (None, None) => {}
         }
         let key = "store.scylla.password";
-        read_secret(files, &mut self.password, &mut self.password_file, key)
+        files.read_secret(&mut self.password, &mut self.password_file, key)
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
+use waybill_config::units;
 
-use super::units;
 use crate::ingestion::{Rate, TenantRates};
 
 /// The `http.tenantLimits` section.

@@ -8,10 +8,8 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, Url};
 use serde::{Deserialize, Serialize};
-use waybill_http::file_modes;
+use waybill_config::{ConfigError, file_modes, units};
 use waybill_telemetry::chain;
-
-use super::{ConfigError, units};
 
 /// The `telemetry.traces` section.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -63,7 +61,7 @@ impl TracesConfig {
             let headers = parse_headers(&read(path, "telemetry.traces.headersFile")?);
             client = client.default_headers(headers.map_err(|problem| {
                 let at = path.display();
-                invalid("telemetry.traces.headersFile", format!("({at}) {problem}"))
+                ConfigError::invalid("telemetry.traces.headersFile", format!("({at}) {problem}"))
             })?);
         }
         if let Some(path) = &self.ca_file {
@@ -71,12 +69,14 @@ impl TracesConfig {
             let pem = read(path, key)?;
             let certificates = Certificate::from_pem_bundle(pem.as_bytes());
             let certificates = certificates.ok().filter(|found| !found.is_empty());
-            let certificates = certificates
-                .ok_or_else(|| invalid(key, format!("({}) has no certificate", path.display())))?;
+            let certificates = certificates.ok_or_else(|| {
+                ConfigError::invalid(key, format!("({}) has no certificate", path.display()))
+            })?;
             client = client.tls_certs_merge(certificates);
         }
         let client = client.build();
-        let client = client.map_err(|error| invalid("telemetry.traces", chain(&error)))?;
+        let client =
+            client.map_err(|error| ConfigError::invalid("telemetry.traces", chain(&error)))?;
         Ok(Some(client))
     }
 
@@ -84,7 +84,10 @@ impl TracesConfig {
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if !(0.0..=1.0).contains(&self.sample_ratio) {
             let problem = "must be between 0 and 1".to_owned();
-            return Err(invalid("telemetry.traces.sampleRatio", problem));
+            return Err(ConfigError::invalid(
+                "telemetry.traces.sampleRatio",
+                problem,
+            ));
         }
         for (key, is_zero) in [
             ("queueMax", self.queue_max == 0),
@@ -92,12 +95,15 @@ impl TracesConfig {
         ] {
             if is_zero {
                 let problem = "must not be zero".to_owned();
-                return Err(invalid(&format!("telemetry.traces.{key}"), problem));
+                return Err(ConfigError::invalid(
+                    &format!("telemetry.traces.{key}"),
+                    problem,
+                ));
             }
         }
         if let Some(endpoint) = &self.endpoint {
             check_endpoint(endpoint)
-                .map_err(|problem| invalid("telemetry.traces.endpoint", problem))?;
+                .map_err(|problem| ConfigError::invalid("telemetry.traces.endpoint", problem))?;
         }
         self.client().map(drop)
     }
@@ -147,13 +153,6 @@ fn read(path: &std::path::Path, key: &str) -> Result<String, ConfigError> {
         path: path.display().to_string(),
         source,
     })
-}
-
-fn invalid(key: &str, problem: String) -> ConfigError {
-    ConfigError::Invalid {
-        key: key.to_owned(),
-        problem,
-    }
 }
 
 #[cfg(test)]

@@ -2,9 +2,10 @@
 
 mod counts;
 
+use waybill_config::{ByteSize, ConfigError, duration_to_text};
 use waybill_engine::{INPUT_BYTES_MAX, READERS_PER_PARTITION_MAX};
 
-use super::{ByteSize, Config, ConfigError, duration_to_text};
+use super::Config;
 use crate::ingestion::IngestionConfig;
 use crate::telemetry::LogFilter;
 use crate::topology::{RETENTION_MS_MIN, disk_bytes_min};
@@ -356,22 +357,15 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         ),
     ];
     if let Some(problem) = log_filter_problem {
-        return Err(invalid(
+        return Err(ConfigError::invalid(
             "telemetry.logFilter (or --log)",
             format!("cannot be read: {problem}"),
         ));
     }
     counts::check(config)?;
     match rules.into_iter().find(|(holds, ..)| !holds) {
-        Some((_, key, problem)) => Err(invalid(key, problem)),
+        Some((_, key, problem)) => Err(ConfigError::invalid(key, problem)),
         None => Ok(()),
-    }
-}
-
-fn invalid(key: &str, problem: String) -> ConfigError {
-    ConfigError::Invalid {
-        key: key.to_owned(),
-        problem,
     }
 }
 

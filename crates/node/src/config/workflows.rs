@@ -1,9 +1,9 @@
 //! The workflows that this process can run, from the binary and from files.
 
+use waybill_config::{FileError, parse, read_text};
 use waybill_engine::{Workflow, WorkflowDefinition, WorkflowError, Workflows};
 
 use super::WorkflowsConfig;
-use super::file::{self, FileError};
 
 /// What stands for the file name of the workflow that is part of the binary.
 const BUILT_IN: &str = "the built-in drone-delivery workflow";
@@ -49,7 +49,7 @@ pub fn load_workflows(config: &WorkflowsConfig) -> Result<Workflows, WorkflowsEr
     }
     for path in &config.files {
         let name = path.display().to_string();
-        workflows.push(compile(&name, &file::read_text(path)?)?);
+        workflows.push(compile(&name, &read_text(path)?)?);
         names.push(name);
     }
     Workflows::new(workflows).map_err(|source| WorkflowsError::Together {
@@ -59,7 +59,7 @@ pub fn load_workflows(config: &WorkflowsConfig) -> Result<Workflows, WorkflowsEr
 }
 
 fn compile(name: &str, text: &str) -> Result<Workflow, WorkflowsError> {
-    let definition: WorkflowDefinition = file::parse(name, text)?;
+    let definition: WorkflowDefinition = parse(name, text)?;
     Workflow::try_from(definition).map_err(|source| {
         let line = at_fault(&source).and_then(|(key, value)| line_of(key, value, text));
         let place = line.map_or_else(|| name.to_owned(), |line| format!("{name}:{line}"));

@@ -9,9 +9,9 @@ use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use reqwest::{Certificate, ClientBuilder};
-use waybill_http::file_modes;
+use waybill_config::{Secret, file_modes};
 use waybill_node::auth::bearer;
-use waybill_node::config::{Config, Secret};
+use waybill_node::config::Config;
 
 use super::broker_login::with_login;
 use super::ops::ApiAddress;

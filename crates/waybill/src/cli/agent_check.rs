@@ -16,8 +16,9 @@ use anyhow::Context as _;
 use clap::Args;
 use serde::Serialize;
 use waybill_agent::check::{CheckError, CheckSettings, Finding, Ledger, Report, Rule, check};
+use waybill_config::duration_from_text;
 use waybill_messages::Topics;
-use waybill_node::config::{Config, duration_from_text};
+use waybill_node::config::Config;
 use waybill_telemetry::visible::{counted, escaped, to_json};
 
 use self::ledger::HttpLedger;

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use serde::Serialize;
-use waybill_node::config::{duration_from_text, duration_to_text};
+use waybill_config::{duration_from_text, duration_to_text};
 use waybill_telemetry::visible::to_json;
 
 use super::shown::Output;

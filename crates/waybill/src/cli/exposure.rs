@@ -7,9 +7,10 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 
+use waybill_config::ConfigError;
 use waybill_http::Tls;
 use waybill_node::auth::Auth;
-use waybill_node::config::{Config, ConfigError, TlsConfig};
+use waybill_node::config::{Config, TlsConfig};
 
 use super::Role;
 
@@ -204,14 +205,14 @@ pub(super) fn check(role: Role, config: &Config) -> Result<(), ConfigError> {
         .iter()
         .map(|listener| format!(", and {listener}"))
         .collect();
-    Err(ConfigError::Invalid {
-        key: format!("{first}{also}:"),
-        problem: format!(
+    Err(ConfigError::invalid(
+        format!("{first}{also}:"),
+        format!(
             "others can reach that, and nobody there has to say who they are. Listen on a loopback address such as \
              127.0.0.1, or {}, or say --insecure (insecure: true)",
             ways.join(", or ")
         ),
-    })
+    ))
 }
 
 /// Refuses a role two of whose listeners would take one address.
@@ -220,10 +221,10 @@ fn check_distinct(role: Role, config: &Config) -> Result<(), ConfigError> {
     for (index, listener) in listeners.iter().enumerate() {
         let mut earlier = listeners[..index].iter();
         if let Some(other) = earlier.find(|other| overlap(other.address, listener.address)) {
-            return Err(ConfigError::Invalid {
-                key: format!("{listener} and {other}:"),
-                problem: "these addresses overlap: give each listener one of its own".to_owned(),
-            });
+            return Err(ConfigError::invalid(
+                format!("{listener} and {other}:"),
+                "these addresses overlap: give each listener one of its own",
+            ));
         }
     }
     Ok(())

@@ -8,7 +8,8 @@ use clap::Args;
 use reqwest::redirect::Policy;
 use reqwest::{Client, StatusCode};
 use serde::Serialize;
-use waybill_node::config::{Config, duration_from_text};
+use waybill_config::duration_from_text;
+use waybill_node::config::Config;
 use waybill_telemetry::visible::to_json;
 
 use super::access::{AccessArgs, AdminArgs, Silence};

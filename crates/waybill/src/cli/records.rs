@@ -9,6 +9,7 @@ use std::str::FromStr;
 use anyhow::ensure;
 use clap::Args;
 use serde::Serialize;
+use waybill_config::ConfigError;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::RecordRef;
 use waybill_node::config::Config;
@@ -17,7 +18,6 @@ use waybill_telemetry::visible::{escaped, to_json};
 use super::avro::{Decoded, Json, RegistrySchema, Schemas, Undecoded};
 use super::broker_login::BrokerLogin;
 use super::connection::{Connection, Next, chosen, topic_from_text, until_reader_leaves};
-use super::refused;
 use super::shown::{Bytes, NOTHING, Output, ShownHeader, time};
 
 /// The arguments of `waybill records`.
@@ -109,7 +109,7 @@ impl RecordsArgs {
             let problem = format!(
                 "is needed: {topic} has {partitions} partitions, and --from names an offset of one"
             );
-            return Err(refused("--partition", &problem).into());
+            return Err(ConfigError::invalid("--partition", problem).into());
         }
         let mut ranges = Vec::new();
         for partition in chosen(&topic, partitions, self.partition)? {

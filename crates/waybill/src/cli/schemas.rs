@@ -3,12 +3,12 @@
 use std::io::{self, Write as _};
 
 use clap::Subcommand;
+use waybill_config::ConfigError;
 use waybill_messages::Topics;
 use waybill_node::config::{Config, load_workflows};
 use waybill_registry::{Subject, subjects};
 
 use super::connection::until_reader_leaves;
-use super::refused;
 use super::shown::Written;
 use crate::registry::{self, SubjectView};
 
@@ -31,7 +31,8 @@ impl SchemasCommand {
     /// earlier versions.
     pub fn run(self, config: &Config) -> anyhow::Result<()> {
         let registry = config.schema_registry.client()?;
-        let lacking = || refused("schemaRegistry.url", "is needed: there is no registry");
+        let lacking =
+            || ConfigError::invalid("schemaRegistry.url", "is needed: there is no registry");
         let registry = registry.ok_or_else(lacking)?;
         let subjects = subjects_of(config)?;
         let runtime = tokio::runtime::Builder::new_current_thread()

@@ -7,11 +7,11 @@ use std::io::{self, Write as _};
 use anyhow::Context as _;
 use clap::Subcommand;
 use serde::Serialize;
+use waybill_config::ConfigError;
 use waybill_node::config::Config;
 use waybill_store::{CqlClock, CqlProblem, CqlReport, CqlStore};
 
 use super::connection::until_reader_leaves;
-use super::refused;
 use super::shown::Written;
 
 /// What to do with the state store.
@@ -31,7 +31,7 @@ impl StoreCommand {
     /// If no cluster is configured, it cannot be reached, or the store on it cannot be used.
     pub fn run(self, config: &Config) -> anyhow::Result<()> {
         let cql = config.store.scylla.cql().ok_or_else(|| {
-            refused(
+            ConfigError::invalid(
                 "--scylla",
                 "is needed: the embedded store takes no preparing",
             )

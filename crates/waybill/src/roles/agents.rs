@@ -8,12 +8,13 @@ use std::path::Path;
 use anyhow::Context as _;
 use waybill_agent::http::{AgentsFile, NamedHandler};
 use waybill_agent::{Agents, AgentsConfig};
+use waybill_config::read_document;
 use waybill_drone_delivery::services::Caller;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
 use waybill_node::admin::Admin;
-use waybill_node::config::{BuiltInCalls, Config, read_document};
+use waybill_node::config::{BuiltInCalls, Config};
 use waybill_node::shutdown::{Running, Stage};
 
 use super::instance;

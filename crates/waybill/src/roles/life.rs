@@ -1,10 +1,11 @@
 //! The life of a process with roles: it starts them, is ready once all of them are, and ends in order.
 
 use anyhow::Context as _;
+use waybill_config::Environment;
 use waybill_http::{Tls, reread};
 use waybill_node::admin::Admin;
 use waybill_node::auth::Auth;
-use waybill_node::config::{Config, Environment};
+use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Signals, Stage};
 use waybill_node::telemetry::{Telemetry, traces};
 

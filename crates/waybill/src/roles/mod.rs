@@ -23,14 +23,13 @@ use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
 
 use anyhow::Context as _;
+use waybill_config::Environment;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
 use waybill_node::admin::Admin;
 use waybill_node::backup::Backups;
-use waybill_node::config::{
-    AgentReach, Config, Environment, load_workflows, readers_of_this_process,
-};
+use waybill_node::config::{AgentReach, Config, load_workflows, readers_of_this_process};
 use waybill_node::data_dir;
 use waybill_node::disk::{DiskWatch, LowDisk, Space, bounds_exceed};
 use waybill_node::shutdown::{Running, Stage};

@@ -15,12 +15,13 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::Connect;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio_util::sync::CancellationToken;
+use waybill_config::Secret;
 use waybill_engine::{OperationId, OperationStatus, PartitionId, ProcessState};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer, PollLimits};
 use waybill_messages::Framing;
 use waybill_node::admin::Admin;
 use waybill_node::auth::{Principal, Scope, Tenants, bearer};
-use waybill_node::config::{Config, Secret};
+use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Stage};
 
 use super::World;

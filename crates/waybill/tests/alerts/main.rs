@@ -21,8 +21,9 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::timeout;
+use waybill_config::{Environment, load};
 use waybill_node::alerts::{AlertError, Undeliverable};
-use waybill_node::config::{AlertsConfig, Config, Environment, ReceiverConfig};
+use waybill_node::config::{AlertsConfig, Config, ReceiverConfig};
 
 use http::{Answer, Receiver};
 use running::{KEY, PATIENCE, Running, alert, email, quick, repeats, webhook, webhook_to};
@@ -350,7 +351,7 @@ async fn an_attempt_that_is_under_way_at_a_stop_may_still_succeed() {
 async fn the_sms_gateway_of_the_example_gets_json_of_its_own_form() {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/alerts");
     let example = example.join("sms-gateway.yaml");
-    let config = Config::load(Some(&example), &Environment::default()).unwrap();
+    let config = load::<Config>(Some(&example), &Environment::default()).unwrap();
     let receiver = Receiver::start([]).await;
     let authorization = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(authorization.path(), "Bearer hunter2\n").unwrap();

@@ -14,8 +14,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::sync::SemaphorePermit;
 use uuid::Uuid;
+use waybill_config::{Environment, load};
 use waybill_kafka::{Admin, KafkaSettings};
-use waybill_node::config::{Config, Environment};
+use waybill_node::config::Config;
 use waybill_test_support::process::without_test_variables;
 use waybill_test_support::world::{PATIENCE, World};
 
@@ -72,7 +73,7 @@ fn the_documented_configuration_is_a_configuration_and_shows_no_secret() {
     }
     let file = dir.path().join("waybill.yaml");
     std::fs::write(&file, with_files_in(dir.path()).to_string()).unwrap();
-    let config = Config::load(Some(&file), &Environment::default()).unwrap();
+    let config = load::<Config>(Some(&file), &Environment::default()).unwrap();
     let config = config.finish().unwrap();
     assert!(
         config

@@ -1,8 +1,9 @@
 use std::fs;
 
+use waybill_config::{Environment, SecretUrl, parse_over_defaults};
+
 use super::*;
-use crate::config::Environment;
-use crate::config::file::parse_config;
+use crate::config::Config;
 
 const BOTH: &str = "
 alerts:
@@ -24,14 +25,17 @@ alerts:
 
 #[test]
 fn both_kinds_of_receivers_are_read_and_fit_together() {
-    let config = parse_config("w.yaml", BOTH).unwrap().finish().unwrap();
+    let config = parse_over_defaults::<Config>("w.yaml", BOTH)
+        .unwrap()
+        .finish()
+        .unwrap();
     let names: Vec<_> = config.alerts.receivers.keys().collect();
     assert_eq!(names, ["on-call", "pager"]);
 }
 
 #[test]
 fn no_secret_is_shown() {
-    let config = parse_config("w.yaml", BOTH).unwrap();
+    let config = parse_over_defaults::<Config>("w.yaml", BOTH).unwrap();
     for text in [format!("{config:?}"), config.to_yaml().unwrap()] {
         assert!(text.contains("https://pager.example/(redacted)"), "{text}");
         for secret in ["capability", "hunter", "MTIz"] {
@@ -69,7 +73,10 @@ fn what_stands_in_files_is_read_from_them_and_a_missing_one_is_named() {
         "alerts: {{receivers: {{pager: {{webhook: {{urlFile: {url}, secretFile: {secret}, \
          headerFiles: {{Authorization: {token}}}}}}}}}}}"
     );
-    let config = parse_config("w.yaml", &text).unwrap().finish().unwrap();
+    let config = parse_over_defaults::<Config>("w.yaml", &text)
+        .unwrap()
+        .finish()
+        .unwrap();
     let Some(ReceiverConfig::Webhook(webhook)) = config.alerts.receivers.get("pager") else {
         panic!("{config:?}");
     };
@@ -79,7 +86,9 @@ fn what_stands_in_files_is_read_from_them_and_a_missing_one_is_named() {
     assert_eq!(webhook.headers["Authorization"].reveal(), "Bearer hunter2");
 
     let missing = text.replace(&token, "/nonexistent/token");
-    let error = parse_config("w.yaml", &missing).unwrap().finish();
+    let error = parse_over_defaults::<Config>("w.yaml", &missing)
+        .unwrap()
+        .finish();
     assert_eq!(
         error.unwrap_err().to_string(),
         "alerts.receivers.pager.webhook.headers.Authorization: /nonexistent/token cannot be \
@@ -100,7 +109,9 @@ fn a_value_that_stands_in_a_file_and_in_the_configuration_is_refused() {
         ("url: https://pager.example/hooks/capability", "urlFile"),
     ] {
         let text = BOTH.replace(line, &format!("{line}\n        {with_file}: {file}"));
-        let error = parse_config("w.yaml", &text).unwrap().finish();
+        let error = parse_over_defaults::<Config>("w.yaml", &text)
+            .unwrap()
+            .finish();
         let error = error.unwrap_err().to_string();
         assert!(error.ends_with("keep one"), "{error}");
     }
@@ -154,7 +165,9 @@ fn values_that_cannot_work_are_refused_by_key() {
     ];
     for (from, to, key) in cases {
         let text = BOTH.replace(from, to);
-        let error = parse_config("w.yaml", &text).unwrap().finish();
+        let error = parse_over_defaults::<Config>("w.yaml", &text)
+            .unwrap()
+            .finish();
         let error = error.expect_err(to).to_string();
         assert!(error.starts_with(key), "{key}: {error}");
         assert!(!error.contains("hunter"), "{error}");
@@ -163,16 +176,16 @@ fn values_that_cannot_work_are_refused_by_key() {
 
 #[test]
 fn a_variable_beside_the_receivers_leaves_their_secrets_as_they_are() {
-    let mut config = parse_config("w.yaml", BOTH).unwrap();
+    let mut config = parse_over_defaults::<Config>("w.yaml", BOTH).unwrap();
     let receivers = config.alerts.receivers.clone();
     let environment: Environment = [("WAYBILL_ALERTS__FOLD_FOR", "5s")].into_iter().collect();
-    environment.apply(&mut config).unwrap();
+    config = environment.apply(config).unwrap();
     assert_eq!(config.alerts.fold_for, Duration::from_secs(5));
     assert_eq!(config.alerts.receivers, receivers);
 
     let name = "WAYBILL_ALERTS__RECEIVERS";
     let environment: Environment = [(name, "hunter2")].into_iter().collect();
-    let error = environment.apply(&mut config).unwrap_err().to_string();
+    let error = environment.apply(config).unwrap_err().to_string();
     assert!(error.contains(&format!("{name} is not known")), "{error}");
     assert!(!error.contains("hunter"), "{error}");
 }
@@ -180,7 +193,9 @@ fn a_variable_beside_the_receivers_leaves_their_secrets_as_they_are() {
 #[test]
 fn an_unknown_key_of_a_receiver_is_refused_with_its_place() {
     let text = BOTH.replace("user: waybill", "usr: waybill");
-    let error = parse_config("w.yaml", &text).unwrap_err().to_string();
+    let error = parse_over_defaults::<Config>("w.yaml", &text)
+        .unwrap_err()
+        .to_string();
     assert_eq!(
         error,
         "w.yaml:13:9: the key alerts.receivers.on-call.email.usr is not known; did you mean \

@@ -3,7 +3,9 @@
 //! Why it exists: a count with some zeros too many is refused at the start, with its key, and not once memory is
 //! exhausted.
 
-use super::{Config, ConfigError, invalid};
+use waybill_config::ConfigError;
+
+use super::Config;
 
 /// Connections of a listener: more than a machine has file descriptors for.
 const CONNECTIONS_MAX: usize = 1_000_000;
@@ -93,7 +95,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         .into_iter()
         .find(|(_, count, least, most)| !(least..=most).contains(&count));
     match wrong {
-        Some((key, count, least, most)) => Err(invalid(
+        Some((key, count, least, most)) => Err(ConfigError::invalid(
             key,
             format!("is {count}, and must be from {least} to {most}"),
         )),

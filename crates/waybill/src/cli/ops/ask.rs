@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use clap::Args;
+use waybill_config::duration_from_text;
 use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
-use waybill_node::config::duration_from_text;
 use waybill_telemetry::visible::is_name;
 
 use super::OpsError;

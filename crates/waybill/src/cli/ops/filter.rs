@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use waybill_config::duration_from_text;
 use waybill_engine::ProcessState;
-use waybill_node::config::duration_from_text;
 
 /// The state of an operation whose row cannot be read, as lists have it.
 const UNREADABLE: &str = "Unreadable";

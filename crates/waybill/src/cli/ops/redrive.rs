@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 use uuid::Uuid;
-use waybill_node::config::duration_from_text;
+use waybill_config::duration_from_text;
 use waybill_telemetry::visible::to_json;
 
 use self::tally::Tally;

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use waybill_node::config::variables;
+use waybill_config::variables;
+use waybill_node::config::Config;
 
 const EXAMPLE: &str = include_str!("../../../../../waybill.example.yaml");
 
@@ -24,7 +25,7 @@ configuration lies. In containers and services, give them whole.
 /// The page.
 pub(super) fn page() -> String {
     let mut page = HEAD.to_owned();
-    let variables = variables();
+    let variables = variables::<Config>();
     for key in keys(EXAMPLE) {
         key.write(&variables, &mut page)
             .expect("writing to a string cannot fail");

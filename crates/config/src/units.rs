@@ -207,19 +207,24 @@ impl<'de> Deserialize<'de> for FreeMin {
 }
 
 /// For `#[serde(with = "…")]` on a [`Duration`].
-pub(super) mod duration {
+pub mod duration {
     use super::*;
 
-    pub(in crate::config) fn serialize<S: Serializer>(
-        duration: &Duration,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
+    /// As text with a unit.
+    ///
+    /// # Errors
+    ///
+    /// The serializer's.
+    pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&duration_to_text(*duration))
     }
 
-    pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<Duration, D::Error> {
+    /// From text with a unit.
+    ///
+    /// # Errors
+    ///
+    /// If it is none.
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
         let visitor = UnitVisitor {
             expected: DURATION_EXPECTED,
             units: &TIME_UNITS,
@@ -231,7 +236,7 @@ pub(super) mod duration {
 }
 
 /// For `#[serde(deserialize_with = "…")]` on a number that is not 0: what is below 0 is told so, too.
-pub(super) fn at_least_one<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+pub fn at_least_one<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
     T: TryFrom<NonZeroU64>,
@@ -244,7 +249,7 @@ where
 }
 
 /// The same for one that may be left out.
-pub(super) fn at_least_one_if_any<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+pub fn at_least_one_if_any<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
     T: TryFrom<NonZeroU64>,

@@ -15,7 +15,7 @@ pub fn address_from_text(text: &str) -> Result<SocketAddr, &'static str> {
 }
 
 /// What a parser says of a value, in our words where we have any for it.
-pub(super) fn in_our_words(message: &str) -> &str {
+pub(crate) fn in_our_words(message: &str) -> &str {
     // Of a file, and of the environment.
     let wanted = message.strip_prefix("invalid ");
     let expected = message.rsplit_once(", expected ").map(|(_, kind)| kind);

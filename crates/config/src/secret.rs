@@ -1,11 +1,40 @@
 //! Texts of the configuration that are never shown.
 
+use std::cell::Cell;
 use std::fmt;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::Value;
+
+thread_local! {
+    /// Whether this thread serializes secrets as they are.
+    static REVEALS: Cell<bool> = const { Cell::new(false) };
+}
+
+/// A configuration as a value from which it can be read again: the only one that holds the secrets.
+pub(crate) fn to_value_with_secrets(config: &impl Serialize) -> Result<Value, serde_json::Error> {
+    struct Hide;
+    impl Drop for Hide {
+        fn drop(&mut self) {
+            REVEALS.set(false);
+        }
+    }
+    let _hide = Hide;
+    REVEALS.set(true);
+    serde_json::to_value(config)
+}
+
+/// What a type that holds a secret serializes in its place: `shown`, except while a layer is put over a configuration.
+#[must_use]
+pub fn secret_to_serialize<'a>(secret: &'a str, shown: &'a str) -> &'a str {
+    match REVEALS.get() {
+        true => secret,
+        false => shown,
+    }
+}
 
 /// What is shown in place of a secret.
-const REDACTED: &str = "(redacted)";
+pub const REDACTED: &str = "(redacted)";
 
 /// A text that is shown neither by `Debug` nor when it is serialized.
 #[derive(Clone, PartialEq, Eq)]
@@ -33,7 +62,7 @@ impl fmt::Debug for Secret {
 
 impl Serialize for Secret {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(REDACTED)
+        serializer.serialize_str(secret_to_serialize(&self.0, REDACTED))
     }
 }
 
@@ -86,6 +115,21 @@ impl fmt::Debug for SecretUrl {
 
 impl Serialize for SecretUrl {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(&self.shown())
+        serializer.serialize_str(secret_to_serialize(&self.0, &self.shown()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_serialized_for_a_layer_alone() {
+        let secrets = (Secret::from("a"), SecretUrl::from("https://host/b"));
+        let redacted = serde_json::json!(["(redacted)", "https://host/(redacted)"]);
+        assert_eq!(serde_json::to_value(&secrets).unwrap(), redacted);
+        let whole = to_value_with_secrets(&secrets).unwrap();
+        assert_eq!(whole, serde_json::json!(["a", "https://host/b"]));
+        assert_eq!(serde_json::to_value(&secrets).unwrap(), redacted);
     }
 }

@@ -1,0 +1,179 @@
+//! YAML files, and refusals that say where and what instead.
+
+mod place;
+
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde_saphyr::{Error, MessageFormatter, UserMessageFormatter};
+use waybill_telemetry::visible::on_one_line;
+
+use self::place::{key_at, key_before, keys_above};
+use crate::Configuration;
+use crate::environment::key_paths;
+use crate::error::did_you_mean;
+use crate::words::in_our_words;
+
+/// Why a file was refused.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// It cannot be read.
+    #[error("{path} cannot be read")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It is not the YAML that is expected.
+    #[error("{path}{}: {problem}", place(.position))]
+    Wrong {
+        /// The file, or what stands for it.
+        path: String,
+        /// Line and column from 1, where they are known.
+        position: Option<(u64, u64)>,
+        /// What is wrong there.
+        problem: String,
+    },
+}
+
+/// Reads a configuration file over the defaults.
+pub(crate) fn read<C: Configuration>(path: &Path) -> Result<C, FileError> {
+    let name = path.display().to_string();
+    parse_over_defaults(&name, &read_text(path)?)
+}
+
+/// Reads a file that holds any other YAML document.
+///
+/// # Errors
+///
+/// If it cannot be read, or is no such document.
+pub fn read_document<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
+    parse(&path.display().to_string(), &read_text(path)?)
+}
+
+/// Reads a whole file.
+///
+/// # Errors
+///
+/// If it cannot be read, or is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String, FileError> {
+    std::fs::read_to_string(path).map_err(|source| FileError::Unreadable {
+        path: path.display().to_string(),
+        source,
+    })
+}
+
+/// Reads a configuration over the defaults. A file of nothing but comments changes none. Errors call the text `name`.
+///
+/// # Errors
+///
+/// If it is no YAML, or has a key or a value that the configuration does not.
+pub fn parse_over_defaults<C: Configuration>(name: &str, text: &str) -> Result<C, FileError> {
+    let is_comment =
+        |line: &str| line.trim_start().is_empty() || line.trim_start().starts_with('#');
+    if text.lines().all(is_comment) {
+        return Ok(C::default());
+    }
+    serde_saphyr::from_str(text).map_err(|error| refusal(name, text, &error, &key_paths::<C>()))
+}
+
+/// Reads any other YAML document. Errors call it `name`.
+///
+/// # Errors
+///
+/// If it is not that document.
+pub fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Result<T, FileError> {
+    serde_saphyr::from_str(text).map_err(|error| refusal(name, text, &error, &[]))
+}
+
+/// The parser's error in our words. `key_paths` are those of the whole document, for a key that
+/// is right but in the wrong section. Of the line itself only a key is quoted: it may hold a secret.
+fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileError {
+    let mut error = error;
+    while let Error::WithSnippet { error: inner, .. } | Error::AliasError { error: inner, .. } =
+        error
+    {
+        error = inner;
+    }
+    let position = error
+        .location()
+        .map(|location| (location.line(), location.column()));
+    // Before what is wrong with a value, its key.
+    let of_key = |message: &str| {
+        let key = position.and_then(|position| {
+            // The place of a value that is wrong may be that of its key; other faults are of what begins there.
+            let at = || key_at(text, position).filter(|_| message.starts_with("invalid value"));
+            key_before(text, position).or_else(at)
+        });
+        let said = on_one_line(in_our_words(message));
+        match key {
+            Some(key) => format!("{key}: {said}"),
+            None => said,
+        }
+    };
+    let problem = match error {
+        Error::SerdeUnknownField {
+            field, expected, ..
+        } => {
+            let mut above = position.map_or_else(Vec::new, |position| keys_above(text, position));
+            let mut whole = |key: &str| {
+                above.push(key.to_owned());
+                let path = above.join(".");
+                above.pop();
+                path
+            };
+            let near = nearest(field, expected.iter().copied()).map(&mut whole);
+            let near = near.or_else(|| paths_that_end_in(field, key_paths));
+            format!(
+                "the key {} is not known{}",
+                whole(field),
+                did_you_mean(near.as_deref())
+            )
+        }
+        Error::SerdeUnknownVariant {
+            variant, expected, ..
+        } => of_key(&format!("{variant} is none of {}", expected.join(", "))),
+        Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key} stands twice"),
+        other => of_key(&UserMessageFormatter.format_message(other)),
+    };
+    FileError::Wrong {
+        path: name.to_owned(),
+        position,
+        problem,
+    }
+}
+
+/// The candidate that is most like `wanted`, if one is at all.
+fn nearest<'a>(wanted: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    const LIKENESS_MIN: f64 = 0.7;
+    let wanted = wanted.to_ascii_lowercase();
+    candidates
+        .into_iter()
+        .map(|candidate| {
+            (
+                strsim::jaro_winkler(&wanted, &candidate.to_ascii_lowercase()),
+                candidate,
+            )
+        })
+        .filter(|(likeness, _)| *likeness >= LIKENESS_MIN)
+        .max_by(|(a, _), (b, _)| a.total_cmp(b))
+        .map(|(_, candidate)| candidate)
+}
+
+fn paths_that_end_in(key: &str, key_paths: &[String]) -> Option<String> {
+    let ending = format!(".{}", key.to_ascii_lowercase());
+    let paths: Vec<&str> = key_paths
+        .iter()
+        .filter(|path| path.to_ascii_lowercase().ends_with(&ending))
+        .map(String::as_str)
+        .collect();
+    (!paths.is_empty()).then(|| paths.join(" or "))
+}
+
+fn place(position: &Option<(u64, u64)>) -> String {
+    position
+        .map(|(line, column)| format!(":{line}:{column}"))
+        .unwrap_or_default()
+}

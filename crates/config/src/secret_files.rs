@@ -1,0 +1,71 @@
+//! The files that secrets are read from.
+//!
+//! What must hold: the log says which of them others may read, though the configuration is read before there is a log.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::{ConfigError, file_modes};
+
+/// The files that secrets were read from, each with the key that it stands for.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct SecretFiles(Vec<(String, PathBuf)>);
+
+impl SecretFiles {
+    /// The text of the file that `key` is read from; a line end at its end does not count.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be read.
+    pub fn read(&mut self, path: &Path, key: &str) -> Result<String, ConfigError> {
+        let text = fs::read_to_string(path).map_err(|source| ConfigError::SecretFile {
+            key: key.to_owned(),
+            path: path.display().to_string(),
+            source,
+        })?;
+        self.note(path, key);
+        Ok(text.trim_end_matches(['\r', '\n']).to_owned())
+    }
+
+    /// Moves a secret from the file at `file`, if there is one, to `value`.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be read, or `value` is set too.
+    pub fn read_secret<T: From<String>>(
+        &mut self,
+        value: &mut Option<T>,
+        file: &mut Option<PathBuf>,
+        key: &str,
+    ) -> Result<(), ConfigError> {
+        let Some(path) = file.take() else {
+            return Ok(());
+        };
+        let text = self.read(&path, key)?;
+        if value.is_some() {
+            let problem = "is set, and a file for it, too; keep one";
+            return Err(ConfigError::invalid(key, problem));
+        }
+        *value = Some(text.into());
+        Ok(())
+    }
+
+    /// Notes a file that somebody else reads.
+    pub fn note(&mut self, path: &Path, key: &str) {
+        self.0.push((key.to_owned(), path.to_owned()));
+    }
+
+    /// Says which of them every user may read.
+    pub fn warn(&self) {
+        for (key, path) in &self.0 {
+            file_modes::warn_if_they_may_read(path, key);
+        }
+    }
+
+    /// Each file with its key.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &Path)> {
+        self.0
+            .iter()
+            .map(|(key, path)| (key.as_str(), path.as_path()))
+    }
+}
