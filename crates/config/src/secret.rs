@@ -132,4 +132,18 @@ mod tests {
         assert_eq!(whole, serde_json::json!(["a", "https://host/b"]));
         assert_eq!(serde_json::to_value(&secrets).unwrap(), redacted);
     }
+
+    #[test]
+    fn of_a_url_only_scheme_and_authority_are_shown() {
+        for (url, shown) in [
+            ("http://10.0.0.1:80", "http://10.0.0.1:80"),
+            ("https://a.example/", "https://a.example/"),
+            ("https://a.example/T0/x", "https://a.example/(redacted)"),
+            ("https://a.example?key=x", "https://a.example/(redacted)"),
+            ("https://user:x@a.example/", "(redacted)"),
+            ("hunter2", "(redacted)"),
+        ] {
+            assert_eq!(format!("{:?}", SecretUrl::from(url)), shown);
+        }
+    }
 }

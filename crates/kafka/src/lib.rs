@@ -1,7 +1,8 @@
 //! Consumers, a producer and topic administration over rdkafka: bytes in, bytes out.
 //!
 //! This crate exists so that librdkafka's settings, threads and error codes are dealt with once,
-//! and no role has to know them. What the bytes mean is the business of `waybill-messages`.
+//! and no role has to know them. What the bytes mean is the business of `waybill-messages`, from which only the form of a
+//! [dead letter](dead_letter()) is taken.
 //!
 //! What must hold here:
 //!
@@ -27,6 +28,7 @@
 mod admin;
 mod client_log;
 mod damage;
+mod dead_letter;
 mod delivery;
 mod error;
 mod fingerprint;
@@ -53,6 +55,7 @@ mod watermarks;
 
 pub use admin::{Admin, AdminError, PartitionState, TopicSettings, TopicSpec, TopicsRead};
 pub use damage::{DamageKind, DamagedLog};
+pub use dead_letter::{dead_letter, enqueue, publish, publish_dead_letters};
 pub use delivery::{Delivered, DeliveredShared, Delivery, ProduceError};
 pub use error::{ClientError, RequestError};
 pub use fingerprint::{UNDECODABLE, fingerprint};

@@ -4,11 +4,9 @@
 //!
 //! Deliberately absent: reloading. A changed configuration takes a restart, which loses nothing.
 
-mod alerts;
 mod auth;
 mod identity;
 mod kafka;
-mod owners;
 mod registry;
 mod scylla;
 mod sections;
@@ -21,13 +19,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use waybill_alerts::AlertsConfig;
 use waybill_config::{ConfigError, Configuration, SecretFiles, units};
 
-pub use alerts::{AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, WebhookConfig};
 pub use auth::{AuthConfig, JwtConfig};
 pub use identity::{IdentityError, PartitionChoice, readers_of_this_process};
 pub use kafka::{KafkaConfig, Properties};
-pub use owners::{OwnerEmailConfig, OwnersConfig};
 pub use registry::{FramingChoice, RegistryConfig};
 pub use scylla::ScyllaConfig;
 pub use sections::{

@@ -16,14 +16,11 @@ use std::time::Duration;
 use metrics::Gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio_util::sync::CancellationToken;
-use waybill_telemetry::{Declared, Metric};
+use waybill_telemetry::{Declared, Metric, VERSION};
 
 pub use self::log::{Log, LogFilter, LogFilterError};
 use crate::config::TelemetryConfig;
 pub use waybill_telemetry::process::METRICS as PROCESS_METRICS;
-
-/// The version of this program.
-pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 const BUILD_INFO: Metric<Gauge, 1> = Metric::new(
     "waybill_build_info",

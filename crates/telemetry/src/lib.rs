@@ -19,6 +19,9 @@ use metrics::{
     describe_histogram, gauge, histogram,
 };
 
+/// The version of this program.
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// A metric of the kind `K` with `N` labels.
 #[derive(Debug)]
 pub struct Metric<K, const N: usize = 0> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use waybill_node::{admin, alerts, disk, ingestion, scheduler, supervisor, telemetry};
+use waybill_node::{admin, disk, ingestion, scheduler, supervisor, telemetry};
 use waybill_telemetry::Declared;
 
 use crate::roles;
@@ -108,7 +108,7 @@ fn sections() -> [Section; 13] {
         section(
             "Alerts and owners",
             "Who is told, with the role `supervisor`.",
-            alerts::METRICS.to_vec(),
+            waybill_alerts::METRICS.to_vec(),
         ),
         section(
             "State store",

@@ -10,7 +10,8 @@ use waybill::cli::{AgentCheckArgs, Cli, Command, ConfigCommand, OpsArgs, Role};
 use waybill_config::{ConfigError, Environment};
 use waybill_node::config::Config;
 use waybill_node::shutdown::RunError;
-use waybill_node::telemetry::{self, VERSION};
+use waybill_node::telemetry;
+use waybill_telemetry::VERSION;
 use waybill_telemetry::visible::escaped_lines;
 
 /// Measured against the system's allocator: a delivery is many small allocations on many threads.

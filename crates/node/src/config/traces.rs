@@ -96,7 +96,7 @@ impl TracesConfig {
             if is_zero {
                 let problem = "must not be zero".to_owned();
                 return Err(ConfigError::invalid(
-                    &format!("telemetry.traces.{key}"),
+                    format!("telemetry.traces.{key}"),
                     problem,
                 ));
             }

@@ -3,11 +3,11 @@
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
+use waybill_alerts::ContactRules;
 use waybill_http::json::DEPTH_LIMIT_MAX;
 use waybill_http::{GateLimits, HEADERS_LIMIT_MAX, REQUESTS_PER_CONNECTION_MAX, ServerLimits};
 
 use super::tenant_limits::TenantRates;
-use crate::contact::ContactRules;
 
 /// The settings of ingestion. Every queue, and everything that a client can make grow, is bounded
 /// by one of them.

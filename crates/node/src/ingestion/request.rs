@@ -11,6 +11,7 @@ use std::sync::Arc;
 use jiff::tz::TimeZone;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
+use waybill_alerts::ContactRules;
 use waybill_drone_delivery::field::FieldError;
 use waybill_drone_delivery::request::{self as drone_delivery, DeliveryRequest};
 use waybill_engine::{
@@ -26,7 +27,6 @@ use super::id::{self, CallerId};
 use super::problem::{FieldProblem, Problem};
 use super::tenant_limits::TenantLimits;
 use crate::auth::{AnotherTenant, Tenants};
-use crate::contact::ContactRules;
 
 /// The workflow that deliveries run, and the one whose input has a form of its own.
 pub const DRONE_DELIVERY: &str = "drone-delivery";

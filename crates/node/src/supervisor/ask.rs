@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 use waybill_engine::{PartitionId, Recovery};
 use waybill_kafka::{
     ClientError, KafkaSettings, OutRecord, ProduceError, Producer, ProducerOptions, RawRecord,
-    Settlement,
+    Settlement, dead_letter, enqueue, publish, publish_dead_letters,
 };
 use waybill_messages::{DEAD_LETTER_BYTES_MAX, EncodeError, Topics};
 
 use super::metrics::SupervisorMetrics;
-use crate::letters::{enqueue, keep, letter, send};
 use crate::spread::Spread;
 
 /// How many recoveries are under way at once.
@@ -77,10 +76,12 @@ impl Asker {
         Ok(())
     }
 
-    /// Keeps records that cannot be read; returns once the broker has acknowledged each, or has refused
-    /// it for good.
-    pub(super) async fn put_aside(&self, letters: &[RawRecord]) -> Result<(), AskError> {
-        Ok(keep(&self.producer, letters).await?)
+    /// Publishes dead letters; returns once the broker has acknowledged each, or has refused it for good.
+    pub(super) async fn publish_dead_letters(
+        &self,
+        dead_letters: &[RawRecord],
+    ) -> Result<(), AskError> {
+        Ok(publish_dead_letters(&self.producer, dead_letters).await?)
     }
 
     /// Sends records on, as they are; returns once the broker has acknowledged each. One that no topic would take
@@ -90,19 +91,19 @@ impl Asker {
         records: &[RawRecord],
         came_from: PartitionId,
     ) -> Result<(), AskError> {
-        match send(&self.producer, records).await {
+        match publish(&self.producer, records).await {
             Err(error) if error.is_of_record() => {}
             sent => return Ok(sent?),
         }
         for record in records {
-            match send(&self.producer, std::slice::from_ref(record)).await {
+            match publish(&self.producer, std::slice::from_ref(record)).await {
                 Err(error) if error.is_of_record() => {
                     let record = RawRecord {
                         partition: came_from,
                         ..record.clone()
                     };
                     let cause = format!("it cannot be sent on: {error}");
-                    self.put_aside(&[letter(record, "supervisor", &cause)])
+                    self.publish_dead_letters(&[dead_letter(record, "supervisor", &cause)])
                         .await?;
                 }
                 sent => sent?,

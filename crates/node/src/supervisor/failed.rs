@@ -14,6 +14,7 @@ use waybill_clock::wall_clock;
 use waybill_engine::{FailedOperation, Offset, PartitionId, Recovery, Supervision};
 use waybill_kafka::{
     GroupConsumer, GroupHandler, GroupOptions, PollLimits, RawRecord, RecordRef, TopicPartition,
+    dead_letter,
 };
 use waybill_messages::{DecodeError, SchemaId};
 use waybill_telemetry::chain;
@@ -21,7 +22,6 @@ use waybill_telemetry::chain;
 use super::ask::Asker;
 use super::metrics::SupervisorMetrics;
 use super::{SupervisorParts, SupervisorSettings};
-use crate::letters::letter;
 
 /// The consumer group of all supervisors of an installation, behind the topics' prefix.
 const GROUP: &str = "supervisors";
@@ -91,13 +91,13 @@ impl Following {
             hold(&consumer, decided.is_err())?;
             let Ok(Decided {
                 recoveries,
-                letters,
+                dead_letters,
             }) = decided
             else {
                 continue;
             };
             let tell = async || {
-                self.asker.put_aside(&letters).await?;
+                self.asker.publish_dead_letters(&dead_letters).await?;
                 self.asker.ask(&recoveries).await
             };
             while let Err(error) = runtime.block_on(tell()) {
@@ -148,7 +148,7 @@ impl Following {
             return Err(schema);
         }
         let mut recoveries = Vec::with_capacity(records.len());
-        let mut letters = Vec::new();
+        let mut dead_letters = Vec::new();
         for (record, decoded) in records.iter().zip(decoded) {
             match decoded {
                 Ok(failed) => recoveries.extend(supervision.failed(&failed, now)),
@@ -160,14 +160,14 @@ impl Following {
                         error = &error as &dyn std::error::Error,
                         "a record of failed-operations cannot be read and goes to the dead-letter topic; its operation is found by the deadline index"
                     );
-                    letters.push(letter(record.clone(), "supervisor", &chain(&error)));
+                    dead_letters.push(dead_letter(record.clone(), "supervisor", &chain(&error)));
                 }
             }
         }
         self.metrics.decided.increment(recoveries.len() as u64);
         Ok(Decided {
             recoveries,
-            letters,
+            dead_letters,
         })
     }
 }
@@ -176,7 +176,7 @@ impl Following {
 struct Decided {
     recoveries: Vec<Recovery>,
     /// Those that cannot be read, as they are kept.
-    letters: Vec<RawRecord>,
+    dead_letters: Vec<RawRecord>,
 }
 
 fn hold(consumer: &GroupConsumer, held: bool) -> anyhow::Result<()> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use waybill_agent::InstancePlace;
-use waybill_node::alerts::{AlertSource, followers, owners_followers};
+use waybill_alerts::{AlertSource, followers, owners_followers};
 use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Stage};
 

@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
+use waybill_alerts::{AlertSource, AlertsConfig, ReceiverConfig, followers};
 use waybill_broker::{Broker, BrokerConfig};
 use waybill_engine::{
     AlertKind, Offset, OperationId, OperatorAlert, PartitionId, StepError, Timestamp, partition_for,
@@ -18,8 +19,6 @@ use waybill_kafka::{
     ProducerOptions, RawRecord, RecordRef, Settlement, TopicSpec,
 };
 use waybill_messages::{Record as _, Topics};
-use waybill_node::alerts::{AlertSource, followers};
-use waybill_node::config::{AlertsConfig, ReceiverConfig};
 
 use crate::http::{Answer, Receiver};
 use crate::running::{PATIENCE, email, quick, repeats, webhook};

@@ -2,8 +2,7 @@
 
 use std::path::Path;
 
-use waybill_node::alerts::Undeliverable;
-use waybill_node::config::{AlertsConfig, EmailConfig, EmailTls, ReceiverConfig};
+use waybill_alerts::{AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, Undeliverable};
 
 use crate::running::{Running, alert, email, quick};
 use crate::smtp::SmtpServer;

@@ -21,9 +21,9 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 use tokio::time::timeout;
+use waybill_alerts::{AlertError, AlertsConfig, ReceiverConfig, Undeliverable};
 use waybill_config::{Environment, load};
-use waybill_node::alerts::{AlertError, Undeliverable};
-use waybill_node::config::{AlertsConfig, Config, ReceiverConfig};
+use waybill_node::config::Config;
 
 use http::{Answer, Receiver};
 use running::{KEY, PATIENCE, Running, alert, email, quick, repeats, webhook, webhook_to};

@@ -4,10 +4,11 @@ use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
+use waybill_alerts::{
+    AlertsConfig, EmailTls, OwnerEmailConfig, OwnersConfig, WebhookConfig, owners_followers,
+};
 use waybill_engine::{Contact, OperationId, OwnerNotice, ProcessState, partition_for};
 use waybill_messages::Record as _;
-use waybill_node::alerts::owners_followers;
-use waybill_node::config::{AlertsConfig, EmailTls, OwnerEmailConfig, OwnersConfig, WebhookConfig};
 use waybill_test_support::log::Lines;
 
 use crate::follow::{Following, Log, PARTITIONS, eventually, now, received};

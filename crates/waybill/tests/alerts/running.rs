@@ -7,8 +7,10 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
-use waybill_node::alerts::{Alert, AlertError, Notifier, Undeliverable, receivers};
-use waybill_node::config::{AlertsConfig, EmailConfig, EmailTls, ReceiverConfig, WebhookConfig};
+use waybill_alerts::{
+    Alert, AlertError, AlertsConfig, EmailConfig, EmailTls, Notifier, ReceiverConfig,
+    Undeliverable, WebhookConfig, receivers,
+};
 
 use crate::http::{Received, Receiver};
 use crate::smtp::SmtpServer;

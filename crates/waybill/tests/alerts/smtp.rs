@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_native_tls::TlsAcceptor;
-use waybill_node::config::EmailTls;
+use waybill_alerts::EmailTls;
 
 /// A message as it came.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -4,10 +4,10 @@ use hyper::HeaderMap;
 use hyper::header::HeaderValue;
 use serde_json::json;
 use uuid::Uuid;
+use waybill_alerts::ContactRules;
 use waybill_engine::{Contact, Workflow, WorkflowDefinition, Workflows};
 
 use super::*;
-use crate::contact::ContactRules;
 use crate::ingestion::id::fresh;
 use crate::ingestion::request::{Envelope, Rules, delivery, operation};
 use crate::ingestion::tenant_limits::TenantLimits;

@@ -14,7 +14,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Client, Method, Response, StatusCode};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
-use waybill_node::telemetry::VERSION;
+use waybill_telemetry::VERSION;
 use waybill_telemetry::visible::escaped;
 
 use self::path::{OPERATIONS, path_of, query_of, tenant_pair};

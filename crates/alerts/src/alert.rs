@@ -190,7 +190,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    pub(in crate::alerts) fn alert() -> Alert {
+    pub(crate) fn alert() -> Alert {
         Alert {
             event_id: Uuid::from_u128(7),
             kind: "operation-parked".to_owned(),

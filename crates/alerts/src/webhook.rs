@@ -29,7 +29,7 @@ use super::channel::Failure;
 use super::template::{Escape, Fill, Template};
 use super::trust::read_certificates;
 use crate::config::WebhookConfig;
-use crate::telemetry::VERSION;
+use waybill_telemetry::VERSION;
 
 const JSON: &str = "application/json";
 

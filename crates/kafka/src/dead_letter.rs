@@ -1,20 +1,20 @@
-//! Keeping what cannot be read: a record that a follower of a topic cannot read goes to its dead-letter
-//! topic, whole, with where it lay and why, as the scheduler's and the agents' do.
+//! Records that a consumer cannot read go to the dead-letter topic of their own, whole, with where they were and why.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use waybill_kafka::{OutRecord, ProduceError, Producer, RawRecord, SendError, Settlement};
 use waybill_messages::headers::Stage;
 use waybill_messages::{Contents, DeadLetter, Topics};
+
+use crate::{OutRecord, ProduceError, Producer, RawRecord, SendError, Settlement};
 
 /// How long to wait for room in a full producer queue.
 const FULL_PAUSE: Duration = Duration::from_millis(10);
 
-/// The letter that keeps a record: the record itself, and behind its own headers why it is there and who
-/// could not read it.
-pub fn letter(record: RawRecord, component: &str, cause: &str) -> RawRecord {
-    let letter = DeadLetter {
+/// A record as a dead letter: after its own headers stand where it was, which component could not read it, and why.
+#[must_use]
+pub fn dead_letter(record: RawRecord, component: &str, cause: &str) -> RawRecord {
+    let dead_letter = DeadLetter {
         topic: &record.topic,
         partition: record.partition,
         offset: record.offset,
@@ -28,7 +28,7 @@ pub fn letter(record: RawRecord, component: &str, cause: &str) -> RawRecord {
         key,
         value,
         headers,
-    } = letter.keep(Contents {
+    } = dead_letter.keep(Contents {
         key: record.key,
         value: record.value,
         headers: record.headers,
@@ -42,36 +42,36 @@ pub fn letter(record: RawRecord, component: &str, cause: &str) -> RawRecord {
     }
 }
 
-/// Keeps letters; returns once the broker has acknowledged each, or has refused it for good.
+/// Publishes dead letters; returns once the broker has acknowledged each, or has refused it for good.
 ///
 /// # Errors
 ///
-/// If a letter was not acknowledged. All of them may be kept again: two letters of one record say the same.
-pub async fn keep(
+/// If one was not acknowledged. All of them may be published again: two dead letters of one record say the same.
+pub async fn publish_dead_letters(
     producer: &Producer<Arc<Settlement>>,
-    letters: &[RawRecord],
+    dead_letters: &[RawRecord],
 ) -> Result<(), ProduceError> {
-    for letter in letters {
-        match send(producer, std::slice::from_ref(letter)).await {
-            // Whoever waited for it would do nothing else any more; the record itself stays where it lay
-            // for as long as its topic keeps it.
+    for dead_letter in dead_letters {
+        match publish(producer, std::slice::from_ref(dead_letter)).await {
+            // To try it again would hold up the topic for ever. The record itself stays where it is for as long as its
+            // topic keeps it.
             Err(error) if error.is_permanent() => tracing::error!(
-                topic = letter.topic,
+                topic = dead_letter.topic,
                 error = &error as &dyn std::error::Error,
                 "a record that cannot be read is not kept as a dead letter"
             ),
-            kept => kept?,
+            published => published?,
         }
     }
     Ok(())
 }
 
-/// Sends records as they are; returns once the broker has acknowledged each.
+/// Publishes records as they are; returns once the broker has acknowledged each.
 ///
 /// # Errors
 ///
 /// If one was not acknowledged.
-pub async fn send(
+pub async fn publish(
     producer: &Producer<Arc<Settlement>>,
     records: &[RawRecord],
 ) -> Result<(), ProduceError> {
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_letter_is_the_record_with_where_it_lay_and_why_it_is_kept_behind_its_headers() {
+    fn a_dead_letter_is_the_record_with_its_position_and_the_cause_after_its_headers() {
         let record = RawRecord {
             topic: "waybill.failed-operations.v1".to_owned(),
             partition: PartitionId(3),
@@ -136,15 +136,15 @@ mod tests {
             value: Some(b"noise".to_vec()),
             headers: vec![("own".to_owned(), None)],
         };
-        let letter = letter(record.clone(), "supervisor", "no schema");
-        assert_eq!(letter.topic, "waybill.failed-operations.v1.dlq");
+        let dead_letter = dead_letter(record.clone(), "supervisor", "no schema");
+        assert_eq!(dead_letter.topic, "waybill.failed-operations.v1.dlq");
         assert_eq!(
-            (letter.partition, &letter.key, &letter.value),
+            (dead_letter.partition, &dead_letter.key, &dead_letter.value),
             (record.partition, &record.key, &record.value)
         );
-        assert_eq!(letter.headers[0], record.headers[0]);
+        assert_eq!(dead_letter.headers[0], record.headers[0]);
         let header = |wanted: &str| {
-            let mut headers = letter.headers.iter();
+            let mut headers = dead_letter.headers.iter();
             let (_, value) = headers.find(|(name, _)| name == wanted).unwrap();
             String::from_utf8(value.clone().unwrap()).unwrap()
         };

@@ -71,7 +71,7 @@ pub fn owners_followers(
                 source: source.clone(),
                 max_age: config.max_age,
                 ahead_max: config.queue_max,
-                keeps_letters: nth == 0,
+                publishes_dead_letters: nth == 0,
                 metrics: FollowerMetrics::of_owners(way),
             },
             teller,

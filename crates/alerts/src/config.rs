@@ -1,4 +1,6 @@
-//! Who is told of alerts, how often, and the secrets that this takes.
+//! The `alerts` section of the configuration.
+
+mod owners;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use waybill_config::{ConfigError, Secret, SecretFiles, SecretUrl, units};
 
-use super::owners::OwnersConfig;
+pub use owners::{OwnerEmailConfig, OwnersConfig};
 
 /// A name of a receiver is at most this long: it is a label of metrics.
 const NAME_BYTES_MAX: usize = 64;
@@ -68,7 +70,11 @@ impl Default for AlertsConfig {
 
 impl AlertsConfig {
     /// Moves what stands in files to where it would stand in the configuration.
-    pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
+    ///
+    /// # Errors
+    ///
+    /// If a file cannot be read, or a value is set too.
+    pub fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         for (name, receiver) in &mut self.receivers {
             let key = |key: &str| format!("alerts.receivers.{name}.{key}");
             match receiver {
@@ -83,7 +89,11 @@ impl AlertsConfig {
     }
 
     /// Reports the first thing that cannot work.
-    pub(super) fn check(&self) -> Result<(), ConfigError> {
+    ///
+    /// # Errors
+    ///
+    /// If there is one.
+    pub fn check(&self) -> Result<(), ConfigError> {
         let rules = [
             (!self.fold_for.is_zero(), "alerts.foldFor"),
             (self.folded_max > 0, "alerts.foldedMax"),
@@ -112,9 +122,9 @@ impl AlertsConfig {
             ));
         }
         self.owners.check()?;
-        let receivers = crate::alerts::receivers(self).map(drop);
+        let receivers = crate::receivers(self).map(drop);
         receivers
-            .and_then(|()| crate::alerts::check_owners(self))
+            .and_then(|()| crate::owners::check_owners(self))
             .map_err(|error| ConfigError::invalid(error.key, error.problem))
     }
 }

@@ -26,6 +26,8 @@
 mod alert;
 mod backlog;
 mod channel;
+mod config;
+mod contact;
 mod email;
 mod follow;
 mod metrics;
@@ -37,14 +39,15 @@ mod trust;
 mod webhook;
 mod worker;
 
-use crate::config::AlertsConfig;
-
-pub use metrics::METRICS;
-
 pub use alert::{Alert, AlertError};
+pub use config::{
+    AlertsConfig, EmailConfig, EmailTls, OwnerEmailConfig, OwnersConfig, ReceiverConfig,
+    WebhookConfig,
+};
+pub use contact::{ContactError, ContactRules, Reachable, Way};
 pub use follow::{AlertSource, Follower, followers};
+pub use metrics::METRICS;
 pub use notifier::{Notifier, Receipt, Undeliverable};
-pub use owners::check_owners;
 pub use owners::{OwnersFollower, owners_followers};
 pub use worker::Worker;
 

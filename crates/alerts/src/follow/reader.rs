@@ -12,28 +12,27 @@ use waybill_clock::wall_clock;
 use waybill_engine::{Offset, OperatorAlert, PartitionId, Timestamp};
 use waybill_kafka::{
     GroupConsumer, GroupHandler, PollLimits, ProduceError, Producer, RawRecord, RecordRef,
-    Settlement, TopicPartition,
+    Settlement, TopicPartition, dead_letter, publish_dead_letters,
 };
 use waybill_messages::{DecodeError, Framing};
 use waybill_telemetry::chain;
 
 use super::partitions::{Partitions, Place};
-use crate::alerts::alert::Alert;
-use crate::alerts::metrics::FollowerMetrics;
-use crate::letters::{keep, letter};
+use crate::alert::Alert;
+use crate::metrics::FollowerMetrics;
 
 /// How long a poll waits, and how long room is waited for: together the longest that a stop, or an
 /// alert that is settled, goes unnoticed.
 const POLL_WAIT: Duration = Duration::from_millis(200);
 const POLL_BYTES_MAX: usize = 1024 * 1024;
 /// How many records that cannot be read may wait to be kept before no more are polled.
-const LETTERS_MAX: usize = 16;
+const DEAD_LETTERS_MAX: usize = 16;
 /// How long alerts may wait for such records to be kept, each time that is tried.
 const KEEP_PATIENCE: Duration = Duration::from_secs(5);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is followed, as it is handed on.
-pub(in crate::alerts) trait Followed: Sized + Send + 'static {
+pub(crate) trait Followed: Sized + Send + 'static {
     /// Reads a record.
     fn read(value: &[u8], framing: &Framing) -> Result<Self, DecodeError>;
 
@@ -54,9 +53,9 @@ impl Followed for Alert {
 
 /// A record on its way from the topic to whoever tells of it.
 #[derive(Debug)]
-pub(in crate::alerts) struct Read<T> {
-    pub(in crate::alerts) place: Place,
-    pub(in crate::alerts) item: T,
+pub(crate) struct Read<T> {
+    pub(crate) place: Place,
+    pub(crate) item: T,
 }
 
 /// Reads a topic for one receiver.
@@ -70,7 +69,7 @@ pub(super) struct Reader {
     pub(super) framing: Framing,
     pub(super) metrics: FollowerMetrics,
     /// What keeps records that cannot be read; `None` where another follower of the topic keeps them.
-    pub(super) keeper: Option<Producer<Arc<Settlement>>>,
+    pub(super) publisher: Option<Producer<Arc<Settlement>>>,
 }
 
 impl Reader {
@@ -89,8 +88,8 @@ impl Reader {
             oldest: Timestamp::default(),
             skipped: 0,
             waiting: Vec::new(),
-            letters: Vec::new(),
-            keeps_letters: self.keeper.is_some(),
+            dead_letters: Vec::new(),
+            publishes_dead_letters: self.publisher.is_some(),
             topic: &self.topic,
             framing: &self.framing,
             receiver: &self.receiver,
@@ -110,7 +109,7 @@ impl Reader {
             intake.oldest = wall_clock() - self.max_age;
             self.consumer.poll(limits, POLL_WAIT, &mut intake)?;
             intake.tell_of_skipped();
-            self.keep_letters(&mut intake, runtime, stop);
+            self.publish_dead_letters(&mut intake, runtime, stop);
             for place in settled.try_iter() {
                 intake.partitions.done(place);
             }
@@ -128,7 +127,7 @@ impl Reader {
 
     /// How many records may be taken. Waits a little where there is no place for a single one.
     fn room<T: Followed>(&self, intake: &Intake<'_, T>, runtime: &Handle) -> usize {
-        if !intake.waiting.is_empty() || intake.letters.len() >= LETTERS_MAX {
+        if !intake.waiting.is_empty() || intake.dead_letters.len() >= DEAD_LETTERS_MAX {
             return 0;
         }
         let reads = &intake.reads;
@@ -143,26 +142,28 @@ impl Reader {
 
     /// Keeps what could not be read. What cannot be kept now is tried again after the next poll, or read
     /// again after the next start.
-    fn keep_letters<T>(
+    fn publish_dead_letters<T>(
         &self,
         intake: &mut Intake<'_, T>,
         runtime: &Handle,
         stop: &CancellationToken,
     ) {
-        let Some(keeper) = &self.keeper else { return };
-        if intake.letters.is_empty() {
+        let Some(publisher) = &self.publisher else {
+            return;
+        };
+        if intake.dead_letters.is_empty() {
             return;
         }
         let Intake {
-            letters,
+            dead_letters,
             partitions,
             ..
         } = intake;
         let keep_all = async {
-            while let Some((place, letter)) = letters.last() {
-                keep(keeper, std::slice::from_ref(letter)).await?;
+            while let Some((place, dead_letter)) = dead_letters.last() {
+                publish_dead_letters(publisher, std::slice::from_ref(dead_letter)).await?;
                 partitions.done(*place);
-                letters.pop();
+                dead_letters.pop();
             }
             Ok::<_, ProduceError>(())
         };
@@ -207,9 +208,9 @@ struct Intake<'a, T> {
     /// Records whose schema the registry has not told yet. While there are some, no more are polled.
     waiting: Vec<(Place, RawRecord)>,
     /// Records that cannot be read, as they are to be kept. Once there are many, no more are polled.
-    letters: Vec<(Place, RawRecord)>,
+    dead_letters: Vec<(Place, RawRecord)>,
     /// Whether they are this follower's to keep.
-    keeps_letters: bool,
+    publishes_dead_letters: bool,
     topic: &'a str,
     framing: &'a Framing,
     receiver: &'a str,
@@ -263,10 +264,10 @@ impl<T: Followed> Intake<'_, T> {
                     error = &error as &dyn std::error::Error,
                     "a record cannot be read and is not told of"
                 );
-                match self.keeps_letters {
+                match self.publishes_dead_letters {
                     true => {
-                        let letter = letter(record(), "alerts", &chain(&error));
-                        self.letters.push((place, letter));
+                        let dead_letter = dead_letter(record(), "alerts", &chain(&error));
+                        self.dead_letters.push((place, dead_letter));
                     }
                     false => self.partitions.done(place),
                 }

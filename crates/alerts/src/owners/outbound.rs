@@ -12,13 +12,13 @@ use tokio::sync::Semaphore;
 use waybill_telemetry::visible::on_one_line;
 
 use super::message::OwnerMessage;
-use crate::alerts::ReceiverError;
-use crate::alerts::alert::clip;
-use crate::alerts::channel::{Attempt, Failure};
-use crate::alerts::email::{SUBJECT_BYTES_MAX, Server, read_mailbox, write_letter};
-use crate::alerts::template::{Escape, Template};
-use crate::alerts::webhook::{Call, Endpoint, template_of};
+use crate::ReceiverError;
+use crate::alert::clip;
+use crate::channel::{Attempt, Failure};
 use crate::config::{OwnerEmailConfig, WebhookConfig};
+use crate::email::{SUBJECT_BYTES_MAX, Server, read_mailbox, write_letter};
+use crate::template::{Escape, Template};
+use crate::webhook::{Call, Endpoint, template_of};
 
 /// The subject where none is configured.
 const SUBJECT: &str = "{{notice.text}}";

@@ -7,8 +7,8 @@ use uuid::Uuid;
 use waybill_engine::{OwnerNotice, ProcessState};
 use waybill_telemetry::visible::on_one_line;
 
-use crate::alerts::alert::clip;
-use crate::alerts::template::Fill;
+use crate::alert::clip;
+use crate::template::Fill;
 
 /// The longest of a message's names, in bytes: what is longer is clipped.
 const NAME_BYTES_MAX: usize = 256;
@@ -119,7 +119,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    pub(in crate::alerts::owners) fn notice() -> OwnerNotice {
+    pub(in crate::owners) fn notice() -> OwnerNotice {
         OwnerNotice {
             event_id: Uuid::from_u128(7),
             operation: OperationId(Uuid::from_u128(1)),

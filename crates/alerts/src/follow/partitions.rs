@@ -7,7 +7,7 @@ use waybill_engine::{Offset, OffsetTracker, PartitionId};
 
 /// A record that was read, and the assignment under which it was.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(in crate::alerts) struct Place {
+pub(crate) struct Place {
     partition: PartitionId,
     offset: Offset,
     assignment: u64,

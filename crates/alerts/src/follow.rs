@@ -74,7 +74,7 @@ pub struct Follower {
     source: AlertSource,
     max_age: Duration,
     ahead_max: usize,
-    keeps_letters: bool,
+    publishes_dead_letters: bool,
 }
 
 /// Makes a follower for every receiver of the configuration, in the order of their names.
@@ -87,7 +87,7 @@ pub fn followers(
     source: &AlertSource,
 ) -> Result<Vec<Follower>, ReceiverError> {
     let follower = |(nth, (notifier, worker))| Follower {
-        keeps_letters: nth == 0,
+        publishes_dead_letters: nth == 0,
         notifier,
         worker,
         source: source.clone(),
@@ -118,7 +118,7 @@ impl Follower {
             source,
             max_age,
             ahead_max,
-            keeps_letters,
+            publishes_dead_letters,
         } = self;
         let stop_within = source.stop_within;
         let reading = Reading {
@@ -129,7 +129,7 @@ impl Follower {
             source,
             max_age,
             ahead_max,
-            keeps_letters,
+            publishes_dead_letters,
         };
         let may_go_on = stop.clone();
         read_with(reading, stop, |read, settled| async move {
@@ -157,7 +157,7 @@ pub(super) struct Reading {
     /// How far to read ahead of what is settled, in records.
     pub(super) ahead_max: usize,
     /// Whether what cannot be read is its to keep: of several that follow one topic, one does.
-    pub(super) keeps_letters: bool,
+    pub(super) publishes_dead_letters: bool,
     pub(super) metrics: FollowerMetrics,
 }
 
@@ -173,12 +173,12 @@ impl Reading {
         consumer
             .subscribe(&[&self.topic])
             .with_context(|| format!("{} cannot be followed", self.topic))?;
-        let keeper = match self.keeps_letters {
-            true => Some(keeper(&self.source.kafka)?),
+        let publisher = match self.publishes_dead_letters {
+            true => Some(publisher(&self.source.kafka)?),
             false => None,
         };
         Ok(Reader {
-            keeper,
+            publisher,
             receiver: self.name,
             topic: self.topic,
             consumer,
@@ -190,7 +190,7 @@ impl Reading {
     }
 }
 
-fn keeper(kafka: &KafkaSettings) -> anyhow::Result<Producer<Arc<Settlement>>> {
+fn publisher(kafka: &KafkaSettings) -> anyhow::Result<Producer<Arc<Settlement>>> {
     let options = ProducerOptions {
         message_bytes_max: DEAD_LETTER_BYTES_MAX,
         ..ProducerOptions::new("waybill-alerts")
