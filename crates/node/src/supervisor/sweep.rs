@@ -20,6 +20,11 @@ use waybill_store::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
 /// How many buckets one pass reads at most; the next goes on from there.
 const BUCKETS_MAX: i64 = 120;
 
+/// How far behind the cursor may lie: a stop of a week is swept bucket by bucket.
+const BEHIND_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// How far behind a sweep goes on that skips. The audit finds what has been due for longer.
+const SKIP_TO: Duration = Duration::from_secs(60 * 60);
+
 /// How many dealt-with entries of one bucket are remembered. Of more, some are asked about twice,
 /// which changes nothing.
 const REMEMBERED_MAX: usize = 100_000;
@@ -114,6 +119,17 @@ impl Sweep {
     pub(super) fn cursor_moved(&mut self, cursor: DueBucket) -> bool {
         self.cursor = cursor;
         cursor.0 - self.passed.0 >= DUE_BUCKETS_AGAIN
+    }
+
+    /// Where to go on if the cursor lies too far behind. To read each bucket of the years that a wrong clock was behind
+    /// would take hours.
+    pub(super) fn skips_to(&self, now: Timestamp) -> Option<DueBucket> {
+        (self.cursor < DueBucket::of(now - BEHIND_MAX)).then(|| DueBucket::of(now - SKIP_TO))
+    }
+
+    /// The cursor is durable there, though nobody read the buckets before it.
+    pub(super) fn skip_to(&mut self, cursor: DueBucket) {
+        *self = Self::new(cursor, self.grace);
     }
 
     /// How far the sweep lies behind.
@@ -232,6 +248,20 @@ mod tests {
         sweep.dealt_with(DueBucket(10), &[first]);
         assert!(!sweep.is_new(DueBucket(10), &first, at(14, 0)));
         assert!(sweep.is_new(DueBucket(10), &entry(10, 2), at(14, 0)));
+    }
+
+    #[test]
+    fn a_sweep_that_lies_more_than_a_week_behind_skips_to_the_last_hour() {
+        const WEEK: i64 = 7 * 24 * 3_600;
+        let mut sweep = sweep(10);
+        assert_eq!(sweep.skips_to(at(10 + WEEK, 999)), None);
+        let now = 11 + WEEK;
+        let next = sweep.skips_to(at(now, 0)).unwrap();
+        assert_eq!(next, DueBucket(now - 3_600));
+        sweep.skip_to(next);
+        assert_eq!(sweep.skips_to(at(now, 0)), None);
+        let read = buckets(next.0 - DUE_BUCKETS_AGAIN..=next.0 + BUCKETS_MAX);
+        assert_eq!(sweep.to_read(at(now, 0)), read);
     }
 
     #[test]

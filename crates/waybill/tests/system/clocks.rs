@@ -1,4 +1,4 @@
-//! A wall clock that is wrong for a moment, while operations with a deadline are under way.
+//! A wall clock that is wrong: for a moment, while operations with a deadline are under way, and from the start.
 
 use std::time::Duration;
 
@@ -49,6 +49,46 @@ async fn a_clock_an_hour_ahead_for_two_seconds_undoes_nothing_that_has_a_deadlin
     clock.set("+0");
     told("wall clock stepped back to the time before its step").await;
     deliver().await;
+    world.all_reach(&ids, "Processed").await;
+    world.assert_one_effect_per_step(&ids, |_| false).await;
+    drop(up);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_machine_that_boots_years_behind_catches_up_once_its_clock_is_right() {
+    const YEARS_BEHIND: &str = "-157680000";
+    const BEHIND: &str = "waybill_supervisor_oldest_overdue_seconds";
+    let Some(library) = library() else {
+        println!("SKIPPED: a clock that jumps: libfaketime is not there (Debian: faketime)");
+        return;
+    };
+    let mut world = World::of_either_kind("partitions: 1\nscheduler: { handOffAfter: 500ms }\n");
+    let clock = Clock::new(&library, &world.path(""), "up");
+    clock.set(YEARS_BEHIND);
+    world.env.extend(clock.env.iter().cloned());
+    let up = world.up();
+    world.ready().await;
+    // Handed off: the deadline index, and the cursor of its sweep, begin years ago.
+    world
+        .put_faults("drone", &json!({ "errorRate": 1.0 }))
+        .await;
+    let mut ids = Vec::new();
+    for index in 0..ROUND {
+        let delivery = delivery(&format!("behind-{index}"), false);
+        ids.push(world.deliver(&delivery).await);
+    }
+    let attention = async || world.metric("waybill_operations_handed_off_total", "").await > 0.0;
+    world.eventually("some are handed off", attention).await;
+    clock.set("+0");
+    let is_adopted = async || {
+        world
+            .log_tail()
+            .contains("adopted a step of the wall clock")
+    };
+    world.eventually("the clock is adopted", is_adopted).await;
+    let near = async || world.metric(BEHIND, "shard").await < 60.0;
+    world.eventually("the sweep has caught up", near).await;
+    world.put_faults("drone", &json!({})).await;
     world.all_reach(&ids, "Processed").await;
     world.assert_one_effect_per_step(&ids, |_| false).await;
     drop(up);
