@@ -52,6 +52,7 @@ pub use owners::{OwnersFollower, owners_followers};
 pub use worker::Worker;
 
 use channel::Channel;
+use waybill_config::ConfigError;
 
 /// Why a receiver cannot work as it is configured.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
@@ -94,4 +95,17 @@ pub fn receivers(config: &AlertsConfig) -> Result<Vec<(Notifier, Worker)>, Recei
         Ok(Worker::new(name, channel, config))
     };
     config.receivers.iter().map(receiver).collect()
+}
+
+/// Checks the section of the configuration, once its files were read.
+///
+/// # Errors
+///
+/// If a value cannot work, or a receiver as it is configured.
+pub fn check(config: &AlertsConfig) -> Result<(), ConfigError> {
+    config.check()?;
+    receivers(config)
+        .map(drop)
+        .and_then(|()| owners::check_owners(config))
+        .map_err(|error| ConfigError::invalid(error.key, error.problem))
 }

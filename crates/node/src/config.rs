@@ -156,7 +156,7 @@ impl Config {
         faults.map_err(|error| {
             ConfigError::invalid("services.faults", format!("cannot be: {error}"))
         })?;
-        self.alerts.check()?;
+        waybill_alerts::check(&self.alerts)?;
         self.schema_registry.check()?;
         self.auth.check()?;
         self.telemetry.traces.check()?;

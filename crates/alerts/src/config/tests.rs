@@ -24,7 +24,7 @@ impl Configuration for Config {
 impl Config {
     pub(super) fn finish(mut self) -> Result<Self, ConfigError> {
         self.alerts.read_files(&mut SecretFiles::default())?;
-        self.alerts.check()?;
+        crate::check(&self.alerts)?;
         Ok(self)
     }
 }

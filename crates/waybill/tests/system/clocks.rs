@@ -77,7 +77,12 @@ async fn a_machine_that_boots_years_behind_catches_up_once_its_clock_is_right() 
         let delivery = delivery(&format!("behind-{index}"), false);
         ids.push(world.deliver(&delivery).await);
     }
-    let attention = async || world.metric("waybill_operations_handed_off_total", "").await > 0.0;
+    let attention = async || {
+        world
+            .metric("waybill_operations_handed_off_total", "")
+            .await
+            > 0.0
+    };
     world.eventually("some are handed off", attention).await;
     clock.set("+0");
     let is_adopted = async || {
