@@ -14,7 +14,7 @@ use crate::operation::OperationRow;
 use crate::operation::StepError;
 use crate::partition::live::Live;
 use crate::partition::messages;
-use crate::partition::{PartitionEngine, Slot};
+use crate::partition::{BACK_MIN, PartitionEngine, Slot};
 use crate::record::{OperationRequest, Recovery, StepReply};
 use crate::time::Timestamp;
 
@@ -197,6 +197,8 @@ impl PartitionEngine {
     fn take_over(&mut self, row: OperationRow, now: Timestamp) {
         let id = row.id;
         let is_final = row.state.state.is_final();
+        // Later than now if the clock that wrote it was ahead, and was corrected since.
+        let written_at = row.state.updated_at;
         let was_left_cleanly = is_final || row.state.locked_by.is_none();
         let is_own = row.state.epoch == self.ownership.epoch && was_left_cleanly;
         let mut live = Live::load(row, &self.workflows, now);
@@ -220,6 +222,9 @@ impl PartitionEngine {
         }
         if !is_own && !is_final {
             self.with_live(id, now, |live, desk| live.resume(desk));
+        }
+        if written_at.since(now) >= BACK_MIN {
+            self.with_live(id, now, |live, desk| live.time_went_back(written_at, desk));
         }
     }
 

@@ -673,6 +673,34 @@ fn an_agent_that_refused_by_a_clock_an_hour_ahead_is_not_spared_for_an_hour() {
 }
 
 #[test]
+fn what_was_handed_off_by_a_clock_an_hour_ahead_keeps_its_remaining_wait_when_it_is_woken() {
+    let mut fixture = Fixture::new();
+    fixture.now = T0 + ms(AHEAD);
+    fixture.request(undated());
+    fixture.load();
+    let refused = Outcome::NotAttempted {
+        error: error("breaker-open"),
+        retry_after_ms: 60_000,
+    };
+    fixture.reply(id(1), ("a".to_owned(), 1, refused));
+    fixture.round();
+    fixture.pass(ms(5_000));
+    fixture.round();
+    assert!(fixture.state(id(1)).handed_off);
+    let due = fixture.state(id(1)).next_due.unwrap();
+    fixture.now = T0;
+    fixture.apply(Event::Tick);
+    fixture.hint(due, id(1));
+    fixture.load();
+    fixture.round();
+    let retry_at = fixture.state(id(1)).steps[0].retry_at.unwrap();
+    assert!(retry_at > T0 && retry_at <= T0 + ms(60_000), "{retry_at:?}");
+    fixture.pass(ms(60_000));
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).steps[0].attempt, Attempt(2));
+}
+
+#[test]
 fn a_refusal_that_answers_an_earlier_owner_changes_nothing() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));

@@ -8,8 +8,9 @@
 //! What must hold:
 //!
 //! * **It is never the normal way.** An operation counts as unwoken only if its due time lies behind the sweep cursor,
-//!   further than a sweep looks back; if the same was so one round earlier; and if its scheduler has done every recovery
-//!   that lay in the topic then. A scheduler that is stopped, refused or slow is not the audit's business.
+//!   further than a sweep looks back, or was set by a clock that was ahead; if the same was so one round earlier; and if its
+//!   scheduler has done every recovery that lay in the topic then. A scheduler that is stopped, refused or slow is not the
+//!   audit's business.
 //! * **Waking is idempotent.** The audit asks what the sweep would have asked. The recovery names the attempt that the row
 //!   has, and the scheduler writes the index entry again.
 //! * **The work is bounded**: one page at a time in a process, with a pause behind each; at most [`SUSPECTS_MAX`] operations
@@ -44,6 +45,9 @@ const SUSPECTS_MAX: usize = 10_000;
 const PAGE: usize = 250;
 /// The rest after each page, in which no other shard of the process reads either.
 const PAUSE: Duration = Duration::from_millis(50);
+/// How far ahead of this process a row must have been written to count as written by a wrong clock: further than clocks of
+/// the installation lie apart.
+const CLOCK_AHEAD_MIN: Duration = Duration::from_secs(60);
 /// How many operations of a round the log names.
 const NAMED_MAX: usize = 20;
 
@@ -107,14 +111,17 @@ impl Suspects {
     }
 }
 
-/// When an operation was due that is live, handed off, and further behind the cursor than a sweep looks back.
-fn missed(row: &OperationRow, cursor: DueBucket) -> Option<Timestamp> {
+/// When an operation is due that is live and handed off, if nothing would wake it in time: its due time lies further behind
+/// the cursor than a sweep looks back, or its row was written by a clock that has been set back since.
+fn missed(row: &OperationRow, cursor: DueBucket, now: Timestamp) -> Option<Timestamp> {
     let state = &row.state;
     let due = state
         .next_due
         .filter(|_| state.handed_off && !state.state.is_final())?;
     let looked_at_from = DueBucket(cursor.0.saturating_sub(DUE_BUCKETS_AGAIN));
-    (DueBucket::of(due) < looked_at_from).then_some(due)
+    let is_behind = DueBucket::of(due) < looked_at_from;
+    let clock_was_ahead = state.updated_at.since(now) > CLOCK_AHEAD_MIN;
+    (is_behind || clock_was_ahead).then_some(due)
 }
 
 impl Audit {
@@ -182,7 +189,7 @@ impl Audit {
             for row in rows.into_iter().filter_map(|row| row.ok().flatten()) {
                 let partition = auditor.partition_of(row.id);
                 let swept_to = cursors.lowest(store, [self.shard, partition]).await?;
-                let Some(due) = swept_to.and_then(|swept_to| missed(&row, swept_to)) else {
+                let Some(due) = swept_to.and_then(|swept_to| missed(&row, swept_to, now)) else {
                     continue;
                 };
                 // One operation may have several entries.
@@ -309,7 +316,8 @@ mod tests {
     #[test]
     fn only_a_live_operation_that_was_handed_off_can_miss_its_due_time() {
         let cursor = DueBucket(100 + DUE_BUCKETS_AGAIN);
-        let due = |row: &OperationRow| missed(row, cursor);
+        let now = at(1_000);
+        let due = |row: &OperationRow| missed(row, cursor, now);
         let behind = row(ProcessState::Processing, Some(99));
         assert_eq!(due(&behind), Some(at(99)));
         assert_eq!(
@@ -327,6 +335,19 @@ mod tests {
         let mut in_memory = behind;
         in_memory.state.handed_off = false;
         assert_eq!(due(&in_memory), None);
+    }
+
+    #[test]
+    fn an_operation_that_a_clock_far_ahead_handed_off_misses_its_due_time() {
+        let cursor = DueBucket(100);
+        let mut ahead = row(ProcessState::Processing, Some(9_000));
+        ahead.state.updated_at = at(8_000);
+        assert_eq!(missed(&ahead, cursor, at(100)), Some(at(9_000)));
+        assert_eq!(
+            missed(&ahead, cursor, at(7_950)),
+            None,
+            "clocks may lie apart by so much"
+        );
     }
 
     #[test]
