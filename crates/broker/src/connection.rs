@@ -3,8 +3,8 @@
 //! A connection is one task. Requests are handled as they arrive, so that later produce requests
 //! are appended while earlier ones wait for their sync; their answers wait in line. What must
 //! hold: answers leave in the order of their requests; memory is bounded, because reading stops
-//! while too many answers are waiting, large buffers are counted over all connections, and an
-//! idle connection holds no buffer.
+//! while too many answers are waiting, large buffers are counted over all connections (those of control requests
+//! together with what their answers may take), and an idle connection holds no buffer.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -36,12 +36,28 @@ const READ_BYTES: usize = 16 << 10;
 const LOGIN_REQUEST_BYTES_MAX: usize = 32 << 10;
 /// While so many answered bytes are unsent, no more requests are handled.
 const UNSENT_BYTES_MAX: usize = 1 << 20;
+/// The same for answers that have no permit: a thousand connections may each keep so much.
+const UNCOUNTED_BYTES_MAX: usize = 16 << 10;
+/// How many times larger than a control request its decoded form and its answer may be.
+const CONTROL_GROWTH: usize = 8;
+/// The API, its version, the correlation id and the client's.
+const HEAD_BYTES_MIN: usize = 8;
 const SLICES_MAX: usize = 32;
 
 /// An answer's bytes, with the permit for its buffer where that is large.
 pub(crate) struct Frame {
     pub(crate) bytes: Bytes,
     pub(crate) permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Frame {
+    /// How many of `bytes` bytes of it no permit counts.
+    fn uncounted(&self, bytes: usize) -> usize {
+        match &self.permit {
+            Some(_) => 0,
+            None => bytes,
+        }
+    }
 }
 
 impl From<Bytes> for Frame {
@@ -81,6 +97,8 @@ enum Queued {
     Waiting {
         answer: Pending,
         exclusive: bool,
+        /// That of the request, kept for an answer without one of its own.
+        permit: Option<OwnedSemaphorePermit>,
     },
 }
 
@@ -101,6 +119,8 @@ pub(crate) struct Connection<'a> {
     exclusive: bool,
     output: VecDeque<Frame>,
     unsent_bytes: usize,
+    /// Bytes of answers without a permit, in `queue` and `output`.
+    uncounted_bytes: usize,
     stopping: Pin<Box<WaitForCancellationFutureOwned>>,
     stopped: bool,
     watch: Pin<Box<Sleep>>,
@@ -140,6 +160,7 @@ impl<'a> Connection<'a> {
             exclusive: false,
             output: VecDeque::new(),
             unsent_bytes: 0,
+            uncounted_bytes: 0,
             stopping,
             stopped: false,
             watch: Box::pin(tokio::time::sleep(watch_interval)),
@@ -195,6 +216,7 @@ impl<'a> Connection<'a> {
         !self.stopped
             && !self.exclusive
             && self.unsent_bytes < UNSENT_BYTES_MAX
+            && self.uncounted_bytes < UNCOUNTED_BYTES_MAX
             && self.queue.len() + self.output.len() < self.server.config.requests_in_flight_max
     }
 
@@ -214,6 +236,8 @@ impl<'a> Connection<'a> {
                 self.permit_wait = None;
                 // Time counts from when the client was allowed to go on.
                 self.incomplete_since = Some(Instant::now());
+                // The whole frame may be there.
+                continue;
             }
             let Poll::Ready(ready) = self.stream.poll_read_ready(cx) else {
                 return Ok(progress);
@@ -252,18 +276,18 @@ impl<'a> Connection<'a> {
                 break;
             }
             let Some(length) = self.expected else { break };
-            if self.input.len() < length + 4 {
-                self.check_announced(length)?;
+            self.check_announced(length)?;
+            if self.input.len() < length + 4 || self.permit_wait.is_some() {
                 self.note_incomplete();
                 break;
             }
-            self.check_announced(length)?;
             self.input.advance(4);
             let frame = self.input.split_to(length).freeze();
             self.expected = None;
             self.incomplete_since = None;
-            let _permit = self.permit.take();
-            self.handle(frame)?;
+            let permit = self.permit.take();
+            // That of a produce request ends with its frame, that of a control request with its answer.
+            self.handle(frame, permit)?;
             if length > SMALL_BUFFER_BYTES && self.input.is_empty() {
                 self.input = BytesMut::new();
             }
@@ -278,9 +302,9 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Reads a frame's length; `false` if it has not arrived.
+    /// Reads a frame's length, and reserves what it takes; `false` if too little has arrived.
     fn announce(&mut self) -> Result<bool, Closed> {
-        let Some(length) = self.input.first_chunk() else {
+        let Some((length, frame)) = self.input.split_first_chunk() else {
             return Ok(false);
         };
         let length = i32::from_be_bytes(*length);
@@ -296,10 +320,20 @@ impl<'a> Connection<'a> {
             }
             .into());
         };
+        let Some((key, _)) = wire::peek(frame) else {
+            return match length < HEAD_BYTES_MIN {
+                true => Err(Malformed::Header.into()),
+                false => Ok(false),
+            };
+        };
         self.expected = Some(length);
-        if length + 4 > self.input.len()
-            && let Some(wait) = self.server.buffers.reserve(length)
-        {
+        let reserved = match api::is_control(key) {
+            true => length.saturating_mul(1 + CONTROL_GROWTH),
+            // What is there already was read with a permit of its own.
+            false if length + 4 <= self.input.len() => 0,
+            false => length,
+        };
+        if let Some(wait) = self.server.buffers.reserve(reserved) {
             self.permit_wait = Some(Box::pin(wait));
         }
         Ok(true)
@@ -317,7 +351,13 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn handle(&mut self, frame: Bytes) -> Result<(), Malformed> {
+    fn handle(
+        &mut self,
+        frame: Bytes,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Result<(), Malformed> {
+        let permit =
+            permit.filter(|_| wire::peek(&frame).is_some_and(|(key, _)| api::is_control(key)));
         add(&self.server.counters.requests, 1);
         match api::handle(
             &self.server,
@@ -327,11 +367,16 @@ impl<'a> Connection<'a> {
             frame,
         )? {
             Reply::None => {}
-            Reply::Now(bytes) => self.queue.push_back(Queued::Answered(bytes.into())),
+            Reply::Now(bytes) => {
+                let frame = Frame { bytes, permit };
+                self.uncounted_bytes += frame.uncounted(frame.bytes.len());
+                self.queue.push_back(Queued::Answered(frame));
+            }
             Reply::Later(answer) => {
                 self.queue.push_back(Queued::Waiting {
                     answer,
                     exclusive: false,
+                    permit,
                 });
             }
             Reply::Exclusive(answer) => {
@@ -339,6 +384,7 @@ impl<'a> Connection<'a> {
                 self.queue.push_back(Queued::Waiting {
                     answer,
                     exclusive: true,
+                    permit,
                 });
             }
         }
@@ -355,14 +401,21 @@ impl<'a> Connection<'a> {
                     bytes: std::mem::take(&mut frame.bytes),
                     permit: frame.permit.take(),
                 },
-                Some(Queued::Waiting { answer, exclusive }) => {
+                Some(Queued::Waiting {
+                    answer,
+                    exclusive,
+                    permit,
+                }) => {
                     let Poll::Ready(frame) = answer.as_mut().poll(cx) else {
                         break;
                     };
                     if *exclusive {
                         self.exclusive = false;
                     }
-                    frame?
+                    let mut frame = frame?;
+                    frame.permit = frame.permit.or(permit.take());
+                    self.uncounted_bytes += frame.uncounted(frame.bytes.len());
+                    frame
                 }
             };
             self.queue.pop_front();
@@ -390,6 +443,7 @@ impl<'a> Connection<'a> {
             progress = true;
             while let Some(front) = self.output.front_mut() {
                 let taken = written.min(front.bytes.len());
+                self.uncounted_bytes -= front.uncounted(taken);
                 front.bytes.advance(taken);
                 written -= taken;
                 if !front.bytes.is_empty() {

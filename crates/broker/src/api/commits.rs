@@ -13,8 +13,8 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
-use super::Call;
 use super::groups::{code_of, membership, storage_failed};
+use super::{Call, each_once};
 use crate::access::Action;
 use crate::meta::{CommittedOffset, MetaError};
 use crate::server::Server;
@@ -121,7 +121,8 @@ type CommittedTopic = (TopicName, Vec<(i32, Option<CommittedOffset>)>);
 pub(super) fn committed(call: &Call, request: OffsetFetchRequest) -> OffsetFetchResponse {
     let version = call.head.version;
     if version >= 8 {
-        let groups = request.groups.into_iter().map(|group| {
+        let groups = each_once(request.groups, |group| group.group_id.clone());
+        let groups = groups.into_iter().map(|group| {
             let asked = group.topics.map(|topics| {
                 topics
                     .into_iter()
@@ -192,10 +193,10 @@ fn stored_of(
         }
         return Ok(topics);
     };
-    asked
+    each_once(asked, |(name, _)| name.clone())
         .into_iter()
         .map(|(name, partitions)| {
-            let partitions = partitions
+            let partitions = each_once(partitions, |index| *index)
                 .into_iter()
                 .map(|index| Ok((index, server.meta.offset(group, &name, index)?)))
                 .collect::<Result<_, MetaError>>()?;

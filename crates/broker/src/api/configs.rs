@@ -13,7 +13,7 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
-use super::{Call, Refusal, outcome};
+use super::{Call, Refusal, each_once, outcome};
 use crate::TopicConfig;
 use crate::server::{NODE, Server};
 use crate::topic_config::NAMES;
@@ -33,7 +33,10 @@ const TYPE_LONG: i8 = 5;
 /// The settings of topics. The broker's own are in its configuration, not here.
 pub(super) fn describe(call: &Call, request: DescribeConfigsRequest) -> DescribeConfigsResponse {
     let with_synonyms = request.include_synonyms;
-    let results = request.resources.into_iter().map(|resource| {
+    let resources = each_once(request.resources, |resource| {
+        (resource.resource_type, resource.resource_name.clone())
+    });
+    let results = resources.into_iter().map(|resource| {
         let described = describe_one(call, with_synonyms, &resource);
         let (code, message) = outcome(&described);
         DescribeConfigsResult::default()

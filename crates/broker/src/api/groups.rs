@@ -17,7 +17,7 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
-use super::{Call, NO_OPERATIONS, OK, Reply};
+use super::{Call, NO_OPERATIONS, OK, Reply, each_once};
 use crate::access::Action;
 use crate::connection::Frame;
 use crate::group::{Join, JoinAnswer, Leaver, Membership, Sync, SyncAnswer};
@@ -219,7 +219,8 @@ pub(super) fn leave(call: &Call, request: LeaveGroupRequest) -> LeaveGroupRespon
 /// Groups as operators see them.
 pub(super) fn describe(call: &Call, request: DescribeGroupsRequest) -> DescribeGroupsResponse {
     let server = &*call.server;
-    let groups = request.groups.into_iter().map(|group| {
+    let groups = each_once(request.groups, Clone::clone);
+    let groups = groups.into_iter().map(|group| {
         let answer = DescribedGroup::default().with_authorized_operations(NO_OPERATIONS);
         if let Err(error) = call.may_use_group(&group) {
             return answer.with_error_code(error.code()).with_group_id(group);

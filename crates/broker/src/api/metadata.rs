@@ -14,7 +14,7 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
-use super::{Call, NO_OPERATIONS, OK, Reply};
+use super::{Call, NO_OPERATIONS, OK, Reply, each_once};
 use crate::access::Action;
 use crate::log::{Condition, LEADER_EPOCH, Partition};
 use crate::server::{Ends, NODE, Server};
@@ -25,7 +25,14 @@ use crate::wire::Malformed;
 const KEY_TYPE_GROUP: i8 = 0;
 
 /// Topics and where they are.
-pub(super) fn metadata(call: Call, request: MetadataRequest) -> Result<Reply, Malformed> {
+pub(super) fn metadata(
+    call: &Call,
+    bytes: usize,
+    mut request: MetadataRequest,
+) -> Result<Reply, Malformed> {
+    let asked = request.topics.take();
+    request.topics =
+        asked.map(|topics| each_once(topics, |topic| (topic.name.clone(), topic.topic_id)));
     let creates = call.server.config.auto_create_topics
         && call.sees(Action::Administer)
         && (request.allow_auto_topic_creation || call.head.version < 4);
@@ -39,7 +46,7 @@ pub(super) fn metadata(call: Call, request: MetadataRequest) -> Result<Reply, Ma
         _ => Vec::new(),
     };
     if missing.is_empty() {
-        return call.now(&describe(&call, &request));
+        return call.answer(bytes, move |call| describe(call, &request));
     }
     call.blocking(move |call| {
         let config = &call.server.config;

@@ -10,6 +10,8 @@ mod offsets;
 mod produce;
 mod topics;
 
+use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -31,6 +33,15 @@ pub(crate) const PRODUCE: i16 = ApiKey::Produce as i16;
 pub(crate) const OK: i16 = 0;
 /// A field for authorised operations that were not asked for, or are not known.
 const NO_OPERATIONS: i32 = i32::MIN;
+
+/// Requests that are longer are handled on a thread for work that blocks.
+const SHORT_REQUEST_BYTES: usize = 16 << 10;
+
+/// Whether requests of an API carry no records, so that what handling them takes depends on their length. Both
+/// others have buffers of their own.
+pub(crate) fn is_control(key: i16) -> bool {
+    key != PRODUCE && key != ApiKey::Fetch as i16
+}
 
 /// How a request is answered.
 pub(crate) enum Reply {
@@ -94,6 +105,7 @@ pub(crate) fn handle(
         rights: login.rights().map(Arc::clone),
     };
     let head = &call.head;
+    let bytes = frame.len();
     match api.key {
         ApiKey::SaslHandshake => call.now(&login.handshake(&head.decode(api, frame)?)),
         ApiKey::SaslAuthenticate => {
@@ -115,21 +127,42 @@ pub(crate) fn handle(
             let (version, request) = (head.version, head.decode(api, frame)?);
             match offsets::reads_much(&request) {
                 true => call.blocking(move |call| offsets::list_offsets(call, version, request)),
-                false => call.now(&offsets::list_offsets(&call, version, request)),
+                false => call.answer(bytes, move |call| {
+                    offsets::list_offsets(call, version, request)
+                }),
             }
         }
-        ApiKey::Metadata => metadata::metadata(call.clone_parts(), head.decode(api, frame)?),
-        ApiKey::OffsetCommit => call.now(&commits::commit(&call, head.decode(api, frame)?)),
-        ApiKey::OffsetFetch => call.now(&commits::committed(&call, head.decode(api, frame)?)),
+        ApiKey::Metadata => metadata::metadata(&call, bytes, head.decode(api, frame)?),
+        ApiKey::OffsetCommit => {
+            let request = head.decode(api, frame)?;
+            call.answer(bytes, move |call| commits::commit(call, request))
+        }
+        ApiKey::OffsetFetch => {
+            let request = head.decode(api, frame)?;
+            call.answer(bytes, move |call| commits::committed(call, request))
+        }
         ApiKey::FindCoordinator => {
-            call.now(&metadata::find_coordinator(&call, head.decode(api, frame)?))
+            let request = head.decode(api, frame)?;
+            call.answer(bytes, move |call| metadata::find_coordinator(call, request))
         }
         ApiKey::JoinGroup => groups::join(call.clone_parts(), head.decode(api, frame)?),
-        ApiKey::Heartbeat => call.now(&groups::heartbeat(&call, &head.decode(api, frame)?)),
-        ApiKey::LeaveGroup => call.now(&groups::leave(&call, head.decode(api, frame)?)),
+        ApiKey::Heartbeat => {
+            let request = head.decode(api, frame)?;
+            call.answer(bytes, move |call| groups::heartbeat(call, &request))
+        }
+        ApiKey::LeaveGroup => {
+            let request = head.decode(api, frame)?;
+            call.answer(bytes, move |call| groups::leave(call, request))
+        }
         ApiKey::SyncGroup => groups::sync(call.clone_parts(), head.decode(api, frame)?),
-        ApiKey::DescribeGroups => call.now(&groups::describe(&call, head.decode(api, frame)?)),
-        ApiKey::ListGroups => call.now(&groups::list(&call, &head.decode(api, frame)?)),
+        ApiKey::DescribeGroups => {
+            let request = head.decode(api, frame)?;
+            call.answer(bytes, move |call| groups::describe(call, request))
+        }
+        ApiKey::ListGroups => {
+            let request = head.decode(api, frame)?;
+            call.answer(bytes, move |call| groups::list(call, &request))
+        }
         ApiKey::ApiVersions => {
             let _: ApiVersionsRequest = head.decode(api, frame)?;
             call.now(&api_versions(OK))
@@ -150,16 +183,24 @@ pub(crate) fn handle(
             let request = head.decode(api, frame)?;
             call.blocking(move |call| produce::init_producer_id(call, &request))
         }
-        ApiKey::OffsetForLeaderEpoch => call.now(&offsets::offset_for_leader_epoch(
-            &call,
-            head.decode(api, frame)?,
-        )),
-        ApiKey::DescribeConfigs => call.now(&configs::describe(&call, head.decode(api, frame)?)),
+        ApiKey::OffsetForLeaderEpoch => {
+            let request = head.decode(api, frame)?;
+            call.answer(bytes, move |call| {
+                offsets::offset_for_leader_epoch(call, request)
+            })
+        }
+        ApiKey::DescribeConfigs => {
+            let request = head.decode(api, frame)?;
+            call.answer(bytes, move |call| configs::describe(call, request))
+        }
         ApiKey::CreatePartitions => {
             let request = head.decode(api, frame)?;
             call.blocking(|call| topics::create_partitions(call, request))
         }
-        ApiKey::DeleteGroups => call.now(&groups::delete(&call, head.decode(api, frame)?)),
+        ApiKey::DeleteGroups => {
+            let request = head.decode(api, frame)?;
+            call.answer(bytes, move |call| groups::delete(call, request))
+        }
         ApiKey::IncrementalAlterConfigs => {
             let request = head.decode(api, frame)?;
             call.blocking(|call| configs::alter(call, request))
@@ -235,6 +276,18 @@ impl Call {
 
     fn now<R: Encodable + HeaderVersion>(&self, answer: &R) -> Result<Reply, Malformed> {
         self.head.answer(answer).map(Reply::Now)
+    }
+
+    /// Answers a request of so many bytes with what `work` returns.
+    fn answer<R, W>(&self, bytes: usize, work: W) -> Result<Reply, Malformed>
+    where
+        R: Encodable + HeaderVersion + Send + 'static,
+        W: FnOnce(&Call) -> R + Send + 'static,
+    {
+        match bytes <= SHORT_REQUEST_BYTES {
+            true => self.now(&work(self)),
+            false => self.blocking(work),
+        }
     }
 
     /// Answers with what `work` returns, which may block on the disk.
@@ -346,6 +399,15 @@ fn outcome<T>(result: &Result<T, Refusal>) -> (i16, Option<StrBytes>) {
             Some(StrBytes::from_string(refusal.message.clone())),
         ),
     }
+}
+
+/// Items of a request, each once. What was named a thousand times is answered once, so that the answer is no longer than
+/// what there is.
+fn each_once<T, K: Hash + Eq>(items: Vec<T>, key: impl Fn(&T) -> K) -> Vec<T> {
+    let mut seen = HashSet::with_capacity(items.len());
+    let mut items = items;
+    items.retain(|item| seen.insert(key(item)));
+    items
 }
 
 /// Whole numbers of the protocol are signed; counts that do not fit are cut.

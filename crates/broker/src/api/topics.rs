@@ -1,5 +1,7 @@
 //! Creating, deleting and growing topics.
 
+use std::collections::HashMap;
+
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
 use kafka_protocol::messages::create_partitions_response::CreatePartitionsTopicResult;
@@ -39,14 +41,11 @@ impl From<TopicError> for Refusal {
 /// Creates topics, or says whether they could be. Blocks.
 pub(super) fn create(call: &Call, request: CreateTopicsRequest) -> CreateTopicsResponse {
     let (server, version) = (&*call.server, call.head.version);
-    let named_twice = |name: &TopicName| {
-        request
-            .topics
-            .iter()
-            .filter(|topic| topic.name == *name)
-            .count()
-            > 1
-    };
+    let mut named: HashMap<&TopicName, usize> = HashMap::new();
+    for topic in &request.topics {
+        *named.entry(&topic.name).or_default() += 1;
+    }
+    let named_twice = |name: &TopicName| named.get(name).is_some_and(|&times| times > 1);
     let results = request.topics.iter().map(|topic| {
         let created = if named_twice(&topic.name) {
             Err(Refusal::new(

@@ -5,8 +5,8 @@
 //! no memory, and what it accepts has as many elements as it claims. A test holds its tables to
 //! the decoder: both accept the same bytes.
 
-/// The most array elements in one request.
-const ELEMENTS_MAX: usize = 200_000;
+/// The most array elements in one request: thirty topics of two thousand partitions.
+const ELEMENTS_MAX: usize = 65_536;
 
 /// What a field looks like.
 #[derive(Debug)]

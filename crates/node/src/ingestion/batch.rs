@@ -32,8 +32,10 @@ use super::shares::Place;
 use super::view::BatchLine;
 
 /// How many pieces of answers wait for the client, each of at most [`ANSWER_BYTES`] and a line.
-pub const ANSWERS_MAX: usize = 64;
-const ANSWER_BYTES: usize = 32 * 1024;
+pub const ANSWERS_MAX: usize = 4;
+const ANSWER_BYTES: usize = 8 * 1024;
+/// How many bytes problems may take that wait for the answers before them.
+const PROBLEMS_BYTES_MAX: usize = 64 * 1024;
 
 /// What a batch may use.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +74,8 @@ pub struct Batch<B> {
     place: Place,
     /// Lines whose answer was not written, oldest first.
     waiting: VecDeque<Unanswered>,
+    /// What the problems among them take.
+    problems_bytes: usize,
     answers: mpsc::Sender<Bytes>,
     written: Vec<u8>,
 }
@@ -81,6 +85,8 @@ struct Unanswered {
     /// Its number, from 1.
     line: u64,
     waiting: Waiting,
+    /// What its problem takes, if it was known at once.
+    problem_bytes: usize,
 }
 
 enum Waiting {
@@ -120,6 +126,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             stop,
             place,
             waiting: VecDeque::new(),
+            problems_bytes: 0,
             answers,
             written: Vec::new(),
         }
@@ -145,10 +152,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
         };
         match end {
             // The rest of a batch that ended early is not a line, whatever it looks like.
-            Some(problem) => self.waiting.push_back(Unanswered {
-                line: self.lines.count() + 1,
-                waiting: Waiting::Known(Err(problem)),
-            }),
+            Some(problem) => self.wait(self.lines.count() + 1, Waiting::Known(Err(problem))),
             None => {
                 self.lines.end();
                 self.take_lines().await?;
@@ -174,7 +178,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             tokio::select! {
                 part = self.parts.next() => return Ok(part),
                 (line, answer) = settled(self.waiting.front_mut(), self.limits.accept_timeout) => {
-                    self.waiting.pop_front();
+                    self.next_waiting();
                     self.write(line, &answer).await?;
                 }
                 () = self.stop.cancelled() => {
@@ -204,20 +208,25 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
                 .saturating_sub(self.waiting.len())
                 .max(1);
             let mut group = Vec::new();
+            let mut problems_bytes = 0;
             while group.len() < room
+                && problems_bytes < PROBLEMS_BYTES_MAX
                 && let Some(line) = self.lines.next()
             {
                 let submission = self.read_line(&line).and_then(|submission| {
                     self.rules.tenant_limits.take(&submission.record.tenant)?;
                     Ok(submission)
                 });
+                problems_bytes += submission.as_ref().err().map_or(0, Problem::bytes);
                 group.push((self.lines.count(), submission));
             }
             if group.is_empty() {
                 return Ok(());
             }
             self.submit(group).await;
-            while self.waiting.len() >= self.limits.lines_max {
+            while self.waiting.len() >= self.limits.lines_max
+                || self.problems_bytes >= PROBLEMS_BYTES_MAX
+            {
                 self.answer_oldest().await?;
             }
             self.line_due = Instant::now() + self.limits.line_max;
@@ -272,12 +281,32 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
                 }
                 (None, Err(problem)) => Waiting::Known(Err(problem)),
             };
-            self.waiting.push_back(Unanswered { line, waiting });
+            self.wait(line, waiting);
         }
     }
 
+    /// Keeps the place of a line among the answers.
+    fn wait(&mut self, line: u64, waiting: Waiting) {
+        let problem_bytes = match &waiting {
+            Waiting::Known(Err(problem)) => problem.bytes(),
+            Waiting::Known(Ok(_)) | Waiting::InFlight(_) => 0,
+        };
+        self.problems_bytes += problem_bytes;
+        self.waiting.push_back(Unanswered {
+            line,
+            waiting,
+            problem_bytes,
+        });
+    }
+
+    fn next_waiting(&mut self) -> Option<Unanswered> {
+        let oldest = self.waiting.pop_front()?;
+        self.problems_bytes -= oldest.problem_bytes;
+        Some(oldest)
+    }
+
     async fn answer_oldest(&mut self) -> Result<(), Abandoned> {
-        if let Some(mut oldest) = self.waiting.pop_front() {
+        if let Some(mut oldest) = self.next_waiting() {
             let (line, answer) = settled(Some(&mut oldest), self.limits.accept_timeout).await;
             self.write(line, &answer).await?;
         }
@@ -335,7 +364,7 @@ async fn settled(
     unanswered: Option<&mut Unanswered>,
     accept_timeout: Duration,
 ) -> (u64, Result<Answer, Problem>) {
-    let Some(Unanswered { line, waiting }) = unanswered else {
+    let Some(Unanswered { line, waiting, .. }) = unanswered else {
         return std::future::pending().await;
     };
     let answer = match waiting {

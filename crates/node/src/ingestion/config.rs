@@ -109,10 +109,15 @@ impl Default for IngestionConfig {
 /// What every body costs of `body_bytes_max` beside its bytes: the request around it.
 pub(super) const REQUEST_BYTES: usize = 4 * 1024;
 
-/// What the lines of a batch may hold in memory at once; a piece that arrives is at most this much
+/// What the answers of a batch may hold in memory at once: those that wait for others, and those that the client has not
+/// read, here and in its connection.
+const BATCH_ANSWERS_BYTES: usize = 256 * 1024;
+
+/// What the lines of a batch and their answers may hold in memory at once; a piece that arrives is at most this much
 /// beyond.
 pub(super) fn batch_bytes(line_bytes_max: usize) -> usize {
-    line_bytes_max.saturating_mul(4).max(256 * 1024)
+    let lines = line_bytes_max.saturating_mul(4).max(256 * 1024);
+    lines.saturating_add(BATCH_ANSWERS_BYTES)
 }
 
 impl IngestionConfig {

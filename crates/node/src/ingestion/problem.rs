@@ -228,7 +228,7 @@ impl Kind {
                 "Send application/json (application/x-ndjson for a batch) in UTF-8, without Content-Encoding."),
             Self::InvalidValues => ("/problems/invalid-values", S::UNPROCESSABLE_ENTITY,
                 "Fields of the request have wrong values",
-                "The errors name every one of them and what was expected."),
+                "The errors name them and what was expected."),
             Self::HeadTooLarge => ("/problems/head-too-large", S::REQUEST_HEADER_FIELDS_TOO_LARGE,
                 "The request's head is too long",
                 "Send fewer or shorter header fields."),
@@ -286,7 +286,7 @@ pub struct Problem {
     /// What is wrong with this very request.
     #[schema(value_type = String, example = "1 value is wrong.")]
     detail: Cow<'static, str>,
-    /// Every wrong field and header, and up to 20 wrong query parameters.
+    /// The wrong fields and headers, and up to 20 wrong query parameters: all of them, or the first 16 KiB.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldProblem>,
     /// The id to repeat the request with, where its outcome is unknown; the id in question
@@ -310,6 +310,10 @@ fn uri<S: Serializer>(kind: &Kind, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(kind.uri())
 }
 
+/// How many bytes the errors of a problem may take: a request can have a wrong value every few bytes, and each takes
+/// far more in the answer.
+const ERRORS_BYTES_MAX: usize = 16 * 1024;
+
 /// After how long to come back when something is away or full: long enough for a restart to begin,
 /// short enough to be back soon after it.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -330,11 +334,23 @@ impl Problem {
         }
     }
 
-    /// Wrong fields, parameters or headers; there must be at least one.
-    pub fn invalid(errors: Vec<FieldProblem>) -> Self {
-        let detail = match errors.len() {
+    /// Wrong fields, parameters or headers; there must be at least one. As many of the first are named as fit into
+    /// [`ERRORS_BYTES_MAX`].
+    pub fn invalid(mut errors: Vec<FieldProblem>) -> Self {
+        let count = errors.len();
+        errors.iter_mut().for_each(FieldProblem::shorten);
+        let mut bytes = 0;
+        let fit = errors.iter().take_while(|error| {
+            bytes += error.bytes();
+            bytes <= ERRORS_BYTES_MAX
+        });
+        let fit = fit.count();
+        errors.truncate(fit);
+        errors.shrink_to_fit();
+        let detail = match count {
             1 => "1 value is wrong.".into(),
-            count => format!("{count} values are wrong."),
+            _ if fit < count => format!("{count} values are wrong; the first {fit} are named."),
+            _ => format!("{count} values are wrong."),
         };
         Self {
             errors,
@@ -349,6 +365,12 @@ impl Problem {
             header: Some(allow),
             ..Self::new(Kind::MethodNotAllowed, detail)
         }
+    }
+
+    /// About how many bytes it takes.
+    pub fn bytes(&self) -> usize {
+        let errors: usize = self.errors.iter().map(FieldProblem::bytes).sum();
+        size_of::<Self>() + self.detail.len() + errors
     }
 
     /// The problem, about the operation with this id.

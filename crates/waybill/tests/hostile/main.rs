@@ -5,6 +5,7 @@ mod browser;
 mod connections;
 mod pages;
 mod replies;
+mod unread;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

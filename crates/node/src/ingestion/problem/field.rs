@@ -3,6 +3,9 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
+/// A longer name or detail is cut off.
+const TEXT_BYTES_MAX: usize = 512;
+
 /// One wrong part of a request: a field of its body, a query parameter or a header.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
 pub struct FieldProblem {
@@ -33,6 +36,29 @@ impl FieldProblem {
         }
     }
 
+    /// About how many bytes it takes, in memory and in an answer.
+    pub fn bytes(&self) -> usize {
+        let texts = [
+            self.pointer.as_deref(),
+            self.parameter.as_deref(),
+            self.header,
+        ];
+        let names: usize = texts.into_iter().flatten().map(str::len).sum();
+        size_of::<Self>() + names + self.detail.len()
+    }
+
+    /// Leaves the beginning of what is long: a name may be as long as the request.
+    pub fn shorten(&mut self) {
+        let names = self.pointer.iter_mut().chain(&mut self.parameter);
+        for text in names.chain([&mut self.detail]) {
+            if text.len() > TEXT_BYTES_MAX {
+                text.truncate(text.floor_char_boundary(TEXT_BYTES_MAX));
+                text.push('…');
+                text.shrink_to_fit();
+            }
+        }
+    }
+
     /// A wrong query parameter and what was expected of it.
     pub fn of_parameter(name: impl Into<String>, detail: impl Into<String>) -> Self {
         Self {
@@ -59,6 +85,19 @@ mod tests {
     use serde_json::{json, to_value};
 
     use super::*;
+
+    #[test]
+    fn a_long_name_is_cut_off_between_two_characters() {
+        let mut problem = FieldProblem::new(format!("/{}", "ä".repeat(1_000)), "is not known");
+        problem.shorten();
+        let shown = problem.pointer.unwrap();
+        assert!(
+            shown.ends_with("ä…") && shown.len() <= TEXT_BYTES_MAX + 3,
+            "{}",
+            shown.len()
+        );
+        assert_eq!(problem.detail, "is not known");
+    }
 
     #[test]
     fn a_parameter_and_a_header_are_named_in_place_of_a_pointer() {

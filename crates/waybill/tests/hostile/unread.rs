@@ -1,0 +1,92 @@
+//! Requests whose answers are far larger than they are, and which nobody reads.
+
+use tokio::io::AsyncWriteExt as _;
+use tokio::net::TcpStream;
+
+use super::*;
+
+/// The memory that the program may take meanwhile.
+const MEMORY_BYTES: u64 = 256 << 20;
+const CONNECTIONS: usize = 40;
+/// How long a connection may stay full before its client gives up.
+const FULL_MAX: Duration = Duration::from_secs(2);
+
+/// Sends `sent` to a listener over several connections for as long as they take it, and keeps them.
+async fn send_unread(site: &Site, listener: &str, sent: Vec<u8>) -> Vec<TcpStream> {
+    let sent: std::sync::Arc<[u8]> = sent.into();
+    let address = site.address(listener);
+    let senders: Vec<_> = (0..CONNECTIONS)
+        .map(|_| {
+            let sent = sent.clone();
+            tokio::spawn(async move {
+                let mut stream = TcpStream::connect(address).await.unwrap();
+                for piece in sent.chunks(64 << 10) {
+                    match tokio::time::timeout(FULL_MAX, stream.write_all(piece)).await {
+                        Ok(Ok(())) => {}
+                        // Full, or closed by the program.
+                        Ok(Err(_)) | Err(_) => break,
+                    }
+                }
+                stream
+            })
+        })
+        .collect();
+    let mut streams = Vec::new();
+    for sender in senders {
+        streams.push(sender.await.unwrap());
+    }
+    streams
+}
+
+/// A request for the metadata of one topic, named as often as fits.
+fn repeated_metadata(topic: &str) -> Vec<u8> {
+    const BYTES: usize = (1 << 20) - 100;
+    let times = BYTES / (2 + topic.len());
+    let mut frame = Vec::with_capacity(1 << 20);
+    frame.extend([0, 3, 0, 1, 0, 0, 0, 1, 0xff, 0xff]);
+    frame.extend(u32::try_from(times).unwrap().to_be_bytes());
+    for _ in 0..times {
+        frame.extend(u16::try_from(topic.len()).unwrap().to_be_bytes());
+        frame.extend(topic.as_bytes());
+    }
+    let length = u32::try_from(frame.len()).unwrap();
+    [&length.to_be_bytes(), &frame[..]].concat()
+}
+
+/// A batch of many lines, each `line`.
+fn batch(line: &str) -> Vec<u8> {
+    const BYTES: usize = 8 << 20;
+    let lines = BYTES / (line.len() + 1);
+    let body = format!("{line}\n").repeat(lines);
+    let head = format!(
+        "POST /v1/operations:batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n\
+         Content-Length: {}\r\n\r\n",
+        body.len()
+    );
+    (head + &body).into_bytes()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metadata_of_one_topic_named_many_times_and_never_read_takes_little_memory() {
+    let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
+    let site = Site::start_within(limit.as_ref());
+    let request = repeated_metadata(&site.topic("operation-status.v1"));
+    let streams = send_unread(&site, "broker", request.repeat(20)).await;
+    site.deliver("beside-metadata").await;
+    drop((site, streams));
+    assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_to_batches_that_are_never_read_take_little_memory() {
+    let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
+    let connections_max = 4 * CONNECTIONS;
+    let site = Site::start_with(Broker::Embedded, limit.as_ref(), &[], connections_max);
+    let unknown: Vec<String> = (0..6_000).map(|key| format!("\"k{key}\":0")).collect();
+    let wide = format!("{{{}}}", unknown.join(","));
+    let mut streams = send_unread(&site, "http", batch(&wide)).await;
+    streams.extend(send_unread(&site, "http", batch("{}")).await);
+    site.deliver("beside-batches").await;
+    drop((site, streams));
+    assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
+}
