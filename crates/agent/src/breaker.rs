@@ -1,17 +1,18 @@
 //! The circuit breaker before one service.
 //!
-//! [`recloser`] decides when it opens, half-opens and closes. This wrapper adds what an agent needs
-//! beside that: when to come back while it is open, a bound on concurrent probes while it is
-//! half-open (recloser lets every call through then), and its state as a metric. The state shown is
-//! what callers last saw: it turns to open with the first call that is refused.
+//! Closed, it keeps the results of the last calls, and opens with a failure that brings the share of failures to the
+//! limit. A success never opens it: after a repair the window may still hold many failures. Once it has been open for
+//! long enough, the next calls are probes, a few at once, and their results alone close it or open it again.
+//!
+//! What must hold: a result counts only in the state in which its call began. A call that began before the breaker
+//! opened says nothing of whether the service has recovered.
 
-use std::future::{self, Future};
+use std::collections::VecDeque;
+use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use metrics::Gauge;
-use recloser::{AsyncRecloser, Recloser};
-use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 /// When a breaker opens, and for how long.
@@ -31,24 +32,23 @@ pub(crate) struct BreakerSettings {
 pub(crate) struct Breaker {
     /// The agent's name, for log lines.
     agent: String,
-    recloser: AsyncRecloser,
     settings: BreakerSettings,
-    view: Mutex<View>,
+    current: Mutex<Current>,
     gauge: Gauge,
 }
 
-/// What is known of recloser's state, which it does not tell.
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum View {
-    Closed,
-    /// Seen refusing calls for the first time at `since`.
-    Open {
-        since: Instant,
-    },
-    HalfOpen {
-        in_flight: usize,
-        finished: usize,
-    },
+#[derive(Debug)]
+struct Current {
+    state: State,
+    /// Counts changes of the state, so that a call can tell whether its state is over.
+    changes: u64,
+}
+
+#[derive(Debug)]
+enum State {
+    Closed { results: Results },
+    Open { until: Instant },
+    HalfOpen { in_flight: usize, results: Results },
 }
 
 /// How a call ended, in the breaker's eyes. What the service refused for good is a success of the
@@ -77,18 +77,16 @@ pub(crate) struct Refused {
 
 impl Breaker {
     pub(crate) fn new(agent: &str, settings: BreakerSettings, gauge: Gauge) -> Self {
-        let recloser = Recloser::custom()
-            .error_rate(settings.failure_rate)
-            .closed_len(settings.calls)
-            .half_open_len(settings.half_open_calls)
-            .open_wait(settings.open_for)
-            .build();
         gauge.set(0.0);
+        let results = Results::of_last(settings.calls);
+        let current = Current {
+            state: State::Closed { results },
+            changes: 0,
+        };
         Self {
             agent: agent.to_owned(),
-            recloser: AsyncRecloser::from(recloser),
             settings,
-            view: Mutex::new(View::Closed),
+            current: Mutex::new(current),
             gauge,
         }
     }
@@ -98,66 +96,17 @@ impl Breaker {
         &self,
         call: impl Future<Output = Judged<T>>,
     ) -> Result<Called<T>, Refused> {
-        if matches!(*self.view(), View::HalfOpen { in_flight, .. }
-            if in_flight >= self.settings.half_open_calls)
-        {
-            return Err(Refused {
-                retry_after: self.settings.open_for / 10,
-            });
-        }
-        // Recloser counts what it is told the end of. Of a call that says nothing it is told none.
-        let (count_not, not_counted) = oneshot::channel();
-        let guarded = async {
-            let in_flight = self.admitted();
-            let judged = call.await;
-            let was_probe = in_flight.is_some();
-            match judged {
-                Judged::Healthy(value) => Ok(Called { value, was_probe }),
-                Judged::CutShort(value) if !was_probe => {
-                    _ = count_not.send(Called { value, was_probe });
-                    future::pending().await
-                }
-                Judged::Failure(value) | Judged::CutShort(value) => {
-                    Err(Called { value, was_probe })
-                }
-            }
+        let admitted = self.admit()?;
+        let was_probe = admitted.is_probe;
+        let (value, failed) = match call.await {
+            Judged::Healthy(value) => (value, Some(false)),
+            Judged::CutShort(value) if !was_probe => (value, None),
+            Judged::Failure(value) | Judged::CutShort(value) => (value, Some(true)),
         };
-        let counted = tokio::select! {
-            biased;
-            counted = self.recloser.call(guarded) => counted,
-            Ok(called) = not_counted => return Ok(called),
-        };
-        match counted {
-            Ok(called) => {
-                self.finished(View::Closed);
-                Ok(called)
-            }
-            Err(recloser::Error::Inner(called)) => {
-                let since = Instant::now();
-                self.finished(View::Open { since });
-                Ok(called)
-            }
-            Err(recloser::Error::Rejected) => Err(Refused {
-                retry_after: self.refused(),
-            }),
+        if let Some(failed) = failed {
+            self.record(&admitted, failed);
         }
-    }
-
-    /// A call was let through: it is a probe, if the breaker was open before.
-    fn admitted(&self) -> Option<InFlight<'_>> {
-        let mut view = self.view();
-        match &mut *view {
-            View::Closed => return None,
-            View::Open { .. } => {
-                *view = View::HalfOpen {
-                    in_flight: 1,
-                    finished: 0,
-                };
-                self.gauge.set(1.0);
-            }
-            View::HalfOpen { in_flight, .. } => *in_flight += 1,
-        }
-        Some(InFlight(self))
+        Ok(Called { value, was_probe })
     }
 
     /// How long it stays open.
@@ -165,79 +114,228 @@ impl Breaker {
         self.settings.open_for
     }
 
-    /// A call's result was counted. Recloser decides at the result after its ring has filled: most
-    /// often to become `then`, which the next calls put right where it is wrong.
-    fn finished(&self, then: View) {
-        let mut view = self.view();
-        if let View::HalfOpen { finished, .. } = &mut *view {
-            *finished += 1;
-            if *finished > self.settings.half_open_calls {
-                *view = then;
-                if then == View::Closed {
-                    tracing::info!(
-                        agent = self.agent,
-                        "the service answers again: its circuit breaker is closed"
-                    );
+    fn admit(&self) -> Result<Admitted<'_>, Refused> {
+        let mut current = self.current();
+        let is_probe = match &mut current.state {
+            State::Closed { .. } => false,
+            State::Open { until } => {
+                let retry_after = until.saturating_duration_since(Instant::now());
+                if !retry_after.is_zero() {
+                    return Err(Refused { retry_after });
                 }
-                self.gauge.set(match then {
-                    View::Closed => 0.0,
-                    View::HalfOpen { .. } => 1.0,
-                    View::Open { .. } => 2.0,
-                });
+                let results = Results::of_last(self.settings.half_open_calls);
+                self.change(
+                    &mut current,
+                    State::HalfOpen {
+                        in_flight: 1,
+                        results,
+                    },
+                );
+                true
             }
-        }
+            State::HalfOpen { in_flight, .. } => {
+                if *in_flight >= self.settings.half_open_calls {
+                    return Err(Refused {
+                        retry_after: self.settings.open_for / 10,
+                    });
+                }
+                *in_flight += 1;
+                true
+            }
+        };
+        Ok(Admitted {
+            breaker: self,
+            is_probe,
+            changes: current.changes,
+        })
     }
 
-    fn refused(&self) -> Duration {
-        let now = Instant::now();
-        let mut view = self.view();
-        let since = match *view {
-            View::Open { since } if now < since + self.settings.open_for => since,
-            View::Open { .. } | View::Closed | View::HalfOpen { .. } => {
-                if *view == View::Closed {
+    /// Counts a result, and opens or closes the breaker where that decides it.
+    fn record(&self, admitted: &Admitted<'_>, failed: bool) {
+        let mut current = self.current();
+        if current.changes != admitted.changes {
+            return;
+        }
+        let rate_max = self.settings.failure_rate;
+        match &mut current.state {
+            State::Closed { results } => {
+                let rate = results.record(failed);
+                if failed && rate.is_some_and(|rate| rate >= rate_max) {
                     tracing::warn!(
                         agent = self.agent,
                         open_for = ?self.settings.open_for,
                         "the service has failed too often: its circuit breaker is open, and its steps are put off"
                     );
+                    self.open(&mut current);
                 }
-                *view = View::Open { since: now };
-                self.gauge.set(2.0);
-                now
             }
-        };
-        (since + self.settings.open_for).saturating_duration_since(now)
+            State::HalfOpen { results, .. } => match results.record(failed) {
+                Some(rate) if failed && rate >= rate_max => self.open(&mut current),
+                Some(rate) if !failed && rate <= rate_max => {
+                    tracing::info!(
+                        agent = self.agent,
+                        "the service answers again: its circuit breaker is closed"
+                    );
+                    let results = Results::of_last(self.settings.calls);
+                    self.change(&mut current, State::Closed { results });
+                }
+                Some(_) | None => {}
+            },
+            // No call begins while it is open.
+            State::Open { .. } => {}
+        }
     }
 
-    fn view(&self) -> MutexGuard<'_, View> {
-        self.view.lock().unwrap_or_else(PoisonError::into_inner)
+    fn open(&self, current: &mut Current) {
+        let until = Instant::now() + self.settings.open_for;
+        self.change(current, State::Open { until });
+    }
+
+    fn change(&self, current: &mut Current, state: State) {
+        self.gauge.set(match state {
+            State::Closed { .. } => 0.0,
+            State::HalfOpen { .. } => 1.0,
+            State::Open { .. } => 2.0,
+        });
+        current.state = state;
+        current.changes += 1;
+    }
+
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Counts a probe until it ends, however it ends.
-struct InFlight<'a>(&'a Breaker);
+/// A call that was let through. Dropped, a probe is no longer in flight, however it ended.
+struct Admitted<'a> {
+    breaker: &'a Breaker,
+    is_probe: bool,
+    /// The changes of the state when it was let through.
+    changes: u64,
+}
 
-impl Drop for InFlight<'_> {
+impl Drop for Admitted<'_> {
     fn drop(&mut self) {
-        if let View::HalfOpen { in_flight, .. } = &mut *self.0.view() {
+        let mut current = self.breaker.current();
+        if current.changes == self.changes
+            && let State::HalfOpen { in_flight, .. } = &mut current.state
+        {
             *in_flight = in_flight.saturating_sub(1);
         }
     }
 }
 
+/// Which of the last calls failed.
+#[derive(Debug)]
+struct Results {
+    len: usize,
+    failed: VecDeque<bool>,
+    failures: usize,
+}
+
+impl Results {
+    fn of_last(len: usize) -> Self {
+        Self {
+            len,
+            failed: VecDeque::new(),
+            failures: 0,
+        }
+    }
+
+    /// Adds a result. Returns the share of failures, once there are as many results as it is taken over.
+    fn record(&mut self, failed: bool) -> Option<f32> {
+        if self.failed.len() >= self.len && self.failed.pop_front() == Some(true) {
+            self.failures -= 1;
+        }
+        self.failed.push_back(failed);
+        self.failures += usize::from(failed);
+        (self.failed.len() >= self.len).then(|| self.failures as f32 / self.len as f32)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use tokio::sync::oneshot;
+
     use super::*;
+
+    const OPEN_FOR: Duration = Duration::from_millis(200);
+
+    fn breaker(calls: usize, open_for: Duration, half_open_calls: usize) -> Breaker {
+        let settings = BreakerSettings {
+            failure_rate: 0.5,
+            calls,
+            open_for,
+            half_open_calls,
+        };
+        Breaker::new("agent", settings, Gauge::noop())
+    }
+
+    /// Makes a call, and returns whether it was let through.
+    async fn is_admitted(breaker: &Breaker, fails: bool) -> bool {
+        let judged = match fails {
+            true => Judged::Failure(()),
+            false => Judged::Healthy(()),
+        };
+        breaker.call(async { judged }).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn only_a_failure_opens_it() {
+        const CALLS: usize = 50;
+        let breaker = breaker(CALLS, Duration::from_secs(3600), 5);
+        for _ in 0..40 {
+            assert!(is_admitted(&breaker, true).await);
+        }
+        // The service is repaired, while most of the last calls are failures.
+        for success in 0..2 * CALLS {
+            assert!(is_admitted(&breaker, false).await, "success {success}");
+        }
+        let mut failures = 0;
+        while is_admitted(&breaker, true).await {
+            failures += 1;
+            assert!(failures <= CALLS, "it never opens");
+        }
+        assert_eq!(failures, CALLS / 2);
+    }
+
+    #[tokio::test]
+    async fn it_closes_after_as_many_successful_probes_as_it_is_set_to() {
+        let breaker = breaker(1, OPEN_FOR, 3);
+        assert!(is_admitted(&breaker, true).await);
+        assert!(!is_admitted(&breaker, false).await, "it is open");
+        tokio::time::sleep(OPEN_FOR).await;
+        for probe in 0..4 {
+            let called = breaker.call(async { Judged::Healthy(()) }).await;
+            let was_probe = called.map(|called| called.was_probe);
+            assert_eq!(was_probe, Ok(probe < 3), "call {probe}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_call_that_began_before_it_opened_does_not_count_as_a_probe() {
+        let breaker = breaker(1, OPEN_FOR, 2);
+        let (end, ended) = oneshot::channel();
+        let slow = breaker.call(async {
+            _ = ended.await;
+            Judged::Failure(())
+        });
+        let meanwhile = async {
+            assert!(is_admitted(&breaker, true).await);
+            tokio::time::sleep(OPEN_FOR).await;
+            assert!(is_admitted(&breaker, false).await, "a probe");
+            _ = end.send(());
+        };
+        let (slow, ()) = tokio::join!(slow, meanwhile);
+        assert!(slow.is_ok_and(|slow| !slow.was_probe));
+        assert!(is_admitted(&breaker, false).await, "the last probe");
+        let called = breaker.call(async { Judged::Healthy(()) }).await;
+        assert!(called.is_ok_and(|called| !called.was_probe), "it is closed");
+    }
 
     #[tokio::test]
     async fn a_call_that_is_cut_short_counts_neither_way() {
-        let settings = BreakerSettings {
-            failure_rate: 0.5,
-            calls: 4,
-            open_for: Duration::from_secs(3600),
-            half_open_calls: 2,
-        };
-        let breaker = Breaker::new("agent", settings, Gauge::noop());
+        let breaker = breaker(4, Duration::from_secs(3600), 2);
         for _ in 0..20 {
             let called = breaker.call(async { Judged::CutShort("cut short") }).await;
             assert_eq!(called.map(|called| called.value), Ok("cut short"));
