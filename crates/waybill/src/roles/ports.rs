@@ -16,18 +16,30 @@ use crate::cli::{Role, listeners};
 ///
 /// All of these, each with its setting.
 pub(super) fn check(role: Role, config: &Config) -> anyhow::Result<()> {
-    let mut taken = Vec::new();
+    let mut refused = Vec::new();
     for listener in listeners(role, config) {
         if let Err(error) = bind(listener.address()) {
-            taken.push(format!("{listener}: {error}"));
+            refused.push(format!("{listener}: {error}{}", hint(&error)));
         }
     }
     anyhow::ensure!(
-        taken.is_empty(),
-        "cannot listen on all addresses; another process may listen there, such as a second Waybill: {}",
-        taken.join("; ")
+        refused.is_empty(),
+        "cannot listen on all addresses: {}",
+        refused.join("; ")
     );
     Ok(())
+}
+
+/// The usual cause of an error, to go behind it.
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => " (another process may listen there, such as a second Waybill)",
+        io::ErrorKind::PermissionDenied => {
+            " (ports below 1024 need a privilege, such as CAP_NET_BIND_SERVICE)"
+        }
+        io::ErrorKind::AddrNotAvailable => " (no interface of this machine has that address)",
+        _ => "",
+    }
 }
 
 /// Binds an address as a listener would, and lets go of it. Nobody can connect meanwhile.
@@ -70,7 +82,38 @@ mod tests {
         assert!(!told.contains("admin.listen"), "{told}");
         assert!(check(Role::Services, &config).is_ok(), "it has neither");
 
+        assert_eq!(
+            told.matches("such as a second Waybill").count(),
+            2,
+            "{told}"
+        );
+
         drop(taken);
         assert!(check(up, &config).is_ok());
+    }
+
+    #[tokio::test]
+    async fn an_address_that_no_interface_has_is_not_taken_by_another_process() {
+        let mut config = Config::default();
+        config.services.listen = SocketAddr::from(([192, 0, 2, 1], 0));
+        config.admin.listen = SocketAddr::from(([127, 0, 0, 1], 0));
+        let refused = check(Role::Services, &config).unwrap_err().to_string();
+        let expected = "(no interface of this machine has that address)";
+        assert!(refused.ends_with(expected), "{refused}");
+    }
+
+    #[test]
+    fn only_an_address_in_use_hints_at_another_process() {
+        for (kind, expected) in [
+            (io::ErrorKind::AddrInUse, "another process"),
+            (io::ErrorKind::PermissionDenied, "ports below 1024"),
+            (io::ErrorKind::AddrNotAvailable, "no interface"),
+            (io::ErrorKind::OutOfMemory, ""),
+        ] {
+            let hint = hint(&kind.into());
+            assert!(hint.contains(expected), "{kind}: {hint}");
+            let is_in_use = kind == io::ErrorKind::AddrInUse;
+            assert_eq!(hint.contains("second Waybill"), is_in_use, "{kind}");
+        }
     }
 }
