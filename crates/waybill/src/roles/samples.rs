@@ -2,6 +2,7 @@
 //! and their completion is read from the status topic like everybody's.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::io::{IsTerminal as _, Write as _};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -82,7 +83,7 @@ pub(super) fn start(
         samples.run(api).await?;
         following.await??;
         println!("{}", samples.line());
-        addresses.tell();
+        println!("{addresses}");
         Ok(())
     });
 }
@@ -97,8 +98,8 @@ struct Addresses {
     asks: bool,
 }
 
-impl Addresses {
-    fn tell(&self) {
+impl fmt::Display for Addresses {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             http,
             admin,
@@ -110,12 +111,17 @@ impl Addresses {
         } else {
             ""
         };
-        let token = match asks {
-            true => " -H \"authorization: Bearer $(cat TOKEN-FILE)\"",
-            false => "",
+        // A token in an argument would be visible to other users.
+        let (header_file, token) = match asks {
+            true => (
+                "(umask 077; printf 'authorization: Bearer %s\\n' \"$(cat TOKEN-FILE)\" > HEADER-FILE)\n  ",
+                " -H @HEADER-FILE",
+            ),
+            false => ("", ""),
         };
-        println!(
-            "\nSend one yourself:\n\n  \
+        write!(
+            f,
+            "\nSend one yourself:\n\n  {header_file}\
              curl -i{trust} {http}/api/deliveryrequests -H 'content-type: application/json'{token} -d '\n  \
              {{\"ownerId\":\"ada\",\"pickupLocation\":\"12 Harbour Street\",\
              \"dropOffLocation\":\"7 Hill Road\",\n   \
@@ -124,7 +130,7 @@ impl Addresses {
              The API, described:  {http}/docs\n\
              Metrics, partitions: {admin}/metrics  {admin}/schedulers\n\n\
              Ctrl-C stops in order; the next start finds everything."
-        );
+        )
     }
 }
 
@@ -358,4 +364,30 @@ fn sample(number: u64) -> serde_json::Value {
             "tag": "sample",
         },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_is_in_no_argument_of_the_printed_commands() {
+        let mut addresses = Addresses {
+            http: "http://localhost:8080".to_owned(),
+            admin: "http://localhost:8081".to_owned(),
+            is_encrypted: false,
+            asks: true,
+        };
+        let text = addresses.to_string();
+        let commands: Vec<&str> = text.lines().filter(|it| it.contains("curl")).collect();
+        assert_eq!(commands.len(), 2, "{text}");
+        for command in commands {
+            assert!(command.contains(" -H @HEADER-FILE"), "{command}");
+            assert!(!command.contains("TOKEN-FILE"), "{command}");
+        }
+        assert!(text.contains("umask 077; printf "), "{text}");
+
+        addresses.asks = false;
+        assert!(!addresses.to_string().contains("HEADER-FILE"));
+    }
 }
