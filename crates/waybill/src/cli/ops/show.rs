@@ -131,8 +131,8 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    /// Of the columns: 117 characters with the gaps.
-    const WIDTHS: [usize; 7] = [16, 12, 12, 6, 11, 24, 30];
+    /// Of the columns: 121 characters with the gaps. An attempt may have five digits.
+    const WIDTHS: [usize; 7] = [16, 12, 16, 6, 11, 24, 30];
     const HEADING: [&str; 7] = [
         "STEP",
         "STATE",
@@ -233,8 +233,8 @@ mod tests {
         let drone = Step {
             name: "drone".to_owned(),
             state: "Failed".to_owned(),
-            attempt: 3,
-            action: text("Run"),
+            attempt: 20,
+            action: text("Compensate"),
             failure_count: 3,
             retry_at: text("2030-01-01T00:00:05.000001Z"),
             changed_at: text("2030-01-01T00:00:00.25Z"),
@@ -290,9 +290,9 @@ handed off      yes
 failures        3
 owner           none holds it in memory, epoch 3
 
-STEP             STATE        ATTEMPT      FAILED UNDO FAILED CHANGED                  UNTIL
-account          NotStarted   -            -      -           -                        -
-drone            Failed       3 Run        3      -           2030-01-01T00:00:00.250Z again 2030-01-01T00:00:05.000Z
+STEP             STATE        ATTEMPT          FAILED UNDO FAILED CHANGED                  UNTIL
+account          NotStarted   -                -      -           -                        -
+drone            Failed       20 Compensate    3      -           2030-01-01T00:00:00.250Z again 2030-01-01T00:00:05.000Z
     no-drone: none is free
     attempt 2, which was given up, succeeded after all
 
