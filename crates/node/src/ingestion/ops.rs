@@ -33,7 +33,7 @@ use waybill_http::RequestBody;
 use super::body::read_whole;
 use super::problem::{Kind, Problem};
 use super::request::Envelope;
-use super::service::{Api, JSON, Parameters, Reply, check_media_type, json, set};
+use super::service::{Api, Parameters, Reply, check_media_type_of_optional_json, json, set};
 use super::status::{self, Query, Status, Whose};
 use crate::auth::{Caller, Tenants};
 
@@ -97,7 +97,7 @@ impl Api {
         body: RequestBody,
         caller: &Caller,
     ) -> Result<Option<bytes::Bytes>, Problem> {
-        check_media_type(headers, JSON)?;
+        check_media_type_of_optional_json(headers)?;
         if body.is_end_stream() {
             return Ok(None);
         }

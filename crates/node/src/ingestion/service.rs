@@ -43,7 +43,7 @@ use super::status::{self, Query};
 use super::view::AcceptedView;
 use crate::auth::{Auth, Caller};
 
-pub use self::media_type::{JSON, NDJSON, check_media_type};
+pub use self::media_type::{JSON, NDJSON, check_media_type, check_media_type_of_optional_json};
 pub use self::query::{
     OF_CANCEL, OF_ONE, Parameters, QueryErrors, decoded, pairs, refuse_parameters,
 };

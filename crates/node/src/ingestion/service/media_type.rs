@@ -8,28 +8,48 @@ use crate::ingestion::problem::{Kind, Problem};
 pub const JSON: &str = "application/json";
 /// The media type of batches.
 pub const NDJSON: &str = "application/x-ndjson";
+
 /// Refuses a body of another media type, or one that is encoded further.
 pub fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(), Problem> {
-    let refuse = || {
-        let detail = format!(
-            "Send Content-Type: {expected}, in UTF-8 and without Content-Encoding. A request that may come without a \
-             body needs it, too."
-        );
-        Err(Problem::new(Kind::UnsupportedMediaType, detail))
-    };
+    match is_taken(headers, expected) {
+        true => Ok(()),
+        false => Err(refusal(wanted(expected))),
+    }
+}
+
+/// The same of JSON that may be absent: the media type is needed also then.
+pub fn check_media_type_of_optional_json(headers: &HeaderMap) -> Result<(), Problem> {
+    match is_taken(headers, JSON) {
+        true => Ok(()),
+        false => {
+            let also = "A request without a body needs the header, too.";
+            Err(refusal(format!("{} {also}", wanted(JSON))))
+        }
+    }
+}
+
+fn refusal(detail: String) -> Problem {
+    Problem::new(Kind::UnsupportedMediaType, detail)
+}
+
+fn wanted(expected: &str) -> String {
+    format!("Send Content-Type: {expected}, in UTF-8 and without Content-Encoding.")
+}
+
+fn is_taken(headers: &HeaderMap, expected: &str) -> bool {
     let mut types = headers.get_all(header::CONTENT_TYPE).iter();
     let (Some(given), None) = (types.next(), types.next()) else {
-        return refuse();
+        return false;
     };
     let Ok(given) = given.to_str() else {
-        return refuse();
+        return false;
     };
     let mut parts = given.split(';').map(str::trim);
     if !parts
         .next()
         .is_some_and(|name| name.eq_ignore_ascii_case(expected))
     {
-        return refuse();
+        return false;
     }
     let is_utf8 = |parameter: &str| match parameter.split_once('=') {
         Some((name, value)) if name.eq_ignore_ascii_case("charset") => {
@@ -38,20 +58,28 @@ pub fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(
         _ => true,
     };
     let is_plain = |encoding: &HeaderValue| encoding.as_bytes().eq_ignore_ascii_case(b"identity");
-    if !parts.all(is_utf8)
-        || !headers
-            .get_all(header::CONTENT_ENCODING)
-            .iter()
-            .all(is_plain)
-    {
-        return refuse();
-    }
-    Ok(())
+    let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
+    parts.all(is_utf8) && encodings.all(is_plain)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_where_a_body_is_optional_a_refusal_speaks_of_requests_without_one() {
+        let detail = |checked: Result<(), Problem>| {
+            let problem = serde_json::to_value(checked.unwrap_err()).unwrap();
+            problem["detail"].as_str().unwrap().to_owned()
+        };
+        let headers = HeaderMap::new();
+        assert_eq!(
+            detail(check_media_type(&headers, NDJSON)),
+            "Send Content-Type: application/x-ndjson, in UTF-8 and without Content-Encoding."
+        );
+        let detail = detail(check_media_type_of_optional_json(&headers));
+        assert!(detail.ends_with("A request without a body needs the header, too."));
+    }
 
     #[test]
     fn only_json_in_utf_8_is_taken() {
