@@ -35,9 +35,7 @@ pub enum LayoutError {
         readers: u32,
     },
     /// That is neither a multiple nor a part of what there is.
-    #[error(
-        "{now} partitions become a whole multiple of themselves, or a whole part, and {wanted} is neither"
-    )]
+    #[error("cannot change {now} partitions to {wanted}: {}", possible(*.now))]
     Partitions {
         /// How many there are.
         now: u32,
@@ -50,4 +48,30 @@ pub enum LayoutError {
     /// It was replaced too often.
     #[error("the layout was changed {GENERATIONS_MAX} times, and cannot be changed again")]
     Generations,
+}
+
+/// The numbers that so many partitions can become.
+fn possible(now: u32) -> String {
+    let [twice, thrice] = [2, 3].map(|times| now.saturating_mul(times));
+    let divisor = (1..now).rev().find(|&other| now.is_multiple_of(other));
+    let divisor = divisor.map_or_else(String::new, |divisor| {
+        format!(", or a divisor of {now}, such as {divisor}")
+    });
+    format!("the new number must be a multiple of {now}, such as {twice} or {thrice}{divisor}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_impossible_number_of_partitions_is_refused_with_possible_ones() {
+        let refusal = |now, wanted| LayoutError::Partitions { now, wanted }.to_string();
+        assert_eq!(
+            refusal(4, 6),
+            "cannot change 4 partitions to 6: the new number must be a multiple of 4, such as 8 or 12, or a divisor \
+             of 4, such as 2"
+        );
+        assert!(refusal(1, 0).ends_with("a multiple of 1, such as 2 or 3"));
+    }
 }

@@ -249,7 +249,7 @@ async fn world(
             partitions,
             configured,
             "the state store says how many partitions there are, and not the configuration: set partitions \
-             to {partitions}"
+             to {partitions}; `waybill topics grow` makes more, and `waybill topics shrink` fewer"
         );
     }
     if let Some(becomes) = spread.layout().becomes() {

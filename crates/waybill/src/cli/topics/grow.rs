@@ -9,10 +9,10 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use waybill_messages::Topics;
-use waybill_node::config::{Config, load_workflows};
-use waybill_node::growing::{Growing, GrowthView};
+use waybill_node::config::{Config, PARTITIONS_MAX, load_workflows};
+use waybill_node::growing::{GrowError, Growing, GrowthView};
 use waybill_node::readers::show::{LayoutView, Readers};
-use waybill_store::CqlStore;
+use waybill_store::{CqlStore, LayoutError};
 
 use crate::cli::access::AdminArgs;
 use crate::cli::readers::readers;
@@ -39,16 +39,25 @@ pub(super) enum Way {
 }
 
 impl Way {
-    /// Refuses a number that lies the other way, which would be a slip.
+    /// Refuses a number that is not possible, or that lies the other way, which would be a slip.
     fn allows(self, wanted: u32, stands: &LayoutView) -> anyhow::Result<()> {
         let now = stands.partitions;
         let is_right = match self {
             Self::More => wanted >= now,
             Self::Fewer => wanted <= now,
         };
+        // A change that was begun is continued by either command.
+        if stands.becomes.is_some() {
+            return Ok(());
+        }
+        if wanted > PARTITIONS_MAX {
+            return Err(GrowError::TooMany(wanted).into());
+        }
         let is_possible = wanted > 0 && (now.is_multiple_of(wanted) || wanted.is_multiple_of(now));
-        // What was begun is gone on with by either; and what cannot be is refused with the reason.
-        if is_right || !is_possible || stands.becomes.is_some() {
+        if !is_possible {
+            return Err(LayoutError::Partitions { now, wanted }.into());
+        }
+        if is_right {
             return Ok(());
         }
         let (verb, what) = match self {
@@ -121,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_that_lies_the_other_way_is_a_slip() {
+    fn a_number_that_is_impossible_or_lies_the_other_way_is_refused() {
         let stands = |becomes| LayoutView {
             generation: 0,
             partitions: 4,
@@ -136,7 +145,11 @@ mod tests {
             assert_eq!(allows(Way::Fewer, wanted, None), fewer, "{wanted}");
         }
         assert!(allows(Way::More, 2, Some(2)), "it is gone on with");
-        assert!(allows(Way::More, 3, None), "that is refused by the layout");
+        for impossible in [6, 3, 0, 2048] {
+            assert!(!allows(Way::More, impossible, None), "{impossible}");
+        }
+        let refused = Way::More.allows(6, &stands(None)).unwrap_err();
+        assert!(refused.to_string().contains("such as 8 or 12"), "{refused}");
         let refused = Way::More.allows(2, &stands(None)).unwrap_err();
         assert_eq!(
             refused.to_string(),
