@@ -90,6 +90,11 @@ impl std::fmt::Debug for Environment {
     }
 }
 
+/// How YAML is read, from files and variables: `yes` and `on`, which are true in YAML 1.1, are text, as in YAML 1.2.
+pub(crate) fn yaml_options() -> serde_saphyr::Options {
+    serde_saphyr::options! { strict_booleans: true }
+}
+
 /// The paths of all keys that hold a value, as in `scheduler.lease`.
 pub(crate) fn key_paths<C: Configuration>() -> Vec<String> {
     keys::<C>().iter().map(Key::path).collect()
@@ -168,7 +173,8 @@ impl Target {
                 .map(|item| Value::from(item.trim()))
                 .collect()
         };
-        let read = (!self.is_text).then(|| serde_saphyr::from_str::<Value>(text).ok());
+        let read = (!self.is_text)
+            .then(|| serde_saphyr::from_str_with_options::<Value>(text, yaml_options()).ok());
         let readings = read
             .flatten()
             .into_iter()

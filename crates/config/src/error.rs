@@ -26,10 +26,10 @@ pub enum ConfigError {
         /// What is wrong with it; never the value of a secret.
         cause: String,
     },
-    /// The file that a secret should come from cannot be read.
+    /// A file that a key names cannot be read.
     #[error("{key}: {path} cannot be read")]
-    SecretFile {
-        /// The key that it is for.
+    NamedFile {
+        /// The key.
         key: String,
         /// The file.
         path: String,

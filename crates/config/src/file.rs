@@ -9,10 +9,10 @@ use serde_saphyr::{Error, MessageFormatter, UserMessageFormatter};
 use waybill_telemetry::visible::on_one_line;
 
 use self::place::{key_at, key_before, keys_above};
-use crate::Configuration;
-use crate::environment::key_paths;
+use crate::environment::{key_paths, yaml_options};
 use crate::error::did_you_mean;
 use crate::words::in_our_words;
+use crate::{ConfigError, Configuration};
 
 /// Why a file was refused.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +36,21 @@ pub enum FileError {
         /// What is wrong there.
         problem: String,
     },
+}
+
+impl FileError {
+    /// The same, of a file that a key of the configuration names.
+    #[must_use]
+    pub fn of_key(self, key: &str) -> ConfigError {
+        match self {
+            Self::Unreadable { path, source } => ConfigError::NamedFile {
+                key: key.to_owned(),
+                path,
+                source,
+            },
+            wrong @ Self::Wrong { .. } => ConfigError::File(wrong),
+        }
+    }
 }
 
 /// Reads a configuration file over the defaults.
@@ -76,7 +91,8 @@ pub fn parse_over_defaults<C: Configuration>(name: &str, text: &str) -> Result<C
     if text.lines().all(is_comment) {
         return Ok(C::default());
     }
-    serde_saphyr::from_str(text).map_err(|error| refusal(name, text, &error, &key_paths::<C>()))
+    serde_saphyr::from_str_with_options(text, yaml_options())
+        .map_err(|error| refusal(name, text, &error, &key_paths::<C>()))
 }
 
 /// Reads any other YAML document. Errors call it `name`.
@@ -100,12 +116,21 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
     let position = error
         .location()
         .map(|location| (location.line(), location.column()));
-    // Before what is wrong with a value, its key.
+    let above = position.map_or_else(Vec::new, |position| keys_above(text, position));
+    // Before what is wrong with a value, the path of its key.
     let of_key = |message: &str| {
         let key = position.and_then(|position| {
+            if let Some(key) = key_before(text, position) {
+                // The position is behind the key.
+                let is_path = above.last().is_some_and(|last| last.ends_with(key));
+                return Some(match is_path {
+                    true => above.join("."),
+                    false => key.to_owned(),
+                });
+            }
             // The place of a value that is wrong may be that of its key; other faults are of what begins there.
-            let at = || key_at(text, position).filter(|_| message.starts_with("invalid value"));
-            key_before(text, position).or_else(at)
+            let key = key_at(text, position).filter(|_| message.starts_with("invalid value"))?;
+            Some(path_of(&above, key))
         });
         let said = on_one_line(in_our_words(message));
         match key {
@@ -117,14 +142,8 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
         Error::SerdeUnknownField {
             field, expected, ..
         } => {
-            let mut above = position.map_or_else(Vec::new, |position| keys_above(text, position));
-            let mut whole = |key: &str| {
-                above.push(key.to_owned());
-                let path = above.join(".");
-                above.pop();
-                path
-            };
-            let near = nearest(field, expected.iter().copied()).map(&mut whole);
+            let whole = |key: &str| path_of(&above, key);
+            let near = nearest(field, expected.iter().copied()).map(whole);
             let near = near.or_else(|| paths_that_end_in(field, key_paths));
             format!(
                 "the key {} is not known{}",
@@ -135,6 +154,7 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
         Error::SerdeUnknownVariant {
             variant, expected, ..
         } => of_key(&format!("{variant} is none of {}", expected.join(", "))),
+        Error::InvalidBooleanStrict { .. } => of_key("invalid boolean"),
         Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key} stands twice"),
         other => of_key(&UserMessageFormatter.format_message(other)),
     };
@@ -143,6 +163,12 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
         position,
         problem,
     }
+}
+
+/// A key, behind the keys above it.
+fn path_of(above: &[String], key: &str) -> String {
+    let above = above.iter().map(String::as_str);
+    above.chain([key]).collect::<Vec<_>>().join(".")
 }
 
 /// The candidate that is most like `wanted`, if one is at all.

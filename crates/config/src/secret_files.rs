@@ -18,7 +18,7 @@ impl SecretFiles {
     ///
     /// If it cannot be read.
     pub fn read(&mut self, path: &Path, key: &str) -> Result<String, ConfigError> {
-        let text = fs::read_to_string(path).map_err(|source| ConfigError::SecretFile {
+        let text = fs::read_to_string(path).map_err(|source| ConfigError::NamedFile {
             key: key.to_owned(),
             path: path.display().to_string(),
             source,

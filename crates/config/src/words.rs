@@ -2,8 +2,7 @@
 
 use std::net::SocketAddr;
 
-const ADDRESS: &str =
-    "must be an IP address and a port, such as 127.0.0.1:8080; names are not taken";
+const ADDRESS: &str = "must be an IP address and a port of at most 65535, such as 127.0.0.1:8080; names are not taken";
 
 /// Reads an address to listen on.
 ///
@@ -28,6 +27,7 @@ pub(crate) fn in_our_words(message: &str) -> &str {
     match message {
         "invalid floating point" => "must be a number",
         "invalid boolean" => "must be true or false",
+        other if other.ends_with(", expected a boolean") => "must be true or false",
         "expected mapping start" => "must hold keys with values",
         "expected sequence start" => "must be a list",
         "invalid socket address syntax" => ADDRESS,

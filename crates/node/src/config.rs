@@ -36,7 +36,7 @@ pub use tenants::{TenantLimit, TenantLimitsConfig};
 pub use traces::TracesConfig;
 pub use validate::PARTITIONS_MAX;
 pub use waybill_http::TlsConfig;
-pub use workflows::{WorkflowsError, load_workflows};
+pub use workflows::{WorkflowsError, load_workflow, load_workflows};
 
 /// Everything that can be configured.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -277,7 +277,12 @@ fn a_broken_file_of_workflows_or_agents_is_refused_before_anything_starts() {
             .unwrap();
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{line:?} {file}: {said}");
-        assert!(said.starts_with(&format!("waybill: {file}")), "{said}");
+        let key = match (Path::new(&file).exists(), variable == workflows) {
+            (true, _) => "",
+            (false, true) => "workflows.files: ",
+            (false, false) => "agents.files: ",
+        };
+        assert!(said.starts_with(&format!("waybill: {key}{file}")), "{said}");
         assert!(!Path::new(&data).exists(), "{line:?} {file}");
         said
     };
@@ -307,12 +312,13 @@ fn what_a_command_cannot_do_without_is_refused_and_what_cannot_be_written_is_a_f
         ),
         (
             &["up", "--services", "localhost:8082"],
-            "waybill: --services must be an IP address and a port, such as 127.0.0.1:8080",
+            "waybill: --services must be an IP address and a port of at most 65535, such as \
+                 127.0.0.1:8080",
         ),
         (
             &["up", "--http", "localhost:8080"],
-            "error: invalid value 'localhost:8080' for '--http <ADDR>': must be an IP address and a port, such as \
-             127.0.0.1:8080; names are not taken",
+            "error: invalid value 'localhost:8080' for '--http <ADDR>': must be an IP address and a port of at most \
+             65535, such as 127.0.0.1:8080; names are not taken",
         ),
     ] {
         let refused = waybill(line);

@@ -39,16 +39,16 @@ fn refusals_of_a_file_say_line_and_column_and_what_instead() {
         ),
         (
             "telemetry:\n  logFormat: xml\n",
-            "w.yaml:2:14: logFormat: xml is none of text, json",
+            "w.yaml:2:14: telemetry.logFormat: xml is none of text, json",
         ),
         (
             "scheduler:\n  lease: 9s\n  handOffAfter: \"5\" # so\n",
-            "w.yaml:3:3: handOffAfter: invalid value: string \"5\", expected a duration with its unit, such as \
+            "w.yaml:3:3: scheduler.handOffAfter: invalid value: string \"5\", expected a duration with its unit, such as \
              200ms, 5s, 2m, 1h or 7d",
         ),
         (
             "scheduler: {handOffAfter: 5}\n",
-            "w.yaml:1:13: handOffAfter: invalid value: string \"5\", expected a duration with its unit, such as \
+            "w.yaml:1:13: scheduler.handOffAfter: invalid value: string \"5\", expected a duration with its unit, such as \
              200ms, 5s, 2m, 1h or 7d",
         ),
     ];
@@ -74,18 +74,23 @@ fn values_of_a_wrong_type_are_refused_with_their_line() {
         (
             "scheduler: { lease: 5s, inFlightMax: many }\n",
             1,
-            "inFlightMax: must be a whole number",
+            "scheduler.inFlightMax: must be a whole number",
         ),
         ("partitions: [1]\n", 1, ""),
         (
             "http:\n  listen: localhost:8080\n",
             2,
-            "listen: must be an IP address and a port, such as 127.0.0.1:8080; names are not taken",
+            "http.listen: must be an IP address and a port of at most 65535, such as 127.0.0.1:8080; names are not taken",
         ),
         (
             "admin:\n  listen: 8081\n",
             2,
-            "listen: must be an IP address and a port",
+            "admin.listen: must be an IP address and a port",
+        ),
+        (
+            "http: {listen: \"127.0.0.1:99999\"}\n",
+            1,
+            "http.listen: must be an IP address and a port of at most 65535",
         ),
         (
             "partitions: 5000000000\n",
@@ -115,7 +120,7 @@ fn values_of_a_wrong_type_are_refused_with_their_line() {
         (
             "http:\n  tenantLimits:\n    tenants: {a: {perSecond: 0}}\n",
             3,
-            "perSecond: must be a whole number of at least 1",
+            "http.tenantLimits.tenants.a.perSecond: must be a whole number of at least 1",
         ),
         (
             "store:\n  scylla:\n    inFlightMax: 0\n",
@@ -132,7 +137,13 @@ fn values_of_a_wrong_type_are_refused_with_their_line() {
         (
             "workflows:\n  builtIn: perhaps\n",
             2,
-            "builtIn: must be true or false",
+            "workflows.builtIn: must be true or false",
+        ),
+        ("insecure: \"yes\"\n", 1, "insecure: must be true or false"),
+        (
+            "workflows:\n  builtIn: off\n",
+            2,
+            "workflows.builtIn: must be true or false",
         ),
         ("kafka:\n  brokers: localhost:9092\n", 2, "must be a list"),
         (
@@ -348,7 +359,13 @@ fn a_value_that_does_not_fit_is_refused_with_variable_and_key() {
             "WAYBILL_WORKFLOWS__BUILT_IN",
             "perhaps",
             "workflows.builtIn",
-            "boolean",
+            "must be true or false",
+        ),
+        (
+            "WAYBILL_WORKFLOWS__BUILT_IN",
+            "yes",
+            "workflows.builtIn",
+            "must be true or false",
         ),
     ];
     for (name, value, key, cause) in cases {

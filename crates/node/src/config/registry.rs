@@ -95,7 +95,7 @@ impl RegistryConfig {
         let key = "schemaRegistry.password";
         files.read_secret(&mut self.password, &mut self.password_file, key)?;
         if let Some(path) = &self.ca_file {
-            let pem = std::fs::read_to_string(path).map_err(|source| ConfigError::SecretFile {
+            let pem = std::fs::read_to_string(path).map_err(|source| ConfigError::NamedFile {
                 key: "schemaRegistry.caFile".to_owned(),
                 path: path.display().to_string(),
                 source,

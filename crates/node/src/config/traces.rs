@@ -148,7 +148,7 @@ fn parse_headers(text: &str) -> Result<HeaderMap, String> {
 }
 
 fn read(path: &std::path::Path, key: &str) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path).map_err(|source| ConfigError::SecretFile {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::NamedFile {
         key: key.to_owned(),
         path: path.display().to_string(),
         source,

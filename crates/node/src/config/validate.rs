@@ -38,14 +38,24 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     } = config;
     let scylla = &store.scylla;
     let log_filter_problem = config.telemetry.log_filter.parse::<LogFilter>().err();
-    let bad_broker = kafka
-        .brokers
-        .iter()
-        .flatten()
-        .chain(&broker.advertised)
-        .chain(&services.address)
-        .chain(scylla.nodes.iter().flatten())
-        .find(|address| !is_host_and_port(address));
+    let brokers = kafka.brokers.iter().flatten();
+    let nodes = scylla.nodes.iter().flatten();
+    let bad_address = brokers
+        .map(|address| ("kafka.brokers", address))
+        .chain(
+            broker
+                .advertised
+                .iter()
+                .map(|address| ("broker.advertised", address)),
+        )
+        .chain(
+            services
+                .address
+                .iter()
+                .map(|address| ("services.address", address)),
+        )
+        .chain(nodes.map(|address| ("store.scylla.nodes", address)))
+        .find(|(_, address)| !is_host_and_port(address));
     let body_bytes_min = IngestionConfig::body_bytes_min(
         http.request_bytes_max.as_usize(),
         http.batch_line_bytes_max.as_usize(),
@@ -81,11 +91,11 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "must name a broker, or be null for the embedded one".to_owned(),
         ),
         (
-            bad_broker.is_none(),
-            "kafka.brokers, broker.advertised, services.address or store.scylla.nodes",
+            bad_address.is_none(),
+            bad_address.map_or("", |(key, _)| key),
             format!(
                 "holds {:?}, which is not host:port",
-                bad_broker.map_or("", |a| a)
+                bad_address.map_or("", |(_, address)| address)
             ),
         ),
         (
@@ -422,10 +432,10 @@ mod tests {
                 c.scheduler.readers_per_partition = 0
             }),
             ("kafka.brokers", |c| c.kafka.brokers = Some(Vec::new())),
-            ("kafka.brokers,", |c| {
+            ("kafka.brokers", |c| {
                 c.kafka.brokers = Some(vec!["kafka://a:1".to_owned()])
             }),
-            ("kafka.brokers,", |c| {
+            ("services.address", |c| {
                 c.services.address = Some("services".to_owned())
             }),
             ("kafka.topicPrefix", |c| {
@@ -495,7 +505,7 @@ mod tests {
             ("scheduler.drain", |c| {
                 c.scheduler.drain = c.shutdown_timeout
             }),
-            ("kafka.brokers,", |c| {
+            ("store.scylla.nodes", |c| {
                 c.store.scylla.nodes = Some(vec!["db.example".to_owned()])
             }),
             ("store.scylla.nodes", |c| {

@@ -1,6 +1,8 @@
 //! The workflows that this process can run, from the binary and from files.
 
-use waybill_config::{FileError, parse, read_text};
+use std::path::Path;
+
+use waybill_config::{ConfigError, FileError, parse, read_text};
 use waybill_engine::{Workflow, WorkflowDefinition, WorkflowError, Workflows};
 
 use super::WorkflowsConfig;
@@ -14,6 +16,9 @@ pub enum WorkflowsError {
     /// A file cannot be read, or is not a workflow.
     #[error(transparent)]
     File(#[from] FileError),
+    /// A file that the configuration names cannot be read.
+    #[error(transparent)]
+    Configured(#[from] ConfigError),
     /// A workflow cannot work.
     #[error("{place} cannot work")]
     Workflow {
@@ -49,11 +54,26 @@ pub fn load_workflows(config: &WorkflowsConfig) -> Result<Workflows, WorkflowsEr
     }
     for path in &config.files {
         let name = path.display().to_string();
-        workflows.push(compile(&name, &read_text(path)?)?);
+        let text = read_text(path).map_err(|error| error.of_key("workflows.files"))?;
+        workflows.push(compile(&name, &text)?);
         names.push(name);
     }
     Workflows::new(workflows).map_err(|source| WorkflowsError::Together {
         files: names.join(", "),
+        source,
+    })
+}
+
+/// Loads and checks one workflow, whatever the configuration names.
+///
+/// # Errors
+///
+/// If the file cannot be read, is not a workflow, or the workflow cannot work.
+pub fn load_workflow(path: &Path) -> Result<Workflows, WorkflowsError> {
+    let name = path.display().to_string();
+    let workflow = compile(&name, &read_text(path)?)?;
+    Workflows::new(vec![workflow]).map_err(|source| WorkflowsError::Together {
+        files: name,
         source,
     })
 }

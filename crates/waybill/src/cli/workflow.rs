@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use serde::Serialize;
-use waybill_node::config::{Config, WorkflowsConfig, load_workflows};
+use waybill_node::config::{Config, load_workflow, load_workflows};
 use waybill_telemetry::visible::counted;
 
 use super::shown::Written;
@@ -40,10 +40,7 @@ impl WorkflowCommand {
             agents,
             written,
         } = self;
-        let workflows = load_workflows(&WorkflowsConfig {
-            built_in: false,
-            files: vec![file.clone()],
-        })?;
+        let workflows = load_workflow(file)?;
         let mut handlers = Vec::new();
         for path in agents {
             let services = config.services.elsewhere();

@@ -115,7 +115,8 @@ pub(super) fn load(
         }
     }
     for path in &config.agents.files {
-        handlers.extend(load_file(path, &services.address, workflows)?);
+        let file: AgentsFile = read_document(path).map_err(|error| error.of_key("agents.files"))?;
+        handlers.extend(load_from_file(path, &file, &services.address, workflows)?);
     }
     Ok(handlers)
 }
@@ -159,7 +160,16 @@ pub(crate) fn load_file(
     workflows: &Workflows,
 ) -> anyhow::Result<Vec<NamedHandler>> {
     let file: AgentsFile = read_document(path)?;
-    load_from(&file, services, workflows)
+    load_from_file(path, &file, services, workflows)
+}
+
+fn load_from_file(
+    path: &Path,
+    file: &AgentsFile,
+    services: &str,
+    workflows: &Workflows,
+) -> anyhow::Result<Vec<NamedHandler>> {
+    load_from(file, services, workflows)
         .with_context(|| format!("the agents of {}", path.display()))
 }
 

@@ -18,8 +18,8 @@ h, d), sizes too (B, KiB, MiB, GiB). `waybill config check FILE` checks a file, 
 secrets. A key that is not known is refused, and so is a variable that begins with `WAYBILL_` and is none of those below
 (of `kafka.properties` and `kafka.propertyFiles` any name can be set, such as the one that is given).
 
-Paths of files and directories that are not absolute begin at the directory in which the command is run, wherever the
-configuration lies. In containers and services, give them whole.
+Relative paths of files and directories count from the working directory of the process, not from the configuration file. In
+containers and services, write absolute paths.
 ";
 
 /// The page.
