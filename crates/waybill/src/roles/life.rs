@@ -9,7 +9,7 @@ use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Signals, Stage};
 use waybill_node::telemetry::{Telemetry, traces};
 
-use super::{ports, start};
+use super::{ports, prepare_data_dir, start};
 use crate::cli::{Role, exposed, in_the_clear, open_to_all};
 use crate::open_files;
 
@@ -70,6 +70,7 @@ async fn live(
         .expect("every role to be started, and none stopping");
     let start = async {
         ports::check(role, config)?;
+        prepare_data_dir(role, config)?;
         let bound = admin.start(&config.admin, tls.clone(), &running).await;
         bound.with_context(|| {
             let listen = config.admin.listen;

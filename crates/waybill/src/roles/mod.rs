@@ -6,6 +6,7 @@
 mod agents;
 mod alerts;
 mod broker_metrics;
+mod data_dir;
 mod embedded;
 mod ingestion;
 mod instance;
@@ -30,7 +31,6 @@ use waybill_messages::Topics;
 use waybill_node::admin::Admin;
 use waybill_node::backup::Backups;
 use waybill_node::config::{AgentReach, Config, load_workflows, readers_of_this_process};
-use waybill_node::data_dir;
 use waybill_node::disk::{DiskWatch, LowDisk, Space, bounds_exceed};
 use waybill_node::shutdown::{Running, Stage};
 use waybill_node::spread::Spread;
@@ -58,17 +58,7 @@ struct Disk {
 impl Disk {
     /// Looks at its free space, and goes on looking, where this process keeps a broker or a store on it.
     fn watch(role: Role, config: &Config, admin: &Admin, running: &Running) -> Self {
-        let has_store = config.store.scylla.cql().is_none();
-        let keeps_data = match role {
-            Role::Broker => true,
-            Role::Up { .. } => has_store || config.kafka.brokers.is_none(),
-            Role::Ingestion | Role::Scheduler | Role::Supervisor => has_store,
-            Role::Agents | Role::Services => false,
-        };
-        if keeps_data || role == Role::Services {
-            data_dir::prepare(&config.data_dir);
-        }
-        if !keeps_data {
+        if !Self::keeps_data(role, config) {
             return Self::default();
         }
         let room = admin.readiness.expect("free disk space");
@@ -80,6 +70,29 @@ impl Disk {
         running.spawn(Stage::Broker, "watch over the disk", |stop| watch.run(stop));
         disk
     }
+
+    /// Whether a process keeps a broker or a store on it.
+    fn keeps_data(role: Role, config: &Config) -> bool {
+        let has_store = config.store.scylla.cql().is_none();
+        match role {
+            Role::Broker => true,
+            Role::Up { .. } => has_store || config.kafka.brokers.is_none(),
+            Role::Ingestion | Role::Scheduler | Role::Supervisor => has_store,
+            Role::Agents | Role::Services => false,
+        }
+    }
+}
+
+/// Makes the data directory of a role that needs one, before anything listens.
+///
+/// # Errors
+///
+/// If it cannot be made or used.
+fn prepare_data_dir(role: Role, config: &Config) -> anyhow::Result<()> {
+    if Disk::keeps_data(role, config) || role == Role::Services {
+        data_dir::prepare(&config.data_dir).context("dataDir (--data-dir)")?;
+    }
+    Ok(())
 }
 
 /// What the roles have in common that take requests in, decide and supervise.

@@ -1,0 +1,141 @@
+//! The directory that this process keeps its data in, as a role makes or finds it.
+//!
+//! What must hold: nobody but its user reads what is in it, for it holds all that clients sent. A directory that is there
+//! keeps its mode, and the log warns of it.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Access, access};
+
+/// Its user alone may look into the directory.
+const MODE: u32 = 0o700;
+/// What users have who are neither the directory's user nor in its group.
+const OTHERS: u32 = 0o007;
+
+/// Why a data directory cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum DataDirError {
+    /// Something else has its name.
+    #[error("{} is not a directory", .0.display())]
+    NotADirectory(PathBuf),
+    /// It does not exist, and cannot be made.
+    #[error("the directory {} cannot be made", .path.display())]
+    Make {
+        /// The directory.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// This user may not read it, or make files in it.
+    #[error("the directory {} cannot be read and written", .path.display())]
+    Access {
+        /// The directory.
+        path: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Makes the directory, and those above it, for this user alone; warns if it exists and every user may look into it.
+///
+/// # Errors
+///
+/// If it cannot be made, or exists and cannot be used.
+pub(super) fn prepare(path: &Path) -> Result<(), DataDirError> {
+    let found = match fs::metadata(path) {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return make(path),
+        Err(source) => {
+            let path = path.to_owned();
+            return Err(DataDirError::Access { path, source });
+        }
+    };
+    if !found.is_dir() {
+        return Err(DataDirError::NotADirectory(path.to_owned()));
+    }
+    let needed = Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK;
+    access(path, needed).map_err(|error| DataDirError::Access {
+        path: path.to_owned(),
+        source: error.into(),
+    })?;
+    let mode = found.permissions().mode();
+    if mode & OTHERS != 0 {
+        tracing::warn!(
+            path = %path.display(),
+            mode = format_args!("{:o}", mode & 0o777),
+            "every user of this machine may look into the data directory: chmod 700"
+        );
+    }
+    Ok(())
+}
+
+fn make(path: &Path) -> Result<(), DataDirError> {
+    let mut directories = DirBuilder::new();
+    let made = directories.recursive(true).mode(MODE).create(path);
+    made.map_err(|source| DataDirError::Make {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use waybill_test_support::log::Lines;
+
+    use super::*;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o777
+    }
+
+    #[test]
+    fn a_new_directory_is_its_users_alone_and_one_that_is_there_keeps_its_mode() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("var/data");
+        prepare(&path).unwrap();
+        assert_eq!(mode(&path), MODE);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        prepare(&path).unwrap();
+        assert_eq!(mode(&path), 0o755);
+    }
+
+    #[test]
+    fn a_file_and_a_directory_below_a_file_are_refused_by_their_names() {
+        let root = tempfile::tempdir().unwrap();
+        let file = root.path().join("file");
+        fs::write(&file, "").unwrap();
+        let refused = prepare(&file).unwrap_err().to_string();
+        assert_eq!(refused, format!("{} is not a directory", file.display()));
+        let below = file.join("data");
+        let refused = prepare(&below).unwrap_err().to_string();
+        assert!(refused.contains(below.to_str().unwrap()), "{refused}");
+    }
+
+    /// What is logged about a directory of this mode.
+    fn logged(mode: u32) -> String {
+        let root = tempfile::tempdir().unwrap();
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(mode)).unwrap();
+        let (lines, log) = (Lines::default(), tracing_subscriber::fmt());
+        let log = log.with_writer(lines.clone()).finish();
+        tracing::subscriber::with_default(log, || prepare(root.path()).unwrap());
+        lines.text()
+    }
+
+    #[test]
+    fn a_directory_that_every_user_may_look_into_is_warned_of() {
+        for open in [0o755, 0o701, 0o704] {
+            assert!(
+                logged(open).contains("every user of this machine"),
+                "{open:o}"
+            );
+        }
+        for closed in [0o700, 0o750] {
+            assert_eq!(logged(closed), "", "{closed:o}");
+        }
+    }
+}
