@@ -302,6 +302,67 @@ fn a_broken_file_of_workflows_or_agents_is_refused_before_anything_starts() {
 }
 
 #[test]
+fn a_configuration_without_agents_is_refused_by_the_check_as_by_the_start() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("waybill.yaml");
+    std::fs::write(&file, "agents: {builtIn: false}\n").unwrap();
+    let run = |line: &[&str]| {
+        let output = command(line)
+            .arg("--config")
+            .arg(&file)
+            .args(["--admin", "127.0.0.1:0", "--data-dir"])
+            .arg(dir.path().join("data"))
+            .output()
+            .unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        (output.status.code(), text)
+    };
+    let brokers = ["--brokers", "127.0.0.1:1"];
+    let refused = run(&["config", "check"]);
+    assert_eq!(refused.0, Some(2), "{}", refused.1);
+    let expected = "waybill: there is no agent to run: ";
+    assert!(refused.1.starts_with(expected), "{}", refused.1);
+    for line in [&["up"][..], &[&["agents"][..], &brokers].concat()] {
+        assert_eq!(run(line), refused, "{line:?}");
+    }
+    let elsewhere = run(&[&["config", "check"][..], &brokers].concat());
+    assert_eq!(
+        elsewhere,
+        (Some(0), String::new()),
+        "agents may run elsewhere"
+    );
+}
+
+#[test]
+fn a_data_directory_that_is_a_file_is_refused_before_anything_listens() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let line = [
+        "broker",
+        "--admin",
+        "127.0.0.1:0",
+        "--broker-listen",
+        "127.0.0.1:0",
+    ];
+    let refused = command(&line)
+        .arg("--data-dir")
+        .arg(&file)
+        .output()
+        .unwrap();
+    let log = String::from_utf8([refused.stdout, refused.stderr].concat()).unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{log}");
+    let expected = format!(
+        "dataDir (--data-dir): {} is not a directory",
+        file.display()
+    );
+    assert!(log.contains(&expected), "{log}");
+    for absent in ["listening", "chmod", "file/broker"] {
+        assert!(!log.contains(absent), "{absent}: {log}");
+    }
+}
+
+#[test]
 fn what_a_command_cannot_do_without_is_refused_and_what_cannot_be_written_is_a_failure() {
     for (line, said) in [
         (&["store", "check"][..], "waybill: --scylla is needed: "),

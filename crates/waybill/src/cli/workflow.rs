@@ -68,11 +68,11 @@ impl Written {
     ///
     /// # Errors
     ///
-    /// If a workflow or an agent that the configuration names cannot work.
+    /// If a workflow or an agent that the configuration names cannot work, or `up` would have no agent to run.
     pub fn check(self, config: &Config) -> anyhow::Result<String> {
         Ok(self.text(&Verdict {
             workflow: None,
-            agents_elsewhere: Some(crate::roles::check(config)?),
+            agents_elsewhere: Some(crate::roles::check_to_run(config)?),
             disk: crate::roles::disk_bounds_exceed(config, &load_workflows(&config.workflows)?),
         })?)
     }

@@ -131,22 +131,28 @@ pub(crate) fn elsewhere(workflows: &Workflows, handlers: &[NamedHandler]) -> Vec
         .collect()
 }
 
-/// Checks every agent of the configuration, alone and against the workflows. Returns the agents of the workflows that
-/// are not in it, if it has any.
+/// Every agent of the configuration, checked alone and against the workflows, before it is known where the services run.
 ///
 /// # Errors
 ///
 /// If a file cannot be read, or its agents cannot work or do not fit a workflow.
-pub(super) fn check(config: &Config, workflows: &Workflows) -> anyhow::Result<Vec<String>> {
+pub(super) fn load_to_check(
+    config: &Config,
+    workflows: &Workflows,
+) -> anyhow::Result<Vec<NamedHandler>> {
     let mut config = config.clone();
-    // Whether the services run in this process is not known before it starts.
     config.agents.built_in_calls = BuiltInCalls::Http;
-    let handlers = load(&config, &Reached::elsewhere(&config), workflows)?;
-    Ok(match handlers.is_empty() {
-        // Whoever has none runs all of them elsewhere.
-        true => Vec::new(),
-        false => elsewhere(workflows, &handlers),
-    })
+    load(&config, &Reached::elsewhere(&config), workflows)
+}
+
+/// Refuses to run no agent.
+pub(super) fn refuse_none(handlers: &[NamedHandler]) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        !handlers.is_empty(),
+        "there is no agent to run: set agents.builtIn to true, or name a file in agents.files; if agents run elsewhere, \
+         start `up` with --no-agents"
+    );
+    Ok(())
 }
 
 /// The agents of a file, by name, checked against the workflows.

@@ -323,7 +323,27 @@ pub(crate) fn disk_bounds_exceed(config: &Config, workflows: &Workflows) -> Opti
 /// If a file cannot be read, or what it says cannot work.
 pub fn check(config: &Config) -> anyhow::Result<Vec<String>> {
     let workflows = load_workflows(&config.workflows)?;
-    agents::check(config, &workflows)
+    let handlers = agents::load_to_check(config, &workflows)?;
+    Ok(match handlers.is_empty() {
+        // All of them run elsewhere.
+        true => Vec::new(),
+        false => agents::elsewhere(&workflows, &handlers),
+    })
+}
+
+/// The same for `up` with everything, which also needs an agent to run. Where the brokers are elsewhere, other processes
+/// may run the agents.
+///
+/// # Errors
+///
+/// If a file cannot be read, what it says cannot work, or there is no agent to run.
+pub fn check_to_run(config: &Config) -> anyhow::Result<Vec<String>> {
+    let elsewhere = check(config)?;
+    if config.kafka.brokers.is_none() || config.agents.reach == AgentReach::Direct {
+        let workflows = load_workflows(&config.workflows)?;
+        agents::refuse_none(&agents::load_to_check(config, &workflows)?)?;
+    }
+    Ok(elsewhere)
 }
 
 /// Checks the workflows and agents that a role reads, as it reads them. Said before it starts, it is a refusal and no
@@ -342,7 +362,7 @@ pub fn check_files_of(role: Role, config: &Config) -> anyhow::Result<()> {
     };
     let workflows = load_workflows(&config.workflows)?;
     if reads_agents {
-        agents::check(config, &workflows)?;
+        agents::refuse_none(&agents::load_to_check(config, &workflows)?)?;
     }
     Ok(())
 }
