@@ -493,7 +493,9 @@ pub(super) fn breakers(metrics: &str) -> Vec<Finding> {
                 Some(Finding::bad(WHAT, said))
             }
             HALF_OPEN => {
-                let said = format!("that of {agent} is half open: its service is tried");
+                let said = format!(
+                    "that of {agent} is half open: its service is tried, and it closes with traffic"
+                );
                 Some(Finding::note(WHAT, said))
             }
             _ => None,
