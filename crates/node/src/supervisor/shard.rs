@@ -191,6 +191,7 @@ impl Shard {
         for bucket in sweep.to_read(wall_clock()) {
             let began = wall_clock();
             let mut after = None;
+            let mut is_empty = true;
             loop {
                 if !lease.keep().await? || !lease.is_valid() {
                     return Ok(false);
@@ -207,12 +208,13 @@ impl Shard {
                     .collect();
                 self.deal_with(&due, now).await?;
                 sweep.dealt_with(bucket, &due);
+                is_empty &= page.is_empty();
                 after = page.last().copied();
                 if page.len() < PAGE_ENTRIES {
                     break;
                 }
             }
-            sweep.was_read(bucket, began);
+            sweep.was_read(bucket, began, is_empty);
         }
         let mut is_behind = false;
         if let Some(cursor) = sweep.next_cursor().filter(|_| lease.is_valid()) {

@@ -20,9 +20,11 @@ use waybill_store::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
 /// How many buckets one pass reads at most; the next goes on from there.
 const BUCKETS_MAX: i64 = 120;
 
-/// How far behind the cursor may lie: a stop of a week is swept bucket by bucket.
+/// A sweep skips only if it lies further behind than this: a stop of a week is swept bucket by bucket.
 const BEHIND_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// How far behind a sweep goes on that skips. The audit finds what has been due for longer.
+/// How many buckets in a row must have been empty before it skips: what a wrong clock left lies together.
+const EMPTY_MIN: u32 = 3_600;
+/// How far behind it goes on then. The audit finds what has been due for longer.
 const SKIP_TO: Duration = Duration::from_secs(60 * 60);
 
 /// How many dealt-with entries of one bucket are remembered. Of more, some are asked about twice,
@@ -37,6 +39,8 @@ pub(super) struct Sweep {
     cursor: DueBucket,
     grace: Duration,
     open: BTreeMap<DueBucket, OpenBucket>,
+    /// How many of the buckets that were read last had no entry.
+    empty: u32,
 }
 
 /// A bucket that was read, and is to be read again.
@@ -57,6 +61,7 @@ impl Sweep {
             cursor,
             grace,
             open: BTreeMap::new(),
+            empty: 0,
         }
     }
 
@@ -87,8 +92,12 @@ impl Sweep {
         open.dealt_with.extend(entries.iter().take(room));
     }
 
-    /// A bucket was read whole, beginning at `began`, and all its due entries were dealt with.
-    pub(super) fn was_read(&mut self, bucket: DueBucket, began: Timestamp) {
+    /// A bucket was read whole, beginning at `began`, and all its due entries were dealt with, if there were any.
+    pub(super) fn was_read(&mut self, bucket: DueBucket, began: Timestamp, is_empty: bool) {
+        self.empty = match is_empty {
+            true => self.empty.saturating_add(1),
+            false => 0,
+        };
         if bucket < self.cursor {
             if bucket == self.passed {
                 self.passed = DueBucket(bucket.0 + 1);
@@ -121,10 +130,11 @@ impl Sweep {
         cursor.0 - self.passed.0 >= DUE_BUCKETS_AGAIN
     }
 
-    /// Where to go on if the cursor lies too far behind. To read each bucket of the years that a wrong clock was behind
-    /// would take hours.
+    /// Where to go on if the cursor lies too far behind and nothing is found there. To read each bucket of the years that a
+    /// wrong clock was behind would take hours.
     pub(super) fn skips_to(&self, now: Timestamp) -> Option<DueBucket> {
-        (self.cursor < DueBucket::of(now - BEHIND_MAX)).then(|| DueBucket::of(now - SKIP_TO))
+        let is_far_behind = self.cursor < DueBucket::of(now - BEHIND_MAX);
+        (is_far_behind && self.empty >= EMPTY_MIN).then(|| DueBucket::of(now - SKIP_TO))
     }
 
     /// The cursor is durable there, though nobody read the buckets before it.
@@ -170,7 +180,7 @@ mod tests {
         let again = buckets(cursor - DUE_BUCKETS_AGAIN..=cursor - 1);
         assert_eq!(sweep.to_read(at(cursor - 1, 0)), again);
         for bucket in again {
-            sweep.was_read(bucket, at(cursor, 0));
+            sweep.was_read(bucket, at(cursor, 0), false);
         }
         sweep
     }
@@ -179,11 +189,11 @@ mod tests {
     fn a_bucket_is_read_while_it_lasts_and_once_more_after_the_grace() {
         let mut sweep = sweep(10);
         assert_eq!(sweep.to_read(at(10, 0)), buckets(10..=10));
-        sweep.was_read(DueBucket(10), at(10, 500));
+        sweep.was_read(DueBucket(10), at(10, 500), false);
         assert_eq!(sweep.to_read(at(10, 900)), buckets(10..=10));
-        sweep.was_read(DueBucket(10), at(11, 0));
+        sweep.was_read(DueBucket(10), at(11, 0), false);
         assert_eq!(sweep.to_read(at(11, 0)), buckets(11..=11));
-        sweep.was_read(DueBucket(11), at(13, 0));
+        sweep.was_read(DueBucket(11), at(13, 0), false);
         assert_eq!(sweep.to_read(at(13, 999)), buckets(12..=13));
         assert_eq!(
             sweep.to_read(at(14, 0))[0],
@@ -195,11 +205,11 @@ mod tests {
     #[test]
     fn the_cursor_passes_a_bucket_only_after_it_was_read_past_the_grace() {
         let mut sweep = sweep(10);
-        sweep.was_read(DueBucket(10), at(13, 999));
+        sweep.was_read(DueBucket(10), at(13, 999), false);
         assert_eq!(sweep.next_cursor(), None);
-        sweep.was_read(DueBucket(11), at(20, 0));
+        sweep.was_read(DueBucket(11), at(20, 0), false);
         assert_eq!(sweep.next_cursor(), None, "bucket 10 comes first");
-        sweep.was_read(DueBucket(10), at(14, 0));
+        sweep.was_read(DueBucket(10), at(14, 0), false);
         assert_eq!(sweep.next_cursor(), Some(DueBucket(12)));
     }
 
@@ -209,19 +219,19 @@ mod tests {
         let (met, late) = (entry(10, 1), entry(10, 2));
         sweep.dealt_with(DueBucket(10), &[met]);
         for bucket in [10, 11, 12] {
-            sweep.was_read(DueBucket(bucket), at(20, 0));
+            sweep.was_read(DueBucket(bucket), at(20, 0), false);
         }
         let next = sweep.next_cursor().unwrap();
         assert_eq!(next, DueBucket(13));
         assert!(!sweep.cursor_moved(next), "it is not behind");
-        sweep.was_read(DueBucket(13), at(20, 0));
+        sweep.was_read(DueBucket(13), at(20, 0), false);
         assert_eq!(sweep.next_cursor(), None, "it looks again first");
         // Its clock was set back since.
         assert_eq!(sweep.to_read(at(9, 0)), buckets(10..=12));
         assert!(!sweep.is_new(DueBucket(10), &met, at(9, 0)));
         assert!(sweep.is_new(DueBucket(10), &late, at(9, 0)));
         for bucket in [10, 11, 12] {
-            sweep.was_read(DueBucket(bucket), at(9, 0));
+            sweep.was_read(DueBucket(bucket), at(9, 0), false);
         }
         assert_eq!(sweep.to_read(at(9, 0)), []);
         assert_eq!(sweep.next_cursor(), Some(DueBucket(14)));
@@ -231,7 +241,7 @@ mod tests {
     fn the_cursor_never_moves_further_than_a_successor_looks_back() {
         let mut sweep = sweep(10);
         for bucket in 10..=10 + 2 * DUE_BUCKETS_AGAIN {
-            sweep.was_read(DueBucket(bucket), at(1_000, 0));
+            sweep.was_read(DueBucket(bucket), at(1_000, 0), false);
         }
         let next = DueBucket(10 + DUE_BUCKETS_AGAIN);
         assert_eq!(sweep.next_cursor(), Some(next));
@@ -251,11 +261,15 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_that_lies_more_than_a_week_behind_skips_to_the_last_hour() {
+    fn a_sweep_that_finds_nothing_more_than_a_week_ago_skips_to_the_last_hour() {
         const WEEK: i64 = 7 * 24 * 3_600;
         let mut sweep = sweep(10);
-        assert_eq!(sweep.skips_to(at(10 + WEEK, 999)), None);
         let now = 11 + WEEK;
+        assert_eq!(sweep.skips_to(at(now, 0)), None, "entries may lie there");
+        for _ in 0..EMPTY_MIN {
+            sweep.was_read(DueBucket(10), at(now, 0), true);
+        }
+        assert_eq!(sweep.skips_to(at(now - 1, 999)), None);
         let next = sweep.skips_to(at(now, 0)).unwrap();
         assert_eq!(next, DueBucket(now - 3_600));
         sweep.skip_to(next);
@@ -269,7 +283,7 @@ mod tests {
         let mut sweep = sweep(10);
         assert_eq!(sweep.behind(at(10, 500)), Duration::ZERO);
         assert_eq!(sweep.behind(at(15, 0)), Duration::from_secs(4));
-        sweep.was_read(DueBucket(10), at(15, 0));
+        sweep.was_read(DueBucket(10), at(15, 0), false);
         assert_eq!(sweep.behind(at(15, 0)), Duration::from_secs(3));
     }
 }

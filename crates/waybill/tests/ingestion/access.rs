@@ -380,7 +380,7 @@ async fn begin_batch(guarded: &Guarded, who: &str, id: &str) -> (TcpStream, Stri
 async fn a_tenant_whose_batches_take_all_memory_makes_room_for_another() {
     let guarded = Guarded::with(|config| {
         config.batch_line_bytes_max = 64 << 10;
-        config.body_bytes_max = 1 << 20;
+        config.body_bytes_max = 2 << 20;
     })
     .await;
     let mut batches = Vec::new();
