@@ -103,11 +103,13 @@ fn is_coloured() -> bool {
 }
 
 /// Whose lines there are: the crates that write any, and librdkafka, which writes under its own name.
-const WRITERS: [&str; 15] = [
+const WRITERS: [&str; 17] = [
     "waybill",
     "waybill_agent",
+    "waybill_alerts",
     "waybill_broker",
     "waybill_clock",
+    "waybill_config",
     "waybill_connections",
     "waybill_drone_delivery",
     "waybill_http",
