@@ -26,7 +26,7 @@ use crate::connection::{Closed, Connection};
 use crate::group::Coordinator;
 use crate::log::{Damage, Limits, LogError, SyncedEnds};
 use crate::meta::{Meta, MetaError};
-use crate::server::{Buffers, Ends, Server};
+use crate::server::{Buffers, CONTROL_BUFFER_BYTES, Ends, Server};
 use crate::stats::{Counters, Stats, add};
 use crate::sync::{SyncQueue, SyncThreads, spawn_reporting_panics};
 use crate::topics::{OpenTopicsError, Topics};
@@ -379,6 +379,7 @@ fn open(mut config: BrokerConfig) -> Result<Opened, StartError> {
         ),
         counters,
         buffers: Buffers::new(config.buffer_bytes_max),
+        control_buffers: Buffers::new(CONTROL_BUFFER_BYTES),
         stopping: CancellationToken::new(),
         config,
     };

@@ -91,6 +91,15 @@ pub(crate) enum Closed {
     Io(#[from] io::Error),
 }
 
+/// A frame that is arriving.
+#[derive(Clone, Copy)]
+struct Expected {
+    length: usize,
+    key: i16,
+    /// Its permit is asked for, or it needs none.
+    reserved: bool,
+}
+
 enum Queued {
     Answered(Frame),
     /// `exclusive`: later requests wait until this one is done.
@@ -111,8 +120,8 @@ pub(crate) struct Connection<'a> {
     login: Login,
     opened: Instant,
     input: BytesMut,
-    /// The length of the frame at the front of `input`, once it is known.
-    expected: Option<usize>,
+    /// The frame at the front of `input`, once its beginning is known.
+    expected: Option<Expected>,
     permit: Option<OwnedSemaphorePermit>,
     permit_wait: Option<Pin<Box<dyn Future<Output = OwnedSemaphorePermit> + Send>>>,
     queue: VecDeque<Queued>,
@@ -195,7 +204,7 @@ impl<'a> Connection<'a> {
                 break;
             }
         }
-        let owes_answers = !self.queue.is_empty() || !self.output.is_empty();
+        let owes_answers = self.owes_answers();
         // No request stays incomplete for longer than `stall_timeout`.
         let is_busy = owes_answers || self.incomplete_since.is_some();
         self.place.report(self.last_traffic, is_busy);
@@ -225,7 +234,7 @@ impl<'a> Connection<'a> {
         let mut progress = false;
         loop {
             progress |= self.handle_frames()?;
-            if !self.has_room() {
+            if !self.has_room() || self.waits_for_answers() {
                 return Ok(progress);
             }
             if let Some(wait) = &mut self.permit_wait {
@@ -245,7 +254,7 @@ impl<'a> Connection<'a> {
             ready?;
             let missing = self
                 .expected
-                .map_or(0, |length| length + 4 - self.input.len());
+                .map_or(0, |frame| frame.length + 4 - self.input.len());
             // Memory follows what arrives, not what is announced.
             let reserve = missing
                 .min(self.input.len().max(SMALL_BUFFER_BYTES))
@@ -275,9 +284,16 @@ impl<'a> Connection<'a> {
                 }
                 break;
             }
-            let Some(length) = self.expected else { break };
-            self.check_announced(length)?;
-            if self.input.len() < length + 4 || self.permit_wait.is_some() {
+            let Some(expected) = self.expected else {
+                break;
+            };
+            let length = expected.length;
+            self.check_announced(expected)?;
+            if !expected.reserved {
+                self.reserve(expected);
+            }
+            let is_whole = self.input.len() >= length + 4;
+            if !is_whole || self.permit_wait.is_some() || self.waits_for_answers() {
                 self.note_incomplete();
                 break;
             }
@@ -286,7 +302,8 @@ impl<'a> Connection<'a> {
             self.expected = None;
             self.incomplete_since = None;
             let permit = self.permit.take();
-            // That of a produce request ends with its frame, that of a control request with its answer.
+            // That of a control request is kept for its answer.
+            let permit = permit.filter(|_| api::is_control(expected.key));
             self.handle(frame, permit)?;
             if length > SMALL_BUFFER_BYTES && self.input.is_empty() {
                 self.input = BytesMut::new();
@@ -302,7 +319,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Reads a frame's length, and reserves what it takes; `false` if too little has arrived.
+    /// Reads a frame's length and API; `false` if they have not arrived.
     fn announce(&mut self) -> Result<bool, Closed> {
         let Some((length, frame)) = self.input.split_first_chunk() else {
             return Ok(false);
@@ -326,28 +343,63 @@ impl<'a> Connection<'a> {
                 false => Ok(false),
             };
         };
-        self.expected = Some(length);
-        let reserved = match api::is_control(key) {
-            true => length.saturating_mul(1 + CONTROL_GROWTH),
-            // What is there already was read with a permit of its own.
-            false if length + 4 <= self.input.len() => 0,
-            false => length,
-        };
-        if let Some(wait) = self.server.buffers.reserve(reserved) {
-            self.permit_wait = Some(Box::pin(wait));
-        }
+        self.expected = Some(Expected {
+            length,
+            key,
+            reserved: false,
+        });
         Ok(true)
     }
 
+    /// Asks for the permit of a frame, if it needs one. That of a control request is kept until its answer was sent, so
+    /// it is asked for once the connection owes no other answer: nothing that a client delays holds it then.
+    fn reserve(&mut self, expected: Expected) {
+        let Expected { length, key, .. } = expected;
+        let is_there = length + 4 <= self.input.len();
+        let (buffers, bytes) = match api::is_control(key) {
+            // Those before the login are short.
+            _ if self.login.is_awaited() => return self.reserved(),
+            true => {
+                let bytes = length.saturating_mul(1 + CONTROL_GROWTH);
+                (&self.server.control_buffers, bytes)
+            }
+            // It was read already.
+            false if is_there => return self.reserved(),
+            false => (&self.server.buffers, length),
+        };
+        if let Some(wait) = buffers.reserve(bytes) {
+            if api::is_control(key) && self.owes_answers() {
+                return;
+            }
+            self.permit_wait = Some(Box::pin(wait));
+        }
+        self.reserved();
+    }
+
+    fn reserved(&mut self) {
+        if let Some(expected) = &mut self.expected {
+            expected.reserved = true;
+        }
+    }
+
+    /// Whether the frame at the front waits until earlier requests are answered.
+    fn waits_for_answers(&self) -> bool {
+        self.expected.is_some_and(|expected| !expected.reserved) && self.owes_answers()
+    }
+
+    fn owes_answers(&self) -> bool {
+        !self.queue.is_empty() || !self.output.is_empty()
+    }
+
     /// Only produce requests may be large.
-    fn check_announced(&self, length: usize) -> Result<(), Malformed> {
+    fn check_announced(&self, expected: Expected) -> Result<(), Malformed> {
         let max = self.server.config.control_request_bytes_max;
-        match wire::peek(self.input.get(4..).unwrap_or_default()) {
-            Some((key, _)) if length > max && key != api::PRODUCE => Err(Malformed::FrameSize {
-                bytes: length as i64,
+        match expected.length > max && expected.key != api::PRODUCE {
+            true => Err(Malformed::FrameSize {
+                bytes: expected.length as i64,
                 max,
             }),
-            _ => Ok(()),
+            false => Ok(()),
         }
     }
 
@@ -356,8 +408,6 @@ impl<'a> Connection<'a> {
         frame: Bytes,
         permit: Option<OwnedSemaphorePermit>,
     ) -> Result<(), Malformed> {
-        let permit =
-            permit.filter(|_| wire::peek(&frame).is_some_and(|(key, _)| api::is_control(key)));
         add(&self.server.counters.requests, 1);
         match api::handle(
             &self.server,
@@ -489,7 +539,7 @@ impl<'a> Connection<'a> {
             self.server.config.stall_timeout,
         );
         // A frame that waits for this connection's own answers or for buffers is not to blame.
-        let receiving = self.has_room() && self.permit_wait.is_none();
+        let receiving = self.has_room() && self.permit_wait.is_none() && !self.waits_for_answers();
         if receiving
             && self
                 .incomplete_since

@@ -19,6 +19,8 @@ pub(crate) const NODE: BrokerId = BrokerId(1);
 
 /// Buffers up to this size are not counted: every connection may have a few.
 pub(crate) const SMALL_BUFFER_BYTES: usize = 64 << 10;
+/// What large control requests and their answers may take together.
+pub(crate) const CONTROL_BUFFER_BYTES: usize = 64 << 20;
 
 /// The broker's parts, as its connections use them.
 pub(crate) struct Server {
@@ -29,6 +31,8 @@ pub(crate) struct Server {
     pub(crate) coordinator: Coordinator,
     pub(crate) counters: Arc<Counters>,
     pub(crate) buffers: Buffers,
+    /// Those of control requests and their answers. Apart, so that no request waits for what the answer before it holds.
+    pub(crate) control_buffers: Buffers,
     /// No more requests are taken; whoever waits is answered.
     pub(crate) stopping: CancellationToken,
 }

@@ -1,7 +1,8 @@
 //! Configuration in layers: the defaults in code, a YAML file over them, and environment variables over that.
 //!
 //! What must hold: a key or a variable that is not known is refused, and named with its nearest known neighbour; an error
-//! in a file says line and column; and no secret is shown by `Debug` or serialized.
+//! in a file says line and column; and no secret is shown by `Debug` or serialized (except within
+//! this crate, while a layer is put over a configuration).
 //!
 //! Units: durations are text with a unit (`200ms`, `5s`, `2m`, `1h`, `7d`), sizes too (`512B`, `64KiB`, `8GiB`); a number
 //! without a unit counts things.

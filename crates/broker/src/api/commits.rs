@@ -1,5 +1,7 @@
 //! The committed offsets of consumer groups.
 
+use std::collections::HashSet;
+
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::offset_commit_response::{
     OffsetCommitResponsePartition, OffsetCommitResponseTopic,
@@ -193,11 +195,13 @@ fn stored_of(
         }
         return Ok(topics);
     };
-    each_once(asked, |(name, _)| name.clone())
+    let mut seen = HashSet::new();
+    asked
         .into_iter()
         .map(|(name, partitions)| {
-            let partitions = each_once(partitions, |index| *index)
+            let partitions = partitions
                 .into_iter()
+                .filter(|index| seen.insert((name.clone(), *index)))
                 .map(|index| Ok((index, server.meta.offset(group, &name, index)?)))
                 .collect::<Result<_, MetaError>>()?;
             Ok((name, partitions))

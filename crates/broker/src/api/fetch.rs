@@ -7,6 +7,7 @@
 //!
 //! The answer is written by hand: records are read from the file straight into it.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -137,11 +138,16 @@ pub(super) fn fetch(
 }
 
 fn resolve(call: &Call, request: FetchRequest) -> Vec<WantedTopic> {
+    let mut seen = HashSet::new();
     let topics = request.topics.into_iter().map(|asked| {
         let topic = call
             .may_read(&asked.topic)
             .map(|()| call.server.topics.get(&asked.topic));
-        let partitions = asked.partitions.into_iter().map(|wanted| Wanted {
+        let once = asked
+            .partitions
+            .into_iter()
+            .filter(|wanted| seen.insert((asked.topic.clone(), wanted.partition)));
+        let partitions = once.map(|wanted| Wanted {
             partition: topic.as_ref().map_err(|error| *error).and_then(|topic| {
                 let partition = topic.as_ref().and_then(|t| t.partition(wanted.partition));
                 partition
@@ -153,9 +159,10 @@ fn resolve(call: &Call, request: FetchRequest) -> Vec<WantedTopic> {
             leader_epoch: wanted.current_leader_epoch,
             bytes_max: usize::try_from(wanted.partition_max_bytes).unwrap_or(0),
         });
+        let partitions = partitions.collect();
         WantedTopic {
             name: asked.topic.into(),
-            partitions: partitions.collect(),
+            partitions,
         }
     });
     topics.collect()

@@ -37,10 +37,11 @@ const NO_OPERATIONS: i32 = i32::MIN;
 /// Requests that are longer are handled on a thread for work that blocks.
 const SHORT_REQUEST_BYTES: usize = 16 << 10;
 
-/// Whether requests of an API carry no records, so that what handling them takes depends on their length. Both
-/// others have buffers of their own.
+/// Whether memory for a request is counted until its answer was sent. It is not for records to be written, and for
+/// members that wait for their group.
 pub(crate) fn is_control(key: i16) -> bool {
-    key != PRODUCE && key != ApiKey::Fetch as i16
+    let others = [ApiKey::Produce, ApiKey::JoinGroup, ApiKey::SyncGroup];
+    !others.iter().any(|other| *other as i16 == key)
 }
 
 /// How a request is answered.

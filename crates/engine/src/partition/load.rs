@@ -5,7 +5,8 @@
 //! read. A row of an earlier ownership is resumed first: its owner may have stopped between the
 //! row and the message, so what runs is asked for again and a final state is announced again. A
 //! row of this ownership needs neither: an operation leaves memory only when all its messages are
-//! acknowledged. (Asking again with a new complete-by at each load would also let an attempt
+//! acknowledged; only if a clock that was ahead wrote it, its waits are shortened and what runs is asked for again. (Asking
+//! again with a new complete-by at each load would also let an attempt
 //! outlive its complete-by for as long as anything else wakes the operation.)
 
 use crate::id::{Offset, OperationId};

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use waybill_clock::wall_clock;
-use waybill_engine::IdOrigin;
+use waybill_engine::{IdOrigin, OperationId};
 
 use self::lines::{Line, Lines};
 use super::body::{Parts, too_large};
@@ -29,6 +29,7 @@ use super::problem::{Kind, Problem};
 use super::request::{self, Envelope, Rules, Submission};
 use super::service::location;
 use super::shares::Place;
+use super::token::StatusToken;
 use super::view::BatchLine;
 
 /// How many pieces of answers wait for the client, each of at most [`ANSWER_BYTES`] and a line.
@@ -36,6 +37,9 @@ pub const ANSWERS_MAX: usize = 4;
 const ANSWER_BYTES: usize = 8 * 1024;
 /// How many bytes problems may take that wait for the answers before them.
 const PROBLEMS_BYTES_MAX: usize = 64 * 1024;
+
+/// How many lines are taken at once, whose rows are read together.
+const GROUP_LINES_MAX: usize = 128;
 
 /// What a batch may use.
 #[derive(Clone, Copy, Debug)]
@@ -90,8 +94,23 @@ struct Unanswered {
 }
 
 enum Waiting {
-    Known(Result<Answer, Problem>),
+    Known(Result<Outcome, Problem>),
     InFlight(InFlight),
+}
+
+/// What became of a line that was taken, without the row that says so.
+enum Outcome {
+    Accepted(OperationId, Option<StatusToken>),
+    Repeated(OperationId),
+}
+
+impl From<Answer> for Outcome {
+    fn from(answer: Answer) -> Self {
+        match answer {
+            Answer::Accepted(id, accepted) => Self::Accepted(id, accepted.token()),
+            Answer::Repeated(row) => Self::Repeated(row.id),
+        }
+    }
 }
 
 /// The client is gone, or does not read.
@@ -206,7 +225,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
                 .limits
                 .lines_max
                 .saturating_sub(self.waiting.len())
-                .max(1);
+                .clamp(1, GROUP_LINES_MAX);
             let mut group = Vec::new();
             let mut problems_bytes = 0;
             while group.len() < room
@@ -270,12 +289,12 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
                 Ok(_) => None,
             };
             let waiting = match (known, submission) {
-                (Some(known), _) => Waiting::Known(known),
+                (Some(known), _) => Waiting::Known(known.map(Outcome::from)),
                 (None, Ok(submission)) => {
                     let checked = self.intake.check_reply_topic(&submission).await;
                     match checked.and_then(|()| self.intake.send(&submission)) {
                         Ok(Sent::OnItsWay(in_flight)) => Waiting::InFlight(in_flight),
-                        Ok(Sent::Before(answer)) => Waiting::Known(Ok(answer)),
+                        Ok(Sent::Before(answer)) => Waiting::Known(Ok(answer.into())),
                         Err(problem) => Waiting::Known(Err(problem)),
                     }
                 }
@@ -316,13 +335,11 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
     async fn write(
         &mut self,
         line: u64,
-        answer: &Result<Answer, Problem>,
+        answer: &Result<Outcome, Problem>,
     ) -> Result<(), Abandoned> {
         let (status, id, token) = match answer {
-            Ok(Answer::Accepted(id, accepted)) => {
-                (StatusCode::ACCEPTED, Some(*id), accepted.token())
-            }
-            Ok(Answer::Repeated(row)) => (StatusCode::OK, Some(row.id), None),
+            Ok(Outcome::Accepted(id, token)) => (StatusCode::ACCEPTED, Some(*id), *token),
+            Ok(Outcome::Repeated(id)) => (StatusCode::OK, Some(*id), None),
             Err(problem) => (problem.status(), None, None),
         };
         if let Err(problem) = answer {
@@ -363,12 +380,15 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
 async fn settled(
     unanswered: Option<&mut Unanswered>,
     accept_timeout: Duration,
-) -> (u64, Result<Answer, Problem>) {
+) -> (u64, Result<Outcome, Problem>) {
     let Some(Unanswered { line, waiting, .. }) = unanswered else {
         return std::future::pending().await;
     };
     let answer = match waiting {
-        Waiting::InFlight(in_flight) => in_flight.outcome(accept_timeout).await,
+        Waiting::InFlight(in_flight) => {
+            let answer = in_flight.outcome(accept_timeout).await;
+            answer.map(Outcome::from)
+        }
         Waiting::Known(known) => {
             let taken = Err(Problem::new(
                 Kind::Internal,

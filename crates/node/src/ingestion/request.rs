@@ -2,7 +2,7 @@
 //!
 //! What must hold: the same request, however its JSON is written and through whichever form it
 //! comes, makes the same record and the same hash; a request that is not wholly right makes none,
-//! and every wrong field is named at once.
+//! and wrong fields are named together.
 
 mod envelope;
 

@@ -87,7 +87,7 @@ pub(super) struct Audit {
     suspects: Suspects,
 }
 
-/// Operations whose due time lay behind the cursor in the last round.
+/// Operations that nothing would have woken in time, as the last round saw it.
 #[derive(Debug, Default)]
 struct Suspects {
     /// When each was due, by its row.

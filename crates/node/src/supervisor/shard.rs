@@ -134,6 +134,7 @@ impl Shard {
         stop: &CancellationToken,
     ) -> Result<(), StoreError> {
         let mut looked_for_strays = Instant::now();
+        let mut behind_since = None;
         while lease.keep().await? {
             if looked_for_strays.elapsed() >= STRAYS_EVERY {
                 looked_for_strays = Instant::now();
@@ -141,7 +142,12 @@ impl Shard {
                     break;
                 }
             }
-            if let Some(cursor) = sweep.skips_to(wall_clock()) {
+            let skips_to = sweep.may_skip_to(wall_clock());
+            behind_since = skips_to.and(behind_since.or_else(|| Some(Instant::now())));
+            // Not at once: the clock that says so may be the wrong one.
+            let is_so =
+                behind_since.is_some_and(|since| since.elapsed() >= self.settings.audit_interval);
+            if let Some(cursor) = skips_to.filter(|_| is_so && lease.is_valid()) {
                 tracing::warn!(
                     shard = %self.shard,
                     behind = ?sweep.behind(wall_clock()),
@@ -150,11 +156,12 @@ impl Shard {
                 );
                 self.store.advance_due_cursor(self.shard, cursor).await?;
                 sweep.skip_to(cursor);
+                behind_since = None;
             }
             let passed = self.pass(&mut sweep, &mut lease).await;
             self.metrics.behind(self.shard, sweep.behind(wall_clock()));
             match passed {
-                Ok(true) if !stop.is_cancelled() => continue,
+                Ok(true) if !stop.is_cancelled() && behind_since.is_none() => continue,
                 Ok(_) => {}
                 Err(error) => {
                     self.metrics.failed_passes.increment(1);

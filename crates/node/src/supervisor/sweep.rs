@@ -39,7 +39,7 @@ pub(super) struct Sweep {
     cursor: DueBucket,
     grace: Duration,
     open: BTreeMap<DueBucket, OpenBucket>,
-    /// How many of the buckets that were read last had no entry.
+    /// How many buckets in a row had no entry when they were read for the first time.
     empty: u32,
 }
 
@@ -94,16 +94,17 @@ impl Sweep {
 
     /// A bucket was read whole, beginning at `began`, and all its due entries were dealt with, if there were any.
     pub(super) fn was_read(&mut self, bucket: DueBucket, began: Timestamp, is_empty: bool) {
-        self.empty = match is_empty {
-            true => self.empty.saturating_add(1),
-            false => 0,
-        };
         if bucket < self.cursor {
             if bucket == self.passed {
                 self.passed = DueBucket(bucket.0 + 1);
             }
             self.open.remove(&bucket);
             return;
+        }
+        if !is_empty {
+            self.empty = 0;
+        } else if !self.open.contains_key(&bucket) {
+            self.empty = self.empty.saturating_add(1);
         }
         let open = self.open.entry(bucket).or_default();
         open.ended = began >= bucket.end();
@@ -130,9 +131,9 @@ impl Sweep {
         cursor.0 - self.passed.0 >= DUE_BUCKETS_AGAIN
     }
 
-    /// Where to go on if the cursor lies too far behind and nothing is found there. To read each bucket of the years that a
-    /// wrong clock was behind would take hours.
-    pub(super) fn skips_to(&self, now: Timestamp) -> Option<DueBucket> {
+    /// Where it may skip to, if the cursor lies far behind and nothing is found there. To read each bucket of the years that
+    /// a wrong clock was behind would take hours.
+    pub(super) fn may_skip_to(&self, now: Timestamp) -> Option<DueBucket> {
         let is_far_behind = self.cursor < DueBucket::of(now - BEHIND_MAX);
         (is_far_behind && self.empty >= EMPTY_MIN).then(|| DueBucket::of(now - SKIP_TO))
     }
@@ -261,19 +262,22 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_that_finds_nothing_more_than_a_week_ago_skips_to_the_last_hour() {
+    fn a_sweep_a_week_behind_may_skip_after_an_empty_hour() {
         const WEEK: i64 = 7 * 24 * 3_600;
         let mut sweep = sweep(10);
         let now = 11 + WEEK;
-        assert_eq!(sweep.skips_to(at(now, 0)), None, "entries may lie there");
-        for _ in 0..EMPTY_MIN {
-            sweep.was_read(DueBucket(10), at(now, 0), true);
+        for bucket in 10..10 + i64::from(EMPTY_MIN) {
+            assert_eq!(sweep.may_skip_to(at(now, 0)), None, "entries may lie there");
+            // Again after its grace, which says nothing new.
+            for _ in 0..2 {
+                sweep.was_read(DueBucket(bucket), at(now, 0), true);
+            }
         }
-        assert_eq!(sweep.skips_to(at(now - 1, 999)), None);
-        let next = sweep.skips_to(at(now, 0)).unwrap();
+        assert_eq!(sweep.may_skip_to(at(now - 1, 999)), None);
+        let next = sweep.may_skip_to(at(now, 0)).unwrap();
         assert_eq!(next, DueBucket(now - 3_600));
         sweep.skip_to(next);
-        assert_eq!(sweep.skips_to(at(now, 0)), None);
+        assert_eq!(sweep.may_skip_to(at(now, 0)), None);
         let read = buckets(next.0 - DUE_BUCKETS_AGAIN..=next.0 + BUCKETS_MAX);
         assert_eq!(sweep.to_read(at(now, 0)), read);
     }

@@ -40,8 +40,8 @@ fn problems() -> String {
 <!-- Made by `waybill reference problems`; a test holds the two together. -->
 
 What is refused is answered as RFC 9457 says, with the media type `application/problem+json`: `type` is one of those below and
-never changes its meaning, `title` says it in words, `detail` is about this very request. `errors` names every wrong field by
-a JSON pointer (`pointer`), and every wrong query parameter (`parameter`) and header (`header`) by its name. A relative
+never changes its meaning, `title` says it in words, `detail` is about this very request. `errors` names wrong fields by
+a JSON pointer (`pointer`), and wrong query parameters (`parameter`) and headers (`header`) by their names: all, or the first 16 KiB. A relative
 `type` is also the address of a page of the listener that answered.
 
 | `type` | status | title | what to do |

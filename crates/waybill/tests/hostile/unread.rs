@@ -38,14 +38,15 @@ async fn send_unread(site: &Site, listener: &str, sent: Vec<u8>) -> Vec<TcpStrea
     streams
 }
 
-/// A request for the metadata of one topic, named as often as fits.
-fn repeated_metadata(topic: &str) -> Vec<u8> {
+/// A request for the metadata of topics, as long as the broker takes one.
+fn metadata(topic: impl Fn(usize) -> String) -> Vec<u8> {
     const BYTES: usize = (1 << 20) - 100;
-    let times = BYTES / (2 + topic.len());
+    let times = BYTES / (2 + topic(0).len());
     let mut frame = Vec::with_capacity(1 << 20);
     frame.extend([0, 3, 0, 1, 0, 0, 0, 1, 0xff, 0xff]);
     frame.extend(u32::try_from(times).unwrap().to_be_bytes());
-    for _ in 0..times {
+    for nth in 0..times {
+        let topic = topic(nth);
         frame.extend(u16::try_from(topic.len()).unwrap().to_be_bytes());
         frame.extend(topic.as_bytes());
     }
@@ -67,12 +68,17 @@ fn batch(line: &str) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metadata_of_one_topic_named_many_times_and_never_read_takes_little_memory() {
+async fn metadata_that_is_long_and_never_read_takes_little_memory() {
     let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
     let site = Site::start_within(limit.as_ref());
-    let request = repeated_metadata(&site.topic("operation-status.v1"));
-    let streams = send_unread(&site, "broker", request.repeat(20)).await;
-    site.deliver("beside-metadata").await;
+    let topic = site.topic("operation-status.v1");
+    let request = metadata(|_| topic.clone());
+    let mut streams = send_unread(&site, "broker", request.repeat(20)).await;
+    site.deliver("beside-one-topic").await;
+    // Each has an answer of its own, which says that it is not there.
+    let request = metadata(|nth| format!("no-such-topic-{nth:05}"));
+    streams.extend(send_unread(&site, "broker", request.repeat(20)).await);
+    site.deliver("beside-many-topics").await;
     drop((site, streams));
     assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
 }

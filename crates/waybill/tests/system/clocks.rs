@@ -62,7 +62,9 @@ async fn a_machine_that_boots_years_behind_catches_up_once_its_clock_is_right() 
         println!("SKIPPED: a clock that jumps: libfaketime is not there (Debian: faketime)");
         return;
     };
-    let mut world = World::of_either_kind("partitions: 1\nscheduler: { handOffAfter: 500ms }\n");
+    let mut world = World::of_either_kind(
+        "partitions: 1\nscheduler: { handOffAfter: 500ms }\nsupervisor: { auditInterval: 1s }\n",
+    );
     let clock = Clock::new(&library, &world.path(""), "up");
     clock.set(YEARS_BEHIND);
     world.env.extend(clock.env.iter().cloned());
@@ -91,6 +93,12 @@ async fn a_machine_that_boots_years_behind_catches_up_once_its_clock_is_right() 
             .contains("adopted a step of the wall clock")
     };
     world.eventually("the clock is adopted", is_adopted).await;
+    let skips = async || {
+        world
+            .log_tail()
+            .contains("the sweep skips to the last hour")
+    };
+    world.eventually("the sweep skips the years", skips).await;
     let near = async || world.metric(BEHIND, "shard").await < 60.0;
     world.eventually("the sweep has caught up", near).await;
     world.put_faults("drone", &json!({})).await;

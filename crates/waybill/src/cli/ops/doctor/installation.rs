@@ -494,7 +494,7 @@ pub(super) fn breakers(metrics: &str) -> Vec<Finding> {
             }
             HALF_OPEN => {
                 let said = format!(
-                    "that of {agent} is half open: its service is tried, and it closes with traffic"
+                    "that of {agent} is half open: its service is tried; it closes after successful calls"
                 );
                 Some(Finding::note(WHAT, said))
             }

@@ -273,7 +273,7 @@ fn breakers_are_told_of_unless_they_are_closed() {
         said(&breakers(metrics)),
         [
             "BAD   breakers       that of drone is open: its service fails, and is left alone",
-            "note  breakers       that of package is half open: its service is tried, and it closes with traffic",
+            "note  breakers       that of package is half open: its service is tried; it closes after successful calls",
         ]
     );
 }
