@@ -313,6 +313,29 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn failed_probes_open_it_again_and_no_more_calls_probe_than_it_is_set_to() {
+        let breaker = breaker(1, OPEN_FOR, 2);
+        assert!(is_admitted(&breaker, true).await);
+        tokio::time::sleep(OPEN_FOR).await;
+        let (end, ended) = oneshot::channel();
+        let slow = breaker.call(async {
+            _ = ended.await;
+            Judged::Failure(())
+        });
+        let meanwhile = async {
+            let beside = breaker.call(async {
+                assert!(!is_admitted(&breaker, false).await, "two calls probe");
+                Judged::Failure(())
+            });
+            assert!(beside.await.is_ok_and(|beside| beside.was_probe));
+            _ = end.send(());
+        };
+        let (slow, ()) = tokio::join!(slow, meanwhile);
+        assert!(slow.is_ok_and(|slow| slow.was_probe));
+        assert!(!is_admitted(&breaker, false).await, "it is open again");
+    }
+
+    #[tokio::test]
     async fn a_call_that_began_before_it_opened_does_not_count_as_a_probe() {
         let breaker = breaker(1, OPEN_FOR, 2);
         let (end, ended) = oneshot::channel();

@@ -701,6 +701,26 @@ fn what_was_handed_off_by_a_clock_an_hour_ahead_keeps_its_remaining_wait_when_it
 }
 
 #[test]
+fn what_an_owner_with_a_clock_an_hour_ahead_left_is_taken_over_with_its_remaining_wait() {
+    let mut fixture = Fixture::new();
+    fixture.now = T0 + ms(AHEAD);
+    fixture.request(undated());
+    fixture.load();
+    fixture.reply(id(1), ("a".to_owned(), 1, transient()));
+    fixture.round();
+    fixture.now = T0;
+    fixture.restart(0, 1);
+    fixture.request(undated());
+    fixture.load();
+    fixture.round();
+    let retry_at = fixture.state(id(1)).steps[0].retry_at.unwrap();
+    assert!(retry_at <= T0 + ms(200), "{retry_at:?}");
+    fixture.pass(ms(200));
+    fixture.round();
+    assert_eq!(fixture.state(id(1)).steps[0].attempt, Attempt(2));
+}
+
+#[test]
 fn a_refusal_that_answers_an_earlier_owner_changes_nothing() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));

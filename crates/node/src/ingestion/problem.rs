@@ -335,7 +335,7 @@ impl Problem {
     }
 
     /// Wrong fields, parameters or headers; there must be at least one. As many of the first are named as fit into
-    /// [`ERRORS_BYTES_MAX`].
+    /// 16 KiB.
     pub fn invalid(mut errors: Vec<FieldProblem>) -> Self {
         let count = errors.len();
         errors.iter_mut().for_each(FieldProblem::shorten);
@@ -559,6 +559,22 @@ mod tests {
                 "errors": [{"pointer": "/a", "detail": "must be a string"}],
             })
         );
+    }
+
+    #[test]
+    fn a_request_with_many_wrong_values_has_the_first_of_them_named() {
+        let wrong = |count: usize| {
+            let errors = (0..count).map(|nth| FieldProblem::new(format!("/{nth}"), "is not known"));
+            Problem::invalid(errors.collect())
+        };
+        let few = wrong(20);
+        assert_eq!(shown(&few)["detail"], "20 values are wrong.");
+        let many = wrong(10_000);
+        let named = many.errors.len();
+        assert!(20 < named && named < 1_000, "{named}");
+        let detail = format!("10000 values are wrong; the first {named} are named.");
+        assert_eq!(shown(&many)["detail"], detail);
+        assert!(many.bytes() <= ERRORS_BYTES_MAX + 1_024, "{}", many.bytes());
     }
 
     #[test]
