@@ -39,7 +39,7 @@ pub(super) struct Sweep {
     cursor: DueBucket,
     grace: Duration,
     open: BTreeMap<DueBucket, OpenBucket>,
-    /// How many buckets in a row had no entry when they were read for the first time.
+    /// How many buckets in a row had no entry when they were first read after their end.
     empty: u32,
 }
 
@@ -101,13 +101,14 @@ impl Sweep {
             self.open.remove(&bucket);
             return;
         }
+        let open = self.open.entry(bucket).or_default();
+        let is_first = !open.ended;
+        open.ended = began >= bucket.end();
         if !is_empty {
             self.empty = 0;
-        } else if !self.open.contains_key(&bucket) {
+        } else if is_first && open.ended {
             self.empty = self.empty.saturating_add(1);
         }
-        let open = self.open.entry(bucket).or_default();
-        open.ended = began >= bucket.end();
         open.complete = began >= bucket.end() + self.grace;
     }
 
@@ -270,6 +271,7 @@ mod tests {
             assert_eq!(sweep.may_skip_to(at(now, 0)), None, "entries may lie there");
             // Again after its grace, which says nothing new.
             for _ in 0..2 {
+                sweep.dealt_with(DueBucket(bucket), &[]);
                 sweep.was_read(DueBucket(bucket), at(now, 0), true);
             }
         }
