@@ -106,11 +106,11 @@ fn what_cannot_work_is_refused_with_the_place_and_the_reason() {
         (WORKFLOW.replace("[go]", "[buy]"), ":7 cannot work: "),
         (
             WORKFLOW.replace("kind: pure", "kind: pur"),
-            ":10:11: kind: pur is none of pure, ",
+            ":10:11: steps.kind: pur is none of pure, ",
         ),
         (
             WORKFLOW.replace("kind: pure", "completeBy: 5"),
-            ":10:17: completeBy: ",
+            ":10:17: steps.completeBy: ",
         ),
         (
             WORKFLOW.replace("compensation: {}", "kind: irreversible"),
