@@ -101,7 +101,9 @@ async fn a_machine_that_boots_years_behind_catches_up_once_its_clock_is_right() 
     world.eventually("the sweep skips the years", skips).await;
     let near = async || world.metric(BEHIND, "shard").await < 60.0;
     world.eventually("the sweep has caught up", near).await;
-    world.put_faults("drone", &json!({})).await;
+    world
+        .put_faults("drone", &json!({ "errorRate": 0.0 }))
+        .await;
     world.all_reach(&ids, "Processed").await;
     world.assert_one_effect_per_step(&ids, |_| false).await;
     drop(up);
