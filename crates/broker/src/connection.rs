@@ -352,7 +352,7 @@ impl<'a> Connection<'a> {
     }
 
     /// Asks for the permit of a frame, if it needs one. That of a control request is kept until its answer was sent, so
-    /// it is asked for once the connection owes no other answer: nothing that a client delays holds it then.
+    /// it is asked for once the connection owes no other answer. (A fetch that waits for records keeps its own.)
     fn reserve(&mut self, expected: Expected) {
         let Expected { length, key, .. } = expected;
         let is_there = length + 4 <= self.input.len();

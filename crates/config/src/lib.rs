@@ -7,7 +7,7 @@
 //! Units: durations are text with a unit (`200ms`, `5s`, `2m`, `1h`, `7d`), sizes too (`512B`, `64KiB`, `8GiB`); a number
 //! without a unit counts things.
 //!
-//! Deliberately absent: which keys there are. A [`Configuration`] is a struct of whoever uses it.
+//! Deliberately absent: which keys there are. A [`Configuration`] is a struct of the crate that uses it.
 
 mod environment;
 mod error;

@@ -25,10 +25,10 @@ use crate::metrics::FollowerMetrics;
 /// alert that is settled, goes unnoticed.
 const POLL_WAIT: Duration = Duration::from_millis(200);
 const POLL_BYTES_MAX: usize = 1024 * 1024;
-/// How many records that cannot be read may wait to be kept before no more are polled.
+/// How many dead letters may wait to be published before no more records are polled.
 const DEAD_LETTERS_MAX: usize = 16;
-/// How long alerts may wait for such records to be kept, each time that is tried.
-const KEEP_PATIENCE: Duration = Duration::from_secs(5);
+/// How long alerts may wait for them to be published, each time that is tried.
+const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What is followed, as it is handed on.
@@ -167,8 +167,8 @@ impl Reader {
             }
             Ok::<_, ProduceError>(())
         };
-        let keeping = async { timeout(KEEP_PATIENCE, keep_all).await };
-        match runtime.block_on(stop.run_until_cancelled(keeping)) {
+        let publishing = async { timeout(PUBLISH_TIMEOUT, keep_all).await };
+        match runtime.block_on(stop.run_until_cancelled(publishing)) {
             None | Some(Ok(Ok(()))) => {}
             Some(Ok(Err(error))) => tracing::warn!(
                 receiver = self.receiver,

@@ -144,10 +144,10 @@ impl Shard {
             }
             let skips_to = sweep.may_skip_to(wall_clock());
             behind_since = skips_to.and(behind_since.or_else(|| Some(Instant::now())));
-            // Not at once: the clock that says so may be the wrong one.
-            let is_so =
+            // Not at once: a clock that is ahead makes the cursor look old, too.
+            let is_confirmed =
                 behind_since.is_some_and(|since| since.elapsed() >= self.settings.audit_interval);
-            if let Some(cursor) = skips_to.filter(|_| is_so && lease.is_valid()) {
+            if let Some(cursor) = skips_to.filter(|_| is_confirmed && lease.is_valid()) {
                 tracing::warn!(
                     shard = %self.shard,
                     behind = ?sweep.behind(wall_clock()),

@@ -72,20 +72,20 @@ mod tests {
             services: true,
             samples: 0,
         };
-        let told = check(up, &config).unwrap_err().to_string();
+        let error = check(up, &config).unwrap_err().to_string();
         for named in [
             format!("http.listen (--http) is {http}: "),
             format!("broker.listen (--broker-listen) is {broker}: "),
         ] {
-            assert!(told.contains(&named), "{told}");
+            assert!(error.contains(&named), "{error}");
         }
-        assert!(!told.contains("admin.listen"), "{told}");
+        assert!(!error.contains("admin.listen"), "{error}");
         assert!(check(Role::Services, &config).is_ok(), "it has neither");
 
         assert_eq!(
-            told.matches("such as a second Waybill").count(),
+            error.matches("such as a second Waybill").count(),
             2,
-            "{told}"
+            "{error}"
         );
 
         drop(taken);
