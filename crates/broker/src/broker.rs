@@ -240,7 +240,7 @@ impl Broker {
         match api::handle(&self.server, ends, &Arc::default(), &mut login, request).ok()? {
             Reply::None => None,
             Reply::Now(answer) => Some(answer),
-            Reply::Later(answer) | Reply::Exclusive(answer) => {
+            Reply::Later(answer) | Reply::Reduced { answer, .. } | Reply::Exclusive(answer) => {
                 answer.await.ok().map(|frame| frame.bytes)
             }
         }

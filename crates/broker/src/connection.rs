@@ -24,7 +24,7 @@ use waybill_connections::Place;
 
 use crate::access::Login;
 use crate::api::{self, LongPoll, Reply};
-use crate::server::{Ends, SMALL_BUFFER_BYTES, Server};
+use crate::server::{Buffers, Ends, SMALL_BUFFER_BYTES, Server};
 use crate::stats::add;
 use crate::wire::{self, Malformed};
 
@@ -106,7 +106,7 @@ enum Queued {
     Waiting {
         answer: Pending,
         exclusive: bool,
-        /// That of the request, kept for an answer without one of its own.
+        /// That of the request, or a part of it: kept for an answer without one of its own.
         permit: Option<OwnedSemaphorePermit>,
     },
 }
@@ -352,7 +352,8 @@ impl<'a> Connection<'a> {
     }
 
     /// Asks for the permit of a frame, if it needs one. That of a control request is kept until its answer was sent, so
-    /// it is asked for once the connection owes no other answer. (A fetch that waits for records keeps its own.)
+    /// it is asked for once the connection owes no other answer. A fetch that waits for records keeps a small part of its
+    /// own, or none.
     fn reserve(&mut self, expected: Expected) {
         let Expected { length, key, .. } = expected;
         let is_there = length + 4 <= self.input.len();
@@ -435,6 +436,13 @@ impl<'a> Connection<'a> {
                     answer,
                     exclusive: true,
                     permit,
+            Reply::Reduced { answer, kept_bytes } => {
+                self.queue.push_back(Queued::Waiting {
+                    answer,
+                    exclusive: false,
+                    permit: permit.and_then(|permit| Buffers::reduced(permit, kept_bytes)),
+                });
+            }
                 });
             }
         }

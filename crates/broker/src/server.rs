@@ -74,12 +74,28 @@ impl Buffers {
         }
     }
 
+    /// Whether a buffer of so many bytes needs a permit.
+    pub(crate) fn is_counted(bytes: usize) -> bool {
+        bytes > SMALL_BUFFER_BYTES
+    }
+
+    /// The part of `permit` that a buffer of so many bytes needs. Others get the rest.
+    pub(crate) fn reduced(
+        mut permit: OwnedSemaphorePermit,
+        bytes: usize,
+    ) -> Option<OwnedSemaphorePermit> {
+        if !Self::is_counted(bytes) {
+            return None;
+        }
+        Some(permit.split(bytes.div_ceil(1024)).unwrap_or(permit))
+    }
+
     /// Waits until a buffer of so many bytes may be used. Small ones need no permit.
     pub(crate) fn reserve(
         &self,
         bytes: usize,
     ) -> Option<impl Future<Output = OwnedSemaphorePermit> + Send + use<>> {
-        if bytes <= SMALL_BUFFER_BYTES {
+        if !Self::is_counted(bytes) {
             return None;
         }
         let kib = u32::try_from(bytes.div_ceil(1024))

@@ -5,6 +5,10 @@
 //! hold buffers at the same time. There are no fetch sessions: every answer names session 0, after
 //! which clients list all their partitions each time.
 //!
+//! **A fetch that waits keeps no part of its request.** It keeps partitions that exist, each once; a fetch of anything else
+//! is answered at once. One of more than some 1,600 partitions still needs a permit for what it keeps, and waits no longer
+//! than [`COUNTED_WAIT_MAX`], so that others get their turn.
+//!
 //! The answer is written by hand: records are read from the file straight into it.
 
 use std::collections::HashSet;
@@ -20,6 +24,7 @@ use tokio::time::Instant;
 use super::{Call, OK, Reply, int};
 use crate::connection::Frame;
 use crate::log::{LEADER_EPOCH, Partition, ReadError};
+use crate::server::Buffers;
 use crate::stats::add;
 use crate::wire::{self, Malformed};
 
@@ -87,6 +92,12 @@ fn readable(wanted: &[WantedTopic]) -> u64 {
 
 /// The longest that a fetch waits, whatever it asks for: Kafka's clients wait half a second by default.
 const WAIT_MAX: Duration = Duration::from_secs(300);
+/// The longest that a fetch waits that holds a permit.
+const COUNTED_WAIT_MAX: Duration = Duration::from_secs(1);
+/// What a partition adds to the answer beside its records, in the newest version.
+const PARTITION_HEAD_BYTES: usize = 42;
+/// What a topic adds beside its name and partitions.
+const TOPIC_HEAD_BYTES: usize = 6;
 
 /// A partition as it was asked for.
 struct Wanted {
@@ -97,10 +108,27 @@ struct Wanted {
     bytes_max: usize,
 }
 
-/// The partitions of a topic as they were asked for.
+/// The partitions of a topic as they were asked for, at least one.
 struct WantedTopic {
-    name: kafka_protocol::protocol::StrBytes,
+    /// The topic's own name where it exists, otherwise a copy.
+    name: Arc<str>,
     partitions: Vec<Wanted>,
+}
+
+/// What `wanted` takes in memory.
+fn kept_bytes(wanted: &[WantedTopic]) -> usize {
+    let topics = wanted.iter().map(|topic| {
+        size_of::<WantedTopic>() + topic.name.len() + topic.partitions.len() * size_of::<Wanted>()
+    });
+    topics.sum()
+}
+
+/// What the answer takes beside the records.
+fn head_bytes(wanted: &[WantedTopic]) -> usize {
+    let topics = wanted.iter().map(|topic| {
+        TOPIC_HEAD_BYTES + topic.name.len() + topic.partitions.len() * PARTITION_HEAD_BYTES
+    });
+    topics.sum()
 }
 
 /// Answers when `min_bytes` can be read, or the time is over.
@@ -127,19 +155,25 @@ pub(super) fn fetch(
         .min(bytes_max);
     let wait = Duration::from_millis(u64::try_from(request.max_wait_ms).unwrap_or(0)).min(WAIT_MAX);
     let mut wanted = resolve(&call, request);
-    Ok(Reply::Later(Box::pin(async move {
+    let kept_bytes = kept_bytes(&wanted);
+    let wait = match Buffers::is_counted(kept_bytes) {
+        true => wait.min(COUNTED_WAIT_MAX),
+        false => wait,
+    };
+    let answer = Box::pin(async move {
         wait_for_records(&call, &long_poll.appended, &wanted, bytes_min, wait).await;
         long_poll
             .gather(call.server.config.fetch_gather, &wanted)
             .await;
         deny_withdrawn(&call, &mut wanted);
         answer(&call, &wanted, bytes_max).await
-    })))
+    });
+    Ok(Reply::Reduced { answer, kept_bytes })
 }
 
 fn resolve(call: &Call, request: FetchRequest) -> Vec<WantedTopic> {
     let mut seen = HashSet::new();
-    let topics = request.topics.into_iter().map(|asked| {
+    let topics = request.topics.into_iter().filter_map(|asked| {
         let topic = call
             .may_read(&asked.topic)
             .map(|()| call.server.topics.get(&asked.topic));
@@ -159,11 +193,14 @@ fn resolve(call: &Call, request: FetchRequest) -> Vec<WantedTopic> {
             leader_epoch: wanted.current_leader_epoch,
             bytes_max: usize::try_from(wanted.partition_max_bytes).unwrap_or(0),
         });
-        let partitions = partitions.collect();
-        WantedTopic {
-            name: asked.topic.into(),
-            partitions,
-        }
+        let mut partitions: Vec<_> = partitions.collect();
+        partitions.shrink_to_fit();
+        let name = match &topic {
+            Ok(Some(topic)) => Arc::clone(&topic.name),
+            Ok(None) | Err(_) => Arc::from(asked.topic.as_str()),
+        };
+        // Kafka does not answer for a topic without partitions either.
+        (!partitions.is_empty()).then_some(WantedTopic { name, partitions })
     });
     topics.collect()
 }
@@ -264,13 +301,14 @@ async fn answer(call: &Call, wanted: &[WantedTopic], bytes_max: usize) -> Result
     let readable = usize::try_from(readable)
         .unwrap_or(usize::MAX)
         .min(bytes_max);
-    let permit = match call.server.buffers.reserve(readable) {
+    let head_bytes = head_bytes(wanted);
+    let permit = match call.server.buffers.reserve(readable + head_bytes) {
         Some(reserved) => Some(reserved.await),
         None => None,
     };
     let version = call.head.version;
     let mut frame = start(call);
-    frame.reserve(readable + 256);
+    frame.reserve(readable + head_bytes + 64);
     put_head(&mut frame, version, OK, wanted.len());
     let mut left = readable;
     let mut fetched = 0;

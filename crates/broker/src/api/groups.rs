@@ -28,7 +28,11 @@ use crate::wire::Malformed;
 const SESSION_MS_MAX: i32 = 30 * 60 * 1000;
 
 /// A member joins and is answered when all have.
-pub(super) fn join(call: Call, request: JoinGroupRequest) -> Result<Reply, Malformed> {
+pub(super) fn join(
+    call: Call,
+    client_id: &StrBytes,
+    request: JoinGroupRequest,
+) -> Result<Reply, Malformed> {
     let version = call.head.version;
     let refused = |error: ResponseError, member_id: StrBytes| {
         answer_join(&call, Err((error, member_id))).map(Reply::Now)
@@ -48,11 +52,11 @@ pub(super) fn join(call: Call, request: JoinGroupRequest) -> Result<Reply, Malfo
         request.session_timeout_ms
     };
     let millis = |ms: i32| Duration::from_millis(u64::from(ms.unsigned_abs()));
-    let member_id = request.member_id.clone();
+    let member_id = owned(&request.member_id);
     let join = Join {
-        member_id: owned(&request.member_id),
+        member_id: member_id.clone(),
         instance_id: request.group_instance_id.as_ref().map(owned),
-        client_id: owned(&call.head.client_id),
+        client_id: owned(client_id),
         client_host: StrBytes::from_string(format!("/{}", call.ends.peer.ip())),
         session_timeout: millis(request.session_timeout_ms),
         rebalance_timeout: millis(rebalance_ms),

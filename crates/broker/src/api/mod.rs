@@ -52,6 +52,8 @@ pub(crate) enum Reply {
     Now(Bytes),
     /// When this is done; later requests are handled meanwhile.
     Later(Pending),
+    /// Like `Later`. Of the request only so much is kept meanwhile.
+    Reduced { answer: Pending, kept_bytes: usize },
     /// When this is done; later requests are not handled before.
     Exclusive(Pending),
 }
@@ -81,17 +83,15 @@ pub(crate) fn handle(
     {
         let correlation_id = frame.get(4..8).and_then(|b| b.first_chunk().copied());
         let correlation_id = i32::from_be_bytes(correlation_id.ok_or(Malformed::Header)?);
-        let client_id = StrBytes::new();
         let head = Head {
             key,
             version,
             correlation_id,
-            client_id,
         };
         let answer = api_versions(ResponseError::UnsupportedVersion.code());
         return head.answer_in(&answer, 0).map(Reply::Now);
     }
-    let head = Head::read(&mut frame)?;
+    let (head, client_id) = Head::read(&mut frame)?;
     let Some(api) = wire::api(head.key).filter(|api| (api.min..=api.max).contains(&head.version))
     else {
         return refuse(&head).map(Reply::Now);
@@ -146,7 +146,7 @@ pub(crate) fn handle(
             let request = head.decode(api, frame)?;
             call.answer(bytes, move |call| metadata::find_coordinator(call, request))
         }
-        ApiKey::JoinGroup => groups::join(call.clone_parts(), head.decode(api, frame)?),
+        ApiKey::JoinGroup => groups::join(call.clone_parts(), &client_id, head.decode(api, frame)?),
         ApiKey::Heartbeat => {
             let request = head.decode(api, frame)?;
             call.answer(bytes, move |call| groups::heartbeat(call, &request))

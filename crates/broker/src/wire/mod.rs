@@ -35,18 +35,17 @@ pub(crate) enum Malformed {
     },
 }
 
-/// Who asked what, without the request's body.
+/// What an answer needs of its request. It does not keep the request's bytes in memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Head {
     pub(crate) key: i16,
     pub(crate) version: i16,
     pub(crate) correlation_id: i32,
-    pub(crate) client_id: StrBytes,
 }
 
 impl Head {
-    /// Reads the header of a request and leaves its body.
-    pub(crate) fn read(frame: &mut Bytes) -> Result<Self, Malformed> {
+    /// Reads the header of a request and leaves its body. Also returns the client's id, a part of `frame`.
+    pub(crate) fn read(frame: &mut Bytes) -> Result<(Self, StrBytes), Malformed> {
         let (key, version) = peek(frame).ok_or(Malformed::Header)?;
         // Of an unsupported request only the fields that never change are read.
         let header_version = match ApiKey::try_from(key) {
@@ -54,12 +53,12 @@ impl Head {
             Err(()) => 1,
         };
         let header = RequestHeader::decode(frame, header_version).map_err(|_| Malformed::Header)?;
-        Ok(Self {
+        let head = Self {
             key,
             version,
             correlation_id: header.correlation_id,
-            client_id: header.client_id.unwrap_or_default(),
-        })
+        };
+        Ok((head, header.client_id.unwrap_or_default()))
     }
 
     /// Decodes the body. Its shape is checked first: the decoder reserves memory for as many

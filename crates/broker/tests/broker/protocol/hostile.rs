@@ -159,6 +159,62 @@ async fn half_a_request_holds_a_place_no_longer_than_a_request_may_take() {
     }
 }
 
+/// A fetch of some partitions of a topic, each named so often, that waits for as long as the broker allows.
+fn long_fetch(topic: &str, partitions: i32, times: usize) -> FetchRequest {
+    let mut request = fetch_request(topic, 0).with_max_wait_ms(i32::MAX);
+    let asked = &mut request.topics[0].partitions;
+    let one = asked.remove(0);
+    for index in 0..partitions {
+        let partition = one.clone().with_partition(index);
+        asked.extend(std::iter::repeat_n(partition, times));
+    }
+    request
+}
+
+#[tokio::test]
+async fn long_fetches_that_wait_keep_no_memory_that_other_requests_need() {
+    let dir = tempfile::tempdir().unwrap();
+    let broker = broker(dir.path()).await;
+    let mut other = Wire::connect(broker.address()).await;
+    create(&mut other, "t", 1, &[]).await;
+    // Almost 1 MiB each, and together more than the memory for large control requests.
+    let request = long_fetch("t", 1, 37_000);
+    let mut waiting = Vec::new();
+    for _ in 0..8 {
+        let mut wire = Wire::connect(broker.address()).await;
+        wire.send(11, &request).await;
+        waiting.push(wire);
+        until("it waits", async || {
+            broker.stats().fetch_waits == waiting.len() as u64
+        })
+        .await;
+    }
+    let at_once = request.clone().with_max_wait_ms(0);
+    let answer = tokio::time::timeout(BOUND / 4, other.ask(11, &at_once)).await;
+    let answer = answer.expect("another one is answered meanwhile");
+    assert_eq!(answer.responses[0].partitions.len(), 1);
+    other.produce("t", &plain(b"x")).await;
+    for mut wire in waiting {
+        let (_, answer) = wire.receive::<FetchResponse>(11).await;
+        assert_eq!(answer.responses[0].partitions[0].high_watermark, 1);
+    }
+    assert!(broker.shutdown().await);
+}
+
+#[tokio::test]
+async fn a_fetch_of_very_many_partitions_waits_for_a_second_at_most() {
+    const PARTITIONS: i32 = 2_000;
+    let dir = tempfile::tempdir().unwrap();
+    let broker = broker(dir.path()).await;
+    let mut wire = Wire::connect(broker.address()).await;
+    assert_eq!(create(&mut wire, "t", PARTITIONS, &[]).await, 0);
+    let started = std::time::Instant::now();
+    let answer = wire.ask(11, &long_fetch("t", PARTITIONS, 1)).await;
+    assert!(started.elapsed() >= Duration::from_secs(1));
+    assert_eq!(answer.responses[0].partitions.len(), PARTITIONS as usize);
+    assert!(broker.shutdown().await);
+}
+
 /// A small deterministic source of numbers (xorshift).
 struct Numbers(u64);
 
