@@ -120,6 +120,8 @@ pub(crate) struct Connection<'a> {
     login: Login,
     opened: Instant,
     input: BytesMut,
+    /// A large frame was in the buffer of `input`.
+    is_input_large: bool,
     /// The frame at the front of `input`, once its beginning is known.
     expected: Option<Expected>,
     permit: Option<OwnedSemaphorePermit>,
@@ -162,6 +164,7 @@ impl<'a> Connection<'a> {
             login,
             opened: now,
             input: BytesMut::new(),
+            is_input_large: false,
             expected: None,
             permit: None,
             permit_wait: None,
@@ -305,8 +308,11 @@ impl<'a> Connection<'a> {
             // That of a control request is kept for its answer.
             let permit = permit.filter(|_| api::is_control(expected.key));
             self.handle(frame, permit)?;
-            if length > SMALL_BUFFER_BYTES && self.input.is_empty() {
-                self.input = BytesMut::new();
+            self.is_input_large |= length > SMALL_BUFFER_BYTES;
+            if self.is_input_large && self.input.len() <= SMALL_BUFFER_BYTES {
+                // The large buffer is no longer counted, so what follows its frame must not keep it.
+                self.input = BytesMut::from(&self.input[..]);
+                self.is_input_large = false;
             }
             progress = true;
         }
@@ -430,12 +436,6 @@ impl<'a> Connection<'a> {
                     permit,
                 });
             }
-            Reply::Exclusive(answer) => {
-                self.exclusive = true;
-                self.queue.push_back(Queued::Waiting {
-                    answer,
-                    exclusive: true,
-                    permit,
             Reply::Reduced { answer, kept_bytes } => {
                 self.queue.push_back(Queued::Waiting {
                     answer,
@@ -443,6 +443,12 @@ impl<'a> Connection<'a> {
                     permit: permit.and_then(|permit| Buffers::reduced(permit, kept_bytes)),
                 });
             }
+            Reply::Exclusive(answer) => {
+                self.exclusive = true;
+                self.queue.push_back(Queued::Waiting {
+                    answer,
+                    exclusive: true,
+                    permit,
                 });
             }
         }

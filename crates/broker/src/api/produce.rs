@@ -7,6 +7,7 @@ use kafka_protocol::error::ResponseError;
 use kafka_protocol::messages::produce_response::{PartitionProduceResponse, TopicProduceResponse};
 use kafka_protocol::messages::{
     InitProducerIdRequest, InitProducerIdResponse, ProduceRequest, ProduceResponse, ProducerId,
+    TopicName,
 };
 use kafka_protocol::protocol::StrBytes;
 
@@ -98,6 +99,10 @@ pub(super) fn produce(call: Call, request: ProduceRequest) -> Result<Reply, Malf
     let mut response = ProduceResponse::default().with_responses(responses);
     if unsynced.is_empty() {
         return call.now(&response);
+    }
+    // Those of the request would keep its records in memory until the sync.
+    for topic in &mut response.responses {
+        topic.name = TopicName(StrBytes::from_string(topic.name.to_string()));
     }
     Ok(Reply::Later(Box::pin(async move {
         for waiting in unsynced {

@@ -1,4 +1,4 @@
-//! Requests whose answers are far larger than they are, and which nobody reads.
+//! Requests whose answers are far larger than they are, and which nobody reads; and requests that leave large buffers behind.
 
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
@@ -79,6 +79,27 @@ async fn metadata_that_is_long_and_never_read_takes_little_memory() {
     let request = metadata(|nth| format!("no-such-topic-{nth:05}"));
     streams.extend(send_unread(&site, "broker", request.repeat(20)).await);
     site.deliver("beside-many-topics").await;
+    drop((site, streams));
+    assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
+}
+
+/// A produce request without records as long as the broker takes one, and the first byte of another request.
+fn produce_and_a_byte() -> Vec<u8> {
+    const BYTES: u32 = 16 << 20;
+    let head = [0, 0, 0, 3, 0, 0, 0, 1, 0xff, 0xff];
+    // Acknowledged by nobody, and followed by bytes that belong to no field.
+    let body = [0xff, 0xff, 0, 0, 0, 0, 3, 0xe8, 0, 0, 0, 0];
+    let mut frame = [&BYTES.to_be_bytes()[..], &head, &body].concat();
+    frame.resize(4 + BYTES as usize + 1, 0);
+    frame
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_byte_behind_a_long_request_keeps_no_memory() {
+    let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
+    let site = Site::start_within(limit.as_ref());
+    let streams = send_unread(&site, "broker", produce_and_a_byte()).await;
+    site.deliver("beside-long-requests").await;
     drop((site, streams));
     assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
 }
