@@ -18,7 +18,7 @@ use waybill_config::{ByteSize, FreeMin};
 use waybill_store::EmbeddedStore;
 use waybill_telemetry::{Declared, Metric};
 
-use crate::admin::Condition;
+use crate::admin::{Condition, Readiness};
 
 /// How often the free space is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -110,6 +110,7 @@ pub struct DiskWatch {
     low: LowDisk,
     store: Arc<OnceLock<Weak<EmbeddedStore>>>,
     room: Condition,
+    writes: Condition,
     free: Gauge,
     size: Gauge,
     mark: Gauge,
@@ -117,14 +118,15 @@ pub struct DiskWatch {
 }
 
 impl DiskWatch {
-    /// Looks once. `room` is the condition of readiness that it keeps.
-    pub fn new(dir: &Path, free_min: FreeMin, room: Condition) -> Self {
+    /// Looks once. It keeps two conditions of readiness.
+    pub fn new(dir: &Path, free_min: FreeMin, readiness: &Readiness) -> Self {
         let watch = Self {
             dir: dir.to_owned(),
             free_min,
             low: LowDisk::default(),
             store: Arc::default(),
-            room,
+            room: readiness.expect("free disk space"),
+            writes: readiness.expect("a state store that can write"),
             free: FREE.of([]),
             size: SIZE.of([]),
             mark: FREE_MIN.of([]),
@@ -139,8 +141,9 @@ impl DiskWatch {
         self.low.clone()
     }
 
-    /// Where the embedded store is named once it is open: while it waits for room the disk counts as low, whatever
-    /// the file system says (a quota, say).
+    /// Where the embedded store is named once it is open: while its disk is full for it the disk counts as low, whatever
+    /// the file system says (a quota, say). A write that fails for another reason needs no space, and is a condition of
+    /// its own.
     pub fn store(&self) -> Arc<OnceLock<Weak<EmbeddedStore>>> {
         Arc::clone(&self.store)
     }
@@ -157,6 +160,15 @@ impl DiskWatch {
     }
 
     fn look(&self) {
+        let store = self.store.get().and_then(Weak::upgrade);
+        let failure = store.and_then(|store| store.write_failure());
+        let store_waits = failure.as_ref().is_some_and(|failure| failure.is_full);
+        let failure = failure.filter(|failure| !failure.is_full);
+        self.writes.set(failure.is_none());
+        let note = failure.map(|failure| {
+            format!("{failure}; it opens its files again by itself: check the disk, as with dmesg and smartctl")
+        });
+        self.writes.note(note.as_deref());
         let space = match Space::of(&self.dir) {
             Ok(space) => space,
             Err(error) => {
@@ -167,8 +179,6 @@ impl DiskWatch {
         };
         let mark = self.free_min.bytes_of(space.size);
         let was_low = self.low.is_low();
-        let store = self.store.get().and_then(Weak::upgrade);
-        let store_waits = store.is_some_and(|store| store.waits_for_room());
         let is_low = store_waits || is_low(was_low, space.free, mark);
         self.low.0.store(is_low, Ordering::Relaxed);
         self.free.set(space.free as f64);
@@ -241,8 +251,11 @@ fn rounded(bytes: u64) -> ByteSize {
 
 #[cfg(test)]
 mod tests {
+    use waybill_engine::{OperationId, ProcessState, Stamp, Timestamp};
+    use waybill_store::{EmbeddedConfig, RowWrite, Store as _, WriteBatch};
+    use waybill_test_support::rows::{created, untouched};
+
     use super::*;
-    use crate::admin::Readiness;
 
     #[test]
     fn a_low_disk_needs_a_tenth_more_than_the_mark_to_be_low_no_more() {
@@ -267,9 +280,8 @@ mod tests {
     fn readiness_names_the_directory_and_the_mark() {
         let dir = tempfile::tempdir().unwrap();
         let readiness = Readiness::default();
-        let room = readiness.expect("free disk space");
         let size = ByteSize::bytes(u64::MAX);
-        let watch = DiskWatch::new(dir.path(), FreeMin::Size(size), room.clone());
+        let watch = DiskWatch::new(dir.path(), FreeMin::Size(size), &readiness);
         assert!(watch.low().is_low());
         let missing = readiness.missing();
         assert!(missing[0].starts_with("free disk space ("), "{missing:?}");
@@ -278,8 +290,58 @@ mod tests {
             missing[0].contains(&dir.path().display().to_string()),
             "{missing:?}"
         );
-        let enough = DiskWatch::new(dir.path(), FreeMin::Percent(0), room);
+        let readiness = Readiness::default();
+        let enough = DiskWatch::new(dir.path(), FreeMin::Percent(0), &readiness);
         assert!(!enough.low().is_low());
+        assert_eq!(readiness.missing(), Vec::<String>::new());
+    }
+
+    #[tokio::test]
+    async fn a_store_whose_disk_fails_is_reported_with_the_cause_and_not_as_a_lack_of_space() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut config = EmbeddedConfig::new(dir.path().join("store"));
+        config.memtable_bytes = 16 << 10;
+        let store = Arc::new(EmbeddedStore::open(config).unwrap());
+        let readiness = Readiness::default();
+        let watch = DiskWatch::new(dir.path(), FreeMin::Percent(0), &readiness);
+        watch.store().get_or_init(|| Arc::downgrade(&store));
+        watch.look();
+        assert_eq!(readiness.missing(), Vec::<String>::new());
+
+        // Nothing can be flushed any more.
+        let [tables, away] = ["keyspaces", "away"].map(|name| dir.path().join("store").join(name));
+        std::fs::rename(&tables, &away).unwrap();
+        let mut ids = (0_u128..).map(|number| OperationId(uuid::Uuid::from_u128(number)));
+        let mut fill = async || {
+            let rows = ids.by_ref().take(100).map(|id| RowWrite {
+                id,
+                created: Some(Arc::new(created("errand", &["go"]))),
+                state: untouched(ProcessState::Processing, 1, Timestamp(1)),
+                stamp: Stamp(1),
+                keep_for: None,
+            });
+            let batch = WriteBatch {
+                rows: rows.collect(),
+                ..WriteBatch::default()
+            };
+            store.write(batch).await
+        };
+        while fill().await.is_ok() {}
+        watch.look();
+        assert!(!watch.low().is_low());
+        let missing = readiness.missing();
+        assert_eq!(missing.len(), 1, "{missing:?}");
+        assert!(
+            missing[0]
+                .starts_with("a state store that can write (a flush or a compaction failed; "),
+            "{missing:?}"
+        );
+
+        std::fs::rename(&away, &tables).unwrap();
+        while fill().await.is_err() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        watch.look();
         assert_eq!(readiness.missing(), Vec::<String>::new());
     }
 

@@ -45,6 +45,7 @@ pub use self::backup::{EmbeddedRestore, EmbeddedSnapshot, StoreEntry};
 use self::group::EncodedBatch;
 use self::purge::Purge;
 use self::reopening::Reopening;
+pub use self::reopening::WriteFailure;
 use self::tables::Tables;
 use self::writer::{Command, Reply, Writer};
 use crate::{
@@ -156,7 +157,7 @@ impl EmbeddedStore {
         })
     }
 
-    /// Waits until the store takes no more writes, because a compaction met a damaged block or a sync failed.
+    /// Waits until the store takes no more writes, because a compaction met a damaged block or the disk fails.
     /// Returns why. The next [`EmbeddedStore::open`] makes a new store of what can be read.
     pub async fn refuses_writes(&self) -> String {
         self.tables.damages().refused().await
@@ -177,11 +178,11 @@ impl EmbeddedStore {
         failed.into_iter().chain(rows.into_iter().flatten())
     }
 
-    /// Whether every write fails because the disk was full. It ends by itself: the next write after there is
-    /// room opens the store again.
+    /// Why every write fails at the moment, if it does. It ends by itself: a later write opens the store again, once there
+    /// is room.
     #[must_use]
-    pub fn waits_for_room(&self) -> bool {
-        self.tables.waits_for_room()
+    pub fn write_failure(&self) -> Option<WriteFailure> {
+        self.tables.failure()
     }
 
     /// Closes the store: refuses new writes, finishes those that wait, and stops its threads. The

@@ -4,6 +4,7 @@ use std::error::Error;
 
 use waybill_engine::OperationId;
 
+use crate::WriteFailure;
 use crate::cql::{CqlProblem, CqlServer};
 
 /// Why the store could not do what it was asked.
@@ -29,6 +30,16 @@ pub enum StoreError {
         /// The cause, where this attempt met it first.
         #[source]
         source: Option<Box<dyn Error + Send + Sync>>,
+    },
+    /// The embedded store could not write for another reason than a full disk, and opens its files again. What was
+    /// attempted may be repeated. Of a change it is not known whether it was made.
+    #[error("{action} failed in the state store, which opens its files again")]
+    Reopening {
+        /// What was attempted.
+        action: &'static str,
+        /// What failed first.
+        #[source]
+        source: WriteFailure,
     },
     /// The database did not say what became of a change within the time that was allowed for it:
     /// it may have been made, in whole or in part, or may be yet.

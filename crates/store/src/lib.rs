@@ -56,7 +56,9 @@ pub use cql::{
 };
 pub use damage::{DamageReport, DamagedPart};
 pub use due::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
-pub use embedded::{EmbeddedConfig, EmbeddedRestore, EmbeddedSnapshot, EmbeddedStore, StoreEntry};
+pub use embedded::{
+    EmbeddedConfig, EmbeddedRestore, EmbeddedSnapshot, EmbeddedStore, StoreEntry, WriteFailure,
+};
 pub use error::{CorruptRow, SchemaError, StoreError};
 pub use layout::{Layout, LayoutError, LayoutGeneration, Retired};
 pub use lease::{Begins, Checkpoint, Followed, Lease, LeaseKey, LeaseRole};

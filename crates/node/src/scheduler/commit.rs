@@ -429,10 +429,10 @@ impl Commits {
 }
 
 /// Whether a store that failed like this may do what it is asked when it is asked again. The one that belongs to this
-/// process does so once its disk is full no more; if it has lost its disk, it says so until the process is started again.
+/// process does so once it has opened its files again. Of a write that its disk has failed it says so at once.
 fn may_come_back(store: &dyn Store, error: &StoreError) -> bool {
     let is_away = match error {
-        StoreError::Full { .. } => return true,
+        StoreError::Full { .. } | StoreError::Reopening { .. } => return true,
         StoreError::Unavailable { .. } | StoreError::Unknown { .. } => true,
         StoreError::RowTooLong { .. }
         | StoreError::ElsewhereHeld { .. }

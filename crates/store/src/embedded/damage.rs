@@ -111,7 +111,7 @@ impl Damages {
         }
         tracing::error!(
             cause,
-            "the state store no longer accepts writes; the next start rebuilds it from the readable data"
+            "the state store no longer accepts writes; if a file is damaged, the next start rebuilds it from the readable data"
         );
         met.refused = Some(cause.to_owned());
         drop(met);

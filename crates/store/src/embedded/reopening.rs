@@ -1,21 +1,19 @@
-//! The open tables, and how they are opened again after the disk was full.
+//! The open tables, and how they are opened again after a write failed.
 //!
 //! After a write, flush or compaction that failed, the key-value store takes no more writes until it is opened
 //! anew; reads go on. So the writer opens it again in place, once there is room: the journal holds every
 //! acknowledged commit, as after a crash.
 //!
-//! Where the store ends its work a second time within an hour though there is room, a compaction met a damaged block: no more writes are
-//! taken, and the next start makes the store anew of what can be read (`rebuild.rs`).
+//! If writes fail a second time within an hour though there is room, the disk is failing, or a compaction has met a damaged
+//! block: no more writes are taken, and the next start makes the store anew of what can be read (`rebuild.rs`).
 //!
-//! What must hold: the old tables are gone before the new ones open (they flush their buffer at their end); a
-//! commit or a sync that failed for another reason than a full disk is never opened over, because what it left in
-//! the page cache may not be on disk.
+//! What must hold: the old tables are gone before the new ones open (they flush their buffer at their end); the journal is
+//! written again before it is read (`unsynced.rs`), because what a failed sync left in the page cache may not be on disk.
 
 use std::error::Error;
 use std::io;
 use std::mem;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -28,21 +26,53 @@ use crate::StoreError;
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
 /// How much must be free on the file system before they are: less would be gone with the next flush.
 const ROOM_MIN: u64 = 16 << 20;
-/// A flush or compaction that fails again within this time has the same cause: a file that is damaged.
+/// A write that fails again within this time though there is room has the same cause: a disk that fails, or a damaged file.
 const SAME_CAUSE_WITHIN: Duration = Duration::from_secs(60 * 60);
 /// How long those who read the old tables are waited for.
 const READERS_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Why the embedded store cannot write at the moment.
+#[derive(Clone, PartialEq, Eq, Debug, Default, thiserror::Error)]
+#[error("{cause}")]
+pub struct WriteFailure {
+    /// What failed, with its causes.
+    pub cause: String,
+    /// Whether a full disk, or a quota, is the cause.
+    pub is_full: bool,
+}
+
+impl WriteFailure {
+    fn of(action: &str, error: &(dyn Error + 'static)) -> Self {
+        // What the system says is enough: the key-value store repeats it with its own names.
+        let cause = io_error(error).map_or_else(|| chain(error), ToString::to_string);
+        Self {
+            cause: format!("{action} failed: {cause}"),
+            is_full: is_full(error),
+        }
+    }
+
+    /// That `action` fails until the tables are open again.
+    fn refuse(&self, action: &'static str) -> StoreError {
+        match self.is_full {
+            true => StoreError::full(action),
+            false => StoreError::Reopening {
+                action,
+                source: self.clone(),
+            },
+        }
+    }
+}
 
 /// The open tables, shared by those who read and the one who writes.
 pub(super) struct Reopening {
     config: EmbeddedConfig,
     /// Or why they could not be opened again.
-    tables: RwLock<Result<Arc<Tables>, NotOpen>>,
-    /// Whether no write succeeds before they are opened again.
-    is_failed: AtomicBool,
+    tables: RwLock<Result<Arc<Tables>, WriteFailure>>,
+    /// Why no write succeeds before they are opened again.
+    failure: Mutex<Option<WriteFailure>>,
     /// When that was tried last.
     tried: Mutex<Option<Instant>>,
-    /// When a flush or a compaction failed last though there was room.
+    /// When a write, a flush or a compaction failed last though there was room.
     failed_with_room: Mutex<Option<Instant>>,
     damages: Arc<Damages>,
 }
@@ -53,7 +83,7 @@ impl Reopening {
         let tables = Tables::open(&config)?;
         Ok(Self {
             config,
-            is_failed: AtomicBool::new(false),
+            failure: Mutex::default(),
             tried: Mutex::new(None),
             failed_with_room: Mutex::default(),
             damages: Arc::clone(&tables.damages),
@@ -73,7 +103,9 @@ impl Reopening {
             Ok(tables) => tables,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // They are being opened again.
-            Err(TryLockError::WouldBlock) => return Err(StoreError::full(ACTION)),
+            Err(TryLockError::WouldBlock) => {
+                return Err(self.failure().unwrap_or_default().refuse(ACTION));
+            }
         };
         let tables = tables.as_ref();
         tables.cloned().map_err(|why| match why.is_full {
@@ -82,9 +114,13 @@ impl Reopening {
         })
     }
 
-    /// Whether writes fail until there is room.
-    pub(super) fn waits_for_room(&self) -> bool {
-        self.is_failed.load(Ordering::Acquire)
+    /// Why writes fail until the tables are opened again, if they do.
+    pub(super) fn failure(&self) -> Option<WriteFailure> {
+        self.failure_now().clone()
+    }
+
+    fn failure_now(&self) -> MutexGuard<'_, Option<WriteFailure>> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes note of why `action` failed, which was a write. Called by the writer.
@@ -92,93 +128,111 @@ impl Reopening {
         // Poisoned without a failed write before it: a flush or a compaction failed. Nothing that was acknowledged
         // rests on these.
         let is_poisoned = matches!(*error, fjall::Error::Poisoned);
-        if !is_full(&*error) && !is_poisoned {
-            return StoreError::unavailable(action, error);
-        }
-        if is_poisoned && !self.waits_for_room() && self.has_room() {
-            let mut last = self
-                .failed_with_room
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            let before = last.replace(Instant::now());
-            if before.is_some_and(|before| before.elapsed() < SAME_CAUSE_WITHIN) {
-                self.end();
+        let known = self.failure();
+        let failure = known.clone().unwrap_or_else(|| match is_poisoned {
+            true => WriteFailure {
+                cause: "a flush or a compaction failed".to_owned(),
+                is_full: !self.has_room(),
+            },
+            false => WriteFailure::of(action, &*error),
+        });
+        if known.is_none() {
+            if !failure.is_full && self.is_repeated() {
+                self.end(&failure);
                 return StoreError::unavailable(action, error);
             }
-        }
-        if !self.is_failed.swap(true, Ordering::AcqRel) {
             tracing::warn!(
                 path = %self.config.path.display(),
                 error = &*error as &dyn Error,
                 "the state store cannot write; opening it again once there is room"
             );
+            *self.failure_now() = Some(failure.clone());
         }
-        StoreError::Full {
-            action,
-            source: Some(error.into()),
+        match is_poisoned || is_full(&*error) {
+            true if failure.is_full => StoreError::Full {
+                action,
+                source: Some(error.into()),
+            },
+            true => failure.refuse(action),
+            // Whether the change was made is unknown, and the disk may have lost more.
+            false => StoreError::unavailable(action, error),
         }
     }
 
+    /// Notes that a write failed though there is room. Returns whether one did shortly before.
+    fn is_repeated(&self) -> bool {
+        let mut last = self
+            .failed_with_room
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let before = last.replace(Instant::now());
+        before.is_some_and(|before| before.elapsed() < SAME_CAUSE_WITHIN)
+    }
+
     /// Takes no more writes, and has the next start make the store anew.
-    fn end(&self) {
+    fn end(&self, failure: &WriteFailure) {
         if let Err(error) = rebuild::ask(&self.config.path) {
             tracing::warn!(%error, "could not request a rebuild; the next start will not look for damage");
         }
-        let cause =
-            "a flush or a compaction failed twice although there is free space: a file is damaged";
-        self.damages.writes_are_refused(cause);
+        self.damages.writes_are_refused(&format!(
+            "{failure}, for the second time within an hour although there is free space: the disk fails, or a file is damaged"
+        ));
     }
 
     /// The tables for a write: opened again if that is due and there is room. Called by the writer.
     pub(super) fn writable(&self) -> Result<Arc<Tables>, StoreError> {
-        if self.waits_for_room() {
-            self.open_again()?;
+        if let Some(failure) = self.failure() {
+            self.open_again(&failure)?;
         }
         self.get()
     }
 
-    fn open_again(&self) -> Result<(), StoreError> {
+    fn open_again(&self, failure: &WriteFailure) -> Result<(), StoreError> {
         const ACTION: &str = "writing";
         let mut tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
-        if tried.is_some_and(|tried| tried.elapsed() < AGAIN_AFTER) || !self.has_room() {
+        if tried.is_some_and(|tried| tried.elapsed() < AGAIN_AFTER) {
+            return Err(failure.refuse(ACTION));
+        }
+        if !self.has_room() {
             return Err(StoreError::full(ACTION));
         }
         *tried = Some(Instant::now());
         let mut open = self.tables.write().unwrap_or_else(PoisonError::into_inner);
-        let known = match mem::replace(&mut *open, Err(NotOpen::default())) {
+        let known = match mem::replace(&mut *open, Err(WriteFailure::default())) {
             Err(known) => Some(known),
             Ok(tables) => match let_go(tables) {
                 Ok(()) => None,
                 Err(tables) => {
                     // A backup is being read, say.
                     *open = Ok(tables);
-                    return Err(StoreError::full(ACTION));
+                    return Err(failure.refuse(ACTION));
                 }
             },
         };
         let mut tables = match Tables::open(&self.config) {
             Ok(tables) => tables,
             Err(error) => {
-                let why = NotOpen {
-                    cause: chain(&error),
-                    is_full: is_full(&error),
-                };
+                let why = WriteFailure::of("opening its files again", &error);
                 if known.as_ref() != Some(&why) {
                     let path = self.config.path.display();
                     let error = &error as &dyn Error;
                     tracing::error!(%path, error, "could not reopen the state store; trying again");
                 }
-                let error = match why.is_full {
-                    true => StoreError::full(ACTION),
-                    false => error,
+                let error = if is_poisoned(&error) && self.is_repeated() {
+                    // A compaction that began at once has met the same damage again.
+                    self.end(&why);
+                    error
+                } else {
+                    why.refuse(ACTION)
                 };
+                *self.failure_now() = Some(why.clone());
                 *open = Err(why);
                 return Err(error);
             }
         };
         tables.damages = Arc::clone(&self.damages);
         *open = Ok(Arc::new(tables));
-        self.is_failed.store(false, Ordering::Release);
+        *self.failure_now() = None;
         let path = self.config.path.display();
         tracing::info!(%path, "the state store writes again");
         Ok(())
@@ -193,16 +247,8 @@ impl Reopening {
     }
 }
 
-/// Why the tables could not be opened again.
-#[derive(Clone, PartialEq, Eq, Debug, Default, thiserror::Error)]
-#[error("{cause}")]
-struct NotOpen {
-    cause: String,
-    is_full: bool,
-}
-
 /// An error and its causes.
-fn chain(error: &dyn Error) -> String {
+fn chain(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -230,12 +276,11 @@ fn let_go(mut tables: Arc<Tables>) -> Result<(), Arc<Tables>> {
     }
 }
 
-/// Whether a full disk, or a quota, is the cause.
-fn is_full(error: &(dyn Error + 'static)) -> bool {
+/// Whether a flush or a compaction that failed is the cause.
+fn is_poisoned(error: &(dyn Error + 'static)) -> bool {
     let mut cause: Option<&(dyn Error + 'static)> = Some(error);
     while let Some(error) = cause {
-        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
-        if let Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) = kind {
+        if let Some(fjall::Error::Poisoned) = error.downcast_ref() {
             return true;
         }
         cause = error.source();
@@ -243,27 +288,89 @@ fn is_full(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
+/// Whether a full disk, or a quota, is the cause.
+fn is_full(error: &(dyn Error + 'static)) -> bool {
+    let kind = io_error(error).map(io::Error::kind);
+    matches!(
+        kind,
+        Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+    )
+}
+
+/// What the system said, where it is the cause.
+fn io_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
+    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref() {
+            return Some(error);
+        }
+        cause = error.source();
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const EIO: i32 = 5;
+
     #[test]
-    fn only_a_full_disk_or_a_failed_flush_is_opened_over() {
+    fn a_failure_says_what_failed_and_only_a_full_disk_is_called_full() {
         let dir = tempfile::tempdir().unwrap();
         let io = |kind: io::ErrorKind| fjall::Error::Io(kind.into());
         let cases = [
-            (io(io::ErrorKind::StorageFull), true),
-            (io(io::ErrorKind::QuotaExceeded), true),
-            (fjall::Error::Poisoned, true),
-            (io(io::ErrorKind::Other), false),
-            (fjall::Error::InvalidTrailer, false),
+            (io(io::ErrorKind::StorageFull), true, "no storage space"),
+            (io(io::ErrorKind::QuotaExceeded), true, "quota exceeded"),
+            (
+                fjall::Error::Poisoned,
+                false,
+                "a flush or a compaction failed",
+            ),
+            (
+                fjall::Error::Io(io::Error::from_raw_os_error(EIO)),
+                false,
+                "a test failed: ",
+            ),
+            (fjall::Error::InvalidTrailer, false, "a test failed: "),
         ];
-        for (at, (error, waits)) in cases.into_iter().enumerate() {
+        for (at, (error, is_full, cause)) in cases.into_iter().enumerate() {
             let config = EmbeddedConfig::new(dir.path().join(at.to_string()));
             let tables = Reopening::open(config).unwrap();
-            let told = tables.failed("a test", Arc::new(error));
-            assert_eq!(tables.waits_for_room(), waits, "{told:?}");
-            assert_eq!(matches!(told, StoreError::Full { .. }), waits, "{told:?}");
+            let is_poisoned = matches!(error, fjall::Error::Poisoned);
+            let refused = tables.failed("a test", Arc::new(error));
+            assert_eq!(matches!(refused, StoreError::Full { .. }), is_full);
+            let is_reopening = matches!(refused, StoreError::Reopening { .. });
+            assert_eq!(is_reopening, is_poisoned, "{refused:?}");
+            let failure = tables.failure().unwrap();
+            assert_eq!(failure.is_full, is_full, "{failure:?}");
+            assert!(failure.cause.contains(cause), "{failure:?}");
+
+            // All writes fail in this way from now on, and have the first one's cause.
+            let next = tables.failed("the next", Arc::new(fjall::Error::Poisoned));
+            assert_eq!(matches!(next, StoreError::Full { .. }), is_full, "{next:?}");
+            assert_eq!(tables.failure(), Some(failure));
+            assert!(tables.writable().is_ok(), "it is opened again");
+            assert_eq!(tables.failure(), None);
+        }
+    }
+
+    #[test]
+    fn a_disk_that_fails_twice_within_an_hour_ends_all_writes_and_the_cause_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let tables = Reopening::open(EmbeddedConfig::new(dir.path())).unwrap();
+        let fail = || {
+            let error = fjall::Error::Io(io::Error::from_raw_os_error(EIO));
+            tables.failed("a group commit", Arc::new(error))
+        };
+        fail();
+        fail();
+        assert_eq!(tables.damages().report().refused, None, "one group");
+        assert!(tables.writable().is_ok());
+        fail();
+        let refused = tables.damages().report().refused.unwrap();
+        for part in ["a group commit failed", "os error 5", "second time"] {
+            assert!(refused.contains(part), "{refused}");
         }
     }
 
@@ -278,6 +385,6 @@ mod tests {
         drop(reader);
         *tables.tried.lock().unwrap() = None;
         assert!(tables.writable().is_ok());
-        assert!(!tables.waits_for_room());
+        assert_eq!(tables.failure(), None);
     }
 }

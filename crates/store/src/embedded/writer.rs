@@ -96,7 +96,7 @@ impl Writer {
 
     fn run(&mut self) {
         while let Some(command) = self.queue.blocking_recv() {
-            let waited = self.tables.waits_for_room();
+            let had_failed = self.tables.failure().is_some();
             let tables = match self.tables.writable() {
                 Ok(tables) => tables,
                 Err(error) => {
@@ -104,7 +104,7 @@ impl Writer {
                     continue;
                 }
             };
-            if waited {
+            if had_failed {
                 // What failed may have been written in part.
                 self.recent.clear();
             }

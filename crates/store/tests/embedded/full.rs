@@ -86,7 +86,8 @@ async fn a_full_disk_is_waited_for_and_what_was_acknowledged_is_there() {
         while let Some(ids) = wrote(&store, 500).await {
             acknowledged.extend(ids);
         }
-        assert!(store.waits_for_room());
+        let failure = store.write_failure().expect("writes fail");
+        assert!(failure.is_full, "{failure}");
         assert_there(&store, &acknowledged).await;
         if reopens {
             drop(store);
@@ -106,7 +107,7 @@ async fn a_full_disk_is_waited_for_and_what_was_acknowledged_is_there() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         };
         acknowledged.extend(ids);
-        assert!(!store.waits_for_room());
+        assert_eq!(store.write_failure(), None);
         assert_there(&store, &acknowledged).await;
         drop(store);
         let store = EmbeddedStore::open(config()).unwrap();

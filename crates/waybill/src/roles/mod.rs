@@ -61,8 +61,8 @@ impl Disk {
         if !Self::keeps_data(role, config) {
             return Self::default();
         }
-        let room = admin.readiness.expect("free disk space");
-        let watch = DiskWatch::new(&config.data_dir, config.storage.free_min, room);
+        let free_min = config.storage.free_min;
+        let watch = DiskWatch::new(&config.data_dir, free_min, &admin.readiness);
         let disk = Self {
             low: watch.low(),
             store: watch.store(),

@@ -117,8 +117,8 @@ async fn embedded(config: &Config, running: &Running) -> anyhow::Result<Arc<Embe
         match refused {
             None => Ok(()),
             Some(why) => anyhow::bail!(
-                "the state store no longer accepts writes: {why}. Start the process again: it rebuilds the store \
-                 from the readable data and keeps the damaged one beside it"
+                "the state store no longer accepts writes: {why}. Check the disk, then start the process again: if a file is \
+                 damaged, it rebuilds the store from the readable data and keeps the damaged one beside it"
             ),
         }
     });
