@@ -6,7 +6,8 @@
 //! `Sec-Fetch-Site` ([Fetch Metadata](https://www.w3.org/TR/fetch-metadata/)).
 //!
 //! What must hold: a request passes only if its host is an IP address, `localhost` or a configured name, and a change
-//! only if no page of another origin asks for it. Clients that are no browsers send none of these headers but `Host`.
+//! only if no page of another origin asks for it. An origin has a scheme: that by which the listener is served, or `https`
+//! with a configured name, for a proxy that ends TLS. Clients that are no browsers send none of these headers but `Host`.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -16,6 +17,9 @@ use hyper::http::uri::Authority;
 use hyper::{HeaderMap, Method, Uri};
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+const HTTP: &str = "http://";
+const HTTPS: &str = "https://";
 
 /// Accepts every name.
 const ANY_NAME: &str = "*";
@@ -29,7 +33,7 @@ enum Rule {
     /// All, and pages of all origins: those who ask prove who they are.
     Any,
     /// IP addresses, `localhost`, and these names in lower case.
-    Local(Arc<[String]>),
+    Local { names: Arc<[String]>, has_tls: bool },
 }
 
 /// Why a request was refused.
@@ -59,14 +63,15 @@ impl Hosts {
         Self(Rule::Any)
     }
 
-    /// Of a listener that asks for no proof: IP addresses, `localhost` and `names`; with `*` among these, every name.
+    /// Of a listener that asks for no proof, and speaks TLS or not: IP addresses, `localhost` and `names`; with `*` among
+    /// these, every name and pages of all origins.
     #[must_use]
-    pub fn local(names: &[String]) -> Self {
+    pub fn local(names: &[String], has_tls: bool) -> Self {
         if names.iter().any(|name| name == ANY_NAME) {
             return Self::any();
         }
         let names = names.iter().map(|name| normal(name)).collect();
-        Self(Rule::Local(names))
+        Self(Rule::Local { names, has_tls })
     }
 
     /// Whether a request may pass.
@@ -75,7 +80,7 @@ impl Hosts {
     ///
     /// If its host is none of these, or if it asks for a change from a web page of another origin.
     pub fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), Foreign> {
-        let Rule::Local(names) = &self.0 else {
+        let Rule::Local { names, has_tls } = &self.0 else {
             return Ok(());
         };
         let mut hosts = headers.get_all(HOST).iter().map(HeaderValue::to_str);
@@ -95,7 +100,13 @@ impl Hosts {
         if method == Method::GET || method == Method::HEAD || method == Method::OPTIONS {
             return Ok(());
         }
-        let is_own = |origin: &str| is_of(origin, own);
+        let schemes: &[&str] = match has_tls {
+            true => &[HTTPS],
+            // A proxy in front may end TLS.
+            false if names.contains(&normal(host_of(own))) => &[HTTP, HTTPS],
+            false => &[HTTP],
+        };
+        let is_own = |origin: &str| is_of(origin, own, schemes);
         let is_same_site = |site: &str| site == "same-origin" || site == "none";
         all(headers, &ORIGIN, is_own)?;
         all(headers, &SEC_FETCH_SITE, is_same_site)
@@ -117,12 +128,12 @@ fn all(
     Ok(())
 }
 
-/// Whether an origin, such as `http://localhost:8080`, is that of a host with its port.
-fn is_of(origin: &str, own: &str) -> bool {
-    let host = origin
-        .strip_prefix("http://")
-        .or_else(|| origin.strip_prefix("https://"));
-    host.is_some_and(|host| host.eq_ignore_ascii_case(own))
+/// Whether an origin, such as `http://localhost:8080`, has one of `schemes` and is that of a host with its port.
+fn is_of(origin: &str, own: &str, schemes: &[&str]) -> bool {
+    let mut hosts = schemes
+        .iter()
+        .filter_map(|scheme| origin.strip_prefix(scheme));
+    hosts.any(|host| host.eq_ignore_ascii_case(own))
 }
 
 fn is_local(host: &str, names: &[String]) -> bool {
@@ -161,7 +172,7 @@ mod tests {
 
     #[test]
     fn addresses_localhost_and_configured_names_are_answered_and_no_others() {
-        let hosts = Hosts::local(&["Waybill.example".to_owned()]);
+        let hosts = Hosts::local(&["Waybill.example".to_owned()], false);
         let get = |host: &str| checked(&hosts, Method::GET, &[("host", host)]);
         for good in [
             "127.0.0.1:8080",
@@ -189,14 +200,14 @@ mod tests {
             assert_eq!(get(bad), Err(Foreign::Host(bad.to_owned())), "{bad}");
         }
         assert!(checked(&hosts, Method::GET, &[]).is_err(), "no host");
-        let any = Hosts::local(&["*".to_owned()]);
+        let any = Hosts::local(&["*".to_owned()], false);
         let attacker = [("host", "attacker.example")];
         assert_eq!(checked(&any, Method::POST, &attacker), Ok(()));
     }
 
     #[test]
     fn the_target_of_a_request_is_held_to_the_same_as_its_host() {
-        let hosts = Hosts::local(&[]);
+        let hosts = Hosts::local(&[], false);
         let check = |uri: &'static str, host: &'static str| {
             let mut headers = HeaderMap::new();
             headers.insert(HOST, HeaderValue::from_static(host));
@@ -209,13 +220,13 @@ mod tests {
 
     #[test]
     fn a_page_of_another_origin_may_read_nothing_new_and_change_nothing() {
-        let hosts = Hosts::local(&[]);
+        let hosts = Hosts::local(&[], false);
         let with = |method: Method, header: (&str, &str)| {
             checked(&hosts, method, &[("host", "localhost:8080"), header])
         };
         for own in [
             ("origin", "http://localhost:8080"),
-            ("origin", "https://LOCALHOST:8080"),
+            ("origin", "http://LOCALHOST:8080"),
             ("sec-fetch-site", "same-origin"),
             ("sec-fetch-site", "none"),
             ("accept", "*/*"),
@@ -226,6 +237,9 @@ mod tests {
             ("origin", "http://attacker.example"),
             ("origin", "http://localhost:8081"),
             ("origin", "http://localhost"),
+            ("origin", "https://localhost:8080"),
+            ("origin", "ftp://localhost:8080"),
+            ("origin", "localhost:8080"),
             ("origin", "null"),
             ("sec-fetch-site", "cross-site"),
             ("sec-fetch-site", "same-site"),
@@ -243,5 +257,27 @@ mod tests {
         assert!(checked(&hosts, Method::POST, &two).is_err(), "each counts");
         let two = [host, ("host", "attacker.example")];
         assert!(checked(&hosts, Method::GET, &two).is_err(), "two hosts");
+    }
+
+    #[test]
+    fn a_page_has_the_scheme_of_the_listener_or_of_a_proxy_before_a_configured_name() {
+        let names = ["Waybill.example".to_owned(), "10.0.0.9".to_owned()];
+        let change = |has_tls: bool, scheme: &str, host: &str| {
+            let origin = format!("{scheme}://{host}");
+            let headers = [("host", host), ("origin", &origin)];
+            checked(&Hosts::local(&names, has_tls), Method::POST, &headers)
+        };
+        for host in ["localhost:8080", "10.1.2.3", "[::1]:8080"] {
+            assert_eq!(change(false, "http", host), Ok(()), "{host}");
+            assert!(change(false, "https", host).is_err(), "{host}");
+        }
+        for host in ["waybill.example", "WAYBILL.example.:8080", "10.0.0.9"] {
+            assert_eq!(change(false, "http", host), Ok(()), "{host}");
+            assert_eq!(change(false, "https", host), Ok(()), "{host}");
+        }
+        for host in ["localhost:8443", "10.1.2.3", "waybill.example"] {
+            assert_eq!(change(true, "https", host), Ok(()), "{host}");
+            assert!(change(true, "http", host).is_err(), "{host}");
+        }
     }
 }

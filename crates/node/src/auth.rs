@@ -22,8 +22,8 @@ use std::sync::{Arc, OnceLock};
 use hyper::HeaderMap;
 use sha2::{Digest as _, Sha256};
 use waybill_config::{Secret, file_modes};
-use waybill_http::Hosts;
 use waybill_http::reread::{FileRefused, Reread};
+use waybill_http::{Hosts, Tls};
 
 pub use denied::Denied;
 pub use principal::{AnotherTenant, BadTenant, Caller, Principal, Scope, Scopes, Tenants};
@@ -185,10 +185,10 @@ impl Auth {
 
     /// Which hosts a listener answers for: those that `names` adds where nobody is asked for a token, else all.
     #[must_use]
-    pub fn hosts(&self, names: &[String]) -> Hosts {
+    pub fn hosts(&self, names: &[String], tls: &Tls) -> Hosts {
         match self.0 {
             Some(_) => Hosts::any(),
-            None => Hosts::local(names),
+            None => Hosts::local(names, tls.is_on()),
         }
     }
 

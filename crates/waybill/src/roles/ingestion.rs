@@ -34,7 +34,7 @@ pub(super) async fn start(
         world.workflows.clone(),
         Guards {
             auth: admin.auth().clone(),
-            hosts: admin.auth().hosts(&config.http.hosts),
+            hosts: admin.auth().hosts(&config.http.hosts, &tls),
             tls: tls.clone(),
             low_disk: world.low_disk.clone(),
         },

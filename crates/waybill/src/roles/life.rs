@@ -64,7 +64,8 @@ async fn live(
     let auth = Auth::load(&config.auth)?;
     let tls = Tls::load("admin.tls", &config.admin.tls)?;
     let spans = traces::install(&config.telemetry.traces, role.service())?;
-    let admin = Admin::new(telemetry, auth.clone(), auth.hosts(&config.admin.hosts));
+    let hosts = auth.hosts(&config.admin.hosts, &tls);
+    let admin = Admin::new(telemetry, auth.clone(), hosts);
     let all_started = admin
         .readiness
         .expect("every role to be started, and none stopping");
