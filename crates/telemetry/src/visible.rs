@@ -1,7 +1,7 @@
 //! Which characters a reader can see, by Unicode's general categories (UAX #44).
 //!
-//! What must hold: names do not differ in invisible characters alone, and text from outside cannot reverse or hide what is
-//! printed beside it. Deliberately absent: characters that look alike (Latin `a`, Cyrillic `а`); a tenant's names are
+//! What must hold: names do not differ in invisible characters alone, and text from outside cannot reverse, hide or change
+//! what is printed beside it. Deliberately absent: characters that look alike (Latin `a`, Cyrillic `а`); a tenant's names are
 //! its own.
 
 use std::fmt;
@@ -39,16 +39,20 @@ fn is_ignorable(c: char) -> bool {
     )
 }
 
-/// Whether a text is a name: visible characters, with single spaces (U+0020) between some of them. The empty text is one.
+/// Whether a text is one word: visible characters alone. It does not begin with a combining mark, which would change the
+/// look of what is printed before it.
+pub fn is_word(text: &str) -> bool {
+    text.starts_with(|c| is_visible(c) && !is_mark(c)) && text.chars().all(is_visible)
+}
+
+/// Whether a text is a name: words with single spaces (U+0020) between them. The empty text is one.
 pub fn is_name(text: &str) -> bool {
-    let mut after_space = true;
-    for c in text.chars() {
-        if !(is_visible(c) || c == ' ' && !after_space) {
-            return false;
-        }
-        after_space = c == ' ';
-    }
-    text.is_empty() || !after_space
+    text.is_empty() || text.split(' ').all(is_word)
+}
+
+/// Whether a character combines with the one before it.
+fn is_mark(c: char) -> bool {
+    c.general_category_group() == GeneralCategoryGroup::Mark
 }
 
 /// A text for people, on one line: whatever is neither visible nor a space is escaped, as `\u{202e}`.
@@ -162,6 +166,21 @@ mod tests {
         for c in INVISIBLE {
             assert!(!is_name(&format!("a{c}b")), "{c:?}");
         }
+    }
+
+    #[test]
+    fn a_word_has_marks_only_behind_other_characters() {
+        for word in ["e\u{301}", "1\u{20e3}", "न\u{93e}म"] {
+            assert!(is_word(word) && is_name(&format!("a {word}")), "{word:?}");
+        }
+        // One of each kind: nonspacing, enclosing, spacing.
+        for mark in ["\u{301}", "\u{20e3}", "\u{93e}"] {
+            for text in [mark.to_owned(), format!("{mark}a")] {
+                assert!(!is_word(&text) && !is_name(&text), "{text:?}");
+                assert!(!is_name(&format!("a {text}")), "{text:?}");
+            }
+        }
+        assert!(!is_word("") && !is_word("a b"));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use waybill_config::{Secret, parse};
 use waybill_messages::is_topic_name;
-use waybill_telemetry::visible::is_visible;
+use waybill_telemetry::visible::is_word;
 
 use super::{Principal, Reread, Scope, Scopes, Tenants, TokenHash, hash_of};
 
@@ -146,10 +146,11 @@ impl Entry {
 
 /// Checks the name of a token, and says what is wrong with it.
 pub fn check_name(name: &str) -> Result<(), String> {
-    match (1..=NAME_BYTES_MAX).contains(&name.len()) && name.chars().all(is_visible) {
+    match (1..=NAME_BYTES_MAX).contains(&name.len()) && is_word(name) {
         true => Ok(()),
         false => Err(format!(
-            "name must be 1 to {NAME_BYTES_MAX} bytes of visible characters, without white space"
+            "name must be 1 to {NAME_BYTES_MAX} bytes of visible characters, without white space, and must not begin with a \
+             combining mark"
         )),
     }
 }

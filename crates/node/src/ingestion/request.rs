@@ -469,7 +469,8 @@ impl<'a> Draft<'a> {
 pub fn check_tenant(tenant: &str) -> Result<(), String> {
     if tenant.chars().count() > TENANT_CHARS_MAX || !is_name(tenant) {
         return Err(format!(
-            "must be at most {TENANT_CHARS_MAX} visible characters, with single spaces between words"
+            "must be at most {TENANT_CHARS_MAX} visible characters, with single spaces between words, and no word may begin \
+             with a combining mark"
         ));
     }
     Ok(())
@@ -480,7 +481,9 @@ pub fn check_tenant(tenant: &str) -> Result<(), String> {
 pub fn check_asked_by(name: &str) -> Result<(), &'static str> {
     match is_name(name) {
         true => Ok(()),
-        false => Err("must be visible characters, with single spaces between words"),
+        false => Err(
+            "must be visible characters, with single spaces between words, and no word may begin with a combining mark",
+        ),
     }
 }
 

@@ -329,8 +329,8 @@ fn who_asks_for_an_amendment_has_a_name_of_visible_characters() {
     assert_eq!(amend(""), Ok(()));
     assert_eq!(amend("Kim Ødegård"), Ok(()));
     for asked_by in ["kim\nroot", "\u{1b}[2J", "a\u{85}"] {
-        let fault =
-            "amendment/asked_by: must be visible characters, with single spaces between words";
+        let fault = "amendment/asked_by: must be visible characters, with single spaces between words, \
+         and no word may begin with a combining mark";
         let refused = Refused(vec![fault.to_owned()]);
         assert_eq!(amend(asked_by), Err(refused), "{asked_by:?}");
     }

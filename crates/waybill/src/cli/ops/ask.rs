@@ -237,7 +237,10 @@ fn name_from_text(text: &str) -> Result<String, String> {
     let name = text.trim();
     match is_name(name) {
         true => Ok(name.to_owned()),
-        false => Err("a name has visible characters, with single spaces between words".to_owned()),
+        false => Err(
+            "a name has visible characters, with single spaces between words, and no word begins with a combining mark"
+                .to_owned(),
+        ),
     }
 }
 
