@@ -170,6 +170,11 @@ async fn heads_and_bodies_that_are_too_long_slow_or_broken_are_refused() {
             "incomplete-body",
         ),
         (
+            format!("{head}Transfer-Encoding: chunked\r\n\r\n2 \r\n{{}}\r\n0\r\n\r\n"),
+            "400",
+            "incomplete-body",
+        ),
+        (
             format!("{head}Content-Length: 70000\r\n\r\n{}", "x".repeat(70_000)),
             "413",
             "body-too-large",
