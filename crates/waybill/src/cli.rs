@@ -228,6 +228,9 @@ pub enum ConfigCommand {
         /// A file to check in the place of --config; without either, what the defaults, the
         /// environment and the flags make
         file: Option<PathBuf>,
+        /// Check it as this role does before it starts [default: as for every role in one process]
+        #[arg(long, value_enum)]
+        role: Option<Role>,
         /// How it is written.
         #[command(flatten)]
         written: Written,
@@ -359,17 +362,14 @@ impl Cli {
     ///
     /// If a layer is refused, or what the command needs is missing.
     pub fn configuration(&self, environment: &Environment) -> Result<Config, ConfigError> {
-        let file = match &self.command {
+        let (file, role, is_check) = match &self.command {
             Command::Config {
-                command:
-                    ConfigCommand::Check {
-                        file: Some(file), ..
-                    },
-            } => Some(file.as_path()),
-            _ => self.flags.config.as_deref(),
+                command: ConfigCommand::Check { file, role, .. },
+            } => (file.as_deref(), *role, true),
+            command => (None, command.role(), false),
         };
+        let file = file.or(self.flags.config.as_deref());
         let mut config = load::<Config>(file, environment)?;
-        let role = self.command.role();
         self.flags.apply(role, &mut config)?;
         if let Some(needs) = role.map(Role::needs) {
             if needs.brokers && config.kafka.brokers.is_none() {
@@ -382,15 +382,10 @@ impl Cli {
             }
         }
         let config = config.finish()?;
-        match (&self.command, role) {
-            (
-                Command::Config {
-                    command: ConfigCommand::Check { .. },
-                },
-                _,
-            ) => exposure::check_everything(&config)?,
-            (_, Some(role)) => exposure::check_with_files(role, &config)?,
-            (_, None) => {}
+        match role {
+            Some(role) => exposure::check_with_files(role, &config)?,
+            None if is_check => exposure::check_everything(&config)?,
+            None => {}
         }
         Ok(config)
     }

@@ -50,7 +50,7 @@ fn main() -> ExitCode {
         (_, Some(role)) => run(role, &config, &environment),
         (Command::Config { command }, None) => match command {
             ConfigCommand::Show => show(&config),
-            ConfigCommand::Check { written, .. } => judge(written.check(&config)),
+            ConfigCommand::Check { role, written, .. } => judge(written.check(*role, &config)),
         },
         (Command::Topics { command }, None) => look(&config, || command.run(&config)),
         (Command::Schemas { command }, None) => look(&config, || command.run(&config)),

@@ -1,7 +1,8 @@
 //! The configuration as people meet it: the committed example, and the program's own commands.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 use waybill_config::{Environment, load};
@@ -323,14 +324,75 @@ fn a_configuration_without_agents_is_refused_by_the_check_as_by_the_start() {
     let expected = "waybill: there is no agent to run: ";
     assert!(refused.1.starts_with(expected), "{}", refused.1);
     for line in [&["up"][..], &[&["agents"][..], &brokers].concat()] {
-        assert_eq!(run(line), refused, "{line:?}");
+        let (code, said) = run(line);
+        assert_eq!(code, refused.0, "{line:?}: {said}");
+        assert!(refused.1.starts_with(said.trim_end()), "{line:?}: {said}");
     }
+    assert!(refused.1.contains("--role"), "{}", refused.1);
     let elsewhere = run(&[&["config", "check"][..], &brokers].concat());
     assert_eq!(
         elsewhere,
         (Some(0), String::new()),
         "agents may run elsewhere"
     );
+}
+
+#[test]
+fn a_configuration_of_one_role_is_checked_as_for_that_role() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("broker.yaml");
+    // Of use to `broker` alone: there is no agent, and no such workflow.
+    let text = "agents: {builtIn: false}\nworkflows: {files: [nowhere.yaml]}\n";
+    std::fs::write(&file, text).unwrap();
+    let check = |role: &[&str]| {
+        let mut command = command(&["config", "check"]);
+        let output = command.arg(&file).args(role).output().unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    for role in ["broker", "services"] {
+        let expected = (Some(0), format!("ok for {role}\n"));
+        assert_eq!(check(&["--role", role]), expected);
+    }
+    let as_json = check(&["--role", "broker", "--output", "json"]).1;
+    assert_eq!(as_json, "{\"role\":\"broker\"}\n");
+    for (flags, refused) in [
+        (&[][..], "workflows.files: nowhere.yaml"),
+        (&["--role", "up"], "workflows.files: nowhere.yaml"),
+        (&["--role", "agents"], "--brokers is needed"),
+        (&["--role", "agents", "--brokers", "a:1"], "workflows.files"),
+        (&["--role", "ingestion", "--brokers", "a:1"], "--scylla"),
+        (
+            &["--role", "broker", "--broker-listen", "0.0.0.0:0"],
+            "broker.listen",
+        ),
+    ] {
+        let (code, said) = check(flags);
+        assert_eq!(code, Some(2), "{flags:?}: {said}");
+        assert!(said.starts_with(&format!("waybill: {refused}")), "{said}");
+    }
+    let elsewhere = check(&["--role", "broker", "--http", "0.0.0.0:0"]);
+    assert_eq!(elsewhere.0, Some(0), "it does not listen there");
+}
+
+#[test]
+fn a_check_reads_a_workflow_that_comes_through_a_pipe() {
+    let workflow = "name: errand\nversion: 1\nsteps:\n  - {name: go, agent: walker}\n";
+    let mut checking = command(&["config", "check"])
+        .env("WAYBILL_WORKFLOWS__FILES", "[/dev/stdin]")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut pipe = checking.stdin.take().unwrap();
+    pipe.write_all(workflow.as_bytes()).unwrap();
+    drop(pipe);
+    let output = checking.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let said = String::from_utf8(output.stdout).unwrap();
+    let expected = "ok; agents that are in none of the files: walker\n";
+    assert_eq!(said, expected);
 }
 
 #[test]

@@ -14,13 +14,6 @@ use waybill_node::config::{Config, TlsConfig};
 
 use super::Role;
 
-/// What a process opens that starts as this one would, were it to start everything.
-const EVERYTHING: Role = Role::Up {
-    agents: true,
-    services: true,
-    samples: 0,
-};
-
 /// A listener of a role.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Listens {
@@ -170,14 +163,14 @@ pub(super) fn check_with_files(role: Role, config: &Config) -> Result<(), Config
 ///
 /// As [`check_with_files`].
 pub(super) fn check_everything(config: &Config) -> Result<(), ConfigError> {
-    check(EVERYTHING, config)?;
+    check(Role::EVERYTHING, config)?;
     let distinct = Role::Up {
         agents: true,
         services: config.kafka.brokers.is_none() && config.services.address.is_none(),
         samples: 0,
     };
     check_distinct(distinct, config)?;
-    check_files(EVERYTHING, config)
+    check_files(Role::EVERYTHING, config)
 }
 
 fn check_files(role: Role, config: &Config) -> Result<(), ConfigError> {
@@ -332,7 +325,9 @@ mod tests {
         }
         let mut config = Config::default();
         config.services.listen = "0.0.0.0:8080".parse().unwrap();
-        let refused = check_distinct(EVERYTHING, &config).unwrap_err().to_string();
+        let refused = check_distinct(Role::EVERYTHING, &config)
+            .unwrap_err()
+            .to_string();
         assert_eq!(
             refused,
             "services.listen (--services) is 0.0.0.0:8080 and http.listen (--http) is 127.0.0.1:8080: these addresses \
@@ -353,7 +348,7 @@ mod tests {
         config.services.address = None;
         config.kafka.brokers = Some(vec!["a:1".to_owned()]);
         assert!(check_everything(&config).is_ok());
-        assert!(check_with_files(EVERYTHING, &config).is_err());
+        assert!(check_with_files(Role::EVERYTHING, &config).is_err());
     }
 
     #[test]
@@ -361,7 +356,7 @@ mod tests {
         let mut config = Config::default();
         config.http.listen = "0.0.0.0:80".parse().unwrap();
         config.broker.listen = "[::]:92".parse().unwrap();
-        let refused = check(EVERYTHING, &config).unwrap_err().to_string();
+        let refused = check(Role::EVERYTHING, &config).unwrap_err().to_string();
         for part in [
             "http.listen (--http) is 0.0.0.0:80, and broker.listen (--broker-listen) is [::]:92: ",
             "loopback",

@@ -2,6 +2,9 @@
 
 use std::fmt;
 
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+
 /// A command that starts roles and lasts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
@@ -31,7 +34,39 @@ pub enum Role {
 /// As it is typed.
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+        f.write_str(self.name())
+    }
+}
+
+impl ValueEnum for Role {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[
+            Self::EVERYTHING,
+            Self::Broker,
+            Self::Agents,
+            Self::Services,
+            Self::Ingestion,
+            Self::Scheduler,
+            Self::Supervisor,
+        ]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name()))
+    }
+}
+
+impl Role {
+    /// `up` with all that it can start.
+    pub(super) const EVERYTHING: Self = Self::Up {
+        agents: true,
+        services: true,
+        samples: 0,
+    };
+
+    /// What is typed to start it.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
             Self::Up { .. } => "up",
             Self::Broker => "broker",
             Self::Agents => "agents",
@@ -39,11 +74,9 @@ impl fmt::Display for Role {
             Self::Ingestion => "ingestion",
             Self::Scheduler => "scheduler",
             Self::Supervisor => "supervisor",
-        })
+        }
     }
-}
 
-impl Role {
     /// What the process is called where the spans of many are looked at.
     pub(crate) const fn service(self) -> &'static str {
         match self {
@@ -83,22 +116,8 @@ mod tests {
 
     #[test]
     fn a_role_is_called_what_is_typed_to_start_it() {
-        let up = Role::Up {
-            agents: true,
-            services: false,
-            samples: 3,
-        };
-        let roles = [
-            up,
-            Role::Broker,
-            Role::Agents,
-            Role::Services,
-            Role::Ingestion,
-            Role::Scheduler,
-            Role::Supervisor,
-        ];
         let program = Cli::command();
-        for role in roles {
+        for role in Role::value_variants() {
             let name = role.to_string();
             assert!(program.find_subcommand(&name).is_some(), "{name}");
         }

@@ -6,11 +6,12 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use serde::Serialize;
-use waybill_node::config::{Config, load_workflow, load_workflows};
+use waybill_node::config::{Config, load_workflow};
 use waybill_telemetry::visible::counted;
 
+use super::Role;
 use super::shown::Written;
-use crate::roles::{agents_elsewhere, load_agents_file};
+use crate::roles::{agents_elsewhere, check_for, check_to_run, load_agents_file};
 
 /// How to look at workflows.
 #[derive(Clone, Debug, Subcommand)]
@@ -56,6 +57,7 @@ impl WorkflowCommand {
             false => Some(agents_elsewhere(&workflows, &handlers)),
         };
         Ok(written.text(&Verdict {
+            role: None,
             workflow,
             agents_elsewhere: elsewhere,
             disk: None,
@@ -64,16 +66,21 @@ impl WorkflowCommand {
 }
 
 impl Written {
-    /// What `waybill config check` says of a configuration that can be used.
+    /// What `waybill config check` says of a configuration that can be used, by one role or by every role in one process.
     ///
     /// # Errors
     ///
-    /// If a workflow or an agent that the configuration names cannot work, or `up` would have no agent to run.
-    pub fn check(self, config: &Config) -> anyhow::Result<String> {
+    /// If a workflow or an agent that the role reads cannot work, or it would have no agent to run.
+    pub fn check(self, role: Option<Role>, config: &Config) -> anyhow::Result<String> {
+        let checked = match role {
+            Some(role) => check_for(role, config)?,
+            None => check_to_run(config)?,
+        };
         Ok(self.text(&Verdict {
+            role: role.map(Role::name),
             workflow: None,
-            agents_elsewhere: Some(crate::roles::check_to_run(config)?),
-            disk: crate::roles::disk_bounds_exceed(config, &load_workflows(&config.workflows)?),
+            agents_elsewhere: checked.agents_elsewhere(),
+            disk: checked.disk_bounds_exceed(config),
         })?)
     }
 }
@@ -82,6 +89,9 @@ impl Written {
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Verdict {
+    /// The role that a configuration was checked for. Absent where that is every role in one process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
     /// The workflow, where one was checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     workflow: Option<Found>,
@@ -105,6 +115,9 @@ struct Found {
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ok")?;
+        if let Some(role) = self.role {
+            write!(f, " for {role}")?;
+        }
         if let Some(Found {
             name,
             version,

@@ -6,6 +6,7 @@
 mod agents;
 mod alerts;
 mod broker_metrics;
+mod check;
 mod data_dir;
 mod embedded;
 mod ingestion;
@@ -45,6 +46,8 @@ pub(crate) use agents::{
     elsewhere as agents_elsewhere, group as agents_group, load_file as load_agents_file,
 };
 pub(crate) use broker_metrics::declared as broker_metrics;
+pub use check::check_files_of;
+pub(crate) use check::{check, check_for, check_to_run};
 pub use life::run;
 pub(crate) use measured::METRICS as STORE_METRICS;
 
@@ -313,58 +316,6 @@ pub(crate) fn disk_bounds_exceed(config: &Config, workflows: &Workflows) -> Opti
         space,
         &config.data_dir,
     )
-}
-
-/// Checks what a configuration refers to: its workflows and its agents, alone and together. Returns the agents of its
-/// workflows that are in none of its files and not built in: they may run elsewhere.
-///
-/// # Errors
-///
-/// If a file cannot be read, or what it says cannot work.
-pub fn check(config: &Config) -> anyhow::Result<Vec<String>> {
-    let workflows = load_workflows(&config.workflows)?;
-    let handlers = agents::load_to_check(config, &workflows)?;
-    Ok(match handlers.is_empty() {
-        // All of them run elsewhere.
-        true => Vec::new(),
-        false => agents::elsewhere(&workflows, &handlers),
-    })
-}
-
-/// The same for `up` with everything, which also needs an agent to run. Where the brokers are elsewhere, other processes
-/// may run the agents.
-///
-/// # Errors
-///
-/// If a file cannot be read, what it says cannot work, or there is no agent to run.
-pub fn check_to_run(config: &Config) -> anyhow::Result<Vec<String>> {
-    let elsewhere = check(config)?;
-    if config.kafka.brokers.is_none() || config.agents.reach == AgentReach::Direct {
-        let workflows = load_workflows(&config.workflows)?;
-        agents::refuse_none(&agents::load_to_check(config, &workflows)?)?;
-    }
-    Ok(elsewhere)
-}
-
-/// Checks the workflows and agents that a role reads, as it reads them. Said before it starts, it is a refusal and no
-/// failure.
-///
-/// # Errors
-///
-/// If a file cannot be read, or what it says cannot work.
-pub fn check_files_of(role: Role, config: &Config) -> anyhow::Result<()> {
-    let reads_agents = match role {
-        Role::Broker | Role::Services => return Ok(()),
-        Role::Agents => true,
-        Role::Up { agents, .. } => agents,
-        Role::Scheduler => config.agents.reach == AgentReach::Direct,
-        Role::Ingestion | Role::Supervisor => false,
-    };
-    let workflows = load_workflows(&config.workflows)?;
-    if reads_agents {
-        agents::refuse_none(&agents::load_to_check(config, &workflows)?)?;
-    }
-    Ok(())
 }
 
 /// How to reach the brokers: the configured ones, else the embedded one.

@@ -53,8 +53,9 @@ pub(super) fn configuration(config: &Config) -> Finding {
     const WHAT: &str = "configuration";
     let checked = check_everything(config).map_err(anyhow::Error::from);
     match checked.and_then(|()| crate::roles::check(config)) {
-        Ok(elsewhere) => {
+        Ok(checked) => {
             let said = "it can be used, with its workflows and agents";
+            let elsewhere = checked.agents_elsewhere().unwrap_or_default();
             Finding::ok(WHAT, format!("{said}{}", named_elsewhere(&elsewhere)))
         }
         Err(error) => Finding::failed(WHAT, &error),

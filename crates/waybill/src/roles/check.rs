@@ -1,0 +1,114 @@
+//! Whether a configuration can be used, with its workflows and agents, before anything starts.
+//!
+//! What must hold: a check reads each file once, as it may be a pipe.
+
+use waybill_agent::http::NamedHandler;
+use waybill_engine::Workflows;
+use waybill_node::config::{AgentReach, Config, load_workflows};
+
+use super::{agents, disk_bounds_exceed};
+use crate::cli::Role;
+
+/// The workflows and agents of a configuration that can be used.
+pub(crate) struct Checked {
+    /// Absent where the role reads none.
+    workflows: Option<Workflows>,
+    /// Absent where the role reads none.
+    handlers: Option<Vec<NamedHandler>>,
+}
+
+impl Checked {
+    /// The agents of the workflows that are in none of the files and not built in: they may run elsewhere. `None` if the
+    /// role reads no agents.
+    pub(crate) fn agents_elsewhere(&self) -> Option<Vec<String>> {
+        let (Some(workflows), Some(handlers)) = (&self.workflows, &self.handlers) else {
+            return None;
+        };
+        Some(match handlers.is_empty() {
+            // All of them run elsewhere.
+            true => Vec::new(),
+            false => agents::elsewhere(workflows, handlers),
+        })
+    }
+
+    /// What is to be said where the topics of the embedded broker may take more than the disk has.
+    pub(crate) fn disk_bounds_exceed(&self, config: &Config) -> Option<String> {
+        disk_bounds_exceed(config, self.workflows.as_ref()?)
+    }
+
+    fn refuse_no_agent(&self) -> anyhow::Result<()> {
+        match &self.handlers {
+            Some(handlers) => agents::refuse_none(handlers),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Checks what a configuration refers to: its workflows and its agents, alone and together.
+///
+/// # Errors
+///
+/// If a file cannot be read, or what it says cannot work.
+pub(crate) fn check(config: &Config) -> anyhow::Result<Checked> {
+    let workflows = load_workflows(&config.workflows)?;
+    let handlers = agents::load_to_check(config, &workflows)?;
+    Ok(Checked {
+        workflows: Some(workflows),
+        handlers: Some(handlers),
+    })
+}
+
+/// The same for every role in one process, which also needs an agent to run. Where the brokers are elsewhere, other
+/// processes may run the agents.
+///
+/// # Errors
+///
+/// If a file cannot be read, what it says cannot work, or there is no agent to run.
+pub(crate) fn check_to_run(config: &Config) -> anyhow::Result<Checked> {
+    let checked = check(config)?;
+    if config.kafka.brokers.is_none() || config.agents.reach == AgentReach::Direct {
+        let refused = checked.refuse_no_agent();
+        refused.map_err(|error| {
+            anyhow::anyhow!("{error}; to check it for another role than `up`, give --role")
+        })?;
+    }
+    Ok(checked)
+}
+
+/// Checks the workflows and agents that a role reads, as it reads them.
+///
+/// # Errors
+///
+/// If a file cannot be read, what it says cannot work, or there is no agent to run.
+pub(crate) fn check_for(role: Role, config: &Config) -> anyhow::Result<Checked> {
+    let reads_agents = match role {
+        Role::Broker | Role::Services => {
+            return Ok(Checked {
+                workflows: None,
+                handlers: None,
+            });
+        }
+        Role::Agents => true,
+        Role::Up { agents, .. } => agents,
+        Role::Scheduler => config.agents.reach == AgentReach::Direct,
+        Role::Ingestion | Role::Supervisor => false,
+    };
+    if reads_agents {
+        let checked = check(config)?;
+        checked.refuse_no_agent()?;
+        return Ok(checked);
+    }
+    Ok(Checked {
+        workflows: Some(load_workflows(&config.workflows)?),
+        handlers: None,
+    })
+}
+
+/// The same of a role that is about to start: said before, it is a refusal and no failure.
+///
+/// # Errors
+///
+/// As [`check_for`].
+pub fn check_files_of(role: Role, config: &Config) -> anyhow::Result<()> {
+    check_for(role, config).map(drop)
+}
