@@ -2,10 +2,9 @@
 //!
 //! What must hold: the log says which of them others may read, though the configuration is read before there is a log.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::{ConfigError, file_modes};
+use crate::{ConfigError, file_modes, read_text};
 
 /// The files that secrets were read from, each with the key that it stands for.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -18,11 +17,7 @@ impl SecretFiles {
     ///
     /// If it cannot be read.
     pub fn read(&mut self, path: &Path, key: &str) -> Result<String, ConfigError> {
-        let text = fs::read_to_string(path).map_err(|source| ConfigError::NamedFile {
-            key: key.to_owned(),
-            path: path.display().to_string(),
-            source,
-        })?;
+        let text = read_text(path).map_err(|error| error.of_key(key))?;
         self.note(path, key);
         Ok(text.trim_end_matches(['\r', '\n']).to_owned())
     }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use waybill_config::{ConfigError, Secret, SecretFiles, units};
+use waybill_config::{ConfigError, Secret, SecretFiles, read_text, units};
 use waybill_registry::{Login, Registry, RegistrySettings};
 
 /// What writers put before a datum.
@@ -95,11 +95,7 @@ impl RegistryConfig {
         let key = "schemaRegistry.password";
         files.read_secret(&mut self.password, &mut self.password_file, key)?;
         if let Some(path) = &self.ca_file {
-            let pem = std::fs::read_to_string(path).map_err(|source| ConfigError::NamedFile {
-                key: "schemaRegistry.caFile".to_owned(),
-                path: path.display().to_string(),
-                source,
-            })?;
+            let pem = read_text(path).map_err(|error| error.of_key("schemaRegistry.caFile"))?;
             self.ca_pem = Some(pem);
         }
         Ok(())

@@ -8,7 +8,7 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use reqwest::redirect::Policy;
 use reqwest::{Certificate, Client, Url};
 use serde::{Deserialize, Serialize};
-use waybill_config::{ConfigError, file_modes, units};
+use waybill_config::{ConfigError, file_modes, read_text, units};
 use waybill_telemetry::chain;
 
 /// The `telemetry.traces` section.
@@ -58,15 +58,16 @@ impl TracesConfig {
             .redirect(Policy::none());
         if let Some(path) = &self.headers_file {
             file_modes::warn_if_they_may_read(path, "the headers");
-            let headers = parse_headers(&read(path, "telemetry.traces.headersFile")?);
-            client = client.default_headers(headers.map_err(|problem| {
-                let at = path.display();
-                ConfigError::invalid("telemetry.traces.headersFile", format!("({at}) {problem}"))
-            })?);
+            let key = "telemetry.traces.headersFile";
+            let text = read_text(path).map_err(|error| error.of_key(key))?;
+            let headers = parse_headers(&text).map_err(|problem| {
+                ConfigError::invalid(key, format!("({}) {problem}", path.display()))
+            })?;
+            client = client.default_headers(headers);
         }
         if let Some(path) = &self.ca_file {
             let key = "telemetry.traces.caFile";
-            let pem = read(path, key)?;
+            let pem = read_text(path).map_err(|error| error.of_key(key))?;
             let certificates = Certificate::from_pem_bundle(pem.as_bytes());
             let certificates = certificates.ok().filter(|found| !found.is_empty());
             let certificates = certificates.ok_or_else(|| {
@@ -145,14 +146,6 @@ fn parse_headers(text: &str) -> Result<HeaderMap, String> {
         true => Err("has no header".to_owned()),
         false => Ok(headers),
     }
-}
-
-fn read(path: &std::path::Path, key: &str) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path).map_err(|source| ConfigError::NamedFile {
-        key: key.to_owned(),
-        path: path.display().to_string(),
-        source,
-    })
 }
 
 #[cfg(test)]
