@@ -4,16 +4,12 @@
 //! requests at offsets that were done in the old one. Its schedulers refuse it until a person has decided. Code that relies
 //! on a checkpoint must verify its log before that: the deletion of finished records, and status queries.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tokio::sync::Mutex;
 use waybill_engine::{Offset, PartitionId};
 
-use crate::{
-    ClientError, ConsumerOptions, KafkaSettings, PartitionConsumer, PollError, PollLimits,
-    RequestError, UNDECODABLE, fingerprint,
-};
+use crate::record_reader::{AtOffset, ReadError, RecordReader};
+use crate::{KafkaSettings, RecordRef, UNDECODABLE, fingerprint};
 
 /// What tells the log of a checkpoint from another one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,34 +45,11 @@ pub enum Identity {
     Unknown,
 }
 
-/// Why a log could not be looked at.
-#[derive(Debug, thiserror::Error)]
-pub enum LogCheckError {
-    /// No client could be made.
-    #[error(transparent)]
-    Client(#[from] ClientError),
-    /// The brokers do not answer.
-    #[error(transparent)]
-    Request(#[from] RequestError),
-    /// The record cannot be read.
-    #[error(transparent)]
-    Read(#[from] PollError),
-    /// The record did not come in time.
-    #[error("the record at offset {0} did not come in time")]
-    Late(Offset),
-    /// The thread that looked ended early.
-    #[error("the log check did not finish")]
-    Unfinished(#[from] tokio::task::JoinError),
-}
-
 /// Looks at logs, one at a time.
 #[derive(Clone, Debug)]
 pub struct LogCheck {
-    kafka: KafkaSettings,
-    client_name: &'static str,
+    reader: RecordReader,
     patience: Duration,
-    /// Made by the first look.
-    consumer: Arc<Mutex<Option<PartitionConsumer>>>,
 }
 
 impl LogCheck {
@@ -85,10 +58,8 @@ impl LogCheck {
     #[must_use]
     pub fn new(kafka: KafkaSettings, client_name: &'static str, patience: Duration) -> Self {
         Self {
-            kafka,
-            client_name,
+            reader: RecordReader::new(kafka, client_name),
             patience,
-            consumer: Arc::default(),
         }
     }
 
@@ -102,91 +73,37 @@ impl LogCheck {
         topic: &str,
         partition: PartitionId,
         mark: Mark,
-    ) -> Result<Identity, LogCheckError> {
-        if mark == Mark::Missing {
-            return Ok(Identity::Unknown);
-        }
-        let mut slot = Arc::clone(&self.consumer).lock_owned().await;
-        let (check, topic) = (self.clone(), topic.to_owned());
-        let look = move || {
-            let consumer = match slot.take() {
-                Some(consumer) => consumer,
-                None => check.consumer()?,
-            };
-            let due = Instant::now() + check.patience;
-            let found = look(&consumer, &topic, partition, mark, due)?;
-            // One that failed is made anew.
-            *slot = Some(consumer);
-            Ok(found)
+    ) -> Result<Identity, ReadError> {
+        let same_if = |is_same| match is_same {
+            true => Identity::Same,
+            false => Identity::Another,
         };
-        tokio::task::spawn_blocking(look).await?
+        let turn = async || {
+            let turn = self.reader.turn().await;
+            (turn, Instant::now() + self.patience)
+        };
+        Ok(match mark {
+            Mark::Missing => Identity::Unknown,
+            Mark::Topic(expected) => {
+                let (turn, due) = turn().await;
+                let id = turn.topic_id(topic, partition, due).await?;
+                id.map_or(Identity::Unknown, |id| same_if(id.head() == expected))
+            }
+            Mark::Record(offset, expected) => {
+                let (turn, due) = turn().await;
+                let convert = |record: RecordRef<'_>| fingerprint(&record);
+                match turn.read(topic, partition, offset, due, convert).await? {
+                    AtOffset::Record(found) => same_if(found == expected),
+                    AtOffset::Ahead => Identity::Another,
+                    AtOffset::Deleted | AtOffset::Absent => Identity::Unknown,
+                }
+            }
+        })
     }
 
     /// Lets the client go, once a look under way has ended. Blocks.
     pub fn close(&self) {
-        drop(self.consumer.blocking_lock().take());
-    }
-
-    fn consumer(&self) -> Result<PartitionConsumer, ClientError> {
-        let options = ConsumerOptions::single_records(self.client_name);
-        PartitionConsumer::new(&self.kafka, &options)
-    }
-}
-
-fn look(
-    consumer: &PartitionConsumer,
-    topic: &str,
-    partition: PartitionId,
-    mark: Mark,
-    due: Instant,
-) -> Result<Identity, LogCheckError> {
-    let left = || due.saturating_duration_since(Instant::now());
-    let same_if = |is_same| match is_same {
-        true => Identity::Same,
-        false => Identity::Another,
-    };
-    let (offset, expected) = match mark {
-        Mark::Missing => return Ok(Identity::Unknown),
-        Mark::Topic(expected) => {
-            let id = consumer.topic_id(topic, partition, left())?;
-            return Ok(id.map_or(Identity::Unknown, |id| same_if(id.head() == expected)));
-        }
-        Mark::Record(offset, fingerprint) => (offset, fingerprint),
-    };
-    let (first, next) = consumer.watermarks(topic, partition, left())?;
-    if offset >= next {
-        return Ok(Identity::Another);
-    }
-    if offset < first {
-        return Ok(Identity::Unknown);
-    }
-    consumer.assign(&[(topic, partition, offset)])?;
-    let found = fingerprint_at(consumer, offset, due)?;
-    consumer.assign(&[])?;
-    Ok(found.map_or(Identity::Unknown, |found| same_if(found == expected)))
-}
-
-/// The fingerprint of the first record that comes, if that is the one at `offset`: it may have been compacted away.
-fn fingerprint_at(
-    consumer: &PartitionConsumer,
-    offset: Offset,
-    due: Instant,
-) -> Result<Option<u64>, LogCheckError> {
-    let one = PollLimits {
-        records: 1,
-        bytes: usize::MAX,
-    };
-    loop {
-        let left = due.saturating_duration_since(Instant::now());
-        let mut came = None;
-        consumer.poll(one, left, &mut |record| {
-            came = Some((record.offset(), fingerprint(&record)));
-        })?;
-        match came {
-            Some((at, fingerprint)) => return Ok((at == offset).then_some(fingerprint)),
-            None if left.is_zero() => return Err(LogCheckError::Late(offset)),
-            None => {}
-        }
+        self.reader.close();
     }
 }
 

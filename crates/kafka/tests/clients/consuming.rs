@@ -4,7 +4,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use waybill_engine::{Offset, PartitionId};
-use waybill_kafka::{ConsumerOptions, PartitionConsumer, PollError, PollLimits, Polled, RecordRef};
+use waybill_kafka::{
+    AtOffset, ConsumerOptions, PartitionConsumer, PollError, PollLimits, Polled, ReadError,
+    RecordReader, RecordRef,
+};
 
 use crate::on_both_brokers;
 use crate::support::{
@@ -23,6 +26,7 @@ on_both_brokers! {
     a_topic_made_anew_with_fewer_records_is_an_error_to_who_had_read_more
     a_partition_that_is_read_from_its_end_is_told_to_be_read_to_there
     a_copy_of_the_checkpoint_is_committed_for_lag_tools
+    a_reader_of_single_records_says_what_lies_at_an_offset
 }
 
 /// The batch in the middle of a partition is damaged. What comes before it is handed over, nothing behind it is, and
@@ -272,6 +276,29 @@ fn a_start_below_what_was_deleted_is_an_error_that_names_what_is_left(world: &Wo
     world.delete_records(&topic, 5);
     send_batch(&producer, &topic, 0, &[b"f"]);
     assert_eq!(values(&read(&consumer, 1)), [b"f"]);
+}
+
+fn a_reader_of_single_records_says_what_lies_at_an_offset(world: &World) {
+    let topic = world.topic("t", 1);
+    send_batch(&world.producer(), &topic, 0, &[b"a", b"b", b"c"]);
+    world.delete_records(&topic, 1);
+    let reader = RecordReader::new(world.settings.clone(), "reader");
+    let at = |partition: u32, offset: i64| {
+        let read = async {
+            let (partition, due) = (PartitionId(partition), Instant::now() + PATIENCE);
+            let value = |record: RecordRef<'_>| record.value().unwrap().to_vec();
+            let turn = reader.turn().await;
+            turn.read(&topic, partition, Offset(offset), due, value)
+                .await
+        };
+        world.runtime.block_on(read)
+    };
+    assert_eq!(at(0, 1).unwrap(), AtOffset::Record(b"b".to_vec()));
+    assert!(matches!(at(7, 0), Err(ReadError::Request(_))));
+    assert_eq!(at(0, 0).unwrap(), AtOffset::Deleted);
+    assert_eq!(at(0, 3).unwrap(), AtOffset::Ahead);
+    assert_eq!(at(0, 2).unwrap(), AtOffset::Record(b"c".to_vec()));
+    reader.close();
 }
 
 fn a_topic_made_anew_with_fewer_records_is_an_error_to_who_had_read_more(world: &World) {

@@ -9,17 +9,12 @@
 //! answer in time, does without.
 
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Mutex, OwnedMutexGuard};
 use tokio::time::Instant;
-use waybill_engine::{
-    AmendRequest, CreateRequest, Offset, OperationRequest, PartitionId, Position,
-};
+use waybill_engine::{AmendRequest, CreateRequest, OperationRequest, Position};
 use waybill_kafka::{
-    ConsumerOptions, ErrorCode, KafkaSettings, PartitionConsumer, PollError, PollLimits,
-    RequestError,
+    AtOffset, ErrorCode, KafkaSettings, ReadError, RecordReader, RecordRef, RequestError,
 };
 use waybill_messages::Topics;
 
@@ -40,13 +35,11 @@ pub enum Peeked {
 
 /// Reads single requests.
 pub struct Peek {
-    settings: KafkaSettings,
+    reader: RecordReader,
     topics: Topics,
     timeout: Duration,
     /// One for each that may wait.
     places: Places,
-    /// Made by the first that needs it.
-    consumer: Arc<Mutex<Option<PartitionConsumer>>>,
 }
 
 impl Peek {
@@ -58,11 +51,10 @@ impl Peek {
         timeout: Duration,
     ) -> Self {
         Self {
-            settings,
+            reader: RecordReader::new(settings, "waybill-ingestion-peek"),
             topics,
             timeout,
             places: Places::new(waiting_max, PENDING_READS.of([]), &PENDING_READS_MAX.of([])),
-            consumer: Arc::default(),
         }
     }
 
@@ -70,16 +62,33 @@ impl Peek {
     pub async fn read(&self, position: Position, tenants: &Tenants) -> Option<Peeked> {
         let _place = self.places.share(tenants, 1)?;
         let due = Instant::now() + self.timeout;
-        let turn = Arc::clone(&self.consumer).lock_owned();
-        let consumer = tokio::time::timeout_at(due, turn).await.ok()?;
-        let (settings, topics) = (self.settings.clone(), self.topics.clone());
-        let read = move || read_within(consumer, &settings, &topics, position, due);
-        tokio::task::spawn_blocking(read).await.ok()?
+        let turn = tokio::time::timeout_at(due, self.reader.turn());
+        let turn = turn.await.ok()?;
+        let Position {
+            lane,
+            partition,
+            offset,
+        } = position;
+        let topics = self.topics.clone();
+        let convert = move |record: RecordRef<'_>| request(&topics, record);
+        let topic = self.topics.of_lane(lane);
+        let due = due.into_std();
+        match turn.read(topic, partition, offset, due, convert).await {
+            Ok(AtOffset::Record(found)) => Some(found),
+            Ok(AtOffset::Ahead | AtOffset::Absent) => Some(Peeked::Nothing),
+            Ok(AtOffset::Deleted) => None,
+            Err(ReadError::Request(error)) if is_unknown_partition(&error) => Some(Peeked::Nothing),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::debug!(error, %partition, %offset, "could not read a pending request");
+                None
+            }
+        }
     }
 
-    /// Lets the consumer go, once a read under way has ended. Blocks.
+    /// Ends the connection, once a read under way has ended. Blocks.
     pub fn close(&self) {
-        drop(self.consumer.blocking_lock().take());
+        self.reader.close();
     }
 }
 
@@ -91,79 +100,15 @@ impl fmt::Debug for Peek {
     }
 }
 
-fn read_within(
-    mut slot: OwnedMutexGuard<Option<PartitionConsumer>>,
-    settings: &KafkaSettings,
-    topics: &Topics,
-    position: Position,
-    due: Instant,
-) -> Option<Peeked> {
-    let Position {
-        lane,
-        partition,
-        offset,
-    } = position;
-    let consumer = match slot.take() {
-        Some(consumer) => consumer,
-        None => PartitionConsumer::new(
-            settings,
-            &ConsumerOptions::single_records("waybill-ingestion-peek"),
-        )
-        .inspect_err(|error| tracing::warn!(%error, "pending requests cannot be read"))
-        .ok()?,
-    };
-    let topic = topics.of_lane(lane);
-    let left = || due.saturating_duration_since(Instant::now());
-    // Asked first: a place behind the end of the log would be waited for.
-    let found = match consumer.watermarks(topic, partition, left()) {
-        Ok((_, end)) if offset >= end => Ok(Some(Peeked::Nothing)),
-        Err(error) if is_unknown_partition(&error) => Ok(Some(Peeked::Nothing)),
-        _ => {
-            consumer.assign(&[(topic, partition, offset)]).ok()?;
-            first(&consumer, topics, partition, offset, due)
-        }
-    };
-    // Nothing is fetched between two reads. A consumer that cannot go on is made anew.
-    if !matches!(found, Err(PollError::Fatal { .. })) && consumer.assign(&[]).is_ok() {
-        *slot = Some(consumer);
+fn request(topics: &Topics, record: RecordRef<'_>) -> Peeked {
+    let request = record
+        .value()
+        .and_then(|value| topics.framing().decode(value).ok());
+    match request {
+        Some(OperationRequest::Create(create)) => Peeked::Create(Box::new(create)),
+        Some(OperationRequest::Amend(amend)) => Peeked::Amend(Box::new(amend)),
+        None => Peeked::Nothing,
     }
-    found
-        .inspect_err(
-            |error| tracing::debug!(%error, %partition, %offset, "a pending request cannot be read"),
-        )
-        .ok()
-        .flatten()
-}
-
-/// What lies at `offset`, where the consumer was assigned; `None` if nothing was read in time.
-fn first(
-    consumer: &PartitionConsumer,
-    topics: &Topics,
-    partition: PartitionId,
-    offset: Offset,
-    due: Instant,
-) -> Result<Option<Peeked>, PollError> {
-    let one = PollLimits {
-        records: 1,
-        bytes: usize::MAX,
-    };
-    let mut found = None;
-    let left = due.saturating_duration_since(Instant::now());
-    consumer.poll(one, left, &mut |record| {
-        if (record.partition(), record.offset()) == (partition, offset) {
-            let request = record
-                .value()
-                .and_then(|value| topics.framing().decode(value).ok());
-            found = Some(match request {
-                Some(OperationRequest::Create(create)) => Peeked::Create(Box::new(create)),
-                Some(OperationRequest::Amend(amend)) => Peeked::Amend(Box::new(amend)),
-                None => Peeked::Nothing,
-            });
-        } else {
-            found = Some(Peeked::Nothing);
-        }
-    })?;
-    Ok(found)
 }
 
 fn is_unknown_partition(error: &RequestError) -> bool {

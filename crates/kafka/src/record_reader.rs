@@ -1,0 +1,187 @@
+//! Reads single records by their offsets: the last one below a checkpoint, or a request that a client asks about.
+//!
+//! What must hold: one record is read at a time, and nothing is fetched between two reads.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tokio::sync::{Mutex, OwnedMutexGuard};
+use waybill_engine::{Offset, PartitionId};
+
+use crate::{
+    ClientError, ConsumerOptions, KafkaSettings, PartitionConsumer, PollError, PollLimits,
+    RecordRef, RequestError, TopicId,
+};
+
+/// What lies at an offset of a log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum AtOffset<T> {
+    /// A record.
+    Record(T),
+    /// Nothing yet: the log ends before it.
+    Ahead,
+    /// Nothing any more: the log begins behind it.
+    Deleted,
+    /// Nothing, though records follow: compaction removed it, or it is no record of an application.
+    Absent,
+}
+
+/// Why an offset could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// No client could be made.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The brokers do not answer.
+    #[error(transparent)]
+    Request(#[from] RequestError),
+    /// The record cannot be read.
+    #[error(transparent)]
+    Poll(#[from] PollError),
+    /// The record did not come in time.
+    #[error("the record at offset {0} did not come in time")]
+    Late(Offset),
+    /// The thread that read ended early.
+    #[error("the read did not finish")]
+    Unfinished(#[from] tokio::task::JoinError),
+}
+
+/// Reads single records. It connects when it is first used, and keeps its connection between reads.
+#[derive(Clone, Debug)]
+pub struct RecordReader {
+    kafka: KafkaSettings,
+    client_name: &'static str,
+    consumer: Arc<Mutex<Option<PartitionConsumer>>>,
+}
+
+impl RecordReader {
+    /// One whose client has this name at the brokers.
+    #[must_use]
+    pub fn new(kafka: KafkaSettings, client_name: &'static str) -> Self {
+        Self {
+            kafka,
+            client_name,
+            consumer: Arc::default(),
+        }
+    }
+
+    /// Waits until no other read is under way.
+    pub async fn turn(&self) -> ReadTurn {
+        ReadTurn {
+            slot: Arc::clone(&self.consumer).lock_owned().await,
+            reader: self.clone(),
+        }
+    }
+
+    /// Ends its connection, once a read under way has ended. Blocks.
+    pub fn close(&self) {
+        drop(self.consumer.blocking_lock().take());
+    }
+
+    fn consumer(&self) -> Result<PartitionConsumer, ClientError> {
+        let options = ConsumerOptions::single_records(self.client_name);
+        PartitionConsumer::new(&self.kafka, &options)
+    }
+}
+
+/// The right to the next read of a [`RecordReader`].
+#[derive(Debug)]
+pub struct ReadTurn {
+    slot: OwnedMutexGuard<Option<PartitionConsumer>>,
+    reader: RecordReader,
+}
+
+impl ReadTurn {
+    /// What lies at `offset`, until `due`; `convert` makes it of the record.
+    ///
+    /// # Errors
+    ///
+    /// If the brokers do not answer in time, or the record cannot be read.
+    pub async fn read<T: Send + 'static>(
+        self,
+        topic: &str,
+        partition: PartitionId,
+        offset: Offset,
+        due: Instant,
+        convert: impl Fn(RecordRef<'_>) -> T + Send + 'static,
+    ) -> Result<AtOffset<T>, ReadError> {
+        let topic = topic.to_owned();
+        self.run(move |consumer| {
+            let left = due.saturating_duration_since(Instant::now());
+            // Asked first: a record that does not exist yet would be waited for.
+            let (first, next) = consumer.watermarks(&topic, partition, left)?;
+            if offset >= next {
+                return Ok(AtOffset::Ahead);
+            }
+            if offset < first {
+                return Ok(AtOffset::Deleted);
+            }
+            consumer.assign(&[(&topic, partition, offset)])?;
+            first_record(consumer, offset, due, convert)
+        })
+        .await
+    }
+
+    /// The ID of a topic; `None` if the brokers give none.
+    pub(crate) async fn topic_id(
+        self,
+        topic: &str,
+        partition: PartitionId,
+        due: Instant,
+    ) -> Result<Option<TopicId>, ReadError> {
+        let topic = topic.to_owned();
+        self.run(move |consumer| {
+            let left = due.saturating_duration_since(Instant::now());
+            Ok(consumer.topic_id(&topic, partition, left)?)
+        })
+        .await
+    }
+
+    async fn run<T: Send + 'static>(
+        mut self,
+        ask: impl FnOnce(&PartitionConsumer) -> Result<T, ReadError> + Send + 'static,
+    ) -> Result<T, ReadError> {
+        let run = move || {
+            let consumer = match self.slot.take() {
+                Some(consumer) => consumer,
+                None => self.reader.consumer()?,
+            };
+            let found = ask(&consumer);
+            // A consumer that cannot go on is made anew.
+            let is_fatal = matches!(found, Err(ReadError::Poll(PollError::Fatal { .. })));
+            if !is_fatal && consumer.assign(&[]).is_ok() {
+                *self.slot = Some(consumer);
+            }
+            found
+        };
+        tokio::task::spawn_blocking(run).await?
+    }
+}
+
+/// The first record that comes, if it is the one at `offset`.
+fn first_record<T>(
+    consumer: &PartitionConsumer,
+    offset: Offset,
+    due: Instant,
+    convert: impl Fn(RecordRef<'_>) -> T,
+) -> Result<AtOffset<T>, ReadError> {
+    let one = PollLimits {
+        records: 1,
+        bytes: usize::MAX,
+    };
+    loop {
+        let left = due.saturating_duration_since(Instant::now());
+        let mut came = None;
+        consumer.poll(one, left, &mut |record| {
+            came = Some(match record.offset() == offset {
+                true => AtOffset::Record(convert(record)),
+                false => AtOffset::Absent,
+            });
+        })?;
+        match came {
+            Some(found) => return Ok(found),
+            None if left.is_zero() => return Err(ReadError::Late(offset)),
+            None => {}
+        }
+    }
+}
