@@ -13,10 +13,12 @@
 //!   audit's business.
 //! * **Waking is idempotent.** The audit asks what the sweep would have asked. The recovery names the attempt that the row
 //!   has, and the scheduler writes the index entry again.
+//! * **A row that cannot be read is reported.** Whether something would wake its operation is unknown. It is counted and
+//!   logged when a round first meets it, and not again in each round after that.
 //! * **The work is bounded**: one page at a time in a process, with a pause behind each; at most [`SUSPECTS_MAX`] operations
 //!   of a shard in a round; recoveries at the pace of all others.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +31,7 @@ use waybill_engine::{
 use waybill_kafka::{Admin, AdminError};
 use waybill_messages::Topics;
 use waybill_store::{
-    AttentionCursor, AttentionOrder, DUE_BUCKETS_AGAIN, DueBucket, Store, StoreError,
+    AttentionCursor, AttentionOrder, CorruptRow, DUE_BUCKETS_AGAIN, DueBucket, Store, StoreError,
 };
 
 use super::ask::{AskError, Asker};
@@ -39,7 +41,8 @@ use crate::ingestion::time_text;
 use crate::readers;
 use crate::spread::Spread;
 
-/// How many suspects of a shard are remembered from one round to the next. The others are found later.
+/// How many suspects of a shard, and how many rows that cannot be read, are remembered from one round to the next. Other
+/// suspects are found later; other rows are reported again.
 const SUSPECTS_MAX: usize = 10_000;
 /// How many entries and rows are read at once.
 const PAGE: usize = 250;
@@ -94,6 +97,20 @@ struct Suspects {
     due: HashMap<OperationId, Timestamp>,
     /// Where the recoveries ended afterwards, by partition.
     ends: HashMap<PartitionId, Offset>,
+    /// Those whose rows cannot be read, so that this is not known of them.
+    unreadable: HashSet<OperationId>,
+}
+
+/// What a walk over the attention table met.
+#[derive(Default)]
+struct Met {
+    /// Operations that are behind the cursor, each with its due time.
+    due: HashMap<OperationId, Timestamp>,
+    unreadable: HashSet<OperationId>,
+    /// How many of these the last round had not met.
+    newly_unreadable: usize,
+    /// How many operations were woken.
+    woken: usize,
 }
 
 impl Suspects {
@@ -149,26 +166,26 @@ impl Audit {
         let auditor = Arc::clone(&self.auditor);
         let done = auditor.done(self.suspects.ends.keys()).await?;
         let settled = self.suspects.settled(&done);
-        let (found, woken) = self.walk(&settled).await?;
-        let mut partitions: Vec<PartitionId> =
-            found.keys().map(|id| auditor.partition_of(*id)).collect();
+        let met = self.walk(&settled).await?;
+        let due = met.due.keys();
+        let mut partitions: Vec<PartitionId> = due.map(|id| auditor.partition_of(*id)).collect();
         partitions.sort_unstable();
         partitions.dedup();
         let ends = auditor.ends(&partitions).await?;
-        self.suspects = Suspects { due: found, ends };
-        auditor.metrics.unwoken(self.shard, woken);
+        self.suspects = Suspects {
+            due: met.due,
+            ends,
+            unreadable: met.unreadable,
+        };
+        auditor.metrics.unwoken(self.shard, met.woken);
         Ok(())
     }
 
-    /// Wakes what the last round had found already, of partitions whose recoveries are `settled`. Returns everything that
-    /// is behind the cursor, and how many of these were woken.
-    async fn walk(
-        &self,
-        settled: &[PartitionId],
-    ) -> Result<(HashMap<OperationId, Timestamp>, usize), AuditError> {
+    /// Wakes what the last round had found already, of partitions whose recoveries are `settled`.
+    async fn walk(&self, settled: &[PartitionId]) -> Result<Met, AuditError> {
         let auditor = &*self.auditor;
         let mut cursors = Cursors::default();
-        let (mut found, mut woken) = (HashMap::new(), 0);
+        let mut met = Met::default();
         let mut cursor = AttentionCursor::new(
             AttentionOrder::OldestFirst,
             Timestamp(i64::MIN),
@@ -185,19 +202,26 @@ impl Audit {
             };
             let now = wall_clock();
             let mut recoveries: Vec<Recovery> = Vec::new();
-            // What cannot be read the sweep and the scheduler tell of.
-            for row in rows.into_iter().filter_map(|row| row.ok().flatten()) {
+            for row in rows {
+                let row = match row {
+                    Ok(Some(row)) => row,
+                    Ok(None) => continue,
+                    Err(corrupt) => {
+                        self.report_unreadable(&corrupt, &mut met);
+                        continue;
+                    }
+                };
                 let partition = auditor.partition_of(row.id);
                 let swept_to = cursors.lowest(store, [self.shard, partition]).await?;
                 let Some(due) = swept_to.and_then(|swept_to| missed(&row, swept_to, now)) else {
                     continue;
                 };
                 // One operation may have several entries.
-                if found.len() >= SUSPECTS_MAX || found.insert(row.id, due).is_some() {
+                if met.due.len() >= SUSPECTS_MAX || met.due.insert(row.id, due).is_some() {
                     continue;
                 }
                 if settled.contains(&partition) && self.suspects.had(&row, due) {
-                    if woken < NAMED_MAX {
+                    if met.woken < NAMED_MAX {
                         tracing::error!(
                             operation = %row.id,
                             due = %time_text(due),
@@ -205,7 +229,7 @@ impl Audit {
                             "waking an operation that nothing would have woken"
                         );
                     }
-                    woken += 1;
+                    met.woken += 1;
                     recoveries.extend(auditor.supervision().entry_came_up(&row, due, now));
                 }
             }
@@ -216,8 +240,28 @@ impl Audit {
             auditor.asker.ask(&recoveries).await?;
             match page.next {
                 Some(next) => cursor = next,
-                None => return Ok((found, woken)),
+                None => return Ok(met),
             }
+        }
+    }
+
+    /// Counts and logs a row that cannot be read, unless the last round did or this one has.
+    fn report_unreadable(&self, corrupt: &CorruptRow, met: &mut Met) {
+        let has_room = met.unreadable.len() < SUSPECTS_MAX;
+        // One operation may have several entries.
+        let is_repeated = has_room && !met.unreadable.insert(corrupt.id);
+        if is_repeated || self.suspects.unreadable.contains(&corrupt.id) {
+            return;
+        }
+        self.auditor.metrics.unreadable.increment(1);
+        met.newly_unreadable += 1;
+        if met.newly_unreadable <= NAMED_MAX {
+            tracing::error!(
+                operation = %corrupt.id,
+                shard = %self.shard,
+                error = corrupt as &dyn std::error::Error,
+                "could not read the row of an operation that was handed off or parked"
+            );
         }
     }
 }
@@ -357,6 +401,7 @@ mod tests {
         let suspects = Suspects {
             due: HashMap::from([(row.id, at(99))]),
             ends: HashMap::from([(own, Offset(7)), (other, Offset(3))]),
+            unreadable: HashSet::new(),
         };
         assert!(suspects.had(&row, at(99)));
         assert!(!suspects.had(&row, at(98)), "it moved meanwhile");

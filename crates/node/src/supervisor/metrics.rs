@@ -17,7 +17,7 @@ const RECOVERIES: Metric<Counter, 1> = Metric::new(
 );
 const UNREADABLE: Metric<Counter> = Metric::new(
     "waybill_supervisor_unreadable_rows_total",
-    "Rows that were due and could not be read",
+    "Rows that were due, or that an audit met for the first time, and could not be read",
     [],
 );
 const FAILED_PASSES: Metric<Counter> = Metric::new(
@@ -91,7 +91,7 @@ pub const METRICS: &[&dyn Declared] = &[
 /// Handles, made once.
 #[derive(Debug)]
 pub(super) struct SupervisorMetrics {
-    /// Rows that are due and cannot be read.
+    /// Rows that cannot be read.
     pub(super) unreadable: Counter,
     /// Passes over a shard that ended early.
     pub(super) failed_passes: Counter,

@@ -174,7 +174,7 @@ impl Parked {
             let turn = self.turn.clone().lock_owned().await;
             let rows = self.store.get_many(ids.to_vec()).await?;
             for (id, row) in ids.iter().zip(rows) {
-                // What cannot be read is told of elsewhere. It was parked when it was read last.
+                // The audit reports what cannot be read. It was parked when it was read last.
                 let (Ok(row), Some(known)) = (row, self.known.get(id)) else {
                     continue;
                 };
@@ -224,6 +224,7 @@ impl Parked {
         };
         let mut room = self.room();
         for (entry, row) in unknown.into_iter().zip(rows) {
+            // The audit reports what cannot be read.
             let Ok(Some(row)) = row else { continue };
             let Some(state) = waits_for_a_person(Some(&row)) else {
                 continue;

@@ -1,5 +1,7 @@
 //! Operations that nothing would wake any more: their entry of the deadline index is gone, or what was asked because of it.
 
+use std::time::Duration;
+
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use serde_json::{Value, json};
@@ -17,7 +19,10 @@ const SCHEDULER: &str = "handOffAfter: 500ms, timeoutGrace: 200ms, checkpointEve
 
 /// A world whose services never answer, and whose steps may take this long.
 fn world(complete_by: &str) -> World {
-    let world = World::of_either_kind("");
+    hanging(World::of_either_kind(""), complete_by)
+}
+
+fn hanging(world: World, complete_by: &str) -> World {
     let workflow = waybill_drone_delivery::WORKFLOW_YAML;
     let complete_by = format!("completeBy: {complete_by}");
     let setting = Setting {
@@ -49,7 +54,7 @@ async fn an_operation_whose_index_entry_is_gone_is_found_counted_woken_and_ends(
     let up = world.up();
     world.ready().await;
     let id = world.deliver(&delivery("lost", false)).await;
-    is_handed_off(&world, &id).await;
+    is_handed_off(&world, &id, 1).await;
     up.kill();
     lose_index_entry(&world, &id).await;
 
@@ -73,7 +78,7 @@ async fn recoveries_that_retention_took_are_refused_and_what_they_would_have_wok
     let up = world.up();
     world.ready().await;
     let id = world.deliver(&delivery("unasked", false)).await;
-    is_handed_off(&world, &id).await;
+    is_handed_off(&world, &id, 1).await;
     set_running(&world, false).await;
     // The agent has given up by then: it says nothing past complete-by.
     let before = end_of_recoveries(&world);
@@ -112,6 +117,52 @@ async fn recoveries_that_retention_took_are_refused_and_what_they_would_have_wok
     world.all_reach(&[id], "Processed").await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_an_audit_cannot_read_is_counted_and_logged_once() {
+    // It does not become due meanwhile: the sweep would count it, too.
+    let mut world = hanging(World::new(""), "2m");
+    let up = world.up();
+    world.ready().await;
+    let mut ids = Vec::new();
+    for name in ["damaged", "healthy"] {
+        ids.push(world.deliver(&delivery(name, false)).await);
+        is_handed_off(&world, &ids[ids.len() - 1], ids.len()).await;
+    }
+    up.kill();
+    let damaged: OperationId = ids[0].parse().map(OperationId).expect("an id is a UUID");
+    damage_row(&world, damaged);
+
+    let _up = world.again("up", &[], &UP);
+    let unreadable = async || {
+        let name = "waybill_supervisor_unreadable_rows_total";
+        world.metric(name, "").await
+    };
+    world
+        .eventually("the audit counts it", async || unreadable().await > 0.0)
+        .await;
+    // Some rounds more.
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(unreadable().await, 1.0);
+    let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
+    let lines = log.lines().filter(|line| {
+        line.contains("could not read the row of an operation") && line.contains(&ids[0])
+    });
+    assert_eq!(lines.count(), 1, "{log}");
+}
+
+/// Replaces the state of an operation by what is none, while no process has the store open.
+fn damage_row(world: &World, id: OperationId) {
+    let database = fjall::Database::builder(world.path("data/store")).open();
+    let database = database.expect("nobody has the store open");
+    let state = database.keyspace("state", fjall::KeyspaceCreateOptions::default);
+    let state = state.expect("it has the table of states");
+    let key = id.0.as_bytes();
+    assert!(state.get(key).expect("it can be read").is_some());
+    state.insert(key, [99]).expect("it can be written");
+    let synced = database.persist(fjall::PersistMode::SyncAll);
+    synced.expect("it can be synced");
+}
+
 /// Has the services of processes that are started from now on do what they are asked.
 fn without_faults(world: &World) {
     let path = world.path("waybill.yaml");
@@ -120,8 +171,8 @@ fn without_faults(world: &World) {
     std::fs::write(path, config).expect("the directory is writable");
 }
 
-/// Waits until an operation is handed off, and the checkpoint has passed its request durably.
-async fn is_handed_off(world: &World, id: &str) {
+/// Waits until an operation is handed off, and the checkpoint has passed this many requests durably.
+async fn is_handed_off(world: &World, id: &str, requests: usize) {
     world
         .eventually("the operation is handed off", async || {
             let operation = world.operation(id).await.unwrap_or_default();
@@ -138,7 +189,7 @@ async fn is_handed_off(world: &World, id: &str) {
             let done = ["requests", "expedited"].map(|lane| checkpoint[lane].as_i64().unwrap_or(0));
             operation["handedOff"] == true
                 && operation["lockedBy"].is_null()
-                && done.iter().sum::<i64>() == 1
+                && done.iter().sum::<i64>() == requests as i64
         })
         .await;
 }
