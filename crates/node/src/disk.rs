@@ -126,7 +126,7 @@ impl DiskWatch {
             low: LowDisk::default(),
             store: Arc::default(),
             room: readiness.expect("free disk space"),
-            writes: readiness.expect("a state store that can write"),
+            writes: readiness.expect("a writable state store"),
             free: FREE.of([]),
             size: SIZE.of([]),
             mark: FREE_MIN.of([]),
@@ -332,8 +332,7 @@ mod tests {
         let missing = readiness.missing();
         assert_eq!(missing.len(), 1, "{missing:?}");
         assert!(
-            missing[0]
-                .starts_with("a state store that can write (a flush or a compaction failed; "),
+            missing[0].starts_with("a writable state store (a flush or a compaction failed; "),
             "{missing:?}"
         );
 

@@ -31,8 +31,8 @@ pub enum StoreError {
         #[source]
         source: Option<Box<dyn Error + Send + Sync>>,
     },
-    /// The embedded store could not write for another reason than a full disk, and opens its files again. What was
-    /// attempted may be repeated. Of a change it is not known whether it was made.
+    /// The embedded store could not write for another reason than a full disk, and opens its files again. Nothing was written.
+    /// What was attempted may be repeated.
     #[error("{action} failed in the state store, which opens its files again")]
     Reopening {
         /// What was attempted.

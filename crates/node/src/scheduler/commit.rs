@@ -429,7 +429,8 @@ impl Commits {
 }
 
 /// Whether a store that failed like this may do what it is asked when it is asked again. The one that belongs to this
-/// process does so once it has opened its files again. Of a write that its disk has failed it says so at once.
+/// process does so once it has opened its files again. An I/O error of a write is not retried: whether the write took effect is
+/// unknown, and the next start finds out.
 fn may_come_back(store: &dyn Store, error: &StoreError) -> bool {
     let is_away = match error {
         StoreError::Full { .. } | StoreError::Reopening { .. } => return true,

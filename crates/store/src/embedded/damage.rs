@@ -118,6 +118,11 @@ impl Damages {
         self.refused.notify_waiters();
     }
 
+    /// Whether no more writes are taken.
+    pub(super) fn are_writes_refused(&self) -> bool {
+        self.met().refused.is_some()
+    }
+
     /// Waits until no more writes are taken.
     pub(super) async fn refused(&self) -> String {
         loop {

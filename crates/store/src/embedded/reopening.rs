@@ -4,14 +4,16 @@
 //! anew; reads go on. So the writer opens it again in place, once there is room: the journal holds every
 //! acknowledged commit, as after a crash.
 //!
-//! If writes fail a second time within an hour though there is room, the disk is failing, or a compaction has met a damaged
-//! block: no more writes are taken, and the next start makes the store anew of what can be read (`rebuild.rs`).
+//! If writing or opening again fails a second time within an hour though there is room, the disk is failing, or a compaction has
+//! met a damaged block: no more writes are taken, and the next start makes the store anew of what can be read if it finds damage
+//! (`rebuild.rs`).
 //!
 //! What must hold: the old tables are gone before the new ones open (they flush their buffer at their end); the journal is
 //! written again before it is read (`unsynced.rs`), because what a failed sync left in the page cache may not be on disk.
 
 use std::error::Error;
 use std::io;
+use std::iter;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 use std::thread;
@@ -32,25 +34,16 @@ const SAME_CAUSE_WITHIN: Duration = Duration::from_secs(60 * 60);
 const READERS_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Why the embedded store cannot write at the moment.
-#[derive(Clone, PartialEq, Eq, Debug, Default, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{cause}")]
 pub struct WriteFailure {
     /// What failed, with its causes.
-    pub cause: String,
+    cause: String,
     /// Whether a full disk, or a quota, is the cause.
     pub is_full: bool,
 }
 
 impl WriteFailure {
-    fn of(action: &str, error: &(dyn Error + 'static)) -> Self {
-        // What the system says is enough: the key-value store repeats it with its own names.
-        let cause = io_error(error).map_or_else(|| chain(error), ToString::to_string);
-        Self {
-            cause: format!("{action} failed: {cause}"),
-            is_full: is_full(error),
-        }
-    }
-
     /// That `action` fails until the tables are open again.
     fn refuse(&self, action: &'static str) -> StoreError {
         match self.is_full {
@@ -104,14 +97,14 @@ impl Reopening {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             // They are being opened again.
             Err(TryLockError::WouldBlock) => {
-                return Err(self.failure().unwrap_or_default().refuse(ACTION));
+                return Err(match self.failure() {
+                    Some(failure) => failure.refuse(ACTION),
+                    None => StoreError::full(ACTION),
+                });
             }
         };
         let tables = tables.as_ref();
-        tables.cloned().map_err(|why| match why.is_full {
-            true => StoreError::full(ACTION),
-            false => StoreError::unavailable(ACTION, why.clone()),
-        })
+        tables.cloned().map_err(|why| why.refuse(ACTION))
     }
 
     /// Why writes fail until the tables are opened again, if they do.
@@ -125,37 +118,51 @@ impl Reopening {
 
     /// Takes note of why `action` failed, which was a write. Called by the writer.
     pub(super) fn failed(&self, action: &'static str, error: Arc<fjall::Error>) -> StoreError {
-        // Poisoned without a failed write before it: a flush or a compaction failed. Nothing that was acknowledged
-        // rests on these.
-        let is_poisoned = matches!(*error, fjall::Error::Poisoned);
-        let known = self.failure();
-        let failure = known.clone().unwrap_or_else(|| match is_poisoned {
-            true => WriteFailure {
-                cause: "a flush or a compaction failed".to_owned(),
-                is_full: !self.has_room(),
-            },
-            false => WriteFailure::of(action, &*error),
-        });
-        if known.is_none() {
-            if !failure.is_full && self.is_repeated() {
-                self.end(&failure);
-                return StoreError::unavailable(action, error);
-            }
+        let failure = self.failure().unwrap_or_else(|| {
+            let failure = self.why(action, &*error);
+            *self.failure_now() = Some(failure.clone());
             tracing::warn!(
                 path = %self.config.path.display(),
+                is_full = failure.is_full,
                 error = &*error as &dyn Error,
-                "the state store cannot write; opening it again once there is room"
+                "the state store cannot write; reopening it"
             );
-            *self.failure_now() = Some(failure.clone());
-        }
-        match is_poisoned || is_full(&*error) {
+            self.end_if_repeated(&failure);
+            failure
+        });
+        match is_poisoned(&*error) || is_full(&*error) {
             true if failure.is_full => StoreError::Full {
                 action,
                 source: Some(error.into()),
             },
             true => failure.refuse(action),
-            // Whether the change was made is unknown, and the disk may have lost more.
+            // Whether the change was made is unknown.
             false => StoreError::unavailable(action, error),
+        }
+    }
+
+    /// Why `action` failed.
+    fn why(&self, action: &str, error: &(dyn Error + 'static)) -> WriteFailure {
+        // A flush or a compaction failed, and the key-value store does not say of what. Nothing that was acknowledged rests
+        // on these.
+        if is_poisoned(error) {
+            return WriteFailure {
+                cause: "a flush or a compaction failed".to_owned(),
+                is_full: !self.has_room(),
+            };
+        }
+        // What the system says is enough: the key-value store repeats it with its own names.
+        let cause = io_error(error).map_or_else(|| chain(error), ToString::to_string);
+        WriteFailure {
+            cause: format!("{action} failed: {cause}"),
+            is_full: is_full(error),
+        }
+    }
+
+    /// Takes no more writes if something failed shortly before, too, though there was room.
+    fn end_if_repeated(&self, failure: &WriteFailure) {
+        if !failure.is_full && self.is_repeated() {
+            self.end(failure);
         }
     }
 
@@ -169,7 +176,7 @@ impl Reopening {
         before.is_some_and(|before| before.elapsed() < SAME_CAUSE_WITHIN)
     }
 
-    /// Takes no more writes, and has the next start make the store anew.
+    /// Takes no more writes, and has the next start look for damage.
     fn end(&self, failure: &WriteFailure) {
         if let Err(error) = rebuild::ask(&self.config.path) {
             tracing::warn!(%error, "could not request a rebuild; the next start will not look for damage");
@@ -182,6 +189,9 @@ impl Reopening {
     /// The tables for a write: opened again if that is due and there is room. Called by the writer.
     pub(super) fn writable(&self) -> Result<Arc<Tables>, StoreError> {
         if let Some(failure) = self.failure() {
+            if self.damages.are_writes_refused() {
+                return Err(StoreError::unavailable("writing", failure));
+            }
             self.open_again(&failure)?;
         }
         self.get()
@@ -198,7 +208,7 @@ impl Reopening {
         }
         *tried = Some(Instant::now());
         let mut open = self.tables.write().unwrap_or_else(PoisonError::into_inner);
-        let known = match mem::replace(&mut *open, Err(WriteFailure::default())) {
+        let known = match mem::replace(&mut *open, Err(failure.clone())) {
             Err(known) => Some(known),
             Ok(tables) => match let_go(tables) {
                 Ok(()) => None,
@@ -212,26 +222,23 @@ impl Reopening {
         let mut tables = match Tables::open(&self.config) {
             Ok(tables) => tables,
             Err(error) => {
-                let why = WriteFailure::of("opening its files again", &error);
+                let why = self.why("opening its files again", &error);
                 if known.as_ref() != Some(&why) {
                     let path = self.config.path.display();
                     let error = &error as &dyn Error;
-                    tracing::error!(%path, error, "could not reopen the state store; trying again");
+                    tracing::error!(%path, is_full = why.is_full, error, "could not reopen the state store");
                 }
-                let error = if is_poisoned(&error) && self.is_repeated() {
-                    // A compaction that began at once has met the same damage again.
-                    self.end(&why);
-                    error
-                } else {
-                    why.refuse(ACTION)
-                };
+                self.end_if_repeated(&why);
                 *self.failure_now() = Some(why.clone());
+                let refused = why.refuse(ACTION);
                 *open = Err(why);
-                return Err(error);
+                return Err(refused);
             }
         };
         tables.damages = Arc::clone(&self.damages);
         *open = Ok(Arc::new(tables));
+        drop(open);
+        // Not before: who finds the tables locked is told this.
         *self.failure_now() = None;
         let path = self.config.path.display();
         tracing::info!(%path, "the state store writes again");
@@ -248,14 +255,14 @@ impl Reopening {
 }
 
 /// An error and its causes.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    iter::successors(Some(error), |error| error.source())
+}
+
+/// An error and its causes in one text.
 fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
+    let texts: Vec<String> = causes(error).map(ToString::to_string).collect();
+    texts.join(": ")
 }
 
 /// Ends the tables once nobody else uses them; gives them back if somebody goes on to.
@@ -278,14 +285,7 @@ fn let_go(mut tables: Arc<Tables>) -> Result<(), Arc<Tables>> {
 
 /// Whether a flush or a compaction that failed is the cause.
 fn is_poisoned(error: &(dyn Error + 'static)) -> bool {
-    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if let Some(fjall::Error::Poisoned) = error.downcast_ref() {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
+    causes(error).any(|cause| matches!(cause.downcast_ref(), Some(fjall::Error::Poisoned)))
 }
 
 /// Whether a full disk, or a quota, is the cause.
@@ -299,14 +299,7 @@ fn is_full(error: &(dyn Error + 'static)) -> bool {
 
 /// What the system said, where it is the cause.
 fn io_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
-    let mut cause: Option<&(dyn Error + 'static)> = Some(error);
-    while let Some(error) = cause {
-        if let Some(error) = error.downcast_ref() {
-            return Some(error);
-        }
-        cause = error.source();
-    }
-    None
+    causes(error).find_map(|cause| cause.downcast_ref())
 }
 
 #[cfg(test)]
@@ -372,6 +365,30 @@ mod tests {
         for part in ["a group commit failed", "os error 5", "second time"] {
             assert!(refused.contains(part), "{refused}");
         }
+    }
+
+    #[test]
+    fn files_that_cannot_be_opened_again_end_all_writes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let tables = Reopening::open(EmbeddedConfig::new(&path)).unwrap();
+        tables.failed("a test", Arc::new(fjall::Error::Poisoned));
+        std::fs::rename(&path, dir.path().join("away")).unwrap();
+        std::fs::write(&path, "").unwrap();
+        assert!(tables.writable().is_err());
+        let refused = tables.damages().report().refused.unwrap();
+        assert!(
+            refused.starts_with("opening its files again failed: "),
+            "{refused}"
+        );
+        std::fs::remove_file(&path).unwrap();
+        std::fs::rename(dir.path().join("away"), &path).unwrap();
+        *tables.tried.lock().unwrap() = None;
+        let ended = tables.writable();
+        assert!(
+            matches!(ended, Err(StoreError::Unavailable { .. })),
+            "it is not opened again"
+        );
     }
 
     #[test]
