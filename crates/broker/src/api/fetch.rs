@@ -116,11 +116,19 @@ struct WantedTopic {
 }
 
 /// What `wanted` takes in memory.
-fn kept_bytes(wanted: &[WantedTopic]) -> usize {
-    let topics = wanted.iter().map(|topic| {
-        size_of::<WantedTopic>() + topic.name.len() + topic.partitions.len() * size_of::<Wanted>()
-    });
-    topics.sum()
+fn kept_bytes(wanted: &Vec<WantedTopic>) -> usize {
+    let topics = wanted
+        .iter()
+        .map(|topic| topic.name.len() + topic.partitions.capacity() * size_of::<Wanted>());
+    wanted.capacity() * size_of::<WantedTopic>() + topics.sum::<usize>()
+}
+
+/// Collects into a list that has no room for more. `collect` alone may reuse the allocation of the request's list, of which
+/// little may be left.
+fn collect_exact<T>(items: impl Iterator<Item = T>) -> Vec<T> {
+    let mut list: Vec<T> = items.collect();
+    list.shrink_to_fit();
+    list
 }
 
 /// What the answer takes beside the records.
@@ -193,8 +201,7 @@ fn resolve(call: &Call, request: FetchRequest) -> Vec<WantedTopic> {
             leader_epoch: wanted.current_leader_epoch,
             bytes_max: usize::try_from(wanted.partition_max_bytes).unwrap_or(0),
         });
-        let mut partitions: Vec<_> = partitions.collect();
-        partitions.shrink_to_fit();
+        let partitions = collect_exact(partitions);
         let name = match &topic {
             Ok(Some(topic)) => Arc::clone(&topic.name),
             Ok(None) | Err(_) => Arc::from(asked.topic.as_str()),
@@ -202,7 +209,7 @@ fn resolve(call: &Call, request: FetchRequest) -> Vec<WantedTopic> {
         // Kafka does not answer for a topic without partitions either.
         (!partitions.is_empty()).then_some(WantedTopic { name, partitions })
     });
-    topics.collect()
+    collect_exact(topics)
 }
 
 /// Takes back what the login no longer allows: it may have waited for long.
@@ -411,6 +418,14 @@ fn put_partition(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_short_list_does_not_keep_the_allocation_of_a_long_one() {
+        let long = vec![[0_u64; 12]; 65_535];
+        let short = long.into_iter().enumerate();
+        let short = collect_exact(short.filter_map(|(at, item)| (at == 0).then_some(item[0])));
+        assert_eq!(short.capacity(), 1);
+    }
 
     #[test]
     fn only_who_was_given_many_records_is_given_more_after_a_pause() {
