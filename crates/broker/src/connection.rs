@@ -120,8 +120,8 @@ pub(crate) struct Connection<'a> {
     login: Login,
     opened: Instant,
     input: BytesMut,
-    /// A large frame was in the buffer of `input`.
-    is_input_large: bool,
+    /// Bytes that were handled since a large frame was in the buffer of `input`; 0 if none was.
+    passed_bytes: usize,
     /// The frame at the front of `input`, once its beginning is known.
     expected: Option<Expected>,
     permit: Option<OwnedSemaphorePermit>,
@@ -164,7 +164,7 @@ impl<'a> Connection<'a> {
             login,
             opened: now,
             input: BytesMut::new(),
-            is_input_large: false,
+            passed_bytes: 0,
             expected: None,
             permit: None,
             permit_wait: None,
@@ -308,15 +308,22 @@ impl<'a> Connection<'a> {
             // That of a control request is kept for its answer.
             let permit = permit.filter(|_| api::is_control(expected.key));
             self.handle(frame, permit)?;
-            self.is_input_large |= length > SMALL_BUFFER_BYTES;
-            if self.is_input_large && self.input.len() <= SMALL_BUFFER_BYTES {
-                // The large buffer is no longer counted, so what follows its frame must not keep it.
-                self.input = BytesMut::from(&self.input[..]);
-                self.is_input_large = false;
+            if self.passed_bytes > 0 || length > SMALL_BUFFER_BYTES {
+                self.passed_bytes += length + 4;
+                self.leave_large_buffer();
             }
             progress = true;
         }
         Ok(progress)
+    }
+
+    /// Copies the rest of `input` out of a large buffer, which is no longer counted. The rest is no longer than what was
+    /// handled since the last copy: copies stay linear in what arrives, and otherwise most of the buffer is in use.
+    fn leave_large_buffer(&mut self) {
+        if self.input.len() <= self.passed_bytes {
+            self.input = BytesMut::from(&self.input[..]);
+            self.passed_bytes = 0;
+        }
     }
 
     fn note_incomplete(&mut self) {

@@ -83,23 +83,32 @@ async fn metadata_that_is_long_and_never_read_takes_little_memory() {
     assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
 }
 
-/// A produce request without records as long as the broker takes one, and the first byte of another request.
-fn produce_and_a_byte() -> Vec<u8> {
-    const BYTES: u32 = 16 << 20;
+/// The first `sent` bytes of a produce request without records that announces a length.
+fn produce(length: u32, sent: usize) -> Vec<u8> {
     let head = [0, 0, 0, 3, 0, 0, 0, 1, 0xff, 0xff];
     // Acknowledged by nobody, and followed by bytes that belong to no field.
     let body = [0xff, 0xff, 0, 0, 0, 0, 3, 0xe8, 0, 0, 0, 0];
-    let mut frame = [&BYTES.to_be_bytes()[..], &head, &body].concat();
-    frame.resize(4 + BYTES as usize + 1, 0);
+    let mut frame = [&length.to_be_bytes()[..], &head, &body].concat();
+    frame.resize(sent, 0);
     frame
 }
 
+/// A produce request as long as the broker takes one, and so many bytes of another one.
+fn produce_and(bytes: usize) -> Vec<u8> {
+    const BYTES: u32 = 16 << 20;
+    let long = produce(BYTES, 4 + BYTES as usize);
+    [long, produce(200 << 10, bytes)].concat()
+}
+
 #[tokio::test(flavor = "multi_thread")]
-async fn a_byte_behind_a_long_request_keeps_no_memory() {
+async fn a_part_of_a_request_behind_a_long_one_keeps_no_memory() {
     let limit = MemoryLimit::new_or_skip(MEMORY_BYTES);
     let site = Site::start_within(limit.as_ref());
-    let streams = send_unread(&site, "broker", produce_and_a_byte()).await;
-    site.deliver("beside-long-requests").await;
+    let mut streams = send_unread(&site, "broker", produce_and(1)).await;
+    site.deliver("behind-which-is-a-byte").await;
+    // More than a small buffer.
+    streams.extend(send_unread(&site, "broker", produce_and(100 << 10)).await);
+    site.deliver("behind-which-is-more").await;
     drop((site, streams));
     assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
 }
