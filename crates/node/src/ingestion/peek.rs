@@ -78,6 +78,11 @@ impl Peek {
             Ok(AtOffset::Ahead | AtOffset::Absent) => Some(Peeked::Nothing),
             Ok(AtOffset::Deleted) => None,
             Err(ReadError::Request(error)) if is_unknown_partition(&error) => Some(Peeked::Nothing),
+            Err(ReadError::Client(error)) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "pending requests cannot be read");
+                None
+            }
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::debug!(error, %partition, %offset, "could not read a pending request");
