@@ -13,12 +13,13 @@
 //!   audit's business.
 //! * **Waking is idempotent.** The audit asks what the sweep would have asked. The recovery names the attempt that the row
 //!   has, and the scheduler writes the index entry again.
-//! * **A row that cannot be read is reported.** Whether something would wake its operation is unknown. It is counted and
-//!   logged when a round first meets it, and not again in each round after that.
+//! * **A row that cannot be read is reported.** Whether something would wake its operation is unknown. It is counted when a
+//!   round first meets it and logged once, in that round or a later one: a round names [`NAMED_MAX`]. It is reported again
+//!   only if a whole round has not met it in between, or if [`SUSPECTS_MAX`] others are remembered.
 //! * **The work is bounded**: one page at a time in a process, with a pause behind each; at most [`SUSPECTS_MAX`] operations
 //!   of a shard in a round; recoveries at the pace of all others.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +43,7 @@ use crate::readers;
 use crate::spread::Spread;
 
 /// How many suspects of a shard, and how many rows that cannot be read, are remembered from one round to the next. Other
-/// suspects are found later; other rows are reported again.
+/// suspects are found later; other rows are reported again in each round.
 const SUSPECTS_MAX: usize = 10_000;
 /// How many entries and rows are read at once.
 const PAGE: usize = 250;
@@ -51,7 +52,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// How far ahead of this process a row must have been written to count as written by a wrong clock: further than clocks of
 /// the installation lie apart.
 const CLOCK_AHEAD_MIN: Duration = Duration::from_secs(60);
-/// How many operations of a round the log names.
+/// How many operations that a round wakes the log names, and how many whose rows cannot be read.
 const NAMED_MAX: usize = 20;
 
 /// Why a round ended early.
@@ -88,6 +89,7 @@ pub(super) struct Audit {
     shard: PartitionId,
     auditor: Arc<Auditor>,
     suspects: Suspects,
+    unreadable: Unreadable,
 }
 
 /// Operations that nothing would have woken in time, as the last round saw it.
@@ -97,18 +99,35 @@ struct Suspects {
     due: HashMap<OperationId, Timestamp>,
     /// Where the recoveries ended afterwards, by partition.
     ends: HashMap<PartitionId, Offset>,
-    /// Those whose rows cannot be read, so that this is not known of them.
-    unreadable: HashSet<OperationId>,
 }
 
-/// What a walk over the attention table met.
+/// Rows that cannot be read, as the last whole round and those after it met them.
+#[derive(Debug, Default)]
+struct Unreadable {
+    rows: HashMap<OperationId, UnreadableRow>,
+    /// How many more rows this round logs.
+    logs_left: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct UnreadableRow {
+    is_logged: bool,
+    /// This round has met it.
+    is_met: bool,
+}
+
+/// What to report of a row that cannot be read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Report {
+    count: bool,
+    log: bool,
+}
+
+/// What a walk over the attention table found.
 #[derive(Default)]
-struct Met {
+struct Findings {
     /// Operations that are behind the cursor, each with its due time.
     due: HashMap<OperationId, Timestamp>,
-    unreadable: HashSet<OperationId>,
-    /// How many of these the last round had not met.
-    newly_unreadable: usize,
     /// How many operations were woken.
     woken: usize,
 }
@@ -125,6 +144,40 @@ impl Suspects {
     /// Whether an operation was due at the same time in the last round.
     fn had(&self, row: &OperationRow, due: Timestamp) -> bool {
         self.due.get(&row.id) == Some(&due)
+    }
+}
+
+impl Unreadable {
+    /// Begins a round. What an earlier one met that ended early stays.
+    fn begin_round(&mut self) {
+        self.logs_left = NAMED_MAX;
+        for row in self.rows.values_mut() {
+            row.is_met = false;
+        }
+    }
+
+    /// Takes a row that this round meets. One operation may have several entries.
+    fn meet(&mut self, operation: OperationId) -> Report {
+        let known = self.rows.get(&operation);
+        let count = known.is_none();
+        let was_logged = known.is_some_and(|row| row.is_logged);
+        let log = !was_logged && self.logs_left > 0;
+        if log {
+            self.logs_left -= 1;
+        }
+        if !count || self.rows.len() < SUSPECTS_MAX {
+            let row = UnreadableRow {
+                is_logged: was_logged || log,
+                is_met: true,
+            };
+            self.rows.insert(operation, row);
+        }
+        Report { count, log }
+    }
+
+    /// Ends a round that has met every row: others can be read again, or are gone.
+    fn end_round(&mut self) {
+        self.rows.retain(|_, row| row.is_met);
     }
 }
 
@@ -147,6 +200,7 @@ impl Audit {
             shard,
             auditor,
             suspects: Suspects::default(),
+            unreadable: Unreadable::default(),
         }
     }
 
@@ -166,26 +220,27 @@ impl Audit {
         let auditor = Arc::clone(&self.auditor);
         let done = auditor.done(self.suspects.ends.keys()).await?;
         let settled = self.suspects.settled(&done);
-        let met = self.walk(&settled).await?;
-        let due = met.due.keys();
+        self.unreadable.begin_round();
+        let found = self.walk(&settled).await?;
+        self.unreadable.end_round();
+        let due = found.due.keys();
         let mut partitions: Vec<PartitionId> = due.map(|id| auditor.partition_of(*id)).collect();
         partitions.sort_unstable();
         partitions.dedup();
         let ends = auditor.ends(&partitions).await?;
         self.suspects = Suspects {
-            due: met.due,
+            due: found.due,
             ends,
-            unreadable: met.unreadable,
         };
-        auditor.metrics.unwoken(self.shard, met.woken);
+        auditor.metrics.unwoken(self.shard, found.woken);
         Ok(())
     }
 
     /// Wakes what the last round had found already, of partitions whose recoveries are `settled`.
-    async fn walk(&self, settled: &[PartitionId]) -> Result<Met, AuditError> {
-        let auditor = &*self.auditor;
+    async fn walk(&mut self, settled: &[PartitionId]) -> Result<Findings, AuditError> {
+        let auditor = Arc::clone(&self.auditor);
         let mut cursors = Cursors::default();
-        let mut met = Met::default();
+        let mut found = Findings::default();
         let mut cursor = AttentionCursor::new(
             AttentionOrder::OldestFirst,
             Timestamp(i64::MIN),
@@ -207,7 +262,7 @@ impl Audit {
                     Ok(Some(row)) => row,
                     Ok(None) => continue,
                     Err(corrupt) => {
-                        self.report_unreadable(&corrupt, &mut met);
+                        self.report_unreadable(&corrupt);
                         continue;
                     }
                 };
@@ -217,11 +272,11 @@ impl Audit {
                     continue;
                 };
                 // One operation may have several entries.
-                if met.due.len() >= SUSPECTS_MAX || met.due.insert(row.id, due).is_some() {
+                if found.due.len() >= SUSPECTS_MAX || found.due.insert(row.id, due).is_some() {
                     continue;
                 }
                 if settled.contains(&partition) && self.suspects.had(&row, due) {
-                    if met.woken < NAMED_MAX {
+                    if found.woken < NAMED_MAX {
                         tracing::error!(
                             operation = %row.id,
                             due = %time_text(due),
@@ -229,7 +284,7 @@ impl Audit {
                             "waking an operation that nothing would have woken"
                         );
                     }
-                    met.woken += 1;
+                    found.woken += 1;
                     recoveries.extend(auditor.supervision().entry_came_up(&row, due, now));
                 }
             }
@@ -240,22 +295,18 @@ impl Audit {
             auditor.asker.ask(&recoveries).await?;
             match page.next {
                 Some(next) => cursor = next,
-                None => return Ok(met),
+                None => return Ok(found),
             }
         }
     }
 
-    /// Counts and logs a row that cannot be read, unless the last round did or this one has.
-    fn report_unreadable(&self, corrupt: &CorruptRow, met: &mut Met) {
-        let has_room = met.unreadable.len() < SUSPECTS_MAX;
-        // One operation may have several entries.
-        let is_repeated = has_room && !met.unreadable.insert(corrupt.id);
-        if is_repeated || self.suspects.unreadable.contains(&corrupt.id) {
-            return;
+    /// Counts and logs a row that cannot be read, unless that was done before.
+    fn report_unreadable(&mut self, corrupt: &CorruptRow) {
+        let report = self.unreadable.meet(corrupt.id);
+        if report.count {
+            self.auditor.metrics.unreadable.increment(1);
         }
-        self.auditor.metrics.unreadable.increment(1);
-        met.newly_unreadable += 1;
-        if met.newly_unreadable <= NAMED_MAX {
+        if report.log {
             tracing::error!(
                 operation = %corrupt.id,
                 shard = %self.shard,
@@ -401,7 +452,6 @@ mod tests {
         let suspects = Suspects {
             due: HashMap::from([(row.id, at(99))]),
             ends: HashMap::from([(own, Offset(7)), (other, Offset(3))]),
-            unreadable: HashSet::new(),
         };
         assert!(suspects.had(&row, at(99)));
         assert!(!suspects.had(&row, at(98)), "it moved meanwhile");
@@ -413,5 +463,36 @@ mod tests {
         assert_eq!(suspects.settled(&done(7, 2)), [own]);
         assert_eq!(suspects.settled(&done(6, 9)), [other]);
         assert_eq!(suspects.settled(&HashMap::new()), []);
+    }
+
+    /// How many of the first `rows` rows a round counts and logs, all met twice.
+    fn reported(unreadable: &mut Unreadable, rows: u128) -> (usize, usize) {
+        let ids = (0..rows).map(|number| OperationId(uuid::Uuid::from_u128(number)));
+        let reports: Vec<Report> = ids
+            .flat_map(|id| [id, id])
+            .map(|id| unreadable.meet(id))
+            .collect();
+        let counted = reports.iter().filter(|report| report.count).count();
+        let logged = reports.iter().filter(|report| report.log).count();
+        (counted, logged)
+    }
+
+    #[test]
+    fn a_row_that_cannot_be_read_is_counted_once_and_logged_once() {
+        let mut unreadable = Unreadable::default();
+        unreadable.begin_round();
+        assert_eq!(reported(&mut unreadable, 30), (30, NAMED_MAX));
+        // It ended early.
+        unreadable.begin_round();
+        assert_eq!(reported(&mut unreadable, 30), (0, 10));
+        unreadable.end_round();
+        unreadable.begin_round();
+        assert_eq!(reported(&mut unreadable, 31), (1, 1));
+        unreadable.end_round();
+        unreadable.begin_round();
+        assert_eq!(reported(&mut unreadable, 0), (0, 0));
+        unreadable.end_round();
+        unreadable.begin_round();
+        assert_eq!(reported(&mut unreadable, 1), (1, 1), "they were gone");
     }
 }
