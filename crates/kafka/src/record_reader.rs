@@ -117,7 +117,7 @@ impl ReadTurn {
                 return Ok(AtOffset::Deleted);
             }
             consumer.assign(&[(&topic, partition, offset)])?;
-            first_record(consumer, offset, due, convert)
+            first_record(consumer, (&topic, partition, offset), due, convert)
         })
         .await
     }
@@ -158,10 +158,10 @@ impl ReadTurn {
     }
 }
 
-/// The first record that comes, if it is the one at `offset`.
+/// The first record that comes, if it is the one at this topic, partition and offset.
 fn first_record<T>(
     consumer: &PartitionConsumer,
-    offset: Offset,
+    wanted: (&str, PartitionId, Offset),
     due: Instant,
     convert: impl Fn(RecordRef<'_>) -> T,
 ) -> Result<AtOffset<T>, ReadError> {
@@ -173,14 +173,15 @@ fn first_record<T>(
         let left = due.saturating_duration_since(Instant::now());
         let mut came = None;
         consumer.poll(one, left, &mut |record| {
-            came = Some(match record.offset() == offset {
+            let place = (record.topic(), record.partition(), record.offset());
+            came = Some(match place == wanted {
                 true => AtOffset::Record(convert(record)),
                 false => AtOffset::Absent,
             });
         })?;
         match came {
             Some(found) => return Ok(found),
-            None if left.is_zero() => return Err(ReadError::Late(offset)),
+            None if left.is_zero() => return Err(ReadError::Late(wanted.2)),
             None => {}
         }
     }
