@@ -7,7 +7,7 @@
 //!
 //! What must hold: a request passes only if its host is an IP address, `localhost` or a configured name, and a change
 //! only if no page of another origin asks for it. An origin has a scheme: that by which the listener is served, or `https`
-//! with a configured name, for a proxy that ends TLS. Clients that are no browsers send none of these headers but `Host`.
+//! with a configured name, for a proxy that terminates TLS. Clients that are no browsers send none of these headers but `Host`.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub struct Hosts(Rule);
 enum Rule {
     /// All, and pages of all origins: those who ask prove who they are.
     Any,
-    /// IP addresses, `localhost`, and these names in lower case.
+    /// IP addresses, `localhost`, and these names, as [`normal`] makes them.
     Local { names: Arc<[String]>, has_tls: bool },
 }
 
@@ -102,7 +102,7 @@ impl Hosts {
         }
         let schemes: &[&str] = match has_tls {
             true => &[HTTPS],
-            // A proxy in front may end TLS.
+            // A proxy in front may terminate TLS.
             false if names.contains(&normal(host_of(own))) => &[HTTP, HTTPS],
             false => &[HTTP],
         };
@@ -153,8 +153,16 @@ fn host_of(authority: &str) -> &str {
     }
 }
 
+/// A host as it is compared: in lower case, without a last dot, and an IP address in its usual form, without brackets.
 fn normal(name: &str) -> String {
-    name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
+    let name = name.strip_suffix('.').unwrap_or(name);
+    let bracketed = name
+        .strip_prefix('[')
+        .and_then(|name| name.strip_suffix(']'));
+    match bracketed.unwrap_or(name).parse::<IpAddr>() {
+        Ok(address) => address.to_string(),
+        Err(_) => name.to_ascii_lowercase(),
+    }
 }
 
 #[cfg(test)]
@@ -261,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_page_has_the_scheme_of_the_listener_or_of_a_proxy_before_a_configured_name() {
-        let names = ["Waybill.example".to_owned(), "10.0.0.9".to_owned()];
+        let names = ["Waybill.example", "10.0.0.9", "fd00::1", "[FD00:0::2]"].map(str::to_owned);
         let change = |has_tls: bool, scheme: &str, host: &str| {
             let origin = format!("{scheme}://{host}");
             let headers = [("host", host), ("origin", &origin)];
@@ -271,7 +279,14 @@ mod tests {
             assert_eq!(change(false, "http", host), Ok(()), "{host}");
             assert!(change(false, "https", host).is_err(), "{host}");
         }
-        for host in ["waybill.example", "WAYBILL.example.:8080", "10.0.0.9"] {
+        for host in [
+            "waybill.example",
+            "WAYBILL.example.:8080",
+            "10.0.0.9",
+            "[fd00::1]:8443",
+            "[fd00:0::1]",
+            "[fd00::2]",
+        ] {
             assert_eq!(change(false, "http", host), Ok(()), "{host}");
             assert_eq!(change(false, "https", host), Ok(()), "{host}");
         }
