@@ -256,7 +256,7 @@ impl Reopening {
 
 /// An error and its causes.
 fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    iter::successors(Some(error), |error| error.source())
+    iter::successors(Some(error), |error| (**error).source())
 }
 
 /// An error and its causes in one text.
