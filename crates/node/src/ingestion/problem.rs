@@ -195,7 +195,7 @@ impl Kind {
                 "Ask by an IP address, by localhost, or by a name that http.hosts (admin.hosts on the admin port) lists. A listener that asks for no token answers for no other name, so that no web page can reach it by a name of its own. Nothing was accepted."),
             Self::ForeignOrigin => ("/problems/foreign-origin", S::FORBIDDEN,
                 "Request from a web page of another origin",
-                "A listener that asks for no token lets web pages of its own origin alone change something. Turn auth on, list the host of a proxy that ends TLS in http.hosts (admin.hosts on the admin port), or leave Origin and Sec-Fetch-Site out in a client that is no browser. Nothing was accepted."),
+                "A listener that asks for no token lets web pages of its own origin alone change something. Turn auth on, list the host of a proxy that terminates TLS in http.hosts (admin.hosts on the admin port), or leave Origin and Sec-Fetch-Site out in a client that is no browser. Nothing was accepted."),
             Self::NotFound => ("/problems/not-found", S::NOT_FOUND,
                 "There is nothing at this address",
                 "See /openapi.json for what there is."),

@@ -55,7 +55,7 @@ async fn live(
     }
     for listener in in_the_clear(role, config) {
         tracing::warn!(
-            "{listener}: tokens come to it in the clear, unless something in front of it ends TLS"
+            "{listener}: tokens come to it in the clear, unless something in front of it terminates TLS"
         );
     }
     open_files::prepare(role, config);
