@@ -240,9 +240,9 @@ impl Broker {
         match api::handle(&self.server, ends, &Arc::default(), &mut login, request).ok()? {
             Reply::None => None,
             Reply::Now(answer) => Some(answer),
-            Reply::Later(answer) | Reply::Reduced { answer, .. } | Reply::Exclusive(answer) => {
-                answer.await.ok().map(|frame| frame.bytes)
-            }
+            Reply::Later(answer)
+            | Reply::LaterKeeping { answer, .. }
+            | Reply::Exclusive(answer) => answer.await.ok().map(|frame| frame.bytes),
         }
     }
 

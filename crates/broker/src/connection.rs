@@ -443,11 +443,11 @@ impl<'a> Connection<'a> {
                     permit,
                 });
             }
-            Reply::Reduced { answer, kept_bytes } => {
+            Reply::LaterKeeping { answer, kept_bytes } => {
                 self.queue.push_back(Queued::Waiting {
                     answer,
                     exclusive: false,
-                    permit: permit.and_then(|permit| Buffers::reduced(permit, kept_bytes)),
+                    permit: permit.and_then(|permit| Buffers::shrink(permit, kept_bytes)),
                 });
             }
             Reply::Exclusive(answer) => {

@@ -80,7 +80,7 @@ impl Buffers {
     }
 
     /// The part of `permit` that a buffer of so many bytes needs. Others get the rest.
-    pub(crate) fn reduced(
+    pub(crate) fn shrink(
         mut permit: OwnedSemaphorePermit,
         bytes: usize,
     ) -> Option<OwnedSemaphorePermit> {

@@ -176,7 +176,7 @@ pub(super) fn fetch(
         deny_withdrawn(&call, &mut wanted);
         answer(&call, &wanted, bytes_max).await
     });
-    Ok(Reply::Reduced { answer, kept_bytes })
+    Ok(Reply::LaterKeeping { answer, kept_bytes })
 }
 
 fn resolve(call: &Call, request: FetchRequest) -> Vec<WantedTopic> {

@@ -53,7 +53,7 @@ pub(crate) enum Reply {
     /// When this is done; later requests are handled meanwhile.
     Later(Pending),
     /// Like `Later`. Of the request only so much is kept meanwhile.
-    Reduced { answer: Pending, kept_bytes: usize },
+    LaterKeeping { answer: Pending, kept_bytes: usize },
     /// When this is done; later requests are not handled before.
     Exclusive(Pending),
 }
