@@ -70,7 +70,7 @@ pub use producer::{Producer, ProducerOptions, SendError};
 /// librdkafka's error codes, local and the broker's alike.
 pub use rdkafka::types::RDKafkaErrorCode as ErrorCode;
 pub use record::{Header, Headers, OutRecord, RawRecord, RecordRef};
-pub use record_reader::{AtOffset, ReadError, ReadTurn, RecordReader};
+pub use record_reader::{AtOffset, ReadError, ReadPermit, RecordReader};
 pub use settings::{KafkaSettings, no_group};
 pub use settlement::{Settled, Settlement};
 pub use topic_id::TopicId;

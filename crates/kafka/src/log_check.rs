@@ -78,21 +78,21 @@ impl LogCheck {
             true => Identity::Same,
             false => Identity::Another,
         };
-        let turn = async || {
-            let turn = self.reader.turn().await;
-            (turn, Instant::now() + self.patience)
+        let permit = async || {
+            let permit = self.reader.acquire().await;
+            (permit, Instant::now() + self.patience)
         };
         Ok(match mark {
             Mark::Missing => Identity::Unknown,
             Mark::Topic(expected) => {
-                let (turn, due) = turn().await;
-                let id = turn.topic_id(topic, partition, due).await?;
+                let (permit, due) = permit().await;
+                let id = permit.topic_id(topic, partition, due).await?;
                 id.map_or(Identity::Unknown, |id| same_if(id.head() == expected))
             }
             Mark::Record(offset, expected) => {
-                let (turn, due) = turn().await;
+                let (permit, due) = permit().await;
                 let convert = |record: RecordRef<'_>| fingerprint(&record);
-                match turn.read(topic, partition, offset, due, convert).await? {
+                match permit.read(topic, partition, offset, due, convert).await? {
                     AtOffset::Record(found) => same_if(found == expected),
                     AtOffset::Ahead => Identity::Another,
                     AtOffset::Deleted | AtOffset::Absent => Identity::Unknown,

@@ -18,9 +18,9 @@ use crate::{
 pub enum AtOffset<T> {
     /// A record.
     Record(T),
-    /// Nothing yet: the log ends before it.
+    /// The log ends before it.
     Ahead,
-    /// Nothing any more: the log begins behind it.
+    /// Retention has deleted it.
     Deleted,
     /// Nothing, though records follow: compaction removed it, or it is no record of an application.
     Absent,
@@ -66,8 +66,8 @@ impl RecordReader {
     }
 
     /// Waits until no other read is under way.
-    pub async fn turn(&self) -> ReadTurn {
-        ReadTurn {
+    pub async fn acquire(&self) -> ReadPermit {
+        ReadPermit {
             slot: Arc::clone(&self.consumer).lock_owned().await,
             reader: self.clone(),
         }
@@ -86,12 +86,12 @@ impl RecordReader {
 
 /// The right to the next read of a [`RecordReader`].
 #[derive(Debug)]
-pub struct ReadTurn {
+pub struct ReadPermit {
     slot: OwnedMutexGuard<Option<PartitionConsumer>>,
     reader: RecordReader,
 }
 
-impl ReadTurn {
+impl ReadPermit {
     /// What lies at `offset`, until `due`; `convert` makes it of the record.
     ///
     /// # Errors

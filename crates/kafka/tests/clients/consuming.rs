@@ -287,8 +287,9 @@ fn a_reader_of_single_records_says_what_lies_at_an_offset(world: &World) {
         let read = async {
             let (partition, due) = (PartitionId(partition), Instant::now() + PATIENCE);
             let value = |record: RecordRef<'_>| record.value().unwrap().to_vec();
-            let turn = reader.turn().await;
-            turn.read(&topic, partition, Offset(offset), due, value)
+            let permit = reader.acquire().await;
+            permit
+                .read(&topic, partition, Offset(offset), due, value)
                 .await
         };
         world.runtime.block_on(read)

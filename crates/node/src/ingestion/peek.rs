@@ -62,8 +62,8 @@ impl Peek {
     pub async fn read(&self, position: Position, tenants: &Tenants) -> Option<Peeked> {
         let _place = self.places.share(tenants, 1)?;
         let due = Instant::now() + self.timeout;
-        let turn = tokio::time::timeout_at(due, self.reader.turn());
-        let turn = turn.await.ok()?;
+        let permit = tokio::time::timeout_at(due, self.reader.acquire());
+        let permit = permit.await.ok()?;
         let Position {
             lane,
             partition,
@@ -73,7 +73,7 @@ impl Peek {
         let convert = move |record: RecordRef<'_>| request(&topics, record);
         let topic = self.topics.of_lane(lane);
         let due = due.into_std();
-        match turn.read(topic, partition, offset, due, convert).await {
+        match permit.read(topic, partition, offset, due, convert).await {
             Ok(AtOffset::Record(found)) => Some(found),
             Ok(AtOffset::Ahead | AtOffset::Absent) => Some(Peeked::Nothing),
             Ok(AtOffset::Deleted) => None,
