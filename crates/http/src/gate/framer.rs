@@ -44,7 +44,7 @@ enum State {
     Http2,
     /// A stand-in took a refused request's place; nothing after it passes.
     Refused,
-    /// A chunk was malformed; the body passes up to that byte, for the parser to refuse, and nothing after it.
+    /// A chunk was malformed; the body passes up to that byte, and the gate then ends the input.
     Lost,
 }
 
