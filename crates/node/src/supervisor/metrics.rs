@@ -17,7 +17,7 @@ const RECOVERIES: Metric<Counter, 1> = Metric::new(
 );
 const UNREADABLE: Metric<Counter> = Metric::new(
     "waybill_supervisor_unreadable_rows_total",
-    "Rows that were due, or that an audit met for the first time, and could not be read",
+    "Unreadable rows: due ones, and each that an audit finds for the first time",
     [],
 );
 const FAILED_PASSES: Metric<Counter> = Metric::new(

@@ -64,7 +64,7 @@ impl Role {
         samples: 0,
     };
 
-    /// What is typed to start it.
+    /// The command that starts it.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Up { .. } => "up",

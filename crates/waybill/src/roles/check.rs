@@ -31,7 +31,7 @@ impl Checked {
         })
     }
 
-    /// What is to be said where the topics of the embedded broker may take more than the disk has.
+    /// A warning if the topics of the embedded broker may exceed the disk.
     pub(crate) fn disk_bounds_exceed(&self, config: &Config) -> Option<String> {
         disk_bounds_exceed(config, self.workflows.as_ref()?)
     }
@@ -104,7 +104,7 @@ pub(crate) fn check_for(role: Role, config: &Config) -> anyhow::Result<Checked> 
     })
 }
 
-/// The same of a role that is about to start: said before, it is a refusal and no failure.
+/// Checks a role before it starts, so that a bad file exits with 2.
 ///
 /// # Errors
 ///
