@@ -33,7 +33,7 @@ def for_one_broker(config):
 
 
 def as_yaml(topic, copies):
-    # One broker would not say what three would be told; the rule is that of crates/node/src/topology.rs.
+    # One broker would not say what three would be told; the rule is that of crates/topology/src/topics.rs.
     settings = topic["settings"] | {"min.insync.replicas": str(copies - 1 if copies > 2 else 1)}
     lines = [
         "apiVersion: kafka.strimzi.io/v1",

@@ -20,9 +20,11 @@ use waybill_engine::Timestamp;
 
 pub use boot::{BootTime, Suspensions};
 pub use filter::{Change, HOLD, STEP_MIN, StepFilter};
+pub use text::time_text;
 
 mod boot;
 mod filter;
+mod text;
 
 /// How often the clocks are compared even if nobody asks for the time. A step counts as standing only
 /// while it is seen to stand.

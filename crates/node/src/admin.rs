@@ -56,24 +56,24 @@ use tokio::net::TcpListener;
 use tower::ServiceExt as _;
 use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ReaderId, Timestamp};
 use waybill_http::RequestBody;
+use waybill_http::auth::Auth;
 use waybill_http::json;
+use waybill_http::problem::{FieldProblem, Kind, Problem};
 use waybill_http::{
     GateLimits, Hosts, REQUESTS_PER_CONNECTION_MAX, Refusal, Server, ServerLimits, Service, Tls,
 };
+use waybill_topology::readers::show::Readers;
+use waybill_topology::repartition::Repartition;
 
 use self::guard::Denials;
 
 pub use guard::METRICS;
 pub use health::{Condition, Heartbeat, Liveness, Readiness};
 
-use crate::auth::Auth;
 use crate::backup::Backups;
 use crate::config::AdminConfig;
-use crate::growing::Growing;
 use crate::ingestion::body::{Patience, read_whole};
 use crate::ingestion::docs::problem_page;
-use crate::ingestion::problem::{FieldProblem, Kind, Problem};
-use crate::readers::show::Readers;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::{Telemetry, announce};
 
@@ -115,7 +115,7 @@ pub struct Admin {
     address: Arc<OnceLock<SocketAddr>>,
     schedulers: Arc<OnceLock<Arc<dyn SchedulerControl>>>,
     readers: Arc<OnceLock<Readers>>,
-    growing: Arc<OnceLock<Growing>>,
+    growing: Arc<OnceLock<Repartition>>,
     backups: Arc<OnceLock<Backups>>,
 }
 
@@ -160,7 +160,7 @@ impl Admin {
     }
 
     /// Connects what makes more partitions, likewise.
-    pub fn set_growing(&self, growing: Growing) {
+    pub fn set_growing(&self, growing: Repartition) {
         if self.growing.set(growing).is_err() {
             tracing::warn!(
                 "a second scheduler's partitions are not made more on the admin listener"
@@ -545,12 +545,6 @@ impl From<ControlError> for Problem {
             first.make_ascii_uppercase();
         }
         Self::new(error.kind(), detail)
-    }
-}
-
-impl IntoResponse for Problem {
-    fn into_response(self) -> Response {
-        self.to_response().map(Body::from)
     }
 }
 

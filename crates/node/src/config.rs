@@ -4,9 +4,7 @@
 //!
 //! Deliberately absent: reloading. A changed configuration takes a restart, which loses nothing.
 
-mod auth;
 mod identity;
-mod kafka;
 mod registry;
 mod scylla;
 mod sections;
@@ -21,20 +19,20 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use waybill_alerts::AlertsConfig;
 use waybill_config::{ConfigError, Configuration, SecretFiles, units};
+use waybill_engine::Division;
+use waybill_http::auth::AuthConfig;
+use waybill_supervisor::SupervisorConfig;
+use waybill_topology::{EmbeddedTopics, KafkaConfig, TopologySettings};
 
-pub use auth::{AuthConfig, JwtConfig};
 pub use identity::{IdentityError, PartitionChoice, readers_of_this_process};
-pub use kafka::{KafkaConfig, Properties};
 pub use registry::{FramingChoice, RegistryConfig};
 pub use scylla::ScyllaConfig;
 pub use sections::{
     AdminConfig, AgentReach, AgentsConfig, BrokerConfig, BuiltInCalls, HttpConfig, LogFormat,
-    SchedulerConfig, ServicesConfig, StorageConfig, StoreConfig, SupervisorConfig, TelemetryConfig,
-    WorkflowsConfig,
+    SchedulerConfig, ServicesConfig, StorageConfig, StoreConfig, TelemetryConfig, WorkflowsConfig,
 };
 pub use tenants::{TenantLimit, TenantLimitsConfig};
 pub use traces::TracesConfig;
-pub use validate::PARTITIONS_MAX;
 pub use waybill_http::TlsConfig;
 pub use workflows::{WorkflowsError, load_workflow, load_workflows};
 
@@ -135,6 +133,25 @@ impl Config {
         Self {
             partitions,
             ..self.clone()
+        }
+    }
+
+    /// What topics and shards are made with.
+    #[must_use]
+    pub fn topology(&self) -> TopologySettings {
+        TopologySettings {
+            division: Division {
+                partitions: self.partitions,
+                readers_per_partition: self.scheduler.readers_per_partition,
+            },
+            kafka: self.kafka.clone(),
+            embedded: EmbeddedTopics {
+                listen: self.broker.listen,
+                segment_bytes: self.broker.segment_bytes,
+                requests_disk_bytes_max: self.broker.requests_disk_bytes_max,
+                recoveries_disk_bytes_max: self.broker.recoveries_disk_bytes_max,
+            },
+            operations_retention: self.store.retention,
         }
     }
 

@@ -41,6 +41,7 @@ mod lease;
 mod reply_key;
 mod row;
 mod row_codec;
+mod takeable;
 
 use std::fmt;
 
@@ -66,6 +67,7 @@ pub use reply_key::ReplyKey;
 pub use row::{KeptRow, RowRead, RowWrite, WriteBatch, Written};
 #[doc(hidden)]
 pub use row_codec::{RowBytes, RowCodec};
+pub use takeable::takeable;
 
 /// The state store.
 ///

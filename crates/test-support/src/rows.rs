@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use uuid::Uuid;
 use waybill_engine::{
-    Created, Epoch, Lane, Offset, OperationState, PartitionId, Position, ProcessState, RequestHash,
-    StepProgress, Timestamp,
+    Created, Epoch, Lane, Offset, OperationId, OperationRow, OperationState, PartitionId, Position,
+    ProcessState, RequestHash, Stamp, StepProgress, Timestamp,
 };
 
 /// What a create without anything special leaves, as the first record of partition 0.
@@ -54,5 +55,15 @@ pub fn untouched(state: ProcessState, steps: usize, updated_at: Timestamp) -> Op
         last_asked: Vec::new(),
         history: Vec::new(),
         steps: vec![StepProgress::default(); steps],
+    }
+}
+
+/// The row of an operation in `state`, none of whose steps was asked for.
+pub fn row(state: ProcessState, steps: &[&str]) -> OperationRow {
+    OperationRow {
+        id: OperationId(Uuid::from_u128(7)),
+        created: Arc::new(created("order", steps)),
+        state: untouched(state, steps.len(), Timestamp(2)),
+        stamp: Stamp(1),
     }
 }

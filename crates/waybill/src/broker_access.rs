@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use waybill_broker::{Action, Logins, Rights};
 use waybill_config::Secret;
+use waybill_http::auth::{Authenticator, NewToken, Principal, Scope};
 use waybill_kafka::no_group;
 use waybill_messages::Topics;
-use waybill_node::auth::{Authenticator, NewToken, Principal, Scope};
 
 /// Checks the logins of the embedded broker's clients.
 pub(crate) struct BrokerLogins {
@@ -163,7 +163,7 @@ fn is_asked_on(principal: &Principal, topics: &Topics, topic: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use waybill_node::auth::Tenants;
+    use waybill_http::auth::Tenants;
 
     fn principal(scopes: &[Scope], agents: &[&str]) -> Principal {
         Principal {

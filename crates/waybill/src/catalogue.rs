@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use waybill_node::{admin, disk, ingestion, scheduler, supervisor, telemetry};
+use waybill_node::{admin, disk, ingestion, scheduler, telemetry};
 use waybill_telemetry::Declared;
 
 use crate::roles;
@@ -103,7 +103,7 @@ fn sections() -> [Section; 13] {
         section(
             "Supervisor",
             "Deadlines, recoveries and decisions, with the role `supervisor`.",
-            supervisor::metrics::METRICS.to_vec(),
+            waybill_supervisor::METRICS.to_vec(),
         ),
         section(
             "Alerts and owners",

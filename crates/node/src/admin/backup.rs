@@ -5,11 +5,11 @@ use axum::extract::State;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse as _, Response};
 use futures_util::stream;
+use waybill_http::problem::{Kind, Problem};
 use waybill_telemetry::chain;
 
 use super::Admin;
 use crate::backup::BackupError;
-use crate::ingestion::problem::{Kind, Problem};
 
 pub(super) async fn make(State(admin): State<Admin>) -> Result<Response, Problem> {
     let Some(backups) = admin.backups.get() else {

@@ -5,11 +5,11 @@ use axum::http::{HeaderMap, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse as _, Response};
 use metrics::Counter;
+use waybill_http::auth::{Auth, DENIALS, Denied, Scope, Tenants};
+use waybill_http::problem::{Kind, Problem};
 use waybill_telemetry::{Declared, Metric};
 
 use super::Admin;
-use crate::auth::{Auth, DENIALS, Denied, Scope, Tenants};
-use crate::ingestion::problem::{Kind, Problem};
 
 const UNAUTHORIZED: Metric<Counter, 1> = Metric::new(
     "waybill_admin_unauthorized_total",

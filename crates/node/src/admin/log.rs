@@ -6,10 +6,10 @@ use axum::extract::rejection::BytesRejection;
 use bytes::Bytes;
 use serde::Serialize;
 use serde_json::Value;
+use waybill_http::problem::{FieldProblem, Problem};
 use waybill_telemetry::chain;
 
 use super::{Admin, only_field, unread};
-use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::telemetry::{LogFilter, LogFilterError};
 
 /// The one field.

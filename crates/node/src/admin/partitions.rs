@@ -6,15 +6,15 @@ use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use bytes::Bytes;
 use serde_json::Value;
+use waybill_http::problem::{Kind, Problem};
+use waybill_topology::repartition::{Repartition, RepartitionView};
 
 use super::{Admin, only_field, unread};
-use crate::growing::{Growing, GrowthView};
-use crate::ingestion::problem::{Kind, Problem};
 
 /// The one field of what is asked.
 const PARTITIONS: &str = "partitions";
 
-pub(super) async fn show(State(admin): State<Admin>) -> Result<Json<GrowthView>, Problem> {
+pub(super) async fn show(State(admin): State<Admin>) -> Result<Json<RepartitionView>, Problem> {
     let view = here(&admin)?.view();
     let never = || {
         Problem::new(
@@ -28,7 +28,7 @@ pub(super) async fn show(State(admin): State<Admin>) -> Result<Json<GrowthView>,
 pub(super) async fn grow(
     State(admin): State<Admin>,
     body: Result<Bytes, BytesRejection>,
-) -> Result<(StatusCode, Json<GrowthView>), Problem> {
+) -> Result<(StatusCode, Json<RepartitionView>), Problem> {
     let body = body.map_err(|rejection| unread(&rejection))?;
     let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
     let partitions = only_field(&body, PARTITIONS, number, "a number from 1")?;
@@ -50,7 +50,7 @@ pub(super) async fn grow(
     }
 }
 
-fn here(admin: &Admin) -> Result<&Growing, Problem> {
+fn here(admin: &Admin) -> Result<&Repartition, Problem> {
     let growing = admin.growing.get();
     growing.ok_or_else(|| Problem::new(Kind::NotFound, "No scheduler is in this process."))
 }

@@ -5,12 +5,12 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use bytes::Bytes;
 use serde_json::Value;
+use waybill_http::problem::{FieldProblem, Kind, Problem};
 use waybill_store::StoreError;
 use waybill_telemetry::chain;
+use waybill_topology::readers::show::{LayoutView, Readers, SetError};
 
 use super::{Admin, only_field, unread};
-use crate::ingestion::problem::{FieldProblem, Kind, Problem};
-use crate::readers::show::{LayoutView, Readers, SetError};
 
 /// The one field of what is asked.
 const PER_PARTITION: &str = "perPartition";

@@ -313,8 +313,8 @@ async fn the_log_filter_is_shown_and_changed() {
 
 #[tokio::test]
 async fn whoever_looks_or_changes_needs_a_token_for_all_and_probes_need_none() {
-    use crate::auth::NewToken;
-    use crate::config::AuthConfig;
+    use waybill_http::auth::AuthConfig;
+    use waybill_http::auth::NewToken;
 
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut text = String::new();
@@ -326,7 +326,7 @@ async fn whoever_looks_or_changes_needs_a_token_for_all_and_probes_need_none() {
         ("acme", "read", "acme"),
     ] {
         let NewToken { token, hash } = NewToken::make();
-        let hash = crate::auth::to_hex(&hash);
+        let hash = waybill_http::auth::to_hex(&hash);
         text.push_str(&format!(
             "- {{name: {name}, sha256: '{hash}', scopes: [{scopes}], tenant: '{tenant}'}}\n"
         ));

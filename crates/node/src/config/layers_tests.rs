@@ -236,11 +236,8 @@ fn variables_reach_every_kind_of_value() {
     expected.partitions = 8;
     expected.kafka.brokers = Some(vec!["a:9092".to_owned(), "b:9092".to_owned()]);
     expected.kafka.topic_prefix = "007".to_owned();
-    expected
-        .kafka
-        .properties
-        .0
-        .insert("sasl.password".to_owned(), "0123".to_owned());
+    let password = serde_json::json!({ "sasl.password": "0123" });
+    expected.kafka.properties = serde_json::from_value(password).unwrap();
     let key_file = ("ssl.key.password".to_owned(), "/run/secrets/key".into());
     expected.kafka.property_files.extend([key_file]);
     expected.http.listen = "0.0.0.0:80".parse().unwrap();

@@ -9,6 +9,7 @@ use waybill_drone_delivery::services::{
     DEFAULT_CONNECTIONS_MAX, DEFAULT_REQUESTS_MAX, FaultsByService,
 };
 use waybill_http::TlsConfig;
+use waybill_topology::EmbeddedTopics;
 
 use super::identity::PartitionChoice;
 use super::scylla::ScyllaConfig;
@@ -218,16 +219,17 @@ pub struct BrokerConfig {
 
 impl Default for BrokerConfig {
     fn default() -> Self {
+        let topics = EmbeddedTopics::default();
         Self {
-            listen: local(9092),
+            listen: topics.listen,
             advertised: None,
-            segment_bytes: ByteSize::mib(64),
+            segment_bytes: topics.segment_bytes,
             request_bytes_max: ByteSize::mib(16),
             connections_max: 1_000,
             connections_per_address_max: None,
             idle_timeout: Duration::from_secs(600),
-            requests_disk_bytes_max: ByteSize::gib(8),
-            recoveries_disk_bytes_max: ByteSize::mib(256),
+            requests_disk_bytes_max: topics.requests_disk_bytes_max,
+            recoveries_disk_bytes_max: topics.recoveries_disk_bytes_max,
         }
     }
 }
@@ -369,43 +371,6 @@ impl Default for SchedulerConfig {
             start_without_state: false,
             stuck_after: Duration::from_secs(60),
             skip_deleted_requests: false,
-        }
-    }
-}
-
-/// The `supervisor` section.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
-pub struct SupervisorConfig {
-    /// Whether it runs in this process. Without one, what was handed off is not tried again, and
-    /// what failed for good waits.
-    pub enabled: bool,
-    /// How often the deadline index is looked at.
-    #[serde(with = "units::duration")]
-    pub interval: Duration,
-    /// Recoveries asked for in a second at most: how fast a backlog of due work comes back.
-    pub recoveries_per_second_max: u32,
-    /// How often live operations are looked for whose due time has passed and that nothing would wake.
-    #[serde(with = "units::duration")]
-    pub audit_interval: Duration,
-    /// How long the lease of a shard of the index lasts after each renewal.
-    #[serde(with = "units::duration")]
-    pub lease: Duration,
-    /// How far the clocks of schedulers and supervisors may lie apart before entries of the deadline index are
-    /// written twice.
-    #[serde(with = "units::duration")]
-    pub clock_skew: Duration,
-}
-
-impl Default for SupervisorConfig {
-    fn default() -> Self {
-        Self {
-            enabled: true,
-            interval: Duration::from_millis(500),
-            recoveries_per_second_max: 2_000,
-            audit_interval: Duration::from_secs(5 * 60),
-            lease: Duration::from_secs(10),
-            clock_skew: Duration::from_secs(2),
         }
     }
 }

@@ -4,14 +4,12 @@ mod counts;
 
 use waybill_config::{ByteSize, ConfigError, duration_to_text};
 use waybill_engine::{INPUT_BYTES_MAX, READERS_PER_PARTITION_MAX};
+use waybill_topology::PARTITIONS_MAX;
+use waybill_topology::topics::{RETENTION_MS_MIN, disk_bytes_min};
 
 use super::Config;
 use crate::ingestion::IngestionConfig;
 use crate::telemetry::LogFilter;
-use crate::topology::{RETENTION_MS_MIN, disk_bytes_min};
-
-/// More partitions than this are a slip of the keyboard: each costs a lease and files.
-pub const PARTITIONS_MAX: u32 = 1_024;
 
 /// A lease is at least this many margins long, so that an owner has time to act between the end
 /// of its margin and the next renewal.

@@ -19,13 +19,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use waybill_clock::wall_clock;
 use waybill_engine::{IdOrigin, OperationId};
+use waybill_http::problem::{Kind, Problem};
 
 use self::lines::{Line, Lines};
 use super::body::{Parts, too_large};
 use super::config::batch_bytes;
 use super::intake::{Answer, InFlight, Intake, Sent, answer_of_row};
 use super::measure::Measures;
-use super::problem::{Kind, Problem};
 use super::request::{self, Envelope, Rules, Submission};
 use super::service::location;
 use super::shares::Place;

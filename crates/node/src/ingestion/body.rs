@@ -10,8 +10,7 @@ use futures_util::FutureExt as _;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc;
-
-use super::problem::{Kind, Problem};
+use waybill_http::problem::{Kind, Problem};
 
 /// An answer's body.
 #[derive(Debug)]

@@ -10,8 +10,7 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use hyper::StatusCode;
-
-use super::problem::Kind;
+use waybill_http::problem::Kind;
 
 const STYLE: &str = include_str!("docs/style.css");
 

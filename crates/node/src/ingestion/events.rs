@@ -20,11 +20,9 @@ use hyper::{Response, StatusCode};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
-use waybill_engine::{OperationId, OperationRow, Stamp};
 
 use super::body::Payload;
 use super::measure::{EVENT_STREAMS, EVENT_STREAMS_MAX};
-use super::problem::{FieldProblem, Kind, Problem};
 use super::reads::Reads;
 use super::service::{Api, OF_ONE, Parameters, Reply, decoded, not_found, set_static};
 use super::shares::{Place, Places};
@@ -33,8 +31,9 @@ use super::token::StatusToken;
 
 pub use told::EventView;
 use told::Told;
-
-use crate::auth::{Caller, Tenants};
+use waybill_engine::{OperationId, OperationRow, Stamp};
+use waybill_http::auth::{Caller, Tenants};
+use waybill_http::problem::{FieldProblem, Kind, Problem};
 
 /// The media type of a stream.
 pub const EVENT_STREAM: &str = "text/event-stream";

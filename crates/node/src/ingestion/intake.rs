@@ -17,6 +17,8 @@ use tokio::sync::oneshot;
 use waybill_engine::{
     IdOrigin, Lane, Offset, OperationId, OperationRow, PartitionId, RequestHash, Timestamp,
 };
+use waybill_http::auth::Tenants;
+use waybill_http::problem::{Kind, Problem};
 use waybill_kafka::{
     ClientError, Delivered, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
     Producer, ProducerOptions,
@@ -24,22 +26,20 @@ use waybill_kafka::{
 use waybill_messages::{Topics, headers};
 use waybill_store::CorruptRow;
 use waybill_telemetry::trace::OpenSpan;
+use waybill_topology::partition_map::PartitionMap;
 
 use super::config::IngestionConfig;
 use super::flow::Flow;
 use super::logs::Logs;
 use super::measure::{QUEUE_BYTES, QUEUE_BYTES_MAX};
 use super::peek::Peek;
-use super::problem::{Kind, Problem};
 use super::reads::Reads;
 use super::recent::{Accepted, Claim, Meeting, Recent, Settled};
 use super::reply_topics::ReplyTopics;
 use super::request::Submission;
 use super::shares::{Places, Share};
 use super::spans;
-use crate::auth::Tenants;
 use crate::disk::LowDisk;
-use crate::spread::Spread;
 
 /// How a request was answered that was not refused.
 #[derive(Debug)]
@@ -62,7 +62,7 @@ pub struct Intake {
     peek: Peek,
     logs: Logs,
     topics: Topics,
-    spread: Spread,
+    partition_map: PartitionMap,
     low_disk: LowDisk,
     accept_timeout: Duration,
 }
@@ -82,7 +82,7 @@ impl Intake {
         reads: Arc<Reads>,
         kafka: KafkaSettings,
         topics: Topics,
-        spread: Spread,
+        partition_map: PartitionMap,
         low_disk: LowDisk,
     ) -> Result<Self, ClientError> {
         let mut options = ProducerOptions::new("waybill-ingestion");
@@ -106,7 +106,7 @@ impl Intake {
             recent: Arc::new(Recent::new(config.recent_accepted_max)),
             flow: Arc::new(Flow::new(config.accept_timeout)),
             topics,
-            spread,
+            partition_map,
             low_disk,
             accept_timeout: config.accept_timeout,
         })
@@ -146,8 +146,8 @@ impl Intake {
     }
 
     /// How operations are spread over partitions.
-    pub fn spread(&self) -> &Spread {
-        &self.spread
+    pub fn partition_map(&self) -> &PartitionMap {
+        &self.partition_map
     }
 
     /// Takes one request in.
@@ -251,7 +251,7 @@ impl Intake {
             key: headers::TRACEPARENT,
             value: Some(trace.as_bytes()),
         });
-        let partition = self.spread.partition_of(record.operation);
+        let partition = self.partition_map.partition_of(record.operation);
         let record = OutRecord {
             headers: trace.as_slice(),
             ..OutRecord::new(topic, partition, &key, &value)
@@ -299,7 +299,7 @@ impl Intake {
             tell,
         }));
         let key = operation.key();
-        let partition = self.spread.partition_of(operation);
+        let partition = self.partition_map.partition_of(operation);
         let record = OutRecord::new(topic, partition, &key, value);
         let unknown = || outcome_unknown(repeat_with.to_owned());
         if let Err(error) = self.enqueue(&record, ticket) {

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 use waybill_engine::{Lane, PartitionId};
+use waybill_http::problem::{Kind, Problem};
 use waybill_kafka::{Identity, KafkaSettings, LogCheck};
 use waybill_messages::Topics;
 
-use super::problem::{Kind, Problem};
 use super::reads::Reads;
 
 /// How long an answer serves.

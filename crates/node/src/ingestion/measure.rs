@@ -4,10 +4,9 @@ use std::time::Instant;
 
 use hyper::StatusCode;
 use metrics::{Counter, Gauge, Histogram};
+use waybill_http::auth::DENIALS;
+use waybill_http::problem::{Kind, Problem};
 use waybill_telemetry::{Declared, Metric};
-
-use super::problem::{Kind, Problem};
-use crate::auth::DENIALS;
 
 const REQUESTS: Metric<Counter, 2> = Metric::new(
     "waybill_ingestion_requests_total",

@@ -28,7 +28,6 @@ mod logs;
 mod measure;
 pub mod ops;
 mod peek;
-pub mod problem;
 mod reads;
 mod recent;
 mod reply_topics;
@@ -52,10 +51,12 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use waybill_engine::Workflows;
+use waybill_http::auth::Auth;
 use waybill_http::{Hosts, Server, Tls};
 use waybill_kafka::{ClientError, KafkaSettings};
 use waybill_messages::Topics;
 use waybill_store::Store;
+use waybill_topology::partition_map::PartitionMap;
 
 pub use config::IngestionConfig;
 pub use measure::METRICS;
@@ -73,10 +74,7 @@ use self::request::Rules;
 use self::service::Api;
 use self::shares::Places;
 use self::tenant_limits::TenantLimits;
-pub use self::view::time_text;
-use crate::auth::Auth;
 use crate::disk::LowDisk;
-use crate::spread::Spread;
 
 /// Why ingestion could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -133,11 +131,19 @@ impl Ingestion {
         store: Arc<dyn Store>,
         kafka: KafkaSettings,
         topics: Topics,
-        spread: Spread,
+        partition_map: PartitionMap,
         workflows: Arc<Workflows>,
         guards: Guards,
     ) -> BoxFuture<'static, Result<Self, StartError>> {
-        let started = Self::started(config, store, kafka, topics, spread, workflows, guards);
+        let started = Self::started(
+            config,
+            store,
+            kafka,
+            topics,
+            partition_map,
+            workflows,
+            guards,
+        );
         Box::pin(started)
     }
 
@@ -146,7 +152,7 @@ impl Ingestion {
         store: Arc<dyn Store>,
         kafka: KafkaSettings,
         topics: Topics,
-        spread: Spread,
+        partition_map: PartitionMap,
         workflows: Arc<Workflows>,
         guards: Guards,
     ) -> Result<Self, StartError> {
@@ -156,7 +162,11 @@ impl Ingestion {
         };
         let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
-        let reads = Arc::new(Reads::new(store, spread.clone(), config.accept_timeout));
+        let reads = Arc::new(Reads::new(
+            store,
+            partition_map.clone(),
+            config.accept_timeout,
+        ));
         let events = Arc::new(Events::new(
             Arc::clone(&reads),
             config.event_streams_max,
@@ -167,7 +177,7 @@ impl Ingestion {
             reads,
             kafka,
             topics,
-            spread,
+            partition_map,
             guards.low_disk,
         )?);
         let batches = TaskTracker::new();

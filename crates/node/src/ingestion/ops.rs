@@ -18,8 +18,6 @@ pub mod judge;
 pub mod list;
 pub mod next;
 mod recover;
-#[cfg(test)]
-pub mod testing;
 pub mod verb;
 
 use hyper::body::Body as _;
@@ -29,13 +27,13 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 use waybill_engine::{OperationId, OperationRow};
 use waybill_http::RequestBody;
+use waybill_http::auth::{Caller, Tenants};
+use waybill_http::problem::{Kind, Problem};
 
 use super::body::read_whole;
-use super::problem::{Kind, Problem};
 use super::request::Envelope;
 use super::service::{Api, Parameters, Reply, check_media_type_of_optional_json, json, set};
 use super::status::{self, Query, Status, Whose};
-use crate::auth::{Caller, Tenants};
 
 /// The largest body of an asking, in bytes: a reason, a name and a few words.
 const ASK_BYTES_MAX: usize = 4 * 1024;

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use waybill_engine::{AmendRequest, CreateRequest, OperationRequest, Position};
+use waybill_http::auth::Tenants;
 use waybill_kafka::{
     AtOffset, ErrorCode, KafkaSettings, ReadError, RecordReader, RecordRef, RequestError,
 };
@@ -20,7 +21,6 @@ use waybill_messages::Topics;
 
 use super::measure::{PENDING_READS, PENDING_READS_MAX};
 use super::shares::Places;
-use crate::auth::Tenants;
 
 /// What lies at a place of a topic of requests.
 #[derive(Debug)]

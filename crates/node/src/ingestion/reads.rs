@@ -12,12 +12,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
 use waybill_engine::{Lane, Offset, OperationId, PartitionId};
+use waybill_http::problem::{Kind, Problem};
 use waybill_kafka::Mark;
 use waybill_store::{AttentionCursor, AttentionPage, RowRead, Store, StoreError};
-
-use super::problem::{Kind, Problem};
-use crate::readers;
-use crate::spread::Spread;
+use waybill_topology::partition_map::PartitionMap;
+use waybill_topology::readers;
 
 /// How long an answer of a lease serves.
 const FRESH_FOR: Duration = Duration::from_millis(200);
@@ -28,7 +27,7 @@ pub struct Reads {
     store: Arc<dyn Store>,
     within: Duration,
     is_away: AtomicBool,
-    spread: Spread,
+    partition_map: PartitionMap,
     consumed: std::sync::Mutex<HashMap<Log, Arc<Mutex<Known>>>>,
 }
 
@@ -40,12 +39,12 @@ type Known = Option<(Instant, Offset)>;
 
 impl Reads {
     /// Reads of a store that end within this time.
-    pub fn new(store: Arc<dyn Store>, spread: Spread, within: Duration) -> Self {
+    pub fn new(store: Arc<dyn Store>, partition_map: PartitionMap, within: Duration) -> Self {
         Self {
             store,
             within,
             is_away: AtomicBool::new(false),
-            spread,
+            partition_map,
             consumed: std::sync::Mutex::default(),
         }
     }
@@ -86,8 +85,8 @@ impl Reads {
     ///
     /// As [`rows`](Self::rows).
     pub async fn consumed(&self, lane: Lane, partition: PartitionId) -> Result<Offset, Problem> {
-        let partitions = self.spread.partitions();
-        if !self.spread.all_ever().contains(&partition) {
+        let partitions = self.partition_map.partitions();
+        if !self.partition_map.all_ever().contains(&partition) {
             return Ok(Offset(0));
         }
         let known = {
@@ -117,7 +116,7 @@ impl Reads {
     ///
     /// As [`rows`](Self::rows).
     pub async fn mark(&self, lane: Lane, partition: PartitionId) -> Result<Mark, Problem> {
-        let partitions = self.spread.partitions();
+        let partitions = self.partition_map.partitions();
         self.answered(async {
             let layout = readers::layout(&*self.store, partitions).await?;
             let done = readers::last_done(&*self.store, &layout, lane.source(), partition).await?;

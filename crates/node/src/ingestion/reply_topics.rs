@@ -9,9 +9,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
+use waybill_http::problem::{FieldProblem, Kind, Problem};
 use waybill_kafka::{Admin, ClientError, KafkaSettings};
-
-use super::problem::{FieldProblem, Kind, Problem};
 
 /// How long a topic that was found counts as there.
 const FOUND_FOR: Duration = Duration::from_secs(60);

@@ -18,24 +18,21 @@ use waybill_engine::{
     Contact, CreateRequest, INPUT_BYTES_MAX, IdOrigin, Lane, OperationId, RequestHash, Timestamp,
     Workflows,
 };
+use waybill_http::auth::{AnotherTenant, Tenants, check_tenant};
 use waybill_http::json;
+use waybill_http::problem::{FieldProblem, Problem};
 use waybill_messages::is_topic_name;
 use waybill_telemetry::visible::is_name;
 
 pub use self::envelope::{Envelope, IDEMPOTENCY_KEY};
 use super::id::{self, CallerId};
-use super::problem::{FieldProblem, Problem};
 use super::tenant_limits::TenantLimits;
-use crate::auth::{AnotherTenant, Tenants};
 
 /// The workflow that deliveries run, and the one whose input has a form of its own.
 pub const DRONE_DELIVERY: &str = "drone-delivery";
 
 /// The field that says who is told how an operation ended.
 const NOTIFY: &str = "notify";
-
-/// The longest tenant, in characters.
-const TENANT_CHARS_MAX: usize = 256;
 
 /// What requests are checked against.
 #[derive(Debug)]
@@ -394,7 +391,7 @@ impl<'a> Draft<'a> {
         }
         let (Some(workflow), Some(input)) = (self.workflow, self.input) else {
             let detail = format!("No workflow {DRONE_DELIVERY} is configured here.");
-            return Err(Problem::new(super::problem::Kind::NotFound, detail));
+            return Err(Problem::new(waybill_http::problem::Kind::NotFound, detail));
         };
         let (operation, id_origin, caller_id) = match self.caller_id {
             None => (id::fresh(&tenant), IdOrigin::Server, None),
@@ -439,7 +436,10 @@ impl<'a> Draft<'a> {
                 "The input has {} bytes; at most {INPUT_BYTES_MAX} are taken.",
                 input.len()
             );
-            return Err(Problem::new(super::problem::Kind::BodyTooLarge, detail));
+            return Err(Problem::new(
+                waybill_http::problem::Kind::BodyTooLarge,
+                detail,
+            ));
         }
         Ok(Submission {
             record: CreateRequest {
@@ -463,17 +463,6 @@ impl<'a> Draft<'a> {
             overdue: self.overdue,
         })
     }
-}
-
-/// Checks a tenant, and says what is wrong with it.
-pub fn check_tenant(tenant: &str) -> Result<(), String> {
-    if tenant.chars().count() > TENANT_CHARS_MAX || !is_name(tenant) {
-        return Err(format!(
-            "must be at most {TENANT_CHARS_MAX} visible characters, with single spaces between words, and no word may begin \
-             with a combining mark"
-        ));
-    }
-    Ok(())
 }
 
 /// Checks the name of who asks for something, and says what is wrong with it. How long it may be, the

@@ -4,10 +4,10 @@ use hyper::HeaderMap;
 use hyper::header::HeaderValue;
 use serde_json::json;
 use waybill_engine::{Workflow, WorkflowDefinition};
+use waybill_http::auth::Caller;
+use waybill_http::problem::Kind;
 
 use super::*;
-use crate::auth::Caller;
-use crate::ingestion::problem::Kind;
 
 const NOW: Timestamp = Timestamp(1_000_000);
 
@@ -476,9 +476,9 @@ fn every_contact_that_cannot_be_told_is_named_by_its_place_and_never_repeated() 
 #[test]
 fn a_request_is_made_in_its_senders_tenant_and_in_no_other() {
     let caller = |tenant: &str| {
-        Caller::of(Arc::new(crate::auth::Principal {
+        Caller::of(Arc::new(waybill_http::auth::Principal {
             name: "a".into(),
-            scopes: crate::auth::Scopes::default(),
+            scopes: waybill_http::auth::Scopes::default(),
             tenants: Tenants::named(tenant).unwrap(),
             agents: std::sync::Arc::default(),
         }))

@@ -24,6 +24,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use waybill_clock::wall_clock;
 use waybill_http::RequestBody;
+use waybill_http::auth::{Auth, Caller};
+use waybill_http::problem::{FieldProblem, Kind, Problem};
 use waybill_http::{Hosts, Refusal, Service};
 
 use self::reply::{page, problem, redirect, whole};
@@ -35,13 +37,11 @@ use super::events::Events;
 use super::intake::{Answer, Intake};
 use super::measure::{Measures, RouteLabel};
 use super::ops::verb::Verb;
-use super::problem::{FieldProblem, Kind, Problem};
 use super::request::{self, Envelope, IDEMPOTENCY_KEY, Rules, Submission};
 use super::shares::{Places, Share};
 use super::spans;
 use super::status::{self, Query};
 use super::view::AcceptedView;
-use crate::auth::{Auth, Caller};
 
 pub use self::media_type::{JSON, NDJSON, check_media_type, check_media_type_of_optional_json};
 pub use self::query::{

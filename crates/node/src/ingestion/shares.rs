@@ -13,8 +13,7 @@ use std::time::{Duration, Instant};
 
 use metrics::Gauge;
 use tokio_util::sync::CancellationToken;
-
-use crate::auth::Tenants;
+use waybill_http::auth::Tenants;
 
 /// For how long a tenant that was refused counts as one that wants some: longer than `Retry-After`.
 const WANTED_FOR: Duration = Duration::from_secs(10);

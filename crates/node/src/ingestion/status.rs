@@ -17,16 +17,16 @@ use serde_json::value::RawValue;
 use waybill_engine::{
     CreateRequest, Lane, OperationId, OperationRow, PartitionId, Position, Workflows,
 };
+use waybill_http::auth::Tenants;
+use waybill_http::problem::{Kind, Problem};
 
 use super::id::{self, CallerId};
 use super::intake::Intake;
 use super::peek::Peeked;
-use super::problem::{Kind, Problem};
 use super::recent::Accepted;
 use super::request::DRONE_DELIVERY;
 use super::token::StatusToken;
 use super::view::{DeliveryView, OperationView};
-use crate::auth::Tenants;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -122,7 +122,7 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
         partition,
         offset,
     };
-    let is_sent_on = |offset| intake.spread().is_sent_on(position(offset), id);
+    let is_sent_on = |offset| intake.partition_map().is_sent_on(position(offset), id);
     let is_read = offset.is_some_and(|offset| offset < consumed && !is_sent_on(offset));
     let mut found = Found::Unread;
     if let Some(offset) = offset
@@ -336,7 +336,7 @@ fn at_partition(
 ) -> Option<OperationId> {
     ids.iter()
         .copied()
-        .find(|id| intake.spread().was_ever_of(partition, *id))
+        .find(|id| intake.partition_map().was_ever_of(partition, *id))
 }
 
 /// There is no such operation.

@@ -11,8 +11,7 @@ use std::time::Duration;
 
 use governor::clock::{Clock as _, DefaultClock};
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
-
-use super::problem::{Kind, Problem};
+use waybill_http::problem::{Kind, Problem};
 
 /// Of so many requests one looks for tenants that have not sent anything for a while, to forget them.
 const FORGET_EVERY: u32 = 4_096;

@@ -6,6 +6,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 use uuid::Uuid;
+use waybill_clock::time_text;
 use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{
     CreateRequest, Created, HistoryEntry, Lane, OperationError, OperationId, OperationRow,
@@ -285,8 +286,8 @@ pub struct BatchLine<'a> {
     pub location: Option<&'a str>,
     /// What is wrong with the line.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<super::problem::Problem>)]
-    pub problem: Option<&'a super::problem::Problem>,
+    #[schema(value_type = Option<waybill_http::problem::Problem>)]
+    pub problem: Option<&'a waybill_http::problem::Problem>,
     /// The number of the line in the batch, from 1; blank lines count. Where the batch ended early, it is that of the
     /// first line that was not read.
     #[schema(example = 1)]
@@ -519,12 +520,4 @@ fn is_zero(number: &u32) -> bool {
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
 fn is_false(flag: &bool) -> bool {
     !*flag
-}
-
-/// An instant as answers show it: RFC 3339 in UTC.
-pub fn time_text(time: Timestamp) -> String {
-    match jiff::Timestamp::from_microsecond(time.as_micros()) {
-        Ok(time) => time.to_string(),
-        Err(_) => jiff::Timestamp::MAX.to_string(),
-    }
 }

@@ -15,13 +15,12 @@ use waybill_engine::{
     AmendRequest, Amendment, CreateRequest, INPUT_BYTES_MAX, IdOrigin, NAME_LENGTH_MAX,
     OperationId, OperationRequest, RequestHash, Timestamp,
 };
+use waybill_http::auth::check_tenant;
 use waybill_http::json;
 use waybill_messages::is_topic_name;
 
 use crate::ingestion::id::{CallerId, is_ours};
-use crate::ingestion::request::{
-    DRONE_DELIVERY, check_asked_by, check_tenant, named, request_hash,
-};
+use crate::ingestion::request::{DRONE_DELIVERY, check_asked_by, named, request_hash};
 
 /// The hash of who leaves it to the scheduler to hash the request.
 const NO_HASH: RequestHash = RequestHash([0; 16]);

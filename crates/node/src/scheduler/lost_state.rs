@@ -10,10 +10,10 @@
 
 use waybill_engine::{Lane, Offset, PartitionId, Places, ReaderId, Source};
 use waybill_store::{Layout, LayoutGeneration, Store};
+use waybill_topology::readers;
 
 use super::inlet::EndsReader;
 use super::input::{AcquireError, LogEnds};
-use crate::readers;
 
 /// What the first owner of a partition must know of its logs.
 #[derive(Clone)]

@@ -57,7 +57,7 @@ use self::commit::Commits;
 
 pub use self::index::write as write_indexed;
 pub use self::nonces::reply_key;
-pub use self::ownership::{begin_index, takeable};
+pub use self::ownership::begin_index;
 pub use self::relayout::Own;
 
 use self::credit::Amount;

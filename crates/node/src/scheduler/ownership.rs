@@ -18,16 +18,13 @@ use std::time::Duration;
 use waybill_clock::{BootTime, wall_clock};
 use waybill_engine::{ByLane, Lane, Offset, OwnerId, PartitionId, ReaderId, Stamp, Timestamp};
 use waybill_store::{
-    Checkpoint, DueBucket, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError,
+    Checkpoint, DueBucket, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError, takeable,
 };
+use waybill_topology::readers;
 
 use super::fit::remember_topics;
 use super::input::AcquireError;
 use super::lost_state::FirstOwner;
-use crate::readers;
-
-/// How often a candidate looks at a lease that another owner holds.
-const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// How long leases last and how they are judged.
 #[derive(Clone, Copy, Debug)]
@@ -107,35 +104,6 @@ pub(super) async fn acquire(
             stamp_floor: limit_before,
             valid_until: sent + terms.duration.saturating_sub(terms.margin),
         });
-    }
-}
-
-/// Waits until the lease may be taken and returns it as it then stands. One of `me`, if that is given,
-/// has a living owner even where no other process can have the store open.
-pub async fn takeable(
-    store: &dyn Store,
-    key: LeaseKey,
-    margin: Duration,
-    me: Option<OwnerId>,
-) -> Result<Option<Lease>, StoreError> {
-    let mut seen = store.lease(key).await?;
-    let mut unchanged_since = BootTime::now();
-    loop {
-        let Some(lease) = &seen else { return Ok(None) };
-        let is_mine = me.is_some() && lease.owner == me;
-        if lease.owner.is_none() || (store.is_exclusive() && !is_mine) {
-            return Ok(seen);
-        }
-        if unchanged_since.elapsed() >= lease.duration + margin {
-            tracing::warn!(lease = %key, epoch = %lease.epoch, "the owner is silent; taking over");
-            return Ok(seen);
-        }
-        tokio::time::sleep(WATCH_INTERVAL).await;
-        let now_stands = store.lease(key).await?;
-        if now_stands != seen {
-            seen = now_stands;
-            unchanged_since = BootTime::now();
-        }
     }
 }
 

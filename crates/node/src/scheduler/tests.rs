@@ -12,6 +12,7 @@ use waybill_engine::{
     CreateRequest, Epoch, IdOrigin, OperationId, OperationRequest, PartitionId, RequestHash,
     StepRequest, Timestamp, partition_for,
 };
+use waybill_http::auth::Auth;
 use waybill_messages::Record as _;
 use waybill_store::{
     AttentionCursor, AttentionPage, DueBucket, DueEntry, EmbeddedConfig, EmbeddedStore, Lease,
@@ -20,7 +21,6 @@ use waybill_store::{
 
 use super::outlet::tests::{settings, workflow};
 use super::*;
-use crate::auth::Auth;
 use crate::telemetry::Telemetry;
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.

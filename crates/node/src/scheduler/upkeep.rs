@@ -10,6 +10,7 @@ use waybill_engine::{
 };
 use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store};
 use waybill_telemetry::chain;
+use waybill_topology::readers;
 
 use super::fit::{Misfit, Unfit, remember_topics, start_offsets};
 use super::inlet::EndsReader;
@@ -20,7 +21,6 @@ use super::ownership::{self, HeldLease, Renewal};
 use super::partition::{Differing, Owned, Slot, SlotState};
 use super::shell::Shell;
 use super::tasks::{self, Task, TaskError};
-use crate::readers;
 
 /// How long a reader rests after it failed, before its lease is taken again.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);

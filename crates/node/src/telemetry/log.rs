@@ -103,7 +103,7 @@ fn is_coloured() -> bool {
 }
 
 /// Whose lines there are: the crates that write any, and librdkafka, which writes under its own name.
-const WRITERS: [&str; 17] = [
+const WRITERS: [&str; 19] = [
     "waybill",
     "waybill_agent",
     "waybill_alerts",
@@ -117,6 +117,8 @@ const WRITERS: [&str; 17] = [
     "waybill_registry",
     "waybill_node",
     "waybill_store",
+    "waybill_supervisor",
+    "waybill_topology",
     "librdkafka",
     "scylla",
     "hyper_util",

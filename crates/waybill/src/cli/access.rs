@@ -10,7 +10,7 @@ use clap::builder::{OsStringValueParser, TypedValueParser};
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use reqwest::{Certificate, ClientBuilder};
 use waybill_config::{Secret, file_modes};
-use waybill_node::auth::bearer;
+use waybill_http::auth::bearer;
 use waybill_node::config::Config;
 
 use super::broker_login::with_login;

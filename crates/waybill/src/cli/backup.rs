@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 use reqwest::Response;
+use waybill_clock::time_text;
 use waybill_node::backup::{self, Contents, partial_of, private_file, put_in_place};
 use waybill_node::config::Config;
-use waybill_node::ingestion::time_text;
 use waybill_telemetry::visible::counted;
 
 use super::access::AdminArgs;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::ensure;
 use waybill_kafka::Admin;
 use waybill_messages::Topics;
-use waybill_node::topology::is_forbidden;
+use waybill_topology::topics::is_forbidden;
 
 /// The dead-letter topics, as far as the user may look at them.
 #[derive(Default)]

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use waybill_config::ConfigError;
 use waybill_http::Tls;
-use waybill_node::auth::Auth;
+use waybill_http::auth::Auth;
 use waybill_node::config::{Config, TlsConfig};
 
 use super::Role;

@@ -9,8 +9,8 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use serde_json::json;
 use waybill_node::config::Config;
-use waybill_node::readers::show::{LayoutView, Readers};
 use waybill_store::CqlStore;
+use waybill_topology::readers::show::{LayoutView, Readers};
 
 use super::access::AdminArgs;
 use super::admin_port;

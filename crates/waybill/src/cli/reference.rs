@@ -5,7 +5,7 @@ mod configuration;
 use std::fmt::Write as _;
 
 use clap::ValueEnum;
-use waybill_node::ingestion::problem::Kind;
+use waybill_http::problem::Kind;
 
 use crate::catalogue;
 

@@ -1,7 +1,7 @@
 //! `waybill token`: bearer tokens for the API and the admin port.
 
 use clap::{Args, Subcommand};
-use waybill_node::auth::{NewToken, Scope, Tenants, check_name, check_rights, to_hex};
+use waybill_http::auth::{NewToken, Scope, Tenants, check_name, check_rights, to_hex};
 
 /// What to do with tokens.
 #[derive(Clone, Debug, Subcommand)]

@@ -16,9 +16,9 @@ use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{Admin, ConsumerOptions, PartitionConsumer, TopicsRead};
 use waybill_messages::Topics;
 use waybill_node::config::{Config, load_workflows};
-use waybill_node::readers::show::LayoutView;
-use waybill_node::topology::{
-    BrokerKind, Finding, Needed, broker_kind, explained, is_forbidden, judge, look, needed,
+use waybill_topology::readers::show::LayoutView;
+use waybill_topology::topics::{
+    BrokerKind, Finding, Needed, audit, broker_kind, describe, explained, is_forbidden, needed,
 };
 
 use super::broker_ready::wait_ready;
@@ -88,11 +88,11 @@ impl Site {
         let workflows = load_workflows(&config.workflows)?;
         let admin = Admin::new(&connection::settings(config), CLIENT_ID)?;
         wait_ready(&admin, config, patience).await?;
-        let broker = broker_kind(&admin, config).await?;
+        let broker = broker_kind(&admin, &config.topology()).await?;
         Ok(Self {
             admin,
             broker,
-            needed: needed(config, &workflows, broker),
+            needed: needed(&config.topology(), &workflows, broker),
             topic_prefix: config.kafka.topic_prefix.clone(),
         })
     }
@@ -109,10 +109,10 @@ impl Site {
 
     /// Which of them are not as they must be by the configuration.
     pub(super) async fn findings(&self, config: &Config) -> anyhow::Result<Vec<Finding>> {
-        let found = look(&self.admin, &self.needed)
+        let found = describe(&self.admin, &self.needed)
             .await
-            .map_err(|error| explained(error, config))?;
-        Ok(judge(config, self.broker, &self.needed, &found))
+            .map_err(|error| explained(error, &config.topology()))?;
+        Ok(audit(&config.topology(), self.broker, &self.needed, &found))
     }
 
     /// Drops findings about numbers of partitions that are as the state store says.

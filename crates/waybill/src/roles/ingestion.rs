@@ -30,7 +30,7 @@ pub(super) async fn start(
         world.store.clone(),
         world.kafka.clone(),
         world.topics.clone(),
-        world.spread.clone(),
+        world.partition_map.clone(),
         world.workflows.clone(),
         Guards {
             auth: admin.auth().clone(),

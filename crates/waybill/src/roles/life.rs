@@ -2,9 +2,9 @@
 
 use anyhow::Context as _;
 use waybill_config::Environment;
+use waybill_http::auth::Auth;
 use waybill_http::{Tls, reread};
 use waybill_node::admin::Admin;
-use waybill_node::auth::Auth;
 use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Signals, Stage};
 use waybill_node::telemetry::{Telemetry, traces};

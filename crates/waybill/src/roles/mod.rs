@@ -34,9 +34,9 @@ use waybill_node::backup::Backups;
 use waybill_node::config::{AgentReach, Config, load_workflows, readers_of_this_process};
 use waybill_node::disk::{DiskWatch, LowDisk, Space, bounds_exceed};
 use waybill_node::shutdown::{Running, Stage};
-use waybill_node::spread::Spread;
-use waybill_node::topology::{self, BrokerKind};
 use waybill_store::{EmbeddedStore, Store};
+use waybill_topology::partition_map::PartitionMap;
+use waybill_topology::topics::{self, BrokerKind};
 
 use self::agents::Reached;
 use crate::cli::Role;
@@ -108,7 +108,7 @@ struct World {
     embedded: Option<Weak<EmbeddedStore>>,
     /// Whether its disk, or the embedded broker's, is short of room.
     low_disk: LowDisk,
-    spread: Spread,
+    partition_map: PartitionMap,
     broker: BrokerKind,
 }
 
@@ -143,13 +143,14 @@ async fn start(
                 );
             }
             reach::brokers(&kafka, names.step_replies(), admin, running)?;
-            topology::check_step_requests(config, &kafka, &handlers).await?;
+            let own: Vec<&str> = handlers.iter().map(|(agent, _)| &**agent).collect();
+            topics::check_step_requests(&config.topology(), &kafka, &own).await?;
             agents::start(config, kafka, names, handlers, admin, running).await
         }
         Role::Ingestion => {
             let world = world(role, config, None, &disk, admin, running).await?;
             reach::topics(&world, admin, running)?;
-            let config = &config.with_partitions(world.spread.partitions());
+            let config = &config.with_partitions(world.partition_map.partitions());
             ingestion::start(config, &world, admin, running)
                 .await
                 .map(drop)
@@ -157,9 +158,9 @@ async fn start(
         Role::Scheduler => {
             let world = world(role, config, None, &disk, admin, running).await?;
             reach::topics(&world, admin, running)?;
-            let stands = world.spread.layout().division();
+            let stands = world.partition_map.layout().division();
             let own = readers_of_this_process(config, environment, stands)?;
-            let config = &config.with_partitions(world.spread.partitions());
+            let config = &config.with_partitions(world.partition_map.partitions());
             let direct = match config.agents.reach {
                 AgentReach::Direct => {
                     agents::load(config, &Reached::elsewhere(config), &world.workflows)?
@@ -171,7 +172,7 @@ async fn start(
         Role::Supervisor => {
             let world = world(role, config, None, &disk, admin, running).await?;
             reach::topics(&world, admin, running)?;
-            let config = &config.with_partitions(world.spread.partitions());
+            let config = &config.with_partitions(world.partition_map.partitions());
             reach::brokers(&world.kafka, world.topics.recovery(), admin, running)?;
             reach::store(&world, admin, running);
             supervisor::start(config, &world, running);
@@ -195,9 +196,9 @@ async fn start(
             if let (Some(store), Some(broker)) = (world.embedded.clone(), broker) {
                 admin.set_backups(Backups::new(store, broker.logs));
             }
-            let stands = world.spread.layout().division();
+            let stands = world.partition_map.layout().division();
             let own = readers_of_this_process(config, environment, stands)?;
-            let config = &config.with_partitions(world.spread.partitions());
+            let config = &config.with_partitions(world.partition_map.partitions());
             let services = match services {
                 true => embedded::services(config, running).await?,
                 false => Reached::elsewhere(config),
@@ -255,10 +256,10 @@ async fn world(
     if let Some(store) = &embedded {
         disk.store.get_or_init(|| store.clone());
     }
-    let (spread, follower) = Spread::follow(store.clone(), config.partitions)
+    let (partition_map, follower) = PartitionMap::follow(store.clone(), config.partitions)
         .await
         .context("how operations are spread over partitions cannot be read")?;
-    let partitions = spread.partitions();
+    let partitions = partition_map.partitions();
     if partitions != config.partitions {
         let configured = config.partitions;
         tracing::warn!(
@@ -268,7 +269,7 @@ async fn world(
              to {partitions}; `waybill topics grow` makes more, and `waybill topics shrink` fewer"
         );
     }
-    if let Some(becomes) = spread.layout().becomes() {
+    if let Some(becomes) = partition_map.layout().becomes() {
         tracing::warn!(
             partitions,
             becomes,
@@ -280,8 +281,12 @@ async fn world(
     if broker.is_some() {
         disk_bounds(config, &workflows);
     }
-    let (may_have, is_alone) = (spread.layout().topics_may_have(), store.is_exclusive());
-    let broker = topology::create(config, &kafka, &workflows, &may_have, is_alone).await?;
+    let (may_have, is_alone) = (
+        partition_map.layout().topics_may_have(),
+        store.is_exclusive(),
+    );
+    let broker =
+        topics::create(&config.topology(), &kafka, &workflows, &may_have, is_alone).await?;
     running.spawn(Stage::Scheduler, "watch over the layout", |stop| {
         follower.run(stop)
     });
@@ -292,7 +297,7 @@ async fn world(
         store,
         embedded,
         low_disk: disk.low.clone(),
-        spread,
+        partition_map,
         broker,
     })
 }
@@ -312,7 +317,7 @@ pub(crate) fn disk_bounds_exceed(config: &Config, workflows: &Workflows) -> Opti
     }
     let space = Space::of(&config.data_dir).ok()?;
     bounds_exceed(
-        topology::disk_bytes_max(config, workflows),
+        topics::disk_bytes_max(&config.topology(), workflows),
         space,
         &config.data_dir,
     )

@@ -18,10 +18,10 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio_util::sync::CancellationToken;
 use waybill_config::Secret;
 use waybill_engine::{OperationId, OperationStatus, PartitionId, ProcessState};
+use waybill_http::auth::{Principal, Scope, Tenants, bearer};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer, PollLimits};
 use waybill_messages::Framing;
 use waybill_node::admin::Admin;
-use waybill_node::auth::{Principal, Scope, Tenants, bearer};
 use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Stage};
 

@@ -4,12 +4,12 @@ use waybill_agent::DirectConfig;
 use waybill_agent::http::NamedHandler;
 use waybill_node::admin::Admin;
 use waybill_node::config::Config;
-use waybill_node::growing::{self, Growing};
-use waybill_node::readers::{self, show::Readers};
 use waybill_node::scheduler::metrics::show_requests_retention;
 use waybill_node::scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings, reply_key};
 use waybill_node::shutdown::{Running, Stage};
-use waybill_node::topology::BrokerKind;
+use waybill_topology::readers::{self, show::Readers};
+use waybill_topology::repartition::{self, Repartition};
+use waybill_topology::topics::BrokerKind;
 
 use super::{World, trim};
 
@@ -22,7 +22,7 @@ pub(super) async fn start(
     admin: &Admin,
     running: &Running,
 ) -> anyhow::Result<()> {
-    let layout = readers::layout_at_start(&*world.store, config).await?;
+    let layout = readers::layout_at_start(&*world.store, config.topology().division).await?;
     let parts = SchedulerParts {
         store: world.store.clone(),
         kafka: world.kafka.clone(),
@@ -45,28 +45,28 @@ pub(super) async fn start(
         // There requests do not expire, and are deleted once they are done.
         BrokerKind::Embedded => {
             let (kafka, topics) = (world.kafka.clone(), world.topics.clone());
-            let (spread, store) = (world.spread.clone(), world.store.clone());
+            let (partition_map, store) = (world.partition_map.clone(), world.store.clone());
             running.spawn(
                 Stage::Scheduler,
                 "trimming of finished requests and recoveries",
-                move |stop| trim::run(kafka, topics, spread, store, stop),
+                move |stop| trim::run(kafka, topics, partition_map, store, stop),
             );
         }
     }
     let scheduler = Scheduler::start(scheduler_settings(config, own), parts, admin)?;
     admin.set_schedulers(scheduler.control());
     admin.set_readers(Readers::new(world.store.clone(), config.partitions));
-    let growing = Growing::new(
-        config,
+    let growing = Repartition::new(
+        &config.topology(),
         world.store.clone(),
         world.kafka.clone(),
         world.topics.clone(),
         &world.workflows,
     );
     admin.set_growing(growing.clone());
-    let spread = world.spread.clone();
+    let partition_map = world.partition_map.clone();
     running.spawn(Stage::Scheduler, "partitions", move |stop| {
-        growing::finish(growing, spread, stop)
+        repartition::finish(growing, partition_map, stop)
     });
     let stop = scheduler.stopper();
     running.push(

@@ -2,7 +2,7 @@
 
 use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Stage};
-use waybill_node::supervisor::{self, SupervisorParts, SupervisorSettings};
+use waybill_supervisor::{SupervisorParts, SupervisorSettings};
 
 use super::{World, instance};
 
@@ -16,7 +16,7 @@ pub(super) fn start(config: &Config, world: &World, running: &Running) {
         kafka: world.kafka.clone(),
         topics: world.topics.clone(),
         workflows: world.workflows.clone(),
-        spread: world.spread.clone(),
+        partition_map: world.partition_map.clone(),
     };
     let place = instance::place(config, INSTANCES_DIR);
     let settings = SupervisorSettings {
@@ -26,7 +26,7 @@ pub(super) fn start(config: &Config, world: &World, running: &Running) {
     running.spawn(Stage::Scheduler, "supervisor", move |stop| async move {
         // The name is this process's for as long as the supervisor uses it.
         let _place = place;
-        supervisor::run(settings, parts, stop).await
+        waybill_supervisor::run(settings, parts, stop).await
     });
 }
 

@@ -18,9 +18,9 @@ use waybill_engine::{Offset, PartitionId, Source};
 use waybill_kafka::{Admin, ClientError, KafkaSettings};
 use waybill_kafka::{Identity, LogCheck, Mark};
 use waybill_messages::Topics;
-use waybill_node::readers;
-use waybill_node::spread::Spread;
 use waybill_store::{Layout, LeaseKey, Store, StoreError};
+use waybill_topology::partition_map::PartitionMap;
+use waybill_topology::readers;
 
 /// How often the checkpoints are looked at.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -35,11 +35,11 @@ const SOURCES: [Source; 3] = [Source::Requests, Source::Expedited, Source::Recov
 pub(super) async fn run(
     kafka: KafkaSettings,
     topics: Topics,
-    spread: Spread,
+    partition_map: PartitionMap,
     store: Arc<dyn Store>,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let mut trim = Trim::new(&kafka, topics, spread, store)?;
+    let mut trim = Trim::new(&kafka, topics, partition_map, store)?;
     loop {
         tokio::select! {
             () = tokio::time::sleep(INTERVAL) => {}
@@ -62,7 +62,7 @@ struct Trim {
     admin: Admin,
     log: LogCheck,
     topics: Topics,
-    spread: Spread,
+    partition_map: PartitionMap,
     store: Arc<dyn Store>,
     /// Below which offsets this process has deleted.
     trimmed: [BTreeMap<PartitionId, Offset>; SOURCES.len()],
@@ -74,14 +74,14 @@ impl Trim {
     fn new(
         kafka: &KafkaSettings,
         topics: Topics,
-        spread: Spread,
+        partition_map: PartitionMap,
         store: Arc<dyn Store>,
     ) -> Result<Self, ClientError> {
         Ok(Self {
             admin: Admin::new(kafka, "waybill-trim")?,
             log: LogCheck::new(kafka.clone(), "waybill-trim-log", PATIENCE),
             topics,
-            spread,
+            partition_map,
             store,
             trimmed: Default::default(),
             kept: BTreeSet::new(),
@@ -90,14 +90,14 @@ impl Trim {
 
     /// Deletes what is finished by now.
     async fn pass(&mut self) -> Result<(), StoreError> {
-        let layout = readers::layout(&*self.store, self.spread.partitions()).await?;
+        let layout = readers::layout(&*self.store, self.partition_map.partitions()).await?;
         // Readers may have to begin again further back than those stand whom they follow.
         if layout.becomes().is_some() {
             return Ok(());
         }
         for (index, source) in SOURCES.into_iter().enumerate() {
             let mut below = Vec::new();
-            for partition in self.spread.all_ever() {
+            for partition in self.partition_map.all_ever() {
                 let done = keep_from(&*self.store, &layout, source, partition).await?;
                 let trimmed = self.trimmed[index].get(&partition).copied();
                 if done.keep_from > trimmed.unwrap_or_default()
@@ -109,7 +109,7 @@ impl Trim {
             if below.is_empty() {
                 continue;
             }
-            let stands = readers::layout(&*self.store, self.spread.partitions()).await?;
+            let stands = readers::layout(&*self.store, self.partition_map.partitions()).await?;
             if stands.generation() != layout.generation() {
                 self.trimmed[index].clear();
                 continue;

@@ -5,16 +5,16 @@ use std::io::Write;
 use anyhow::Context as _;
 use futures_util::stream::{self, BoxStream};
 use futures_util::{StreamExt as _, TryStreamExt as _};
+use waybill_clock::time_text;
 use waybill_clock::wall_clock;
 use waybill_engine::{Lane, Offset, PartitionId};
 use waybill_kafka::Admin;
 use waybill_messages::Topics;
 use waybill_node::config::Config;
 use waybill_node::data_dir;
-use waybill_node::ingestion::time_text;
-use waybill_node::readers;
 use waybill_store::{CorruptRow, KeptRow, Layout, Store, StoreError};
 use waybill_telemetry::chain;
+use waybill_topology::readers;
 
 use super::line::{End, FORMAT, Header, Line, Operation};
 use super::{Opened, open};

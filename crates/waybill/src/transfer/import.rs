@@ -12,10 +12,10 @@ use waybill_engine::{
     Epoch, Lane, Offset, OperationId, OperationRow, PartitionId, Position, Timestamp, partition_for,
 };
 use waybill_node::config::Config;
-use waybill_node::readers;
 use waybill_node::scheduler::{begin_index, write_indexed};
 use waybill_store::{AttentionEntry, DueEntry, KeptRow, RowWrite, Store, WriteBatch};
 use waybill_telemetry::visible::counted;
+use waybill_topology::readers;
 
 use super::line::{FORMAT, Line, Operation};
 use super::{Opened, open};
@@ -57,7 +57,7 @@ pub async fn import(config: &Config, path: &Path) -> anyhow::Result<Imported> {
         Opened::Embedded(store) => store,
         Opened::Cql(store) => &**store,
     };
-    let layout = readers::layout_at_start(store, config).await?;
+    let layout = readers::layout_at_start(store, config.topology().division).await?;
     let partitions = layout.partitions_written();
     for shard in (0..partitions).map(PartitionId) {
         begin_index(store, shard).await?;

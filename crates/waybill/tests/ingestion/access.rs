@@ -15,8 +15,8 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use waybill_engine::{HistoryEntry, OperationId, ProcessState, Timestamp};
-use waybill_node::auth::{Auth, NewToken};
-use waybill_node::config::AuthConfig;
+use waybill_http::auth::AuthConfig;
+use waybill_http::auth::{Auth, NewToken};
 use waybill_node::ingestion::{Guards, IngestionConfig};
 
 use super::world::*;

@@ -25,11 +25,11 @@ use waybill_engine::{
 use waybill_kafka::{Admin, KafkaSettings, TopicSpec};
 use waybill_messages::{Record, Topics};
 use waybill_node::ingestion::{Guards, Ingestion, IngestionConfig};
-use waybill_node::spread::Spread;
 use waybill_store::{
     EmbeddedConfig, EmbeddedStore, LayoutGeneration, Lease, LeaseKey, RowWrite, Store, WriteBatch,
 };
 use waybill_test_support::rows::{created, untouched};
+use waybill_topology::partition_map::PartitionMap;
 
 pub const PARTITIONS: u32 = 3;
 pub const DELIVERIES: &str = "/api/deliveryrequests";
@@ -119,7 +119,7 @@ impl<C> World<C> {
             Arc::clone(&store) as Arc<dyn Store>,
             kafka.clone(),
             topics.clone(),
-            Spread::fixed(PARTITIONS),
+            PartitionMap::fixed(PARTITIONS),
             workflows(),
             guards,
         )

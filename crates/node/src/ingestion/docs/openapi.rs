@@ -22,14 +22,14 @@ use utoipa::openapi::{
 use utoipa::{PartialSchema as _, ToSchema};
 use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::Contact;
+use waybill_http::auth::{Denied, Scope};
+use waybill_http::problem::{FieldProblem, Kind, PROBLEM_JSON, Problem};
 
 use self::examples::{
     ID, delivery_example, delivery_view_example, location, named_delivery, ndjson,
     operation_example, operation_view_example, with,
 };
-use crate::auth::{Denied, Scope};
 use crate::ingestion::id::CALLER_ID_CHARS_MAX;
-use crate::ingestion::problem::{FieldProblem, Kind, PROBLEM_JSON, Problem};
 use crate::ingestion::service::{
     BATCH, DELIVERIES, DOCS, JSON, NDJSON, OPENAPI, OPERATIONS, PROBLEMS,
 };

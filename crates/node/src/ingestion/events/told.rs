@@ -10,9 +10,10 @@ use std::str::FromStr;
 use bytes::Bytes;
 use serde::Serialize;
 use utoipa::ToSchema;
+use waybill_clock::time_text;
 use waybill_engine::{OperationId, OperationRow, ProcessState, StepState, Timestamp};
 
-use crate::ingestion::view::{ErrorView, failure, time_text};
+use crate::ingestion::view::{ErrorView, failure};
 
 /// Steps that an id may name: as many as a workflow may have.
 const STEPS_MAX: usize = 64;
@@ -266,7 +267,7 @@ mod tests {
     use waybill_engine::{Attempt, OperationError, StepError, StepProgress};
 
     use super::*;
-    use crate::ingestion::ops::testing::row;
+    use waybill_test_support::rows::row;
 
     /// The (type, step, state) of each event, and the id of the last.
     fn tell(told: &mut Told, row: &OperationRow) -> (Vec<(String, String, String)>, String) {

@@ -10,17 +10,17 @@ use waybill_engine::{
     Timestamp, Workflows,
 };
 use waybill_http::RequestBody;
+use waybill_http::auth::{Caller, Scope};
 use waybill_http::json;
+use waybill_http::problem::{FieldProblem, Kind, Problem};
 
 use super::body::{self, Asker, Said};
 use super::judge::{self, CancelWouldBe};
 use super::next;
 use super::verb::Verb;
 use super::{AskedView, Key};
-use crate::auth::{Caller, Scope};
 use crate::ingestion::body::read_whole;
 use crate::ingestion::id::CallerId;
-use crate::ingestion::problem::{FieldProblem, Kind, Problem};
 use crate::ingestion::request::{DRONE_DELIVERY, date_and_time};
 use crate::ingestion::service::{
     Api, Form, JSON, OF_CANCEL, OF_ONE, Parameters, Reply, check_media_type, decoded, json,

@@ -3,12 +3,12 @@
 use hyper::HeaderMap;
 use serde_json::{Map, Value};
 use waybill_engine::NAME_LENGTH_MAX;
+use waybill_http::auth::{Caller, Tenants};
 use waybill_http::json;
+use waybill_http::problem::{FieldProblem, Problem};
 use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
 
 use super::verb::Verb;
-use crate::auth::{Caller, Tenants};
-use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::ingestion::request::check_asked_by;
 
 /// The header that says who asks, where the body does not.
@@ -264,10 +264,10 @@ mod tests {
 
     #[test]
     fn the_history_says_by_which_token_something_was_asked() {
-        let caller = Caller::of(std::sync::Arc::new(crate::auth::Principal {
+        let caller = Caller::of(std::sync::Arc::new(waybill_http::auth::Principal {
             name: "ops".into(),
-            scopes: crate::auth::Scopes::default(),
-            tenants: crate::auth::Tenants::All,
+            scopes: waybill_http::auth::Scopes::default(),
+            tenants: waybill_http::auth::Tenants::All,
             agents: std::sync::Arc::default(),
         }));
         let by = |body: &str, caller: &Caller| {

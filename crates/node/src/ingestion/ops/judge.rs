@@ -4,8 +4,7 @@ use waybill_engine::{
     Amendment, Asked, CancelPolicy, HistoryEntry, OperationId, OperationRow, OperationState,
     ProcessState, RecoveryVerb, StepState, Timestamp, Workflows, refusal, workflow_of,
 };
-
-use crate::ingestion::problem::{Kind, Problem};
+use waybill_http::problem::{Kind, Problem};
 
 /// Why a recovery would be refused now, if it would.
 pub fn of_recovery(

@@ -18,18 +18,19 @@ use hyper::{StatusCode, header};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 use utoipa::ToSchema;
+use waybill_clock::time_text;
 use waybill_clock::wall_clock;
 use waybill_engine::{
     OperationId, OperationRow, ProcessState, StepProgress, Timestamp, Workflows, parse_duration,
 };
+use waybill_http::auth::{Caller, Tenants};
+use waybill_http::problem::Problem;
 use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder};
 
 use self::cursor::{ShownCursor, of_text, to_text};
 use super::judge;
-use crate::auth::{Caller, Tenants};
-use crate::ingestion::problem::Problem;
 use crate::ingestion::service::{Api, QueryErrors, Reply, json, pairs, set_static};
-use crate::ingestion::view::{ErrorView, failure, time_text, workflow_version};
+use crate::ingestion::view::{ErrorView, failure, workflow_version};
 
 /// The parameters of a list.
 pub const PARAMETERS: [&str; 10] = [
@@ -139,7 +140,7 @@ impl Api {
             now,
             workflows: &self.rules.workflows,
         };
-        let shards = self.intake.spread().all_ever();
+        let shards = self.intake.partition_map().all_ever();
         let mut looked_at = 0;
         let next = 'page: loop {
             let entries = self

@@ -1,5 +1,6 @@
 //! What happens next with an operation, and what can be asked of it as it is.
 
+use waybill_clock::time_text;
 use waybill_clock::wall_clock;
 use waybill_engine::{
     Action, Amendment, Asked, OperationRow, ProcessState, RecoveryVerb, StepProgress, StepState,
@@ -8,7 +9,6 @@ use waybill_engine::{
 
 use super::judge;
 use super::verb::Verb;
-use crate::ingestion::view::time_text;
 
 /// The verb of an operation's caller.
 pub const CANCEL: &str = Verb::Cancel.as_str();

@@ -2,6 +2,7 @@
 
 use hyper::HeaderMap;
 use uuid::Uuid;
+use waybill_clock::time_text;
 use waybill_clock::wall_clock;
 use waybill_drone_delivery::request::validate;
 use waybill_engine::{
@@ -9,20 +10,19 @@ use waybill_engine::{
     Timestamp,
 };
 use waybill_http::RequestBody;
+use waybill_http::auth::{Caller, Scope};
+use waybill_http::problem::{Kind, Problem};
 
 use super::amend::unwritable;
 use super::body::{Asker, Said};
 use super::judge;
 use super::verb::Verb;
 use super::{AskedView, Key};
-use crate::auth::{Caller, Scope};
-use crate::ingestion::problem::{Kind, Problem};
 use crate::ingestion::request::DRONE_DELIVERY;
 use crate::ingestion::service::{
     Api, Form, OF_ONE, OPERATIONS, Parameters, Reply, decoded, location, not_found,
 };
 use crate::ingestion::status::Status;
-use crate::ingestion::view::time_text;
 
 impl Api {
     /// `POST /v1/operations/{id}:verb`; `part` is the last part of the path.

@@ -1,11 +1,11 @@
 //! What comes with a body, in the head of a request.
 
 use hyper::HeaderMap;
+use waybill_http::auth::{Caller, Tenants};
+use waybill_http::problem::{FieldProblem, Problem};
 use waybill_telemetry::trace::TraceContext;
 
-use crate::auth::{Caller, Tenants};
 use crate::ingestion::id::CallerId;
-use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::ingestion::spans::TRACEPARENT;
 
 /// The header that gives a request an id of its caller's.
@@ -83,7 +83,7 @@ mod tests {
     use hyper::header::HeaderValue;
 
     use super::*;
-    use crate::ingestion::problem::Kind;
+    use waybill_http::problem::Kind;
 
     #[test]
     fn a_head_gives_key_and_trace_context() {

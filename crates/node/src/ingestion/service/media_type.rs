@@ -1,8 +1,7 @@
 //! Which bodies are taken, and what answers are.
 
 use hyper::header::{self, HeaderMap, HeaderValue};
-
-use crate::ingestion::problem::{Kind, Problem};
+use waybill_http::problem::{Kind, Problem};
 
 /// The media type of requests and answers.
 pub const JSON: &str = "application/json";

@@ -4,9 +4,9 @@
 //! misspelt name that were ignored would give an answer to another question.
 
 use percent_encoding::percent_decode_str;
+use waybill_http::auth::{Caller, Tenants};
+use waybill_http::problem::{FieldProblem, Problem};
 
-use crate::auth::{Caller, Tenants};
-use crate::ingestion::problem::{FieldProblem, Problem};
 use crate::ingestion::token::StatusToken;
 
 /// The parameters of a request about one operation.
@@ -145,8 +145,8 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::auth::{Principal, Scopes};
-    use crate::ingestion::problem::Kind;
+    use waybill_http::auth::{Principal, Scopes};
+    use waybill_http::problem::Kind;
 
     fn read(query: Option<&str>) -> Result<Parameters, Problem> {
         Parameters::read(query, &Caller::ANYBODY, &OF_CANCEL)

@@ -5,11 +5,11 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Response, StatusCode};
 use serde::Serialize;
 use waybill_engine::OperationId;
+use waybill_http::problem::{Kind, Problem};
 
 use super::JSON;
 use crate::ingestion::body::Payload;
 use crate::ingestion::docs::Docs;
-use crate::ingestion::problem::{Kind, Problem};
 use crate::ingestion::token::StatusToken;
 
 const HTML: &str = "text/html; charset=utf-8";

@@ -1,8 +1,8 @@
 //! Which address stands for what.
 
 use hyper::Method;
+use waybill_http::auth::Scope;
 
-use crate::auth::Scope;
 use crate::ingestion::measure::RouteLabel;
 use crate::ingestion::ops::verb::Verb;
 

@@ -19,8 +19,8 @@ use futures_util::{StreamExt as _, stream};
 use serde::Serialize;
 use waybill_engine::{ByLane, Division, KeyHash, Lane, OperationId, PartitionId};
 use waybill_node::config::Config;
-use waybill_node::readers::show::ReaderView;
 use waybill_telemetry::visible::{escaped, to_json};
+use waybill_topology::readers::show::ReaderView;
 
 use super::address::ApiAddress;
 use super::api::{Api, ApiError};

@@ -7,8 +7,8 @@ use clap::Args;
 use serde::Serialize;
 use waybill_kafka::TopicSpec;
 use waybill_node::config::Config;
-use waybill_node::topology::{Outcome, explained, make, missing};
 use waybill_telemetry::visible::to_json;
+use waybill_topology::topics::{Outcome, explained, make, missing};
 
 use super::Site;
 use crate::cli::broker_login::BrokerLogin;
@@ -33,7 +33,7 @@ impl CreateArgs {
         let site = Site::open(config).await?;
         let outcomes = match self.dry_run {
             true => would_make(&site, config).await?,
-            false => make(&site.admin, config, &site.needed)
+            false => make(&site.admin, &config.topology(), &site.needed)
                 .await?
                 .into_iter()
                 .map(Done::from)
@@ -55,12 +55,12 @@ impl CreateArgs {
 }
 
 async fn would_make(site: &Site, config: &Config) -> anyhow::Result<Vec<Done>> {
-    let missing = missing(&site.admin, config, &site.needed).await?;
+    let missing = missing(&site.admin, &config.topology(), &site.needed).await?;
     let specs: Vec<TopicSpec> = missing.iter().map(|topic| topic.spec.clone()).collect();
     site.admin
         .try_topics(&specs)
         .await
-        .map_err(|error| explained(error, config))?;
+        .map_err(|error| explained(error, &config.topology()))?;
     let outcome = |topic| match missing.contains(&topic) {
         true => Done::WouldBeMade,
         false => Done::Stood,

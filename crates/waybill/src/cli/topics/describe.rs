@@ -8,8 +8,8 @@ use serde::Serialize;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::PartitionState;
 use waybill_node::config::Config;
-use waybill_node::topology::{Found, SETTINGS_THAT_MATTER, explained, look};
 use waybill_telemetry::visible::to_json;
+use waybill_topology::topics::{Found, SETTINGS_THAT_MATTER, describe, explained};
 
 use super::Site;
 use crate::cli::broker_login::BrokerLogin;
@@ -34,9 +34,9 @@ impl DescribeArgs {
         let config = &self.login.on(config)?;
         let mut site = Site::open(config).await?;
         self.choose(&mut site, config)?;
-        let mut found = look(&site.admin, &site.needed)
+        let mut found = describe(&site.admin, &site.needed)
             .await
-            .map_err(|error| explained(error, config))?;
+            .map_err(|error| explained(error, &config.topology()))?;
         let mut out = io::stdout().lock();
         for topic in &site.needed {
             let name = topic.spec.name.as_str();

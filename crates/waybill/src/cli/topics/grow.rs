@@ -9,10 +9,11 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::json;
 use waybill_messages::Topics;
-use waybill_node::config::{Config, PARTITIONS_MAX, load_workflows};
-use waybill_node::growing::{GrowError, Growing, GrowthView};
-use waybill_node::readers::show::{LayoutView, Readers};
+use waybill_node::config::{Config, load_workflows};
 use waybill_store::{CqlStore, LayoutError};
+use waybill_topology::PARTITIONS_MAX;
+use waybill_topology::readers::show::{LayoutView, Readers};
+use waybill_topology::repartition::{Repartition, RepartitionError, RepartitionView};
 
 use crate::cli::access::AdminArgs;
 use crate::cli::readers::readers;
@@ -51,7 +52,7 @@ impl Way {
             return Ok(());
         }
         if wanted > PARTITIONS_MAX {
-            return Err(GrowError::TooMany(wanted).into());
+            return Err(RepartitionError::TooMany(wanted).into());
         }
         let is_possible = wanted > 0 && (now.is_multiple_of(wanted) || wanted.is_multiple_of(now));
         if !is_possible {
@@ -86,7 +87,7 @@ impl GrowArgs {
         way.allows(self.partitions, &stands)?;
         let topics = Topics::new(&config.kafka.topic_prefix);
         let kafka = connection::settings(config);
-        let growing = Growing::new(config, store, kafka, topics, &workflows);
+        let growing = Repartition::new(&config.topology(), store, kafka, topics, &workflows);
         let tell = |step: String| told.tell(&step);
         Ok(growing.run(self.partitions, &tell).await?)
     }
@@ -98,9 +99,9 @@ impl GrowArgs {
         let asked = client
             .put(&url)
             .json(&json!({ "partitions": self.partitions }));
-        let _: GrowthView = admin_port::answered(&url, asked).await?;
+        let _: RepartitionView = admin_port::answered(&url, asked).await?;
         loop {
-            let view: GrowthView = admin_port::answered(&url, client.get(&url)).await?;
+            let view: RepartitionView = admin_port::answered(&url, client.get(&url)).await?;
             told.tell(&view.step);
             match (view.is_under_way, view.error) {
                 (true, _) => tokio::time::sleep(ASK_EVERY).await,

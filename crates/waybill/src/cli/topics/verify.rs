@@ -5,8 +5,8 @@ use std::io::{self, Write};
 use clap::Args;
 use serde::Serialize;
 use waybill_node::config::Config;
-use waybill_node::topology::{Finding, Weight};
 use waybill_telemetry::visible::{counted, to_json};
+use waybill_topology::topics::{Finding, Weight};
 
 use super::Site;
 use crate::cli::access::AdminArgs;

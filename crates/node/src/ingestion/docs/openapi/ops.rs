@@ -10,6 +10,7 @@ use utoipa::openapi::{
     ContentBuilder, ObjectBuilder, RefOr, Required, Response, ResponseBuilder, Schema,
 };
 use waybill_drone_delivery::request::Reschedule;
+use waybill_http::problem::Kind;
 
 use super::{
     ID, add_schema, at, content, delivery_view_example, found, in_path, in_query, location_header,
@@ -20,7 +21,6 @@ use crate::ingestion::events::{EVENT_STREAM, EventView};
 use crate::ingestion::ops::AskedView;
 use crate::ingestion::ops::list::{ListView, PAGE_ITEMS_MAX};
 use crate::ingestion::ops::verb::Verb;
-use crate::ingestion::problem::Kind;
 use crate::ingestion::service::{DELIVERIES, EVENTS, JSON, OPERATIONS};
 use crate::ingestion::view::{DeliveryView, OperationView};
 

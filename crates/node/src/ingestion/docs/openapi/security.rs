@@ -4,9 +4,9 @@ use hyper::Method;
 use utoipa::openapi::path::Operation;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{OpenApi, RefOr};
+use waybill_http::problem::Kind;
 
 use super::refusal;
-use crate::ingestion::problem::Kind;
 use crate::ingestion::service::Route;
 
 /// The name of the one scheme.

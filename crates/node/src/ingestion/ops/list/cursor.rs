@@ -3,10 +3,9 @@
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use waybill_engine::OperationRow;
+use waybill_http::auth::Tenants;
+use waybill_http::problem::Problem;
 use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder};
-
-use crate::auth::Tenants;
-use crate::ingestion::problem::Problem;
 
 /// The cursor that a reader is given.
 ///
@@ -95,7 +94,7 @@ mod tests {
     use waybill_engine::{OperationId, Timestamp};
 
     use super::*;
-    use crate::ingestion::problem::Kind;
+    use waybill_http::problem::Kind;
 
     fn entry(at: i64, operation: u128) -> AttentionEntry {
         AttentionEntry {

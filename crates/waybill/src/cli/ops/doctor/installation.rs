@@ -10,9 +10,9 @@ use waybill_engine::{Lane, PartitionId};
 use waybill_messages::Topics;
 use waybill_node::config::{AgentReach, Config, load_workflows};
 use waybill_node::disk::{Space, bounds_exceed};
-use waybill_node::readers::show::{LayoutView, ReaderView};
-use waybill_node::topology::{Weight, disk_bytes_max, is_forbidden};
 use waybill_store::{CqlProblem, CqlStore};
+use waybill_topology::readers::show::{LayoutView, ReaderView};
+use waybill_topology::topics::{Weight, disk_bytes_max, is_forbidden};
 
 use super::dead_letters::{DEAD_LETTERS, dead_letters};
 use super::{Finding, Verdict};
@@ -542,7 +542,7 @@ pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
     if config.kafka.brokers.is_none()
         && let Ok(workflows) = load_workflows(&config.workflows)
     {
-        let bounds = disk_bytes_max(config, &workflows);
+        let bounds = disk_bytes_max(&config.topology(), &workflows);
         let exceed = bounds_exceed(bounds, space, &config.data_dir);
         findings.extend(exceed.map(|said| Finding::note(WHAT, said)));
     }

@@ -1,8 +1,8 @@
 //! An operation: what it waits for, who has it, and what happens next.
 
 use waybill_engine::{Action, Division, OperationId};
-use waybill_node::readers::show::LayoutView;
 use waybill_telemetry::visible::counted;
+use waybill_topology::readers::show::LayoutView;
 
 use super::Finding;
 use crate::cli::ops::api::{Api, ApiError};

@@ -1,5 +1,5 @@
 use waybill_engine::Offset;
-use waybill_node::readers::show::{CheckpointView, LayoutView, ReaderView};
+use waybill_topology::readers::show::{CheckpointView, LayoutView, ReaderView};
 
 use super::dead_letters::found;
 use super::installation::{breakers, count_stranded, disk, leases, overdue, unread};

@@ -1,0 +1,138 @@
+//! Who may use the API and the admin port.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use waybill_config::{ConfigError, units};
+
+/// The `auth` section. Authentication is on where one of its files is named.
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct AuthConfig {
+    /// The file with the hashes of tokens.
+    pub tokens_file: Option<PathBuf>,
+    /// JSON web tokens.
+    pub jwt: JwtConfig,
+}
+
+/// What a JSON web token has to be.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct JwtConfig {
+    /// The file with the public keys that sign them (a JWK set).
+    pub jwks_file: Option<PathBuf>,
+    /// Who has to have issued them (`iss`).
+    pub issuer: Option<String>,
+    /// For whom they have to be (`aud`).
+    pub audience: Option<String>,
+    /// The claim that names the tenant; `*` in it means all.
+    pub tenant_claim: String,
+    /// The claim with the scopes: a list, or a text with spaces between them.
+    pub scope_claim: String,
+    /// How far the issuer's clock may be off.
+    #[serde(with = "units::duration")]
+    pub clock_skew: Duration,
+}
+
+impl Default for JwtConfig {
+    fn default() -> Self {
+        Self {
+            jwks_file: None,
+            issuer: None,
+            audience: None,
+            tenant_claim: "tenant".to_owned(),
+            scope_claim: "scope".to_owned(),
+            clock_skew: Duration::from_secs(60),
+        }
+    }
+}
+
+impl AuthConfig {
+    /// Whether it is asked who somebody is.
+    #[must_use]
+    pub fn is_on(&self) -> bool {
+        self.tokens_file.is_some() || self.jwt.jwks_file.is_some()
+    }
+
+    /// Checks what no single key can know.
+    pub fn check(&self) -> Result<(), ConfigError> {
+        let jwt = &self.jwt;
+        let is_said = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        let (issuer, audience) = (is_said(&jwt.issuer), is_said(&jwt.audience));
+        let needed =
+            "is needed where auth.jwt.jwksFile is set: a token for somebody else must not do here";
+        let rules = [
+            (jwt.jwks_file.is_none() || issuer, "auth.jwt.issuer", needed),
+            (
+                jwt.jwks_file.is_none() || audience,
+                "auth.jwt.audience",
+                needed,
+            ),
+            (
+                jwt.jwks_file.is_some() || (!issuer && !audience),
+                "auth.jwt.issuer and auth.jwt.audience",
+                "are of use only with auth.jwt.jwksFile",
+            ),
+            (
+                !jwt.tenant_claim.is_empty() && !jwt.scope_claim.is_empty(),
+                "auth.jwt.tenantClaim and auth.jwt.scopeClaim",
+                "must not be empty",
+            ),
+            (
+                jwt.clock_skew <= SKEW_MAX,
+                "auth.jwt.clockSkew",
+                "must be at most 10m: for so long tokens are good that have expired",
+            ),
+        ];
+        match rules.into_iter().find(|(holds, ..)| !holds) {
+            None => Ok(()),
+            Some((_, key, problem)) => Err(ConfigError::invalid(key, problem)),
+        }
+    }
+}
+
+const SKEW_MAX: Duration = Duration::from_secs(600);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_work_is_refused_with_its_key() {
+        type Change = fn(&mut JwtConfig);
+        let good = JwtConfig {
+            jwks_file: Some("keys.json".into()),
+            issuer: Some("https://id.example".to_owned()),
+            audience: Some("waybill".to_owned()),
+            ..JwtConfig::default()
+        };
+        let check = |jwt| {
+            let auth = AuthConfig {
+                tokens_file: None,
+                jwt,
+            };
+            auth.check().map_err(|error| error.to_string())
+        };
+        assert_eq!(check(good.clone()), Ok(()));
+        assert_eq!(check(JwtConfig::default()), Ok(()));
+        let cases: [(&str, Change); 6] = [
+            ("auth.jwt.issuer is needed", |jwt| jwt.issuer = None),
+            ("auth.jwt.audience is needed", |jwt| jwt.audience = None),
+            ("auth.jwt.audience is needed", |jwt| {
+                jwt.audience = Some(String::new())
+            }),
+            ("auth.jwt.issuer and", |jwt| jwt.jwks_file = None),
+            ("auth.jwt.tenantClaim and", |jwt| jwt.scope_claim.clear()),
+            ("auth.jwt.clockSkew", |jwt| {
+                jwt.clock_skew = Duration::from_secs(601)
+            }),
+        ];
+        for (expected, change) in cases {
+            let mut jwt = good.clone();
+            change(&mut jwt);
+            let refused = check(jwt).unwrap_err();
+            assert!(refused.starts_with(expected), "{expected}: {refused}");
+        }
+    }
+}

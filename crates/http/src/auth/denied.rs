@@ -1,0 +1,84 @@
+//! Why somebody is turned away, and how that is said: RFC 6750 within problem details.
+
+use super::{AnotherTenant, Scope};
+use crate::problem::{Kind, Problem};
+
+/// Why somebody is turned away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Denied {
+    /// They gave no token.
+    NoToken,
+    /// They gave one that is not good, and why.
+    BadToken(&'static str),
+    /// They gave one that was good.
+    Expired,
+    /// They may not do this.
+    Scope(Scope),
+}
+
+/// The stable codes of 401, and the names of 403: what refusals are counted under.
+pub const DENIALS: [&str; 5] = [
+    NO_TOKEN,
+    BAD_TOKEN,
+    EXPIRED,
+    "insufficient-scope",
+    "another-tenant",
+];
+const NO_TOKEN: &str = "no-token";
+const BAD_TOKEN: &str = "invalid-token";
+const EXPIRED: &str = "expired-token";
+
+impl Denied {
+    /// Nobody knows it.
+    pub(super) const UNKNOWN_TOKEN: Self = Self::BadToken("The token is not known here.");
+}
+
+/// What is said of a scope that a token does not have.
+macro_rules! of_scope {
+    ($scope:literal) => {
+        (
+            concat!("The token does not have the scope ", $scope, "."),
+            concat!(
+                "Bearer realm=\"waybill\", error=\"insufficient_scope\", scope=\"",
+                $scope,
+                "\""
+            ),
+        )
+    };
+}
+
+impl From<Denied> for Problem {
+    fn from(denied: Denied) -> Self {
+        const CHALLENGE: &str = "Bearer realm=\"waybill\"";
+        const INVALID: &str = "Bearer realm=\"waybill\", error=\"invalid_token\"";
+        let unknown = |detail, code, challenge| {
+            Self::new(Kind::Unauthenticated, detail)
+                .with_code(code)
+                .with_challenge(challenge)
+        };
+        match denied {
+            Denied::NoToken => {
+                let detail = "This needs a token: Authorization: Bearer TOKEN.";
+                unknown(detail, NO_TOKEN, CHALLENGE)
+            }
+            Denied::BadToken(detail) => unknown(detail, BAD_TOKEN, INVALID),
+            Denied::Expired => unknown("The token has expired.", EXPIRED, INVALID),
+            Denied::Scope(scope) => {
+                let (detail, challenge) = match scope {
+                    Scope::Submit => of_scope!("submit"),
+                    Scope::Read => of_scope!("read"),
+                    Scope::Repair => of_scope!("repair"),
+                    Scope::Admin => of_scope!("admin"),
+                };
+                Self::new(Kind::InsufficientScope, detail).with_challenge(challenge)
+            }
+        }
+    }
+}
+
+impl From<AnotherTenant> for Problem {
+    fn from(_: AnotherTenant) -> Self {
+        let detail = "The token is for one tenant, and another one is named.";
+        Self::new(Kind::AnotherTenant, detail)
+    }
+}

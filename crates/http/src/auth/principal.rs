@@ -1,0 +1,189 @@
+//! Who somebody is, and what they may do.
+
+use std::fmt;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::check_tenant;
+
+/// Something that one may be allowed to do. None holds another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Scope {
+    /// Request operations, cancel and reschedule them
+    Submit,
+    /// See operations, lists and events
+    Read,
+    /// Give operators' verbs
+    Repair,
+    /// Change, on the admin port, how the work is divided
+    Admin,
+}
+
+impl Scope {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Submit, Self::Read, Self::Repair, Self::Admin];
+
+    /// Its name.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Submit => "submit",
+            Self::Read => "read",
+            Self::Repair => "repair",
+            Self::Admin => "admin",
+        }
+    }
+
+    /// The scope of this name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|scope| scope.as_str() == name)
+    }
+
+    const fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
+/// A set of scopes.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Scopes(u8);
+
+impl Scopes {
+    /// Whether it has this one.
+    #[must_use]
+    pub const fn contains(self, scope: Scope) -> bool {
+        self.0 & scope.bit() != 0
+    }
+}
+
+impl FromIterator<Scope> for Scopes {
+    fn from_iter<I: IntoIterator<Item = Scope>>(scopes: I) -> Self {
+        Self(scopes.into_iter().fold(0, |set, scope| set | scope.bit()))
+    }
+}
+
+impl fmt::Debug for Scopes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let held = Scope::ALL.into_iter().filter(|scope| self.contains(*scope));
+        f.debug_set().entries(held).finish()
+    }
+}
+
+/// Whose operations somebody sees and touches.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub enum Tenants {
+    /// Everybody's, and those of no tenant.
+    #[default]
+    All,
+    /// This one's.
+    One(Arc<str>),
+}
+
+/// A tenant is named for whom one may not ask.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AnotherTenant;
+
+/// A text names neither a tenant nor all of them.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct BadTenant(String);
+
+impl Tenants {
+    /// How all of them are written.
+    pub const ALL: &'static str = "*";
+
+    /// Those that a text names.
+    ///
+    /// # Errors
+    ///
+    /// If it names none.
+    pub fn named(text: &str) -> Result<Self, BadTenant> {
+        match text {
+            Self::ALL => Ok(Self::All),
+            "" => Err(BadTenant("must name a tenant, or be * for all".to_owned())),
+            one => check_tenant(one)
+                .map(|()| Self::One(one.into()))
+                .map_err(BadTenant),
+        }
+    }
+
+    /// Whether this tenant's operations are among them.
+    #[must_use]
+    pub fn include(&self, tenant: &str) -> bool {
+        match self {
+            Self::All => true,
+            Self::One(only) => **only == *tenant,
+        }
+    }
+
+    /// The tenant that is meant where this one is named, the empty one being none.
+    ///
+    /// # Errors
+    ///
+    /// If it is not among them.
+    pub fn meant(&self, named: String) -> Result<String, AnotherTenant> {
+        match self {
+            Self::All => Ok(named),
+            Self::One(only) if named.is_empty() || **only == *named => Ok(only.to_string()),
+            Self::One(_) => Err(AnotherTenant),
+        }
+    }
+
+    /// The only one; `None` where it is all of them.
+    #[must_use]
+    pub fn only(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::All => None,
+            Self::One(only) => Some(only),
+        }
+    }
+}
+
+/// Somebody who is known.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Principal {
+    /// By which name; for people, and for the history of operations.
+    pub name: Arc<str>,
+    /// What they may do.
+    pub scopes: Scopes,
+    /// For whom.
+    pub tenants: Tenants,
+    /// The agents that the principal may act as on the embedded broker.
+    pub agents: Arc<[Box<str>]>,
+}
+
+/// Who sends a request.
+#[derive(Clone, Debug)]
+pub struct Caller(Option<Arc<Principal>>);
+
+impl Caller {
+    /// Anybody: authentication is off.
+    pub const ANYBODY: Self = Self(None);
+
+    /// Somebody who is known.
+    #[must_use]
+    pub const fn of(principal: Arc<Principal>) -> Self {
+        Self(Some(principal))
+    }
+
+    /// Whether they may do this.
+    #[must_use]
+    pub fn may(&self, scope: Scope) -> bool {
+        self.0.as_ref().is_none_or(|who| who.scopes.contains(scope))
+    }
+
+    /// For whom.
+    #[must_use]
+    pub fn tenants(&self) -> &Tenants {
+        self.0.as_ref().map_or(&Tenants::All, |who| &who.tenants)
+    }
+
+    /// By which name they are known.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.0.as_ref().map(|who| &*who.name)
+    }
+}

@@ -1,0 +1,21 @@
+//! What may be the name of a tenant.
+
+use waybill_telemetry::visible::is_name;
+
+/// The longest tenant, in characters.
+const TENANT_CHARS_MAX: usize = 256;
+
+/// Checks a tenant, and says what is wrong with it.
+///
+/// # Errors
+///
+/// If it cannot be one: why.
+pub fn check_tenant(tenant: &str) -> Result<(), String> {
+    if tenant.chars().count() > TENANT_CHARS_MAX || !is_name(tenant) {
+        return Err(format!(
+            "must be at most {TENANT_CHARS_MAX} visible characters, with single spaces between words, and no word may begin \
+             with a combining mark"
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,622 @@
+//! Answers that say no: RFC 9457 problem details.
+//!
+//! What must hold: `type` and `status` of a problem never change once published, and each type is a
+//! relative reference to a page of this server that says what to do about it.
+
+mod field;
+
+use std::borrow::Cow;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use crate::{Foreign, Refusal};
+use axum::body::Body;
+use axum::response::IntoResponse;
+use bytes::Bytes;
+use hyper::header::{self, HeaderValue};
+use hyper::{Response, StatusCode};
+use serde::{Serialize, Serializer};
+use utoipa::ToSchema;
+
+pub use self::field::FieldProblem;
+use crate::json::{JsonError, JsonFault};
+
+/// The media type of problems.
+pub const PROBLEM_JSON: &str = "application/problem+json";
+
+/// What kind of problem it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// The request breaks HTTP's rules.
+    MalformedRequest,
+    /// The request's length is ambiguous.
+    AmbiguousLength,
+    /// The body ended early, or could not be read.
+    IncompleteBody,
+    /// The body is not JSON.
+    MalformedJson,
+    /// A key stands twice in one object.
+    DuplicateKey,
+    /// The JSON is nested too deep.
+    NestingTooDeep,
+    /// Nobody knows who asks.
+    Unauthenticated,
+    /// Whoever asks may not do this.
+    InsufficientScope,
+    /// Whoever asks may do this for another tenant only.
+    AnotherTenant,
+    /// The request is for a host that this listener does not answer for.
+    UnknownHost,
+    /// A web page of another origin asks for a change.
+    ForeignOrigin,
+    /// Nothing is here.
+    NotFound,
+    /// No operation has this id, or it was forgotten since.
+    UnknownOrExpired,
+    /// The resource does not know this method.
+    MethodNotAllowed,
+    /// The client was too slow.
+    RequestTimeout,
+    /// The id belongs to another request.
+    IdConflict,
+    /// The operation is final.
+    OperationFinal,
+    /// A step that uses what is to be changed was asked for.
+    StepSent,
+    /// The operation is not in a state in which this can be asked.
+    VerbRefused,
+    /// The body, or the line of a batch, is too long.
+    BodyTooLarge,
+    /// The body is of another media type.
+    UnsupportedMediaType,
+    /// Fields have wrong values.
+    InvalidValues,
+    /// The head is too long.
+    HeadTooLarge,
+    /// Something in this program is wrong.
+    Internal,
+    /// What is stored of the operation is damaged.
+    RowUnreadable,
+    /// The request's tenant has sent as many as it may for now.
+    TooManyRequests,
+    /// More is under way than this process may hold.
+    Overloaded,
+    /// The broker does not take the request.
+    BrokerUnavailable,
+    /// The disk is short of room.
+    InsufficientStorage,
+    /// The state store does not answer.
+    StoreUnavailable,
+    /// The request may or may not have been taken.
+    OutcomeUnknown,
+    /// This process does not drive the partition.
+    PartitionNotHere,
+    /// This process is on its way out.
+    ShuttingDown,
+    /// A partition could not be stopped or started.
+    PartitionFailed,
+}
+
+impl Kind {
+    /// Every kind.
+    pub const ALL: [Self; 34] = [
+        Self::MalformedRequest,
+        Self::AmbiguousLength,
+        Self::IncompleteBody,
+        Self::MalformedJson,
+        Self::DuplicateKey,
+        Self::NestingTooDeep,
+        Self::Unauthenticated,
+        Self::InsufficientScope,
+        Self::AnotherTenant,
+        Self::UnknownHost,
+        Self::ForeignOrigin,
+        Self::NotFound,
+        Self::UnknownOrExpired,
+        Self::MethodNotAllowed,
+        Self::RequestTimeout,
+        Self::IdConflict,
+        Self::OperationFinal,
+        Self::StepSent,
+        Self::VerbRefused,
+        Self::BodyTooLarge,
+        Self::UnsupportedMediaType,
+        Self::InvalidValues,
+        Self::HeadTooLarge,
+        Self::Internal,
+        Self::RowUnreadable,
+        Self::TooManyRequests,
+        Self::Overloaded,
+        Self::BrokerUnavailable,
+        Self::InsufficientStorage,
+        Self::StoreUnavailable,
+        Self::OutcomeUnknown,
+        Self::PartitionNotHere,
+        Self::ShuttingDown,
+        Self::PartitionFailed,
+    ];
+
+    /// Its `type`: a relative reference, stable for ever.
+    pub const fn uri(self) -> &'static str {
+        self.facts().0
+    }
+
+    /// The name at the end of its `type`.
+    pub fn name(self) -> &'static str {
+        self.uri().trim_start_matches("/problems/")
+    }
+
+    /// Its status code.
+    pub const fn status(self) -> StatusCode {
+        self.facts().1
+    }
+
+    /// Its `title`, the same for every problem of the kind.
+    pub const fn title(self) -> &'static str {
+        self.facts().2
+    }
+
+    /// What to do about it, for the page behind its `type`.
+    pub const fn advice(self) -> &'static str {
+        self.facts().3
+    }
+
+    #[rustfmt::skip]
+    const fn facts(self) -> (&'static str, StatusCode, &'static str, &'static str) {
+        use StatusCode as S;
+        match self {
+            Self::MalformedRequest => ("/problems/malformed-request", S::BAD_REQUEST,
+                "The request is not valid HTTP",
+                "The connection is closed, because where the next request begins cannot be known. Correct the client; nothing was accepted."),
+            Self::AmbiguousLength => ("/problems/ambiguous-length", S::BAD_REQUEST,
+                "The request's length is ambiguous",
+                "Give either Content-Length or Transfer-Encoding, once. Such requests can be understood differently by proxies, so they are refused and the connection is closed."),
+            Self::IncompleteBody => ("/problems/incomplete-body", S::BAD_REQUEST,
+                "The body ended early",
+                "Send the body as long as it was announced. Nothing was accepted."),
+            Self::MalformedJson => ("/problems/malformed-json", S::BAD_REQUEST,
+                "The body is not JSON that every reader understands alike",
+                "The detail says line and column. The body must be exactly one JSON value in UTF-8, without integers of more than 64 bits."),
+            Self::DuplicateKey => ("/problems/duplicate-key", S::BAD_REQUEST,
+                "A key stands twice in one object",
+                "Readers of JSON differ on which of the two counts, so neither is taken. The errors point at the second one."),
+            Self::NestingTooDeep => ("/problems/nesting-too-deep", S::BAD_REQUEST,
+                "The JSON is nested too deep",
+                "Send flatter data, or raise http.jsonDepthMax."),
+            Self::Unauthenticated => ("/problems/unauthenticated", S::UNAUTHORIZED,
+                "It is not known who asks",
+                "Send Authorization: Bearer TOKEN with a token that is known here and has not expired; the code says what is wrong with the one that was sent. Nothing was accepted."),
+            Self::InsufficientScope => ("/problems/insufficient-scope", S::FORBIDDEN,
+                "The token does not allow this",
+                "The detail names the scope that it needs. Whoever gives tokens out can make one that has it. Nothing was accepted."),
+            Self::AnotherTenant => ("/problems/another-tenant", S::FORBIDDEN,
+                "The token is for another tenant",
+                "Leave the tenant out: the token says whose it is. Nothing was accepted."),
+            Self::UnknownHost => ("/problems/unknown-host", S::MISDIRECTED_REQUEST,
+                "Unknown host",
+                "Ask by an IP address, by localhost, or by a name that http.hosts (admin.hosts on the admin port) lists. A listener that asks for no token answers for no other name, so that no web page can reach it by a name of its own. Nothing was accepted."),
+            Self::ForeignOrigin => ("/problems/foreign-origin", S::FORBIDDEN,
+                "Request from a web page of another origin",
+                "A listener that asks for no token lets web pages of its own origin alone change something. Turn auth on, list the host of a proxy that terminates TLS in http.hosts (admin.hosts on the admin port), or leave Origin and Sec-Fetch-Site out in a client that is no browser. Nothing was accepted."),
+            Self::NotFound => ("/problems/not-found", S::NOT_FOUND,
+                "There is nothing at this address",
+                "See /openapi.json for what there is."),
+            Self::UnknownOrExpired => ("/problems/unknown-or-expired", S::NOT_FOUND,
+                "No operation is known by this id",
+                "Either no request with this id was accepted, or its retention has passed."),
+            Self::MethodNotAllowed => ("/problems/method-not-allowed", S::METHOD_NOT_ALLOWED,
+                "This address does not know the method",
+                "The Allow header lists the methods that it knows."),
+            Self::RequestTimeout => ("/problems/request-timeout", S::REQUEST_TIMEOUT,
+                "The request did not arrive in time",
+                "Send it again, without pausing for so long. Nothing of it was accepted."),
+            Self::IdConflict => ("/problems/id-conflict", S::CONFLICT,
+                "Another request has this id",
+                "An id stands for one request for ever. Repeat the very same request, or choose a new id."),
+            Self::OperationFinal => ("/problems/operation-final", S::CONFLICT,
+                "The operation is final",
+                "It cannot be cancelled or rescheduled any more. GET shows how it ended."),
+            Self::StepSent => ("/problems/step-sent", S::CONFLICT,
+                "A step that uses a changed field was asked for",
+                "What a step was asked with cannot be changed behind its back. Cancel the operation and request it anew."),
+            Self::VerbRefused => ("/problems/verb-refused", S::CONFLICT,
+                "The operation is not in a state for this",
+                "The code says why. GET shows in `verbs` what can be asked of the operation as it is."),
+            Self::BodyTooLarge => ("/problems/body-too-large", S::PAYLOAD_TOO_LARGE,
+                "The body is too long",
+                "The detail says the limit. In a batch it is that of one line."),
+            Self::UnsupportedMediaType => ("/problems/unsupported-media-type", S::UNSUPPORTED_MEDIA_TYPE,
+                "The body's media type is not understood",
+                "Send application/json (application/x-ndjson for a batch) in UTF-8, without Content-Encoding."),
+            Self::InvalidValues => ("/problems/invalid-values", S::UNPROCESSABLE_ENTITY,
+                "Fields of the request have wrong values",
+                "The errors name them and what was expected."),
+            Self::HeadTooLarge => ("/problems/head-too-large", S::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "The request's head is too long",
+                "Send fewer or shorter header fields."),
+            Self::Internal => ("/problems/internal", S::INTERNAL_SERVER_ERROR,
+                "Something went wrong in this program",
+                "Its log says more. Whether the request was accepted is not known; repeat it with an id."),
+            Self::RowUnreadable => ("/problems/row-unreadable", S::INTERNAL_SERVER_ERROR,
+                "What is stored of the operation cannot be read",
+                "Nothing was accepted. The program's log names the operation and the cause; other operations are not affected. A person has to look at the state store."),
+            Self::TooManyRequests => ("/problems/too-many-requests", S::TOO_MANY_REQUESTS,
+                "The tenant sends too many requests",
+                "The request was not accepted. Send it again after the time that Retry-After says; http.tenantLimits says how many there may be."),
+            Self::Overloaded => ("/problems/overloaded", S::SERVICE_UNAVAILABLE,
+                "Too much is under way",
+                "The request was not accepted. Send it again after the time that Retry-After says."),
+            Self::BrokerUnavailable => ("/problems/broker-unavailable", S::SERVICE_UNAVAILABLE,
+                "The broker does not take requests now",
+                "The request was surely not accepted. Send it again after the time that Retry-After says."),
+            Self::InsufficientStorage => ("/problems/insufficient-storage", S::SERVICE_UNAVAILABLE,
+                "Insufficient disk space",
+                "The request was not accepted. Send it again after the time that Retry-After says. Accepted operations go on. Free disk space on the machine of the broker and the store; new requests are then accepted again (storage.freeMin, broker.requestsDiskBytesMax)."),
+            Self::StoreUnavailable => ("/problems/store-unavailable", S::SERVICE_UNAVAILABLE,
+                "The state store does not answer now",
+                "Nothing was accepted. Send the request again after the time that Retry-After says."),
+            Self::OutcomeUnknown => ("/problems/outcome-unknown", S::GATEWAY_TIMEOUT,
+                "Whether the request was accepted is not known",
+                "Repeat the very same request with the problem's id, as Idempotency-Key (or as deliveryId or id): it will be accepted once."),
+            Self::PartitionNotHere => ("/problems/partition-not-here", S::NOT_FOUND,
+                "This process does not drive the partition",
+                "GET /schedulers lists the partitions that it drives."),
+            Self::ShuttingDown => ("/problems/shutting-down", S::SERVICE_UNAVAILABLE,
+                "This process is on its way out",
+                "Ask the process that takes its place, after the time that Retry-After says."),
+            Self::PartitionFailed => ("/problems/partition-failed", S::INTERNAL_SERVER_ERROR,
+                "The partition could not be stopped or started",
+                "The detail and the log say why. GET /schedulers says how it stands; trying again does no harm."),
+        }
+    }
+}
+
+/// A problem, as it is answered: RFC 9457, with the wrong fields as `errors`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct Problem {
+    /// Which kind of problem it is; stable, and the address of a page about it.
+    #[serde(rename = "type", serialize_with = "uri")]
+    #[schema(value_type = String, format = "uri-reference", example = "/problems/invalid-values")]
+    pub kind: Kind,
+    /// The kind in words.
+    #[schema(value_type = String, example = "Fields of the request have wrong values")]
+    title: &'static str,
+    /// The HTTP status code.
+    #[schema(example = 422)]
+    status: u16,
+    /// What is wrong with this very request.
+    #[schema(value_type = String, example = "1 value is wrong.")]
+    detail: Cow<'static, str>,
+    /// The wrong fields and headers, and up to 20 wrong query parameters: all of them, or the first 16 KiB.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub errors: Vec<FieldProblem>,
+    /// The id to repeat the request with, where its outcome is unknown; the id in question
+    /// otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    id: Option<Box<str>>,
+    /// Why it is refused: stable, for programs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "partly-undone")]
+    code: Option<&'static str>,
+    /// The value of the header that belongs to its kind: the methods that are allowed, or how to say who asks.
+    #[serde(skip)]
+    header: Option<&'static str>,
+    /// How long to wait before it is worth trying again, in seconds, where that is known.
+    #[serde(skip)]
+    wait: Option<NonZeroU32>,
+}
+
+fn uri<S: Serializer>(kind: &Kind, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(kind.uri())
+}
+
+/// How many bytes the errors of a problem may take: a request can have a wrong value every few bytes, and each takes
+/// far more in the answer.
+const ERRORS_BYTES_MAX: usize = 16 * 1024;
+
+/// After how long to come back when something is away or full: long enough for a restart to begin,
+/// short enough to be back soon after it.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+
+impl Problem {
+    /// A problem of `kind`, and what it is in this case.
+    pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
+        Self {
+            kind,
+            title: kind.title(),
+            status: kind.status().as_u16(),
+            detail: detail.into(),
+            errors: Vec::new(),
+            id: None,
+            code: None,
+            header: None,
+            wait: None,
+        }
+    }
+
+    /// Wrong fields, parameters or headers; there must be at least one. As many of the first are named as fit into
+    /// 16 KiB.
+    pub fn invalid(mut errors: Vec<FieldProblem>) -> Self {
+        let count = errors.len();
+        errors.iter_mut().for_each(FieldProblem::shorten);
+        let mut bytes = 0;
+        let fit = errors.iter().take_while(|error| {
+            bytes += error.bytes();
+            bytes <= ERRORS_BYTES_MAX
+        });
+        let fit = fit.count();
+        errors.truncate(fit);
+        errors.shrink_to_fit();
+        let detail = match count {
+            1 => "1 value is wrong.".into(),
+            _ if fit < count => format!("{count} values are wrong; the first {fit} are named."),
+            _ => format!("{count} values are wrong."),
+        };
+        Self {
+            errors,
+            ..Self::new(Kind::InvalidValues, detail)
+        }
+    }
+
+    /// A method that is not known where it was used.
+    pub fn method_not_allowed(allow: &'static str) -> Self {
+        let detail = format!("Allowed here: {allow}.");
+        Self {
+            header: Some(allow),
+            ..Self::new(Kind::MethodNotAllowed, detail)
+        }
+    }
+
+    /// About how many bytes it takes.
+    pub fn bytes(&self) -> usize {
+        let errors: usize = self.errors.iter().map(FieldProblem::bytes).sum();
+        size_of::<Self>() + self.detail.len() + errors
+    }
+
+    /// The problem, about the operation with this id.
+    pub fn with_id(self, id: impl Into<String>) -> Self {
+        Self {
+            id: Some(id.into().into_boxed_str()),
+            ..self
+        }
+    }
+
+    /// The problem, with more said behind its detail.
+    pub fn with_more(self, more: &str) -> Self {
+        Self {
+            detail: (self.detail.into_owned() + more).into(),
+            ..self
+        }
+    }
+
+    /// The problem, with the code of why it is refused.
+    pub fn with_code(self, code: &'static str) -> Self {
+        Self {
+            code: Some(code),
+            ..self
+        }
+    }
+
+    /// The problem, with how long to wait before it is worth trying again.
+    pub fn with_wait(self, wait: Duration) -> Self {
+        let seconds = u32::try_from(wait.as_millis().div_ceil(1_000)).unwrap_or(u32::MAX);
+        Self {
+            wait: NonZeroU32::new(seconds.max(1)),
+            ..self
+        }
+    }
+
+    /// The problem, with how to say who asks.
+    pub fn with_challenge(self, challenge: &'static str) -> Self {
+        Self {
+            header: Some(challenge),
+            ..self
+        }
+    }
+
+    /// Why somebody was turned away, if that is what it is.
+    pub fn denial(&self) -> Option<&'static str> {
+        match self.kind {
+            Kind::Unauthenticated => self.code,
+            Kind::InsufficientScope | Kind::AnotherTenant => Some(self.kind.name()),
+            _ => None,
+        }
+    }
+
+    /// Its status code.
+    pub fn status(&self) -> StatusCode {
+        self.kind.status()
+    }
+
+    /// The value of `Retry-After`, if there is to be one.
+    pub fn retry_after(&self) -> Option<Duration> {
+        let is_unavailable = self.status() == StatusCode::SERVICE_UNAVAILABLE;
+        let known = self
+            .wait
+            .map(|seconds| Duration::from_secs(seconds.get().into()));
+        known.or(is_unavailable.then_some(RETRY_AFTER))
+    }
+
+    /// Whether the connection must end with it: where the next request begins is not known.
+    fn ends_connection(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::MalformedRequest
+                | Kind::AmbiguousLength
+                | Kind::HeadTooLarge
+                | Kind::IncompleteBody
+                | Kind::RequestTimeout
+        )
+    }
+
+    /// The answer that tells it.
+    pub fn to_response(&self) -> Response<Bytes> {
+        let mut response = Response::new(self.to_json().into());
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+        if let Some(after) = self.retry_after() {
+            headers.insert(header::RETRY_AFTER, after.as_secs().max(1).into());
+        }
+        if let Some(value) = self.header {
+            let name = match self.kind {
+                Kind::MethodNotAllowed => header::ALLOW,
+                _ => header::WWW_AUTHENTICATE,
+            };
+            headers.insert(name, HeaderValue::from_static(value));
+        }
+        if self.ends_connection() {
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    /// It as JSON.
+    fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("strings and numbers always serialize")
+    }
+}
+
+impl From<JsonError> for Problem {
+    fn from(error: JsonError) -> Self {
+        let detail = error.to_string();
+        let (kind, pointer, expected) = match error.fault {
+            JsonFault::Syntax(_) | JsonFault::Integer(_) => {
+                return Self::new(Kind::MalformedJson, sentence(&detail));
+            }
+            JsonFault::DuplicateKey { pointer } => {
+                (Kind::DuplicateKey, pointer, "must stand once".to_owned())
+            }
+            JsonFault::TooDeep { pointer, depth_max } => {
+                let expected = format!("must not be nested deeper than {depth_max} levels");
+                (Kind::NestingTooDeep, pointer, expected)
+            }
+        };
+        let errors = vec![FieldProblem::new(pointer, expected)];
+        Self {
+            errors,
+            ..Self::new(kind, sentence(&detail))
+        }
+    }
+}
+
+fn sentence(detail: &str) -> String {
+    let mut chars = detail.chars();
+    let first = chars.next().map(|c| c.to_ascii_uppercase());
+    first.into_iter().chain(chars).chain(['.']).collect()
+}
+
+impl From<Foreign> for Problem {
+    fn from(foreign: Foreign) -> Self {
+        let kind = match foreign {
+            Foreign::Host(_) => Kind::UnknownHost,
+            Foreign::Page(_) => Kind::ForeignOrigin,
+        };
+        let mut detail = foreign.to_string();
+        detail.push('.');
+        if let Some(first) = detail.get_mut(..1) {
+            first.make_ascii_uppercase();
+        }
+        Self::new(kind, detail)
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        let kind = match refusal {
+            Refusal::TwoFramings | Refusal::BadContentLength | Refusal::BadTransferEncoding => {
+                Kind::AmbiguousLength
+            }
+            Refusal::TooLarge => Kind::HeadTooLarge,
+            Refusal::HeadTimeout => Kind::RequestTimeout,
+            Refusal::Malformed | Refusal::BareLineFeed | Refusal::BadHost => Kind::MalformedRequest,
+        };
+        Self::new(kind, refusal.detail())
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> axum::response::Response {
+        self.to_response().map(Body::from)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::json::parse;
+
+    fn shown(problem: &Problem) -> Value {
+        serde_json::from_slice(&problem.to_json()).unwrap()
+    }
+
+    #[test]
+    fn a_problem_has_the_members_of_rfc_9457_and_the_wrong_fields() {
+        let problem = Problem::invalid(vec![FieldProblem::new("/a", "must be a string")]);
+        assert_eq!(
+            shown(&problem),
+            json!({
+                "type": "/problems/invalid-values",
+                "title": "Fields of the request have wrong values",
+                "status": 422,
+                "detail": "1 value is wrong.",
+                "errors": [{"pointer": "/a", "detail": "must be a string"}],
+            })
+        );
+    }
+
+    #[test]
+    fn a_request_with_many_wrong_values_has_the_first_of_them_named() {
+        let wrong = |count: usize| {
+            let errors = (0..count).map(|nth| FieldProblem::new(format!("/{nth}"), "is not known"));
+            Problem::invalid(errors.collect())
+        };
+        let few = wrong(20);
+        assert_eq!(shown(&few)["detail"], "20 values are wrong.");
+        let many = wrong(10_000);
+        let named = many.errors.len();
+        assert!(20 < named && named < 1_000, "{named}");
+        let detail = format!("10000 values are wrong; the first {named} are named.");
+        assert_eq!(shown(&many)["detail"], detail);
+        assert!(many.bytes() <= ERRORS_BYTES_MAX + 1_024, "{}", many.bytes());
+    }
+
+    #[test]
+    fn faults_of_json_say_where_they_are() {
+        let problem = Problem::from(parse(b"{\n\"a\": x}", 4).unwrap_err());
+        assert_eq!(
+            shown(&problem)["detail"],
+            "Line 2, column 6: expected value."
+        );
+        assert_eq!(problem.status(), StatusCode::BAD_REQUEST);
+
+        let problem = Problem::from(parse(br#"{"a": {"b": 1, "b": 2}}"#, 4).unwrap_err());
+        assert_eq!(problem.kind, Kind::DuplicateKey);
+        assert_eq!(problem.errors[0].pointer.as_deref(), Some("/a/b"));
+    }
+
+    #[test]
+    fn only_what_may_pass_soon_says_when_to_come_back() {
+        for kind in Kind::ALL {
+            let unavailable = kind.status() == StatusCode::SERVICE_UNAVAILABLE;
+            assert_eq!(
+                Problem::new(kind, "").retry_after().is_some(),
+                unavailable,
+                "{kind:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn types_are_distinct() {
+        let mut uris: Vec<_> = Kind::ALL.iter().map(|kind| kind.uri()).collect();
+        uris.sort_unstable();
+        uris.dedup();
+        assert_eq!(uris.len(), Kind::ALL.len());
+        assert!(Kind::ALL.iter().all(|kind| !kind.name().contains('/')));
+    }
+}

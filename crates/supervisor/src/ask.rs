@@ -1,0 +1,175 @@
+//! Asking: recoveries into the recovery topic, acknowledged, and at a bounded pace.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use waybill_engine::{PartitionId, Recovery};
+use waybill_kafka::{
+    ClientError, KafkaSettings, OutRecord, ProduceError, Producer, ProducerOptions, RawRecord,
+    Settlement, dead_letter, enqueue, publish, publish_dead_letters,
+};
+use waybill_messages::{DEAD_LETTER_BYTES_MAX, EncodeError, Topics};
+use waybill_topology::partition_map::PartitionMap;
+
+use super::metrics::SupervisorMetrics;
+
+/// How many recoveries are under way at once.
+const CHUNK_MAX: usize = 500;
+
+/// Why something could not be asked for.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum AskError {
+    /// The recovery does not fit into a record.
+    #[error("a recovery cannot be written")]
+    Encode(#[from] EncodeError),
+    /// The broker did not acknowledge it.
+    #[error("a recovery was not acknowledged")]
+    Produce(#[from] ProduceError),
+}
+
+/// Puts recoveries where the schedulers read them.
+#[derive(Debug)]
+pub(super) struct Asker {
+    producer: Producer<Arc<Settlement>>,
+    topics: Topics,
+    partition_map: PartitionMap,
+    pace: Mutex<Pace>,
+    metrics: Arc<SupervisorMetrics>,
+}
+
+impl Asker {
+    pub(super) fn new(
+        kafka: &KafkaSettings,
+        topics: &Topics,
+        partition_map: PartitionMap,
+        per_second_max: u32,
+        metrics: Arc<SupervisorMetrics>,
+    ) -> Result<Self, ClientError> {
+        let options = ProducerOptions {
+            message_bytes_max: DEAD_LETTER_BYTES_MAX,
+            ..ProducerOptions::new("waybill-supervisor")
+        };
+        Ok(Self {
+            producer: Producer::new(kafka, &options)?,
+            topics: topics.clone(),
+            partition_map,
+            pace: Mutex::new(Pace::new(per_second_max)),
+            metrics,
+        })
+    }
+
+    /// Asks for all of them; returns once the broker has acknowledged the last.
+    pub(super) async fn ask(&self, recoveries: &[Recovery]) -> Result<(), AskError> {
+        for chunk in recoveries.chunks(CHUNK_MAX) {
+            self.wait_for_turn(chunk.len()).await;
+            let (settlement, settled) = Settlement::channel(chunk.len());
+            for recovery in chunk {
+                self.send(recovery, &settlement).await?;
+            }
+            drop(settlement);
+            match settled.await {
+                Ok(result) => result?,
+                Err(_) => unreachable!("a settlement says what became of its records"),
+            }
+            self.metrics.asked(chunk);
+        }
+        Ok(())
+    }
+
+    /// Publishes dead letters; returns once the broker has acknowledged each, or has refused it for good.
+    pub(super) async fn publish_dead_letters(
+        &self,
+        dead_letters: &[RawRecord],
+    ) -> Result<(), AskError> {
+        Ok(publish_dead_letters(&self.producer, dead_letters).await?)
+    }
+
+    /// Sends records on, as they are; returns once the broker has acknowledged each. One that no topic would take
+    /// goes to the dead letters of where it `came_from`, the partition before it was sent on.
+    pub(super) async fn send_on(
+        &self,
+        records: &[RawRecord],
+        came_from: PartitionId,
+    ) -> Result<(), AskError> {
+        match publish(&self.producer, records).await {
+            Err(error) if error.is_of_record() => {}
+            sent => return Ok(sent?),
+        }
+        for record in records {
+            match publish(&self.producer, std::slice::from_ref(record)).await {
+                Err(error) if error.is_of_record() => {
+                    let record = RawRecord {
+                        partition: came_from,
+                        ..record.clone()
+                    };
+                    let cause = format!("it cannot be sent on: {error}");
+                    self.publish_dead_letters(&[dead_letter(record, "supervisor", &cause)])
+                        .await?;
+                }
+                sent => sent?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn send(
+        &self,
+        recovery: &Recovery,
+        settlement: &Arc<Settlement>,
+    ) -> Result<(), AskError> {
+        let key = recovery.operation.key();
+        let mut value = Vec::with_capacity(256);
+        self.topics.framing().encode(recovery, &mut value)?;
+        let partition = self.partition_map.partition_of(recovery.operation);
+        let record = OutRecord::new(self.topics.recovery(), partition, &key, &value);
+        Ok(enqueue(&self.producer, &record, settlement).await?)
+    }
+
+    async fn wait_for_turn(&self, recoveries: usize) {
+        let wait = {
+            let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+            pace.take(recoveries, Instant::now())
+        };
+        tokio::time::sleep(wait).await;
+    }
+}
+
+/// Spreads what is asked for evenly: after a burst of `n`, the next waits as long as `n` take at
+/// the highest rate.
+#[derive(Debug)]
+struct Pace {
+    per_second_max: u32,
+    free_at: Option<Instant>,
+}
+
+impl Pace {
+    fn new(per_second_max: u32) -> Self {
+        Self {
+            per_second_max: per_second_max.max(1),
+            free_at: None,
+        }
+    }
+
+    /// Takes turns for so many; returns how long to wait before the first.
+    fn take(&mut self, recoveries: usize, now: Instant) -> Duration {
+        let begins = self.free_at.map_or(now, |free_at| free_at.max(now));
+        let lasts = Duration::from_secs_f64(recoveries as f64 / f64::from(self.per_second_max));
+        self.free_at = Some(begins + lasts);
+        begins - now
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_burst_waits_for_the_one_before_it_and_a_pause_owes_nothing() {
+        let mut pace = Pace::new(1_000);
+        let start = Instant::now();
+        assert_eq!(pace.take(500, start), Duration::ZERO);
+        assert_eq!(pace.take(500, start), Duration::from_millis(500));
+        let later = start + Duration::from_secs(5);
+        assert_eq!(pace.take(1, later), Duration::ZERO);
+    }
+}

@@ -1,0 +1,43 @@
+//! What can be configured.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use waybill_config::units;
+
+/// The `supervisor` section.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct SupervisorConfig {
+    /// Whether it runs in this process. Without one, what was handed off is not tried again, and
+    /// what failed for good waits.
+    pub enabled: bool,
+    /// How often the deadline index is looked at.
+    #[serde(with = "units::duration")]
+    pub interval: Duration,
+    /// Recoveries asked for in a second at most: how fast a backlog of due work comes back.
+    pub recoveries_per_second_max: u32,
+    /// How often live operations are looked for whose due time has passed and that nothing would wake.
+    #[serde(with = "units::duration")]
+    pub audit_interval: Duration,
+    /// How long the lease of a shard of the index lasts after each renewal.
+    #[serde(with = "units::duration")]
+    pub lease: Duration,
+    /// How far the clocks of schedulers and supervisors may lie apart before entries of the deadline index are
+    /// written twice.
+    #[serde(with = "units::duration")]
+    pub clock_skew: Duration,
+}
+
+impl Default for SupervisorConfig {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            interval: Duration::from_millis(500),
+            recoveries_per_second_max: 2_000,
+            audit_interval: Duration::from_secs(5 * 60),
+            lease: Duration::from_secs(10),
+            clock_skew: Duration::from_secs(2),
+        }
+    }
+}

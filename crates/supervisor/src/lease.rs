@@ -1,0 +1,99 @@
+//! The lease of one shard: taken when it is free or its owner is silent, renewed while it is held.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use waybill_clock::BootTime;
+use waybill_engine::{OwnerId, PartitionId, Places};
+use waybill_store::{Checkpoint, Lease, LeaseKey, Store, StoreError, takeable};
+
+/// A shard that this process looks after.
+#[derive(Debug)]
+pub(super) struct ShardLease {
+    store: Arc<dyn Store>,
+    row: Lease,
+    margin: Duration,
+    valid_until: BootTime,
+}
+
+impl ShardLease {
+    /// Takes the lease of a shard, waiting for as long as another owner keeps it.
+    pub(super) async fn acquire(
+        store: Arc<dyn Store>,
+        shard: PartitionId,
+        owner: OwnerId,
+        duration: Duration,
+        margin: Duration,
+    ) -> Result<Self, StoreError> {
+        let key = LeaseKey::supervisor(shard);
+        loop {
+            let seen = takeable(&*store, key, margin, None).await?;
+            let before = seen.clone().unwrap_or(Lease::new(key, shard));
+            let row = Lease {
+                owner: Some(owner),
+                epoch: before.epoch.next(),
+                renewal: 0,
+                duration,
+                ..before
+            };
+            let sent = BootTime::now();
+            if store.take_lease(seen, row.clone()).await? {
+                return Ok(Self {
+                    store,
+                    row,
+                    margin,
+                    valid_until: sent + duration.saturating_sub(margin),
+                });
+            }
+        }
+    }
+
+    /// To where the partition of the shard was sent home.
+    pub(super) fn sent_home(&self) -> Places {
+        self.row.checkpoint.at
+    }
+
+    /// Keeps to where it was, with a renewal. Returns whether the lease is still held.
+    pub(super) async fn keep_sent_home(&mut self, to: Places) -> Result<bool, StoreError> {
+        self.row.checkpoint = Checkpoint::at(to);
+        self.renew(self.row.owner).await
+    }
+
+    /// Whether its owner may act.
+    pub(super) fn is_valid(&self) -> bool {
+        BootTime::now() < self.valid_until
+    }
+
+    /// Renews it if a third of it has passed. Returns whether it is still held.
+    pub(super) async fn keep(&mut self) -> Result<bool, StoreError> {
+        let rest = self.valid_until.since(BootTime::now());
+        if rest > self.row.duration * 2 / 3 - self.margin.min(self.row.duration / 3) {
+            return Ok(true);
+        }
+        self.renew(self.row.owner).await
+    }
+
+    /// Gives it back, so that another takes it at once.
+    pub(super) async fn release(mut self) -> Result<(), StoreError> {
+        self.renew(None).await.map(drop)
+    }
+
+    async fn renew(&mut self, owner: Option<OwnerId>) -> Result<bool, StoreError> {
+        let mut row = self.row.clone();
+        row.renewal += 1;
+        let sent = BootTime::now();
+        let held = match owner {
+            Some(_) => self.store.renew_lease(row.clone()).await?,
+            None => {
+                row.owner = None;
+                let seen = Some(self.row.clone());
+                self.store.take_lease(seen, row.clone()).await?
+            }
+        };
+        if held {
+            self.valid_until = sent + row.duration.saturating_sub(self.margin);
+            self.row = row;
+        }
+        Ok(held)
+    }
+}

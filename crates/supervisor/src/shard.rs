@@ -1,0 +1,278 @@
+//! Sweeping one shard of the deadline index, counting what is parked in it and auditing it, while its lease is held.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+use waybill_clock::wall_clock;
+use waybill_engine::{
+    OperationId, OwnerId, PartitionId, Recovery, RecoveryVerb, Supervision, Timestamp, Workflows,
+};
+use waybill_store::{DueEntry, Store, StoreError};
+use waybill_topology::partition_map::PartitionMap;
+
+use super::SupervisorSettings;
+use super::ask::{AskError, Asker};
+use super::audit::{Audit, Auditor};
+use super::lease::ShardLease;
+use super::metrics::SupervisorMetrics;
+use super::parked::{Parked, Turn, Waits};
+use super::strays::Strays;
+use super::sweep::Sweep;
+
+/// How many entries one read takes, and so how many rows are held at once.
+const PAGE_ENTRIES: usize = 500;
+/// How often it is looked for what lies in a partition that is left over.
+const STRAYS_EVERY: Duration = Duration::from_secs(3);
+/// How long to rest after something failed.
+const REST: Duration = Duration::from_secs(1);
+
+/// Why a pass over a shard ended early.
+#[derive(Debug, thiserror::Error)]
+enum PassError {
+    #[error("the deadline index cannot be swept")]
+    Store(#[from] StoreError),
+    #[error("what is due cannot be asked for")]
+    Ask(#[from] AskError),
+}
+
+/// One shard, looked after by whoever has its lease.
+#[derive(Clone, Debug)]
+pub(super) struct Shard {
+    pub(super) shard: PartitionId,
+    pub(super) owner: OwnerId,
+    pub(super) name: Arc<str>,
+    pub(super) settings: SupervisorSettings,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) workflows: Arc<Workflows>,
+    pub(super) asker: Arc<Asker>,
+    pub(super) strays: Arc<Strays>,
+    pub(super) metrics: Arc<SupervisorMetrics>,
+    pub(super) partition_map: PartitionMap,
+    pub(super) turn: Turn,
+    pub(super) auditor: Arc<Auditor>,
+}
+
+impl Shard {
+    /// Takes the lease, sweeps while it is held, and begins anew when it is lost.
+    pub(super) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
+        while !stop.is_cancelled() {
+            let acquiring = ShardLease::acquire(
+                self.store.clone(),
+                self.shard,
+                self.owner,
+                self.settings.lease,
+                self.settings.lease_margin,
+            );
+            let lease = tokio::select! {
+                lease = acquiring => lease,
+                () = stop.cancelled() => return Ok(()),
+            };
+            let ended = match lease {
+                Ok(lease) => self.hold(lease, &stop).await,
+                Err(error) => Err(error),
+            };
+            // Whoever has the shard now says how far behind it is, and what is parked.
+            self.metrics.behind(self.shard, Duration::ZERO);
+            self.metrics
+                .parked(self.shard, wall_clock(), |_| Waits::default());
+            self.metrics.unwoken(self.shard, 0);
+            if let Err(error) = ended {
+                self.metrics.failed_passes.increment(1);
+                tracing::warn!(shard = %self.shard, error = &error as &dyn std::error::Error, "the shard is let go");
+                tokio::select! {
+                    () = tokio::time::sleep(REST) => {}
+                    () = stop.cancelled() => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn hold(
+        &self,
+        mut lease: ShardLease,
+        stop: &CancellationToken,
+    ) -> Result<(), StoreError> {
+        // Before a shard has a cursor nobody has written an entry.
+        let cursor = loop {
+            if let Some(cursor) = self.store.due_cursor(self.shard).await? {
+                break cursor;
+            }
+            self.metrics.swept(self.shard);
+            tokio::select! {
+                () = tokio::time::sleep(REST.min(self.settings.lease / 4)) => {}
+                () = stop.cancelled() => return lease.release().await,
+            }
+            if !lease.keep().await? {
+                return Ok(());
+            }
+        };
+        tracing::info!(shard = %self.shard, "looking after the shard");
+        let grace =
+            self.settings.scheduler_lease + self.settings.lease_margin + self.settings.clock_skew;
+        let parked = Parked::new(
+            self.shard,
+            self.store.clone(),
+            self.partition_map.clone(),
+            self.metrics.clone(),
+            self.turn.clone(),
+            grace,
+        );
+        tokio::select! {
+            ended = self.sweep(Sweep::new(cursor, grace), lease, stop) => ended,
+            never = parked.keep() => match never {},
+            never = Audit::new(self.shard, self.auditor.clone()).keep() => match never {},
+        }
+    }
+
+    /// Sweeps for as long as the lease is held.
+    async fn sweep(
+        &self,
+        mut sweep: Sweep,
+        mut lease: ShardLease,
+        stop: &CancellationToken,
+    ) -> Result<(), StoreError> {
+        let mut looked_for_strays = Instant::now();
+        let mut behind_since = None;
+        while lease.keep().await? {
+            if looked_for_strays.elapsed() >= STRAYS_EVERY {
+                looked_for_strays = Instant::now();
+                if !self.send_strays_home(&mut lease).await? {
+                    break;
+                }
+            }
+            let skips_to = sweep.may_skip_to(wall_clock());
+            behind_since = skips_to.and(behind_since.or_else(|| Some(Instant::now())));
+            // Not at once: a clock that is ahead makes the cursor look old, too.
+            let is_confirmed =
+                behind_since.is_some_and(|since| since.elapsed() >= self.settings.audit_interval);
+            if let Some(cursor) = skips_to.filter(|_| is_confirmed && lease.is_valid()) {
+                tracing::warn!(
+                    shard = %self.shard,
+                    behind = ?sweep.behind(wall_clock()),
+                    "the sweep skips to the last hour: the clock was behind, or no supervisor ran for long; the audit finds \
+                     operations that have been due for longer"
+                );
+                self.store.advance_due_cursor(self.shard, cursor).await?;
+                sweep.skip_to(cursor);
+                behind_since = None;
+            }
+            let passed = self.pass(&mut sweep, &mut lease).await;
+            self.metrics.behind(self.shard, sweep.behind(wall_clock()));
+            match passed {
+                Ok(true) if !stop.is_cancelled() && behind_since.is_none() => continue,
+                Ok(_) => {}
+                Err(error) => {
+                    self.metrics.failed_passes.increment(1);
+                    tracing::warn!(shard = %self.shard, error = &error as &dyn std::error::Error, "a sweep ended early and is repeated");
+                    tokio::time::sleep(REST).await;
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(self.settings.interval) => {}
+                () = stop.cancelled() => return lease.release().await,
+            }
+        }
+        tracing::warn!(shard = %self.shard, "another supervisor has the shard");
+        Ok(())
+    }
+
+    /// Sends home what lies in the shard's partition, if it is left over. Returns whether the lease is still held.
+    async fn send_strays_home(&self, lease: &mut ShardLease) -> Result<bool, StoreError> {
+        let done = lease.sent_home();
+        let (now, sent) = self.strays.send_home(self.shard, done).await;
+        if let Err(error) = sent {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(shard = %self.shard, error, "what lies in a partition that is left over was not sent home");
+        }
+        match now == done {
+            true => Ok(true),
+            false => lease.keep_sent_home(now).await,
+        }
+    }
+
+    /// Reads what is to be read, asks for what is due, and moves the cursor. Returns whether the next pass
+    /// should follow at once, because the cursor might have moved further.
+    async fn pass(&self, sweep: &mut Sweep, lease: &mut ShardLease) -> Result<bool, PassError> {
+        for bucket in sweep.to_read(wall_clock()) {
+            let began = wall_clock();
+            let mut after = None;
+            let mut is_empty = true;
+            loop {
+                if !lease.keep().await? || !lease.is_valid() {
+                    return Ok(false);
+                }
+                let page = self
+                    .store
+                    .due(self.shard, bucket, after, PAGE_ENTRIES)
+                    .await?;
+                let now = wall_clock();
+                let due: Vec<DueEntry> = page
+                    .iter()
+                    .filter(|entry| sweep.is_new(bucket, entry, now))
+                    .copied()
+                    .collect();
+                self.deal_with(&due, now).await?;
+                sweep.dealt_with(bucket, &due);
+                is_empty &= page.is_empty();
+                after = page.last().copied();
+                if page.len() < PAGE_ENTRIES {
+                    break;
+                }
+            }
+            sweep.was_read(bucket, began, is_empty);
+        }
+        let mut is_behind = false;
+        if let Some(cursor) = sweep.next_cursor().filter(|_| lease.is_valid()) {
+            self.store.advance_due_cursor(self.shard, cursor).await?;
+            is_behind = sweep.cursor_moved(cursor);
+        }
+        self.metrics.swept(self.shard);
+        Ok(is_behind)
+    }
+
+    async fn deal_with(&self, due: &[DueEntry], now: Timestamp) -> Result<(), PassError> {
+        if due.is_empty() {
+            return Ok(());
+        }
+        let supervision = Supervision {
+            name: &self.name,
+            workflows: &self.workflows,
+            timeout_grace: self.settings.timeout_grace,
+        };
+        let ids: Vec<OperationId> = due.iter().map(|entry| entry.operation).collect();
+        let rows = self.store.get_many(ids).await?;
+        let mut recoveries: Vec<Recovery> = Vec::with_capacity(due.len());
+        for (entry, row) in due.iter().zip(rows) {
+            match row {
+                Ok(Some(row)) => {
+                    if !row.state.state.is_final() {
+                        self.metrics.overdue(now.since(entry.due));
+                    }
+                    recoveries.extend(supervision.entry_came_up(&row, entry.due, now));
+                }
+                // Its row may still be on its way, or its retention has passed: the scheduler knows.
+                Ok(None) => recoveries.push(self.look_at(*entry, now)),
+                Err(corrupt) => {
+                    self.metrics.unreadable.increment(1);
+                    tracing::error!(operation = %entry.operation, error = &corrupt as &dyn std::error::Error, "a row that is due cannot be read");
+                    recoveries.push(self.look_at(*entry, now));
+                }
+            }
+        }
+        Ok(self.asker.ask(&recoveries).await?)
+    }
+
+    fn look_at(&self, entry: DueEntry, now: Timestamp) -> Recovery {
+        Recovery {
+            id: entry.operation.event_id("wake"),
+            operation: entry.operation,
+            asked_by: self.name.to_string(),
+            reason: "an index entry came up and its row cannot be read".to_owned(),
+            asked_at: now,
+            due: Some(entry.due),
+            verb: RecoveryVerb::Wake,
+        }
+    }
+}

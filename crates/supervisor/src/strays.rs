@@ -1,0 +1,205 @@
+//! What is still written to partitions that the operations are not spread over any more, sent home.
+//!
+//! A topic keeps its partitions. Whoever goes by what Kafka says of it (a client of somebody's own, with the
+//! usual partitioner) writes to those that are left over, too. Who looks after a shard of the index looks
+//! after the partition of its number.
+//!
+//! What must hold: how far that is done is kept in the shard's lease, behind what was acknowledged. A record that
+//! is sent home twice is one request, reply or recovery all the same.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::Semaphore;
+use waybill_engine::{KeyHash, Offset, PartitionId, Places, Source};
+use waybill_kafka::{
+    Admin, AdminError, ClientError, ConsumerOptions, KafkaSettings, PartitionConsumer, PollError,
+    PollLimits, RawRecord, RequestError,
+};
+use waybill_messages::Topics;
+use waybill_store::Retired;
+use waybill_topology::partition_map::PartitionMap;
+
+use super::ask::{AskError, Asker};
+use super::metrics::SupervisorMetrics;
+
+/// How much is sent home at once.
+const LIMITS: PollLimits = PollLimits {
+    records: 500,
+    bytes: 4 * 1024 * 1024,
+};
+/// How long one look for records may take.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// After how long it is another topic's turn: the lease has to be renewed, and its shard to be swept.
+const TURN: Duration = Duration::from_millis(500);
+/// Of how many partitions at once: each is read by a client of its own.
+const TURNS: usize = 8;
+
+/// Why strays were not sent home.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StrayError {
+    #[error("the brokers cannot be asked for them")]
+    Admin(#[from] AdminError),
+    #[error("they cannot be read")]
+    Client(#[from] ClientError),
+    #[error("they cannot be read")]
+    Request(#[from] RequestError),
+    #[error("they cannot be read")]
+    Poll(#[from] PollError),
+    #[error("they were not taken")]
+    Ask(#[from] AskError),
+    #[error("the thread that read them is gone")]
+    Thread(#[from] tokio::task::JoinError),
+}
+
+/// Sends strays home.
+#[derive(Debug)]
+pub(super) struct Strays {
+    admin: Admin,
+    kafka: KafkaSettings,
+    topics: Topics,
+    partition_map: PartitionMap,
+    asker: Arc<Asker>,
+    metrics: Arc<SupervisorMetrics>,
+    turns: Semaphore,
+}
+
+impl Strays {
+    pub(super) fn new(
+        kafka: &KafkaSettings,
+        topics: &Topics,
+        partition_map: PartitionMap,
+        asker: Arc<Asker>,
+        metrics: Arc<SupervisorMetrics>,
+    ) -> Result<Self, ClientError> {
+        Ok(Self {
+            admin: Admin::new(kafka, "waybill-strays")?,
+            kafka: kafka.clone(),
+            topics: topics.clone(),
+            partition_map,
+            asker,
+            metrics,
+            turns: Semaphore::new(TURNS),
+        })
+    }
+
+    /// Sends home what lies in a partition beyond `done`, while it was one that is left over, and stops after a
+    /// while. Returns to where that is done now, and what went wrong beyond.
+    pub(super) async fn send_home(
+        &self,
+        partition: PartitionId,
+        done: Places,
+    ) -> (Places, Result<(), StrayError>) {
+        let layout = self.partition_map.layout();
+        let retired = layout.retired().iter();
+        let times: Vec<&Retired> = retired.filter(|of| of.partition == partition).collect();
+        // Of so many partitions at once.
+        let turn = self.turns.try_acquire();
+        let (mut now, mut first) = (done, Ok(()));
+        if times.is_empty() || turn.is_err() {
+            return (now, first);
+        }
+        for source in Source::ALL {
+            let at = now.on_mut(source);
+            let by = Instant::now() + TURN;
+            for retired in &times {
+                let sent = self.one_time(retired, source, at, by).await;
+                first = first.and(sent);
+                // What follows is later.
+                if !retired.is_over(source, *at) {
+                    break;
+                }
+            }
+        }
+        (now, first)
+    }
+
+    /// Sends home what lies on one of the topics from `at` on, and moves that.
+    async fn one_time(
+        &self,
+        retired: &Retired,
+        source: Source,
+        at: &mut Offset,
+        by: Instant,
+    ) -> Result<(), StrayError> {
+        *at = retired.from.on(source).max(*at);
+        if retired.is_over(source, *at) {
+            return Ok(());
+        }
+        let topic = self.topics.of(source);
+        let partition = retired.partition;
+        // One that was made when the partition was left over need not have it.
+        let has = self.admin.topic_partitions(topic).await?;
+        if has.is_none_or(|has| partition.0 >= has) {
+            return Ok(());
+        }
+        let offsets = self.admin.offsets(topic, &[partition]).await?;
+        let Some(&(first, end)) = offsets.first() else {
+            return Ok(());
+        };
+        let end = retired.until.map_or(end, |until| end.min(until.on(source)));
+        *at = first.max(*at);
+        if *at >= end {
+            return Ok(());
+        }
+        let consumer =
+            PartitionConsumer::new(&self.kafka, &ConsumerOptions::new("waybill-strays"))?;
+        consumer.add(&[(topic, partition, *at)])?;
+        let consumer = Arc::new(consumer);
+        while *at < end && Instant::now() < by {
+            let reading = consumer.clone();
+            let read = tokio::task::spawn_blocking(move || read(&reading, end));
+            let (records, read_to) = read.await??;
+            let (count, partitions) = (records.len(), self.partition_map.partitions());
+            let homeward = records.into_iter();
+            let homeward: Vec<_> = homeward
+                .map(|record| homeward_of(record, partitions))
+                .collect();
+            self.asker.send_on(&homeward, partition).await?;
+            if count > 0 {
+                self.metrics.sent_home.increment(count as u64);
+                tracing::info!(
+                    topic,
+                    %partition,
+                    count,
+                    "sent home what was written to a partition that is left over"
+                );
+            }
+            *at = read_to.max(*at);
+        }
+        // Its end may wait for the brokers.
+        tokio::task::spawn_blocking(move || drop(consumer));
+        Ok(())
+    }
+}
+
+/// Reads records below `end`, and tells how far it has read, which is no further than there.
+fn read(consumer: &PartitionConsumer, end: Offset) -> Result<(Vec<RawRecord>, Offset), PollError> {
+    let mut records = Vec::new();
+    let (mut position, mut at_end) = (Offset(0), Offset(0));
+    consumer.poll_with_positions(
+        LIMITS,
+        PATIENCE,
+        &mut |record| {
+            position = position.max(record.offset().next());
+            if record.offset() < end {
+                records.push(record.to_raw());
+            }
+        },
+        &mut |_, _, read_to| at_end = at_end.max(read_to),
+    )?;
+    Ok((records, position.max(at_end).min(end)))
+}
+
+/// The record on its way to the partition of its key. It has no mark: its scheduler may have to send it on once
+/// more, because its key is not that of its operation or there is another number of partitions by then.
+fn homeward_of(record: RawRecord, partitions: u32) -> RawRecord {
+    let hash = KeyHash::of(record.key.as_deref().unwrap_or_default());
+    RawRecord {
+        partition: hash.partition(partitions),
+        ..record
+    }
+}
+
+#[cfg(test)]
+mod tests;

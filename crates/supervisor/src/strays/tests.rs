@@ -1,0 +1,188 @@
+//! Strays, on librdkafka's mock cluster.
+
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::DefaultProducerContext;
+use uuid::Uuid;
+use waybill_engine::{OperationId, partition_for};
+use waybill_kafka::{OutRecord, Producer, ProducerOptions, Settlement};
+use waybill_store::Layout;
+
+use super::*;
+
+#[test]
+fn a_stray_goes_to_the_partition_of_its_operation_as_it_is() {
+    let operation = OperationId(Uuid::from_u128(7));
+    let record = RawRecord {
+        topic: "waybill.recovery.v1".to_owned(),
+        partition: PartitionId(11),
+        offset: Offset(17),
+        timestamp_ms: Some(5),
+        key: Some(operation.key().to_vec()),
+        value: Some(b"value".to_vec()),
+        headers: vec![("own".to_owned(), None)],
+    };
+    let expected = RawRecord {
+        partition: partition_for(operation, 4),
+        ..record.clone()
+    };
+    assert_eq!(homeward_of(record.clone(), 4), expected);
+    let without_key = RawRecord {
+        key: None,
+        ..record
+    };
+    assert!(homeward_of(without_key, 4).partition < PartitionId(4));
+}
+
+struct World {
+    cluster: MockCluster<'static, DefaultProducerContext>,
+    topics: Topics,
+    strays: Strays,
+    /// What was put into the partition that is left over.
+    put: usize,
+}
+
+const LEFT_OVER: PartitionId = PartitionId(1);
+
+impl World {
+    fn new(layout: Layout) -> Self {
+        let cluster = MockCluster::new(1).unwrap();
+        let topics = Topics::default();
+        for source in Source::ALL {
+            cluster.create_topic(topics.of(source), 2, 1).unwrap();
+        }
+        let kafka = KafkaSettings::new(cluster.bootstrap_servers());
+        let partition_map = PartitionMap::of(layout);
+        let metrics = Arc::new(SupervisorMetrics::new());
+        let asker = Asker::new(
+            &kafka,
+            &topics,
+            partition_map.clone(),
+            1_000,
+            metrics.clone(),
+        );
+        let asker = Arc::new(asker.unwrap());
+        let strays = Strays::new(&kafka, &topics, partition_map, asker, metrics);
+        Self {
+            cluster,
+            topics,
+            strays: strays.unwrap(),
+            put: 0,
+        }
+    }
+
+    fn kafka(&self) -> KafkaSettings {
+        KafkaSettings::new(self.cluster.bootstrap_servers())
+    }
+
+    /// Puts requests into the partition that is left over, each with its offset as its value.
+    async fn put(&mut self, count: usize) {
+        self.put_on(Source::Requests, count).await;
+    }
+
+    async fn put_on(&mut self, source: Source, count: usize) {
+        let options = ProducerOptions::new("deaf");
+        let producer: Producer<Arc<Settlement>> = Producer::new(&self.kafka(), &options).unwrap();
+        for _ in 0..count {
+            let key = OperationId(Uuid::from_u128(self.put as u128)).key();
+            let value = self.put.to_string().into_bytes();
+            let record = OutRecord::new(self.topics.of(source), LEFT_OVER, &key, &value);
+            let (settlement, settled) = Settlement::channel(1);
+            producer.send(&record, settlement).unwrap();
+            settled.await.unwrap().unwrap();
+            self.put += 1;
+        }
+    }
+
+    /// Sends home, turn after turn, until requests are done to there.
+    async fn send_home(&self, done: Places, until: i64) -> Places {
+        self.send_home_on(Source::Requests, done, until).await
+    }
+
+    async fn send_home_on(&self, source: Source, mut done: Places, until: i64) -> Places {
+        loop {
+            let (now, sent) = self.strays.send_home(LEFT_OVER, done).await;
+            sent.unwrap();
+            done = now;
+            if done.on(source) >= Offset(until) {
+                return done;
+            }
+        }
+    }
+
+    /// The requests that came home, in order, by where they had lain.
+    fn home(&self) -> Vec<usize> {
+        self.home_on(Source::Requests)
+    }
+
+    fn home_on(&self, source: Source) -> Vec<usize> {
+        let options = ConsumerOptions::new("home");
+        let consumer = PartitionConsumer::new(&self.kafka(), &options).unwrap();
+        let (topic, home) = (self.topics.of(source), PartitionId(0));
+        let (_, end) = consumer.watermarks(topic, home, PATIENCE * 20).unwrap();
+        consumer.add(&[(topic, home, Offset(0))]).unwrap();
+        let mut values = Vec::new();
+        while (values.len() as i64) < end.0 {
+            let polled = consumer.poll(LIMITS, PATIENCE, &mut |record| {
+                let raw = record.to_raw();
+                let value = String::from_utf8(raw.value.unwrap()).unwrap();
+                values.push(value.parse().unwrap());
+            });
+            polled.unwrap();
+        }
+        values
+    }
+}
+
+fn at(requests: i64) -> Places {
+    Places {
+        requests: Offset(requests),
+        ..Places::default()
+    }
+}
+
+/// From two partitions to one; the other one ended there.
+fn shrunk(layout: &Layout, end: i64) -> Layout {
+    let layout = layout.intended(1).unwrap().cut(vec![at(0)]).unwrap();
+    let layout = layout.announced(Vec::new()).unwrap();
+    layout.moved(vec![at(0), at(end)]).unwrap()
+}
+
+#[tokio::test]
+async fn what_was_written_after_a_partition_ended_is_sent_home_once_and_in_order() {
+    let mut world = World::new(shrunk(&Layout::first(2), 2));
+    world.put(5).await;
+    let done = world.send_home(Places::default(), 5).await;
+    assert_eq!(done, at(5));
+    assert_eq!(world.home(), [2, 3, 4]);
+    assert_eq!(world.send_home(done, 5).await, done);
+    world.put(2).await;
+    assert_eq!(world.send_home(done, 7).await, at(7));
+    assert_eq!(world.home(), [2, 3, 4, 5, 6]);
+    let (of_another, sent) = world.strays.send_home(PartitionId(0), at(0)).await;
+    sent.unwrap();
+    assert_eq!(of_another, at(0), "that one is read");
+}
+
+#[tokio::test]
+async fn expedited_requests_are_sent_home_by_the_topic_on_which_they_lay() {
+    let expedited = Source::Expedited;
+    let mut world = World::new(shrunk(&Layout::first(2), 0));
+    world.put_on(expedited, 3).await;
+    let done = world.send_home_on(expedited, Places::default(), 3).await;
+    assert_eq!((done.expedited, done.requests), (Offset(3), Offset(0)));
+    assert_eq!(world.home_on(expedited), [0, 1, 2]);
+    let requests = world.home();
+    assert!(requests.is_empty(), "{requests:?}");
+}
+
+#[tokio::test]
+async fn of_a_partition_that_was_read_in_between_each_time_is_sent_home_alone() {
+    let first = shrunk(&Layout::first(2), 2).settled(&[]).unwrap();
+    let read = first.intended(2).unwrap().announced(vec![at(4)]).unwrap();
+    let read = read.moved(vec![at(0)]).unwrap().settled(&[]).unwrap();
+    let mut world = World::new(shrunk(&read, 6));
+    world.put(8).await;
+    let done = world.send_home(Places::default(), 8).await;
+    assert_eq!(done, at(8));
+    assert_eq!(world.home(), [2, 3, 6, 7]);
+}

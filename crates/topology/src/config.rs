@@ -1,0 +1,336 @@
+//! The broker to talk to, and the secrets that it takes.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
+use waybill_config::{ConfigError, REDACTED, Secret, SecretFiles, secret_to_serialize, units};
+use waybill_kafka::{ClientError, KafkaSettings};
+
+/// The `kafka` section.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "camelCase")]
+pub struct KafkaConfig {
+    /// Brokers to ask first, as `host:port`; `None` for the embedded broker.
+    pub brokers: Option<Vec<String>>,
+    /// What the names of all topics begin with.
+    pub topic_prefix: String,
+    /// Copies of each partition, for topics that are created.
+    pub replication_factor: u16,
+    /// Partitions of each agent's topic of step requests: the most processes that can share the work
+    /// of one agent. Fixed once data exists. Fewer let more requests travel together.
+    pub step_partitions: u32,
+    /// How long requests are kept, for topics that are created. Less than `store.retention`. Not for the embedded
+    /// broker, which deletes requests as soon as they are done, and no others.
+    #[serde(with = "units::duration")]
+    pub requests_retention: Duration,
+    /// How long step requests and replies are kept, which can be derived again.
+    #[serde(with = "units::duration")]
+    pub steps_retention: Duration,
+    /// For how long after partitions were added `topics grow` waits for clients to hear of them, and again for
+    /// those who write to go by the new number.
+    #[serde(with = "units::duration")]
+    pub grow_settle: Duration,
+    /// How long status, failed operations and dead letters are kept.
+    #[serde(with = "units::duration")]
+    pub results_retention: Duration,
+    /// Further settings of librdkafka, for every client.
+    pub properties: Properties,
+    /// Settings of librdkafka whose values are read from files, such as mounted secrets; a line
+    /// end at the end of the file does not count.
+    pub property_files: BTreeMap<String, PathBuf>,
+}
+
+impl Default for KafkaConfig {
+    fn default() -> Self {
+        const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+        Self {
+            brokers: None,
+            topic_prefix: "waybill".to_owned(),
+            replication_factor: 1,
+            step_partitions: 2,
+            requests_retention: 3 * DAY,
+            steps_retention: DAY,
+            grow_settle: Duration::from_secs(15),
+            results_retention: 7 * DAY,
+            properties: Properties::default(),
+            property_files: BTreeMap::new(),
+        }
+    }
+}
+
+impl KafkaConfig {
+    /// Moves the values of `propertyFiles` to `properties`, and refuses properties that no client takes.
+    pub fn read_property_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
+        for (property, path) in std::mem::take(&mut self.property_files) {
+            if self.properties.0.contains_key(&property) {
+                return Err(ConfigError::invalid(
+                    format!("kafka.propertyFiles.{property}"),
+                    "is set in kafka.properties too; keep one",
+                ));
+            }
+            let text = files.read(&path, &format!("kafka.properties.{property}"))?;
+            self.properties.0.insert(property, text);
+        }
+        self.check_properties()
+    }
+
+    /// What clients get beside the brokers.
+    pub fn clients(&self) -> KafkaSettings {
+        KafkaSettings {
+            properties: self.properties.0.clone(),
+            ..KafkaSettings::new("")
+        }
+    }
+
+    /// Whether clients log in, as the properties say.
+    pub fn has_login(&self) -> bool {
+        self.properties.0.contains_key("sasl.password")
+    }
+
+    /// Has clients log in to the embedded broker, whatever the properties say.
+    pub fn log_in(&mut self, user: &str, token: &Secret) {
+        let login = [
+            ("security.protocol", "SASL_PLAINTEXT"),
+            ("sasl.mechanism", "PLAIN"),
+            ("sasl.username", user),
+            ("sasl.password", token.reveal()),
+        ];
+        // The other name of the mechanism.
+        self.properties.0.remove("sasl.mechanisms");
+        let login = login.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        self.properties.0.extend(login);
+    }
+
+    fn check_properties(&self) -> Result<(), ConfigError> {
+        let (property, problem) = match self.clients().check() {
+            Ok(()) => return self.check_security(),
+            Err(ClientError::Reserved { property }) => {
+                let problem = match property.as_str() {
+                    "bootstrap.servers" | "metadata.broker.list" => "belongs into kafka.brokers",
+                    _ => "is set by Waybill and cannot be configured: its promises rest on it",
+                };
+                (property, problem.to_owned())
+            }
+            Err(ClientError::UnknownProperty { property }) => {
+                (property, "is no property that librdkafka knows".to_owned())
+            }
+            Err(ClientError::InvalidValue { property }) => {
+                (property, "has a value that librdkafka refuses".to_owned())
+            }
+            Err(ClientError::Create { reason, .. }) => (String::new(), reason),
+        };
+        let dot = if property.is_empty() { "" } else { "." };
+        Err(ConfigError::invalid(
+            format!("kafka.properties{dot}{property}"),
+            problem,
+        ))
+    }
+
+    /// Refuses logins and certificates that librdkafka would leave aside.
+    fn check_security(&self) -> Result<(), ConfigError> {
+        let protocol = self.properties.0.get("security.protocol");
+        let protocol = protocol.map(|protocol| protocol.to_ascii_uppercase());
+        let protocol = protocol.as_deref().unwrap_or("PLAINTEXT");
+        for (name, _) in self.properties.iter() {
+            let needed = match name.split_once('.') {
+                Some(("sasl", _)) if !protocol.starts_with("SASL_") => {
+                    "SASL_SSL (or SASL_PLAINTEXT)"
+                }
+                Some(("ssl", _)) if !protocol.ends_with("SSL") => "SASL_SSL (or SSL)",
+                _ => continue,
+            };
+            let problem = format!(
+                "is of no use where kafka.properties.security.protocol is {protocol}: set that to {needed}"
+            );
+            return Err(ConfigError::invalid(
+                format!("kafka.properties.{name}"),
+                problem,
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Settings of librdkafka by their names. The values of those that are secret are neither shown
+/// by `Debug` nor serialized; [`Properties::iter`] gives them.
+#[derive(Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(transparent)]
+pub struct Properties(BTreeMap<String, String>);
+
+impl Properties {
+    /// Names and values, secrets included, in order of the names.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    fn shown(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.iter()
+            .map(|(name, value)| (name, if is_secret(name) { REDACTED } else { value }))
+    }
+}
+
+impl fmt::Debug for Properties {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_map().entries(self.shown()).finish()
+    }
+}
+
+impl Serialize for Properties {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for ((name, value), (_, shown)) in self.iter().zip(self.shown()) {
+            map.serialize_entry(name, secret_to_serialize(value, shown))?;
+        }
+        map.end()
+    }
+}
+
+/// Whether a setting of librdkafka carries a secret, by the words that its names for them use.
+/// Rather one too many: `sasl.oauthbearer.config` is a text that may hold one.
+fn is_secret(name: &str) -> bool {
+    const WORDS: [&str; 7] = [
+        "password",
+        "passphrase",
+        "secret",
+        "pem",
+        "token",
+        "oauthbearer.config",
+        "credential",
+    ];
+    let name = name.to_ascii_lowercase();
+    WORDS.iter().any(|word| name.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn every_setting_that_librdkafka_calls_sensitive_is_secret_and_plain_ones_are_not() {
+        for name in [
+            "sasl.password",
+            "ssl.key.password",
+            "ssl.key.pem",
+            "ssl.keystore.password",
+            "sasl.oauthbearer.config",
+            "sasl.oauthbearer.client.secret",
+            "sasl.oauthbearer.assertion.private.key.passphrase",
+            "sasl.oauthbearer.assertion.private.key.pem",
+        ] {
+            assert!(is_secret(name), "{name}");
+        }
+        for name in [
+            "sasl.username",
+            "sasl.mechanism",
+            "ssl.ca.location",
+            "socket.timeout.ms",
+        ] {
+            assert!(!is_secret(name), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_value_from_a_file_loses_its_line_end_and_nothing_else() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), " pass word \r\n").unwrap();
+        let mut kafka = KafkaConfig {
+            property_files: [("sasl.password".to_owned(), file.path().to_owned())].into(),
+            ..KafkaConfig::default()
+        };
+        let mut plain = kafka.clone();
+        let protocol = ("security.protocol".to_owned(), "SASL_SSL".to_owned());
+        kafka.properties.0.extend([protocol]);
+        kafka
+            .read_property_files(&mut SecretFiles::default())
+            .unwrap();
+        assert_eq!(
+            kafka.properties.iter().collect::<Vec<_>>(),
+            [
+                ("sasl.password", " pass word "),
+                ("security.protocol", "SASL_SSL")
+            ]
+        );
+
+        // It would be of no use, and everybody could read along.
+        let error = plain
+            .read_property_files(&mut SecretFiles::default())
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("security.protocol"), "{error}");
+        assert!(!error.contains("pass word"), "{error}");
+    }
+
+    #[test]
+    fn a_property_that_no_client_takes_is_refused_by_name_and_its_value_is_not_told() {
+        for (property, expected) in [
+            ("acks", "acks is set by Waybill"),
+            ("enable.idempotence", "enable.idempotence is set by Waybill"),
+            ("auto.offset.reset", "auto.offset.reset is set by Waybill"),
+            (
+                "bootstrap.servers",
+                "bootstrap.servers belongs into kafka.brokers",
+            ),
+            ("sasl.pasword", "sasl.pasword is no property"),
+            ("security.protocol", "security.protocol has a value"),
+        ] {
+            let properties = [(property.to_owned(), "hunter2".to_owned())].into();
+            let mut kafka = KafkaConfig {
+                properties: Properties(properties),
+                ..KafkaConfig::default()
+            };
+            let refused = kafka
+                .read_property_files(&mut SecretFiles::default())
+                .unwrap_err()
+                .to_string();
+            assert_eq!(
+                refused.find(&format!("kafka.properties.{expected}")),
+                Some(0),
+                "{refused}"
+            );
+            assert!(!refused.contains("hunter2"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_missing_or_a_property_that_is_set_twice_is_refused_by_name() {
+        let files = [(
+            "sasl.password".to_owned(),
+            PathBuf::from("/nonexistent/secret"),
+        )];
+        let mut kafka = KafkaConfig {
+            property_files: files.into(),
+            ..KafkaConfig::default()
+        };
+        let mut twice = kafka.clone();
+        let error = kafka
+            .read_property_files(&mut SecretFiles::default())
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            error,
+            "kafka.properties.sasl.password: /nonexistent/secret cannot be read"
+        );
+
+        twice
+            .properties
+            .0
+            .insert("sasl.password".to_owned(), "hunter2".to_owned());
+        let error = twice
+            .read_property_files(&mut SecretFiles::default())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("sasl.password is set in kafka.properties too"),
+            "{error}"
+        );
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+}

@@ -1,0 +1,600 @@
+//! Going over to more partitions, or to fewer, while everything goes on.
+//!
+//! 1. The layout says what is intended: from then on roles start on topics that have the old number or the new.
+//! 2. If there are to be more, the topics get the partitions, and clients the time to hear of them. If there are to be
+//!    fewer, the layout says where those that stay are cut, and every reader gets to know: what lies beyond will be
+//!    read by more of them.
+//! 3. The layout announces them: whoever writes spreads operations over all of them from then on. There are
+//!    already as many readers as will be needed, and they share the old partitions.
+//! 4. When no writer can still go by the old number, the layout says where the old partitions ended. Readers that
+//!    have a new one read their old one to there, and then begin.
+//! 5. When all have, the layout says that they need not know any more.
+//!
+//! What must hold: each step is durable before the next begins, and may be repeated; who stops in the middle
+//! leaves everything going, and asking again goes on from there. Schedulers go on with it, too ([`finish`]), for
+//! operations may wait in the new partitions.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+use waybill_engine::{Division, Offset, PartitionId, Places, ReaderId, Source, Workflows};
+use waybill_kafka::{Admin, AdminError, ClientError, KafkaSettings};
+use waybill_messages::Topics;
+use waybill_store::{Layout, LayoutError, Lease, LeaseKey, Retired, Store, StoreError};
+use waybill_telemetry::chain;
+
+use crate::partition_map::PartitionMap;
+use crate::readers;
+use crate::topics::{DISK_BOUND, names_with_partitions_of_operations};
+use crate::{PARTITIONS_MAX, TopologySettings};
+
+/// How often it is looked whether readers have begun.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often it is looked whether somebody has left something to be finished.
+const FINISH_EVERY: Duration = Duration::from_secs(2);
+/// How long a step may stand still, besides the time that two of them wait, before others go on with it.
+const STANDS_STILL_AFTER: Duration = Duration::from_secs(10);
+/// How long readers are waited for. They begin without anybody who waits.
+const READERS_PATIENCE: Duration = Duration::from_secs(20);
+
+/// Why the number of partitions was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum RepartitionError {
+    /// The store failed.
+    #[error("the state store cannot be asked")]
+    Store(#[from] StoreError),
+    /// The brokers failed, or refused it.
+    #[error("the brokers cannot be asked")]
+    Brokers(#[from] AdminError),
+    /// No client can be made.
+    #[error("the brokers cannot be reached")]
+    Client(#[from] ClientError),
+    /// There cannot be so many.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// There would be too many.
+    #[error("{PARTITIONS_MAX} partitions are the most, and {0} are asked for")]
+    TooMany(u32),
+    /// Nobody has begun to read, so that there is nothing to change.
+    #[error(
+        "no scheduler has begun on this store: the first one begins with the `partitions` of its configuration"
+    )]
+    NotBegun,
+    /// Another number is read, and not every reader has gone over yet.
+    #[error(
+        "the new number of partitions is read; reader {reader} has yet to read partition {partition} to where it ended \
+         (requests {}, expedited {}, replies {}, recoveries {}). That goes on by itself",
+        .end.requests, .end.expedited, .end.replies, .end.recoveries
+    )]
+    Unmoved {
+        /// One that is behind.
+        reader: ReaderId,
+        /// What it reads.
+        partition: PartitionId,
+        /// To where it has to.
+        end: Places,
+    },
+    /// There are to be fewer, and not every reader has begun to go by that.
+    #[error(
+        "reader {0} does not run, and every reader has to before there are fewer partitions: start a scheduler that \
+         has it, or start it where it was stopped (`PUT /schedulers/{0}` on the admin port)"
+    )]
+    Unbegun(ReaderId),
+    /// Somebody has changed it to another number meanwhile.
+    #[error("somebody has gone over to another number of partitions meanwhile")]
+    Replaced,
+    /// A topic is not there.
+    #[error("there is no topic {0}: `waybill topics create` makes it")]
+    NoTopic(String),
+    /// A broker does not know of all its partitions.
+    #[error(
+        "the broker that was asked knows {has} partitions of topic {topic}, and there are {expected}: ask again"
+    )]
+    Unknown {
+        /// The topic.
+        topic: String,
+        /// How many it knows.
+        has: u32,
+        /// How many there are at least.
+        expected: u32,
+    },
+    /// The bound on disk of the embedded broker is too small for so many.
+    #[error(
+        "topic {topic} was made with segments of {segment} bytes and a bound of {bound} bytes on disk: of {partitions} \
+         partitions, those alone that are being written would fill half of it"
+    )]
+    Disk {
+        /// The topic.
+        topic: String,
+        /// How many partitions were asked for.
+        partitions: u32,
+        /// The size of its segments, in bytes.
+        segment: u64,
+        /// The bound on disk of all its partitions, in bytes.
+        bound: u64,
+    },
+    /// A topic has more than is asked for.
+    #[error("topic {topic} has {has} partitions: `waybill topics grow --partitions {has}`")]
+    TooFew {
+        /// The topic.
+        topic: String,
+        /// How many it has.
+        has: u32,
+    },
+}
+
+/// What goes over to another number of partitions of the operation topics.
+#[derive(Clone, Debug)]
+pub struct Repartition {
+    store: Arc<dyn Store>,
+    kafka: KafkaSettings,
+    topics: Topics,
+    /// Those that have as many partitions as operations are spread over.
+    names: Vec<String>,
+    settle: Duration,
+    stands: Arc<Mutex<Option<RepartitionView>>>,
+}
+
+/// How a growing stands.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct RepartitionView {
+    /// How many partitions were asked for.
+    pub partitions: u32,
+    /// What is being done, or was done last.
+    pub step: String,
+    /// Whether it goes on.
+    pub is_under_way: bool,
+    /// Why it has ended early.
+    pub error: Option<String>,
+}
+
+impl Repartition {
+    /// Of the topics and the store of this configuration.
+    #[must_use]
+    pub fn new(
+        topology: &TopologySettings,
+        store: Arc<dyn Store>,
+        kafka: KafkaSettings,
+        topics: Topics,
+        workflows: &Workflows,
+    ) -> Self {
+        Self {
+            names: names_with_partitions_of_operations(topology, workflows),
+            store,
+            kafka,
+            topics,
+            settle: topology.kafka.grow_settle,
+            stands: Arc::default(),
+        }
+    }
+
+    /// Whether the store is other processes' as well.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        !self.store.is_exclusive()
+    }
+
+    /// How the last one stands that was begun in this process.
+    #[must_use]
+    pub fn view(&self) -> Option<RepartitionView> {
+        self.stands().clone()
+    }
+
+    /// Begins in the background, or follows one to the same number that is under way.
+    ///
+    /// # Errors
+    ///
+    /// One to another number that is under way.
+    pub fn begin(&self, partitions: u32) -> Result<RepartitionView, RepartitionView> {
+        let mut stands = self.stands();
+        if let Some(under_way) = stands.as_ref().filter(|view| view.is_under_way) {
+            return match under_way.partitions == partitions {
+                true => Ok(under_way.clone()),
+                false => Err(under_way.clone()),
+            };
+        }
+        let view = RepartitionView {
+            partitions,
+            step: "beginning".to_owned(),
+            is_under_way: true,
+            error: None,
+        };
+        *stands = Some(view.clone());
+        drop(stands);
+        let growing = self.clone();
+        tokio::spawn(async move {
+            let mut ending = Ending {
+                growing: &growing,
+                error: Some("it stopped in the middle".to_owned()),
+            };
+            let tell = |step: String| {
+                if let Some(view) = growing.stands().as_mut() {
+                    view.step = step;
+                }
+            };
+            let ended = growing.run(partitions, &tell).await;
+            ending.error = ended.err().map(|error| chain(&error));
+        });
+        Ok(view)
+    }
+
+    fn stands(&self) -> std::sync::MutexGuard<'_, Option<RepartitionView>> {
+        self.stands.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes so many partitions of the operation topics, and has them read. `tell` hears what is being done.
+    /// Somebody else may do the same.
+    ///
+    /// # Errors
+    ///
+    /// If there cannot be so many, or the store or the brokers fail. What was done until then holds.
+    pub async fn run(
+        &self,
+        partitions: u32,
+        tell: &(dyn Fn(String) + Sync),
+    ) -> Result<(), RepartitionError> {
+        if partitions > PARTITIONS_MAX {
+            return Err(RepartitionError::TooMany(partitions));
+        }
+        self.drive(partitions, false, tell).await
+    }
+
+    /// Goes on, or begins if nobody has `begun`. What was begun is never begun again: somebody may have ended it,
+    /// and want another number since.
+    async fn drive(
+        &self,
+        partitions: u32,
+        mut begun: bool,
+        tell: &(dyn Fn(String) + Sync),
+    ) -> Result<(), RepartitionError> {
+        let admin = Admin::new(&self.kafka, "waybill-growing")?;
+        loop {
+            let layout = self
+                .store
+                .layout()
+                .await?
+                .ok_or(RepartitionError::NotBegun)?;
+            let is_under_way = layout.becomes() == Some(partitions);
+            if begun && !is_under_way {
+                let Division {
+                    partitions: read,
+                    readers_per_partition: readers,
+                } = layout.division();
+                if read != partitions {
+                    return Err(RepartitionError::Replaced);
+                }
+                tell(format!(
+                    "through: set `partitions` to {read} and `scheduler.readersPerPartition` to {readers}"
+                ));
+                return Ok(());
+            }
+            begun |= is_under_way;
+            let Some(next) = self.next_step(&layout, partitions, &admin, tell).await? else {
+                begun = true;
+                continue;
+            };
+            // If somebody else was quicker, it is looked what is next now.
+            if self.store.set_layout(Some(layout), next.clone()).await? {
+                tracing::info!(layout = %next, "the layout of readers was changed");
+                begun = true;
+            }
+        }
+    }
+
+    /// Does what leads to the next layout, and returns that; `None` where there is nothing more to do.
+    async fn next_step(
+        &self,
+        layout: &Layout,
+        partitions: u32,
+        admin: &Admin,
+        tell: &(dyn Fn(String) + Sync),
+    ) -> Result<Option<Layout>, RepartitionError> {
+        let settle = self.settle;
+        if layout.is_announced() && layout.partitions_written() == partitions {
+            tell(format!(
+                "announced; waiting {settle:?} for what is being written"
+            ));
+            tokio::time::sleep(settle).await;
+            let bounds = self.bounds(admin, layout, layout.division().partitions);
+            let bounds = bounds.await?;
+            let ends = bounds.into_iter().map(|(_, end)| end).collect();
+            return Ok(Some(layout.moved(ends)?));
+        }
+        if layout.is_moving() && layout.partitions_written() == partitions {
+            self.wait_for_readers(layout, tell).await?;
+            return Ok(Some(layout.settled(&self.through(layout).await?)?));
+        }
+        let most = layout.partitions_ever().into_iter().max();
+        let most = most.unwrap_or_default().max(partitions);
+        if layout.is_cut() && layout.becomes() == Some(partitions) {
+            self.wait_until_all_run(layout, tell).await?;
+            return Ok(Some(layout.announced(Vec::new())?));
+        }
+        if layout.partitions_intended() == Some(partitions) {
+            let is_more = partitions > layout.division().partitions;
+            self.add_partitions(admin, partitions, most, tell).await?;
+            if !is_more {
+                // As long as it can be taken back.
+                self.wait_until_all_run(layout, tell).await?;
+            }
+            let begins = self.begins(admin, layout, partitions).await?;
+            return Ok(Some(match is_more {
+                true => layout.announced(begins)?,
+                false => layout.cut(begins)?,
+            }));
+        }
+        if layout.partitions_written() == partitions {
+            self.add_partitions(admin, partitions, most, tell).await?;
+            // What was intended is taken back.
+            let is_intended = layout.becomes().is_some();
+            return Ok(is_intended.then(|| layout.withdrawn()).transpose()?);
+        }
+        // Refuses what cannot be before anything is done.
+        let intended = layout.intended(partitions)?;
+        self.lacking(admin, partitions, most).await?;
+        self.refuse_full_disk(admin, partitions).await?;
+        Ok(Some(intended))
+    }
+
+    /// Where readers begin that come to a partition: of more to those that come, of fewer to those that stay.
+    async fn begins(
+        &self,
+        admin: &Admin,
+        layout: &Layout,
+        partitions: u32,
+    ) -> Result<Vec<Places>, RepartitionError> {
+        let now = layout.division().partitions;
+        let bounds = self.bounds(admin, layout, now.max(partitions)).await?;
+        if partitions < now {
+            let stay = bounds.into_iter().take(partitions as usize);
+            return Ok(stay.map(|(_, end)| end).collect());
+        }
+        let come = (0..).map(PartitionId).zip(bounds).skip(now as usize);
+        let begins = come.map(|(partition, (begin, end))| {
+            // One that was once left over is read, or sent home, to its end; others have never been read.
+            let mut retired = layout.retired().iter();
+            match retired.any(|of| of.partition == partition) {
+                true => end,
+                false => begin,
+            }
+        });
+        Ok(begins.collect())
+    }
+
+    /// The times in which partitions were left over of which everything was sent home.
+    async fn through(&self, layout: &Layout) -> Result<Vec<Retired>, RepartitionError> {
+        let mut through = Vec::new();
+        for retired in layout.retired() {
+            let key = LeaseKey::supervisor(retired.partition);
+            let sent_home = self.store.lease(key).await?;
+            let sent_home = sent_home.unwrap_or(Lease::new(key, retired.partition));
+            // Those that this change has ended are remembered until what was sent home is done there.
+            let begin = layout.begin_of(layout.generation(), retired.partition);
+            if retired.until != Some(begin) && retired.is_over_below(&sent_home.checkpoint.at) {
+                through.push(*retired);
+            }
+        }
+        Ok(through)
+    }
+
+    /// Waits until every reader runs under this layout.
+    async fn wait_until_all_run(
+        &self,
+        layout: &Layout,
+        tell: &(dyn Fn(String) + Sync),
+    ) -> Result<(), RepartitionError> {
+        let (began, mut told) = (Instant::now(), None);
+        while let Some(reader) = readers::unbegun(&*self.store, layout).await? {
+            if began.elapsed() >= READERS_PATIENCE {
+                return Err(RepartitionError::Unbegun(reader));
+            }
+            if told.replace(reader) != Some(reader) {
+                tell(format!("waiting until reader {reader} runs by it"));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+
+    /// The topics that have fewer.
+    async fn lacking(
+        &self,
+        admin: &Admin,
+        partitions: u32,
+        most: u32,
+    ) -> Result<Vec<&str>, RepartitionError> {
+        let mut lacking = Vec::new();
+        for topic in &self.names {
+            let has = self.has(admin, topic).await?;
+            if has > most {
+                let topic = topic.clone();
+                return Err(RepartitionError::TooFew { topic, has });
+            }
+            if has < partitions {
+                lacking.push(topic.as_str());
+            }
+        }
+        Ok(lacking)
+    }
+
+    /// The embedded broker bounds what requests and recoveries take on disk, and gives space back by whole segments.
+    async fn refuse_full_disk(
+        &self,
+        admin: &Admin,
+        partitions: u32,
+    ) -> Result<(), RepartitionError> {
+        let topics = [self.topics.requests(), self.topics.recovery()];
+        let settings = admin.topic_settings(&topics).await?;
+        for topic in topics {
+            let number = |key: &str| settings.get(topic)?.get(key)?.parse::<u64>().ok();
+            if let (Some(bound), Some(segment)) = (number(DISK_BOUND), number("segment.bytes"))
+                && segment * u64::from(partitions) > bound / 2
+            {
+                return Err(RepartitionError::Disk {
+                    topic: topic.to_owned(),
+                    partitions,
+                    segment,
+                    bound,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the topics what they lack, and clients the time to hear of it.
+    async fn add_partitions(
+        &self,
+        admin: &Admin,
+        partitions: u32,
+        most: u32,
+        tell: &(dyn Fn(String) + Sync),
+    ) -> Result<(), RepartitionError> {
+        let lacking = self.lacking(admin, partitions, most).await?;
+        if lacking.is_empty() {
+            return Ok(());
+        }
+        admin.add_partitions(&lacking, partitions).await?;
+        let settle = self.settle;
+        tell(format!(
+            "the topics have {partitions} partitions; waiting {settle:?} for clients to hear of them"
+        ));
+        tokio::time::sleep(settle).await;
+        Ok(())
+    }
+
+    /// Where each of so many partitions begins, and where it ends: at 0 if the topics have never had it.
+    async fn bounds(
+        &self,
+        admin: &Admin,
+        layout: &Layout,
+        partitions: u32,
+    ) -> Result<Vec<(Places, Places)>, RepartitionError> {
+        let of = async |topic| {
+            let had = layout.partitions_ever().into_iter().max();
+            let has = self.has(admin, topic).await?;
+            // A broker that does not know all of them says nothing of where they end.
+            let expected = had.unwrap_or_default().min(partitions);
+            if has < expected {
+                let topic = topic.to_owned();
+                return Err(RepartitionError::Unknown {
+                    topic,
+                    has,
+                    expected,
+                });
+            }
+            let there: Vec<PartitionId> = (0..has.min(partitions)).map(PartitionId).collect();
+            let mut bounds = admin.offsets(topic, &there).await?;
+            bounds.resize(partitions as usize, <(Offset, Offset)>::default());
+            Ok(bounds)
+        };
+        let mut bounds = vec![<(Places, Places)>::default(); partitions as usize];
+        for source in Source::ALL {
+            let found = of(self.topics.of(source));
+            for ((begins, ends), (begin, end)) in bounds.iter_mut().zip(found.await?) {
+                *begins.on_mut(source) = begin;
+                *ends.on_mut(source) = end;
+            }
+        }
+        Ok(bounds)
+    }
+
+    /// How many partitions a topic has.
+    async fn has(&self, admin: &Admin, topic: &str) -> Result<u32, RepartitionError> {
+        let has = admin.topic_partitions(topic).await?;
+        has.ok_or_else(|| RepartitionError::NoTopic(topic.to_owned()))
+    }
+
+    async fn wait_for_readers(
+        &self,
+        layout: &Layout,
+        tell: &(dyn Fn(String) + Sync),
+    ) -> Result<(), RepartitionError> {
+        let (began, mut told) = (Instant::now(), None);
+        while let Some((reader, partition, end)) = readers::unmoved(&*self.store, layout).await? {
+            if began.elapsed() >= READERS_PATIENCE {
+                return Err(RepartitionError::Unmoved {
+                    reader,
+                    partition,
+                    end,
+                });
+            }
+            if told.replace(reader) != Some(reader) {
+                tell(format!("waiting for reader {reader}"));
+            }
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        Ok(())
+    }
+}
+
+/// Says how one ended that was begun in the background, also if it panics.
+struct Ending<'a> {
+    growing: &'a Repartition,
+    error: Option<String>,
+}
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        if let Some(view) = self.growing.stands().as_mut() {
+            view.is_under_way = false;
+            view.error = self.error.take();
+        }
+    }
+}
+
+/// Goes on with what was begun and stands still, because whoever began it has gone.
+pub async fn finish(
+    growing: Repartition,
+    partition_map: PartitionMap,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    // Nobody else could drive it where the store is this process's alone.
+    let patience = match growing.is_shared() {
+        true => growing.settle * 2 + STANDS_STILL_AFTER,
+        false => Duration::ZERO,
+    };
+    let mut seen = (partition_map.layout().generation(), Instant::now());
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(FINISH_EVERY) => {}
+            () = stop.cancelled() => return Ok(()),
+        }
+        let layout = partition_map.layout();
+        if layout.generation() != seen.0 {
+            seen = (layout.generation(), Instant::now());
+        }
+        let is_driven_here = growing.view().is_some_and(|view| view.is_under_way);
+        if let Some(partitions) = layout.becomes()
+            && !is_driven_here
+            && seen.1.elapsed() >= patience
+        {
+            // What is followed is a moment old: somebody may have ended it just now.
+            let stands = growing.store.layout().await.ok().flatten();
+            if stands.is_none_or(|stands| stands.generation() != layout.generation()) {
+                continue;
+            }
+            tracing::warn!(
+                partitions,
+                "going on to another number of partitions, which somebody has begun"
+            );
+            let tell =
+                |step: String| tracing::info!(step, "going on to another number of partitions");
+            let going_on = growing.drive(partitions, true, &tell);
+            let ended = tokio::select! {
+                ended = going_on => ended,
+                () = stop.cancelled() => return Ok(()),
+            };
+            match ended {
+                // Readers go on by themselves, or others have gone on with it.
+                Ok(()) | Err(RepartitionError::Unmoved { .. } | RepartitionError::Replaced) => {}
+                Err(error) => {
+                    tracing::warn!(error = %chain(&error), "the number of partitions is not changed yet");
+                }
+            }
+            seen.1 = Instant::now();
+        }
+    }
+}

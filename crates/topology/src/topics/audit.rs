@@ -1,0 +1,508 @@
+//! Whether the topics that are there will do, and what mends those that will not. Pure: what is there
+//! is in `look.rs`.
+//!
+//! Checks the settings that Waybill's guarantees depend on: nothing accepted is lost (retention, clean-up, copies, record
+//! size and timestamp type), readers of a topic know where to look (partitions), a request does not outlive the row of
+//! its operation, and a batch does not take all memory of its readers (compression). Deliberately not checked: settings that cost only time or space.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use waybill_kafka::TopicSettings;
+
+use super::{
+    BrokerKind, COMPRESSION, CONTACTS_RETENTION_MAX, DISK_BOUND, FLUSH, Found, Kind,
+    LOG_APPEND_TIME, Needed, PARTITIONS_KEY, REFUSE_ON_LOW_DISK, TIMESTAMPS, UNBOUNDED,
+    UNCOMPRESSED,
+};
+use crate::TopologySettings;
+
+/// The settings of a topic that are worth showing.
+pub const SETTINGS_THAT_MATTER: [&str; 12] = [
+    "cleanup.policy",
+    "retention.ms",
+    "retention.bytes",
+    "max.message.bytes",
+    "min.insync.replicas",
+    "unclean.leader.election.enable",
+    TIMESTAMPS,
+    COMPRESSION,
+    "segment.bytes",
+    FLUSH,
+    DISK_BOUND,
+    REFUSE_ON_LOW_DISK,
+];
+
+/// For so long what was accepted is kept at least, in milliseconds: an hour. Whoever is away for less loses
+/// nothing.
+pub const RETENTION_MS_MIN: u64 = 60 * 60 * 1000;
+
+/// How much a finding matters.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Weight {
+    /// No role starts with it.
+    Harm,
+    /// Roles start, and say it.
+    Warning,
+}
+
+/// A topic that is not as it should be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// Its name.
+    pub topic: String,
+    /// The topic's setting, or what else of it is at fault.
+    pub key: &'static str,
+    /// What was found.
+    pub found: String,
+    /// What should have been.
+    pub expected: String,
+    /// What to do about it: a command, or words.
+    pub mend: String,
+    /// How much it matters.
+    pub weight: Weight,
+}
+
+impl Finding {
+    /// How many partitions the topic has, if that is at fault, and operations are spread over them.
+    pub fn number_of_operations(&self, needed: &[Needed]) -> Option<u32> {
+        let is_of_operations = |topic: &Needed| {
+            topic.spec.name == self.topic && topic.partitions_key == PARTITIONS_KEY
+        };
+        let is_it = self.key == PARTITIONS && needed.iter().any(is_of_operations);
+        self.found.parse().ok().filter(|_| is_it)
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            topic,
+            key,
+            found,
+            expected,
+            mend,
+            weight: _,
+        } = self;
+        let plural = if found == "1" { "" } else { "s" };
+        match *key {
+            PARTITIONS => write!(
+                f,
+                "topic {topic} has {found} partition{plural}, not {expected}: {mend}"
+            ),
+            _ => write!(
+                f,
+                "topic {topic}: {key} is {found}, and must be {expected}: {mend}"
+            ),
+        }
+    }
+}
+
+const EXISTS: &str = "exists";
+const PARTITIONS: &str = "partitions";
+const REPLICATION: &str = "replication.factor";
+const LEADER: &str = "leader";
+const IN_SYNC: &str = "in-sync replicas";
+const SETTINGS: &str = "settings";
+
+/// Holds what was found against what is needed.
+pub fn audit(
+    topology: &TopologySettings,
+    broker: BrokerKind,
+    needed: &[Needed],
+    found: &BTreeMap<String, Found>,
+) -> Vec<Finding> {
+    let brokers = match &topology.kafka.brokers {
+        Some(brokers) => brokers.join(","),
+        None => topology.embedded.listen.to_string(),
+    };
+    let mut audit = Audit {
+        topology,
+        broker,
+        tools: Tools {
+            brokers,
+            is_secured: topology
+                .kafka
+                .properties
+                .iter()
+                .any(|(name, _)| name == "security.protocol"),
+        },
+        findings: Vec::new(),
+    };
+    for topic in needed {
+        match found.get(&topic.spec.name) {
+            Some(found) => audit.topic(topic, found),
+            None => audit.missing(topic),
+        }
+    }
+    audit.findings
+}
+
+struct Audit<'a> {
+    topology: &'a TopologySettings,
+    broker: BrokerKind,
+    tools: Tools,
+    findings: Vec<Finding>,
+}
+
+impl Audit<'_> {
+    fn missing(&mut self, topic: &Needed) {
+        let spec = &topic.spec;
+        self.find(
+            topic,
+            EXISTS,
+            "no",
+            format!(
+                "a topic of {} and replication factor {}",
+                waybill_telemetry::visible::counted(spec.partitions, "partition"),
+                spec.replication
+            ),
+            "waybill topics create".to_owned(),
+            Weight::Harm,
+        );
+    }
+
+    fn topic(&mut self, topic: &Needed, found: &Found) {
+        self.partitions(topic, found);
+        self.copies(topic, found);
+        match &found.settings {
+            Some(settings) => self.settings(topic, found, settings),
+            None => {
+                let mend = self.tools.allow_looking(&topic.spec.name);
+                let expected = "told to this user";
+                self.find(topic, SETTINGS, "not told", expected, mend, Weight::Warning);
+            }
+        }
+    }
+
+    fn partitions(&mut self, topic: &Needed, found: &Found) {
+        let (name, wanted) = (&topic.spec.name, topic.spec.partitions);
+        let has = u32::try_from(found.partitions.len()).unwrap_or(u32::MAX);
+        let mend = match topic.kind {
+            // Letters lie where their records lay: each needs a place, and nobody looks where one is.
+            Kind::DeadLetters | Kind::NoticeLetters if has >= wanted => return,
+            Kind::DeadLetters | Kind::NoticeLetters => self.tools.add_partitions(name, wanted),
+            _ if has == wanted => return,
+            _ if topic.partitions_key == PARTITIONS_KEY && wanted.is_multiple_of(has.max(1)) => {
+                format!("waybill topics grow --partitions {wanted}")
+            }
+            _ if topic.partitions_key == PARTITIONS_KEY && has.is_multiple_of(wanted) => format!(
+                "set `partitions` to {has}; where they were not made by `waybill topics grow`: waybill topics \
+                 grow --partitions {has}"
+            ),
+            _ => {
+                let key = topic.partitions_key;
+                format!("`{key}` is what a new topic gets; set it to {has}")
+            }
+        };
+        self.find(topic, PARTITIONS, has, wanted, mend, Weight::Harm);
+    }
+
+    /// Whether there are copies enough, and enough of them are where they should be.
+    fn copies(&mut self, topic: &Needed, found: &Found) {
+        let name = &topic.spec.name;
+        let copies = found.partitions.iter().map(|state| state.replicas.len());
+        let wanted = usize::from(topic.spec.replication);
+        if let Some(copies) = copies.min().filter(|&copies| copies < wanted) {
+            let mend = self.tools.reassign(name);
+            let expected = format!("at least {wanted}");
+            self.find(topic, REPLICATION, copies, expected, mend, Weight::Warning);
+        }
+        let numbers = |is_at_fault: &dyn Fn(&waybill_kafka::PartitionState) -> bool| {
+            let at_fault = found.partitions.iter().filter(|state| is_at_fault(state));
+            let numbers: Vec<String> = at_fault
+                .map(|state| state.partition.0.to_string())
+                .collect();
+            numbers.join(", ")
+        };
+        let leaderless = numbers(&|state| state.leader.is_none());
+        let behind = numbers(&|state| state.in_sync.len() < state.replicas.len());
+        const BRING_BACK: &str = "bring the brokers back that keep its copies";
+        if !leaderless.is_empty() {
+            let found = format!("none for partitions {leaderless}");
+            let (expected, mend) = ("one for each", BRING_BACK.to_owned());
+            self.find(topic, LEADER, found, expected, mend, Weight::Warning);
+        }
+        if !behind.is_empty() {
+            let found = format!("too few of partitions {behind}");
+            let (expected, mend) = ("all copies", BRING_BACK.to_owned());
+            self.find(topic, IN_SYNC, found, expected, mend, Weight::Warning);
+        }
+    }
+
+    fn settings(&mut self, topic: &Needed, found: &Found, settings: &TopicSettings) {
+        let copies = found.partitions.iter().map(|state| state.replicas.len());
+        let copies = copies.min().unwrap_or(usize::from(topic.spec.replication));
+        for rule in rules(self.topology, self.broker, topic, copies) {
+            // What a broker does not have cannot be wrong there.
+            let Some(found) = settings.get(rule.key) else {
+                continue;
+            };
+            if let Some(weight) = rule.expected.broken_by(found) {
+                let value = rule.expected.remedy(topic, rule.key);
+                let mend = self.tools.set(&topic.spec.name, rule.key, &value);
+                let expected = rule.expected.to_string();
+                self.find(topic, rule.key, found, expected, mend, weight);
+            }
+        }
+    }
+
+    fn find(
+        &mut self,
+        topic: &Needed,
+        key: &'static str,
+        found: impl fmt::Display,
+        expected: impl fmt::Display,
+        mend: String,
+        weight: Weight,
+    ) {
+        self.findings.push(Finding {
+            topic: topic.spec.name.clone(),
+            key,
+            found: found.to_string(),
+            expected: expected.to_string(),
+            mend,
+            weight,
+        });
+    }
+}
+
+/// What a setting has to be.
+struct Rule {
+    key: &'static str,
+    expected: Expected,
+}
+
+enum Expected {
+    /// This, and what else it is weighs so much.
+    Exactly(String, Weight),
+    /// No bound at all. A number below `harm_below` is harm.
+    Unbounded { harm_below: u64 },
+    /// A number in this range. `-1`, where it stands for no bound, is above every number.
+    Range {
+        min: u64,
+        /// Below this it is harm, and no longer a matter of taste.
+        harm_below: u64,
+        max: Option<u64>,
+        /// How much it weighs that it is too high.
+        too_high: Weight,
+    },
+}
+
+impl Expected {
+    /// How much a value weighs that is not as expected.
+    fn broken_by(&self, found: &str) -> Option<Weight> {
+        match self {
+            Self::Exactly(expected, weight) => (found != expected).then_some(*weight),
+            Self::Unbounded { .. } if found == UNBOUNDED => None,
+            Self::Unbounded { harm_below } => match found.parse().unwrap_or(0) < *harm_below {
+                true => Some(Weight::Harm),
+                false => Some(Weight::Warning),
+            },
+            Self::Range {
+                min,
+                harm_below,
+                max,
+                too_high,
+            } => {
+                let number = match found {
+                    UNBOUNDED => u64::MAX,
+                    // What is no number is no value that a broker has for it.
+                    number => number.parse().unwrap_or(0),
+                };
+                if number < *harm_below {
+                    return Some(Weight::Harm);
+                }
+                if number < *min {
+                    return Some(Weight::Warning);
+                }
+                max.is_some_and(|max| number > max).then_some(*too_high)
+            }
+        }
+    }
+
+    /// The value that mends it: that with which the topic would be made, where this is in the table.
+    fn remedy(&self, topic: &Needed, key: &str) -> String {
+        let mut made_with = topic.spec.config.iter();
+        match (made_with.find(|(name, _)| name == key), self) {
+            (Some((_, value)), _) if self.broken_by(value).is_none() => value.clone(),
+            (_, Self::Exactly(value, _)) => value.clone(),
+            (_, Self::Unbounded { .. }) => UNBOUNDED.to_owned(),
+            (_, Self::Range { min, .. }) => min.to_string(),
+        }
+    }
+}
+
+impl fmt::Display for Expected {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exactly(value, _) => f.write_str(value),
+            Self::Unbounded { .. } => f.write_str(UNBOUNDED),
+            Self::Range { min, max: None, .. } => write!(f, "at least {min}"),
+            Self::Range {
+                min,
+                max: Some(max),
+                ..
+            } if min == max => write!(f, "{min}"),
+            Self::Range {
+                min,
+                max: Some(max),
+                ..
+            } => write!(f, "from {min} to {max}"),
+        }
+    }
+}
+
+/// What the settings of a topic have to be.
+fn rules(
+    topology: &TopologySettings,
+    broker: BrokerKind,
+    topic: &Needed,
+    copies: usize,
+) -> Vec<Rule> {
+    let made_with = |key: &str| {
+        let setting = topic.spec.config.iter().find(|(name, _)| name == key);
+        setting.and_then(|(_, value)| value.parse::<u64>().ok())
+    };
+    let at_least = |key: &'static str| {
+        made_with(key).map(|min| Rule {
+            key,
+            expected: Expected::Range {
+                min,
+                harm_below: 0,
+                max: None,
+                too_high: Weight::Warning,
+            },
+        })
+    };
+    let exactly = |key, value: &str, weight| Rule {
+        key,
+        expected: Expected::Exactly(value.to_owned(), weight),
+    };
+    let millis =
+        |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    let (retention_max, too_high) = match topic.kind {
+        // A request that is read again when its row is gone would be performed once more.
+        Kind::Requests => (
+            Some(millis(topology.operations_retention) - 1),
+            Weight::Harm,
+        ),
+        Kind::Notices | Kind::NoticeLetters => {
+            (Some(millis(CONTACTS_RETENTION_MAX)), Weight::Warning)
+        }
+        Kind::Recoveries | Kind::Steps | Kind::Statuses | Kind::Results | Kind::DeadLetters => {
+            (None, Weight::Warning)
+        }
+    };
+    let is_durable = matches!(topic.kind, Kind::Requests | Kind::Recoveries);
+    let mut rules = vec![
+        // Compaction drops what was accepted: of the records of one operation it leaves the last.
+        exactly("cleanup.policy", "delete", Weight::Harm),
+        Rule {
+            key: "retention.ms",
+            expected: match broker {
+                // Deleted by checkpoint alone.
+                BrokerKind::Embedded if is_durable => Expected::Unbounded {
+                    harm_below: RETENTION_MS_MIN,
+                },
+                BrokerKind::Embedded | BrokerKind::Kafka => Expected::Range {
+                    min: made_with("retention.ms").unwrap_or(0),
+                    harm_below: match is_durable {
+                        true => RETENTION_MS_MIN,
+                        false => 0,
+                    },
+                    max: retention_max,
+                    too_high,
+                },
+            },
+        },
+    ];
+    rules.extend(at_least("max.message.bytes"));
+    if is_durable {
+        rules.push(exactly("retention.bytes", UNBOUNDED, Weight::Warning));
+    }
+    match broker {
+        BrokerKind::Kafka => {
+            // Of the copies that there are: more than are configured are no fault.
+            let copies = copies as u64;
+            let (min, max) = match copies {
+                ..=2 => (1, copies.max(1)),
+                copies => (2, copies - 1),
+            };
+            rules.push(Rule {
+                key: "min.insync.replicas",
+                expected: Expected::Range {
+                    min,
+                    harm_below: 0,
+                    max: Some(max),
+                    too_high: Weight::Warning,
+                },
+            });
+            // A replica that missed what was acknowledged must not become the truth.
+            let key = "unclean.leader.election.enable";
+            rules.push(exactly(key, "false", Weight::Warning));
+            rules.push(exactly(TIMESTAMPS, LOG_APPEND_TIME, Weight::Warning));
+            // Kafka bounds batches as it keeps them. A compressed one of a megabyte may be a gigabyte to its readers, whose
+            // library has no bound for that.
+            rules.push(exactly(COMPRESSION, UNCOMPRESSED, Weight::Harm));
+        }
+        BrokerKind::Embedded => {
+            if let Some(every) = made_with(FLUSH) {
+                rules.push(exactly(FLUSH, &every.to_string(), Weight::Warning));
+            }
+            if let Some(bound) = made_with(DISK_BOUND) {
+                rules.push(exactly(DISK_BOUND, &bound.to_string(), Weight::Warning));
+            }
+            if topic.kind == Kind::Requests {
+                rules.push(exactly(REFUSE_ON_LOW_DISK, "true", Weight::Warning));
+            }
+        }
+    }
+    rules
+}
+
+/// Kafka's own tools, as they are called.
+struct Tools {
+    brokers: String,
+    /// Whether they need to be told how to log in.
+    is_secured: bool,
+}
+
+impl Tools {
+    fn call(&self, tool: &str) -> String {
+        let login = match self.is_secured {
+            true => " --command-config client.properties",
+            false => "",
+        };
+        format!("{tool} --bootstrap-server {}{login}", self.brokers)
+    }
+
+    fn set(&self, topic: &str, key: &str, value: &str) -> String {
+        let tool = self.call("kafka-configs.sh");
+        format!(
+            "{tool} --alter --entity-type topics --entity-name {topic} --add-config {key}={value}"
+        )
+    }
+
+    fn add_partitions(&self, topic: &str, wanted: u32) -> String {
+        let tool = self.call("kafka-topics.sh");
+        format!("{tool} --alter --topic {topic} --partitions {wanted}")
+    }
+
+    fn reassign(&self, topic: &str) -> String {
+        let tool = self.call("kafka-reassign-partitions.sh");
+        format!(
+            "{tool} --execute --reassignment-json-file FILE, with more replicas of {topic} in it"
+        )
+    }
+
+    fn allow_looking(&self, topic: &str) -> String {
+        let tool = self.call("kafka-acls.sh");
+        format!(
+            "{tool} --add --allow-principal User:NAME --operation DescribeConfigs --topic {topic}"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests;

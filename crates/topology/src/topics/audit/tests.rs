@@ -1,0 +1,447 @@
+use std::time::Duration;
+
+use waybill_engine::{
+    Division, PartitionId, StepDefinition, Workflow, WorkflowDefinition, Workflows,
+};
+use waybill_kafka::PartitionState;
+use waybill_messages::Topics;
+
+use super::super::needed;
+use super::*;
+use crate::{EmbeddedTopics, KafkaConfig};
+
+const REQUESTS: &str = "waybill.operation-requests.v1";
+const RECOVERIES: &str = "waybill.recovery.v1";
+const NOTICES: &str = "waybill.owner-notices.v1";
+
+/// One reader for each of four partitions of the embedded broker.
+fn embedded() -> TopologySettings {
+    TopologySettings {
+        division: Division {
+            partitions: 4,
+            readers_per_partition: 1,
+        },
+        kafka: KafkaConfig::default(),
+        embedded: EmbeddedTopics::default(),
+        operations_retention: Duration::from_secs(7 * 24 * 60 * 60),
+    }
+}
+
+/// The same on three brokers.
+fn on_kafka() -> TopologySettings {
+    let mut topology = embedded();
+    topology.kafka.brokers = Some(vec!["a:1".to_owned(), "b:2".to_owned()]);
+    topology.kafka.replication_factor = 3;
+    topology
+}
+
+fn workflows() -> Workflows {
+    let step = |name: &str| StepDefinition::new(name, name);
+    let definition = WorkflowDefinition::new("cake", 1, vec![step("baker"), step("courier")]);
+    Workflows::new(vec![Workflow::try_from(definition).unwrap()]).unwrap()
+}
+
+fn all(topology: &TopologySettings, broker: BrokerKind) -> Vec<Needed> {
+    needed(topology, &workflows(), broker)
+}
+
+/// Topics that are as they were made.
+fn as_made(needed: &[Needed]) -> BTreeMap<String, Found> {
+    let found = needed.iter().map(|topic| {
+        let brokers: Vec<i32> = (1..=i32::from(topic.spec.replication)).collect();
+        let partitions = (0..topic.spec.partitions).map(|partition| PartitionState {
+            partition: PartitionId(partition),
+            leader: Some(1),
+            replicas: brokers.clone(),
+            in_sync: brokers.clone(),
+        });
+        let found = Found {
+            partitions: partitions.collect(),
+            settings: Some(topic.spec.config.iter().cloned().collect()),
+        };
+        (topic.spec.name.clone(), found)
+    });
+    found.collect()
+}
+
+/// What is found where one topic is not as it was made.
+fn findings(topic: &str, change: impl FnOnce(&mut Found)) -> Vec<Finding> {
+    let topology = on_kafka();
+    let needed = all(&topology, BrokerKind::Kafka);
+    let mut found = as_made(&needed);
+    change(found.get_mut(topic).unwrap());
+    audit(&topology, BrokerKind::Kafka, &needed, &found)
+}
+
+/// The one thing that is found where one setting is another.
+fn with_setting(topic: &str, key: &str, value: &str) -> Option<Finding> {
+    let mut findings = findings(topic, |found| {
+        let settings = found.settings.as_mut().unwrap();
+        settings.insert(key.to_owned(), value.to_owned());
+    });
+    assert!(findings.len() < 2, "{findings:?}");
+    findings.pop()
+}
+
+#[test]
+fn topics_as_they_are_made_are_as_they_must_be() {
+    for broker in [BrokerKind::Kafka, BrokerKind::Embedded] {
+        for replication in [1, 2, 3, 5] {
+            let mut topology = on_kafka();
+            topology.kafka.replication_factor = replication;
+            let needed = all(&topology, broker);
+            let findings = audit(&topology, broker, &needed, &as_made(&needed));
+            assert_eq!(findings, [], "{broker:?} {replication}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_topic_is_found_with_the_command_that_makes_it() {
+    let topology = on_kafka();
+    let needed = all(&topology, BrokerKind::Kafka);
+    let mut found = as_made(&needed);
+    found.remove(REQUESTS);
+    let findings = audit(&topology, BrokerKind::Kafka, &needed, &found);
+    let expected = Finding {
+        topic: REQUESTS.to_owned(),
+        key: "exists",
+        found: "no".to_owned(),
+        expected: "a topic of 4 partitions and replication factor 3".to_owned(),
+        mend: "waybill topics create".to_owned(),
+        weight: Weight::Harm,
+    };
+    assert_eq!(findings, [expected]);
+}
+
+#[test]
+fn another_number_of_partitions_names_what_mends_it() {
+    let steps = "waybill.courier.requests.v1";
+    let doubled = |found: &mut Found| found.partitions.extend(found.partitions.clone());
+    let less = |found: &mut Found| found.partitions.truncate(3);
+    let one = |found: &mut Found| found.partitions.truncate(1);
+    type Change<'a> = &'a dyn Fn(&mut Found);
+    let found: [(&str, Change<'_>, &str); 4] = [
+        (REQUESTS, &one, ": waybill topics grow --partitions 4"),
+        (REQUESTS, &doubled, ": waybill topics grow --partitions 8"),
+        (
+            REQUESTS,
+            &less,
+            ": `partitions` is what a new topic gets; set it to 3",
+        ),
+        (
+            steps,
+            &one,
+            ": `kafka.stepPartitions` is what a new topic gets; set it to 1",
+        ),
+    ];
+    for (topic, change, mend) in found {
+        let findings = findings(topic, change);
+        let [finding] = &findings[..] else {
+            panic!("{findings:?}")
+        };
+        assert_eq!((finding.key, finding.weight), ("partitions", Weight::Harm));
+        let said = finding.to_string();
+        assert!(said.ends_with(mend), "{said}");
+    }
+}
+
+#[test]
+fn each_setting_that_a_promise_rests_on_is_held_to_it() {
+    use Weight::{Harm, Warning};
+    let day = 24 * 60 * 60 * 1000_u64;
+    for (topic, key, bad, weight) in [
+        (REQUESTS, "cleanup.policy", "compact".to_owned(), Harm),
+        (
+            REQUESTS,
+            "cleanup.policy",
+            "compact,delete".to_owned(),
+            Harm,
+        ),
+        // Shorter than configured, as long as rows are kept, and for ever.
+        (REQUESTS, "retention.ms", (2 * day).to_string(), Warning),
+        (REQUESTS, "retention.ms", "3599999".to_owned(), Harm),
+        (
+            "waybill.recovery.v1",
+            "retention.ms",
+            "60000".to_owned(),
+            Harm,
+        ),
+        (REQUESTS, "retention.ms", (7 * day).to_string(), Harm),
+        (REQUESTS, "retention.ms", "-1".to_owned(), Harm),
+        (REQUESTS, "retention.bytes", "1000000".to_owned(), Warning),
+        (REQUESTS, "max.message.bytes", "1048588".to_owned(), Warning),
+        (REQUESTS, "min.insync.replicas", "1".to_owned(), Warning),
+        (REQUESTS, "min.insync.replicas", "3".to_owned(), Warning),
+        (
+            REQUESTS,
+            "unclean.leader.election.enable",
+            "true".to_owned(),
+            Warning,
+        ),
+        (
+            REQUESTS,
+            "message.timestamp.type",
+            "CreateTime".to_owned(),
+            Warning,
+        ),
+        (REQUESTS, "compression.type", "producer".to_owned(), Harm),
+        (REQUESTS, "compression.type", "zstd".to_owned(), Harm),
+        (NOTICES, "retention.ms", (8 * day).to_string(), Warning),
+    ] {
+        let finding = with_setting(topic, key, &bad);
+        let finding = finding.unwrap_or_else(|| panic!("{key}={bad} is not found"));
+        assert_eq!((finding.key, finding.weight), (key, weight), "{bad}");
+        assert_eq!(finding.found, bad);
+    }
+    for (topic, key, good) in [
+        (REQUESTS, "retention.ms", (7 * day - 1).to_string()),
+        (REQUESTS, "max.message.bytes", "2000000".to_owned()),
+        (
+            "waybill.operation-status.v1",
+            "retention.ms",
+            "-1".to_owned(),
+        ),
+        (
+            "waybill.operation-status.v1",
+            "retention.bytes",
+            "1000000".to_owned(),
+        ),
+    ] {
+        assert_eq!(with_setting(topic, key, &good), None, "{key}={good}");
+    }
+}
+
+#[test]
+fn what_mends_a_setting_sets_it_to_what_the_topic_would_be_made_with() {
+    let finding = with_setting(REQUESTS, "min.insync.replicas", "1").unwrap();
+    assert_eq!(finding.expected, "2");
+    assert_eq!(
+        finding.mend,
+        "kafka-configs.sh --bootstrap-server a:1,b:2 --alter --entity-type topics \
+         --entity-name waybill.operation-requests.v1 --add-config min.insync.replicas=2"
+    );
+    let finding = with_setting(REQUESTS, "unclean.leader.election.enable", "true").unwrap();
+    assert!(
+        finding
+            .mend
+            .ends_with("unclean.leader.election.enable=false"),
+        "{finding}"
+    );
+}
+
+#[test]
+fn lost_copies_and_leaders_are_found_with_their_partitions() {
+    let findings = findings(REQUESTS, |found| {
+        found.partitions[0].replicas.truncate(2);
+        found.partitions[0].in_sync.truncate(2);
+        found.partitions[1].leader = None;
+        found.partitions[3].in_sync.truncate(1);
+    });
+    let told: Vec<_> = findings
+        .iter()
+        .map(|finding| (finding.key, finding.found.as_str(), finding.weight))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("replication.factor", "2", Weight::Warning),
+            ("leader", "none for partitions 1", Weight::Warning),
+            (
+                "in-sync replicas",
+                "too few of partitions 3",
+                Weight::Warning
+            ),
+        ]
+    );
+}
+
+#[test]
+fn settings_that_are_not_for_us_to_see_are_a_finding_of_their_own() {
+    let findings = findings(REQUESTS, |found| found.settings = None);
+    let [finding] = &findings[..] else {
+        panic!("{findings:?}")
+    };
+    assert_eq!((finding.key, finding.weight), ("settings", Weight::Warning));
+    assert!(
+        finding.mend.contains("--operation DescribeConfigs"),
+        "{finding}"
+    );
+}
+
+#[test]
+fn the_embedded_broker_is_held_to_its_disk() {
+    let topology = embedded();
+    let needed = all(&topology, BrokerKind::Embedded);
+    let three_days = "259200000";
+    for (topic, key, bad, weight) in [
+        (REQUESTS, "flush.messages", "1000", Weight::Warning),
+        (NOTICES, "flush.messages", "1000", Weight::Warning),
+        (REQUESTS, "waybill.disk.bytes.max", "-1", Weight::Warning),
+        (RECOVERIES, "waybill.disk.bytes.max", "-1", Weight::Warning),
+        (REQUESTS, "retention.ms", three_days, Weight::Warning),
+        (RECOVERIES, "retention.ms", three_days, Weight::Warning),
+        (REQUESTS, "retention.ms", "1000", Weight::Harm),
+        (RECOVERIES, "retention.bytes", "536870912", Weight::Warning),
+    ] {
+        let mut found = as_made(&needed);
+        let settings = found.get_mut(topic).unwrap().settings.as_mut().unwrap();
+        settings.insert(key.to_owned(), bad.to_owned());
+        let findings = audit(&topology, BrokerKind::Embedded, &needed, &found);
+        let told: Vec<_> = findings
+            .iter()
+            .map(|finding| (finding.topic.as_str(), finding.key, finding.weight))
+            .collect();
+        assert_eq!(told, [(topic, key, weight)]);
+    }
+}
+
+/// The setting that topics whose names end so are made with on the embedded broker.
+fn embedded_setting(ends_with: &str, key: &str) -> Vec<Option<String>> {
+    let needed = all(&embedded(), BrokerKind::Embedded);
+    let topics = needed
+        .iter()
+        .filter(|topic| topic.spec.name.ends_with(ends_with));
+    let setting = |topic: &Needed| {
+        let setting = topic.spec.config.iter().find(|(name, _)| name == key);
+        setting.map(|(_, value)| value.clone())
+    };
+    topics.map(setting).collect()
+}
+
+#[test]
+fn on_the_embedded_broker_requests_and_recoveries_are_removed_by_checkpoint_alone() {
+    for topic in [REQUESTS, "waybill.expedited-requests.v1", RECOVERIES] {
+        for key in ["retention.ms", "retention.bytes"] {
+            let setting = embedded_setting(topic, key);
+            assert_eq!(setting[0].as_deref(), Some("-1"), "{topic} {key}");
+        }
+        let bound = embedded_setting(topic, "waybill.disk.bytes.max");
+        assert!(bound[0].is_some(), "{topic} is bounded");
+    }
+}
+
+#[test]
+fn on_the_embedded_broker_all_that_the_checkpoint_relies_on_is_synced() {
+    let needed = all(&embedded(), BrokerKind::Embedded);
+    let not_synced: Vec<&str> = needed
+        .iter()
+        .filter(|topic| {
+            let setting = ("flush.messages".to_owned(), "1".to_owned());
+            !topic.spec.config.contains(&setting)
+        })
+        .map(|topic| topic.spec.name.as_str())
+        .collect();
+    assert_eq!(
+        not_synced,
+        [
+            "waybill.step-replies.v1",
+            "waybill.operation-status.v1",
+            "waybill.baker.requests.v1",
+            "waybill.courier.requests.v1",
+        ]
+    );
+}
+
+#[test]
+fn letters_need_a_place_for_each_partition_of_their_source_and_may_have_more() {
+    let mut topology = on_kafka();
+    topology.kafka.step_partitions = 8;
+    let needed = all(&topology, BrokerKind::Kafka);
+    let letters = "waybill.courier.requests.v1.dlq";
+    let judged = |partitions: usize| {
+        let mut found = as_made(&needed);
+        let letters = &mut found.get_mut(letters).unwrap().partitions;
+        assert_eq!(letters.len(), 8, "as many as their source");
+        let one = letters[0].clone();
+        letters.resize(partitions, one);
+        audit(&topology, BrokerKind::Kafka, &needed, &found)
+    };
+    assert_eq!(judged(9), []);
+    let findings = judged(4);
+    let [finding] = &findings[..] else {
+        panic!("{findings:?}")
+    };
+    assert_eq!((finding.key, finding.weight), ("partitions", Weight::Harm));
+    let mend = format!("--alter --topic {letters} --partitions 8");
+    assert!(finding.mend.ends_with(&mend), "{finding}");
+}
+
+#[test]
+fn more_copies_than_are_configured_are_no_reason_to_wait_for_fewer() {
+    let mut topology = on_kafka();
+    topology.kafka.replication_factor = 1;
+    let needed = all(&topology, BrokerKind::Kafka);
+    let mut found = as_made(&needed);
+    for found in found.values_mut() {
+        for state in &mut found.partitions {
+            state.replicas = vec![1, 2, 3];
+            state.in_sync = vec![1, 2, 3];
+        }
+        let settings = found.settings.as_mut().unwrap();
+        settings.insert("min.insync.replicas".to_owned(), "2".to_owned());
+    }
+    assert_eq!(audit(&topology, BrokerKind::Kafka, &needed, &found), []);
+}
+
+#[test]
+fn a_number_of_partitions_is_the_operations_or_a_topics_own() {
+    let topology = on_kafka();
+    let needed = all(&topology, BrokerKind::Kafka);
+    let number_of = |topic: &str| {
+        let mut found = as_made(&needed);
+        let partitions = &mut found.get_mut(topic).unwrap().partitions;
+        let one = partitions[0].clone();
+        partitions.resize(24, one);
+        let findings = audit(&topology, BrokerKind::Kafka, &needed, &found);
+        let [finding] = &findings[..] else {
+            panic!("{findings:?}")
+        };
+        finding.number_of_operations(&needed)
+    };
+    assert_eq!(number_of(REQUESTS), Some(24));
+    assert_eq!(number_of("waybill.courier.requests.v1"), None);
+}
+
+/// A topic that is to have more partitions needs room below its bound for a segment of each, twice over.
+#[test]
+fn two_partitions_can_become_sixty_four_below_the_default_bounds() {
+    let mut topology = embedded();
+    topology.division.partitions = 2;
+    let needed = all(&topology, BrokerKind::Embedded);
+    for topic in [REQUESTS, RECOVERIES] {
+        let topic = needed.iter().find(|needed| needed.spec.name == topic);
+        let settings = &topic.unwrap().spec.config;
+        let number = |key: &str| -> u64 {
+            let (_, value) = settings.iter().find(|(name, _)| name == key).unwrap();
+            value.parse().unwrap()
+        };
+        assert!(
+            number("segment.bytes") * 64 <= number(DISK_BOUND) / 2,
+            "{settings:?}"
+        );
+    }
+}
+
+#[test]
+fn a_dead_letter_topic_takes_whatever_its_source_takes() {
+    let topology = on_kafka();
+    for broker in [BrokerKind::Kafka, BrokerKind::Embedded] {
+        let needed = all(&topology, broker);
+        let bytes_max = |topic: &str| {
+            let found = needed.iter().find(|needed| needed.spec.name == topic);
+            let mut settings = found.unwrap().spec.config.iter();
+            let setting = settings.find(|(key, _)| key == "max.message.bytes");
+            setting.unwrap().1.parse::<u64>().unwrap()
+        };
+        let mut letters = 0;
+        for topic in &needed {
+            if let Some(source) = Topics::source_of_dead_letter(&topic.spec.name) {
+                // With room for the headers that say why.
+                assert!(bytes_max(&topic.spec.name) >= bytes_max(source) + 64 * 1024);
+                letters += 1;
+            }
+        }
+        assert!(letters > 7);
+    }
+}
