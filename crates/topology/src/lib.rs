@@ -1,7 +1,7 @@
 //! Which topics and partitions there are, and which shard of them belongs to whom.
 //!
 //! [`topics`] has the one table of topics, creates them and audits what is there. [`partition_map`] says which partition an
-//! operation belongs to, and [`readers`] where the owner of each shard stands. [`repartition`] changes the number of partitions
+//! operation belongs to, and [`readers`] how far the owner of each shard has got. [`repartition`] changes the number of partitions
 //! while work goes on.
 //!
 //! Deliberately absent: taking part in the work. Who owns a shard decides what becomes of its operations.

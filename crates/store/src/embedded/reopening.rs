@@ -238,7 +238,7 @@ impl Reopening {
         tables.damages = Arc::clone(&self.damages);
         *open = Ok(Arc::new(tables));
         drop(open);
-        // Not before: who finds the tables locked is told this.
+        // Not before: a reader that finds the tables locked returns this failure.
         *self.failure_now() = None;
         let path = self.config.path.display();
         tracing::info!(%path, "the state store writes again");

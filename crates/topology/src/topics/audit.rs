@@ -1,15 +1,18 @@
 //! Whether the topics that are there will do, and what mends those that will not. Pure: what is there
-//! is in `look.rs`.
+//! is in `describe.rs`.
 //!
 //! Checks the settings that Waybill's guarantees depend on: nothing accepted is lost (retention, clean-up, copies, record
 //! size and timestamp type), readers of a topic know where to look (partitions), a request does not outlive the row of
 //! its operation, and a batch does not take all memory of its readers (compression). Deliberately not checked: settings that cost only time or space.
+
+mod tools;
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use waybill_kafka::TopicSettings;
 
+use self::tools::Tools;
 use super::{
     BrokerKind, COMPRESSION, CONTACTS_RETENTION_MAX, DISK_BOUND, FLUSH, Found, Kind,
     LOG_APPEND_TIME, Needed, PARTITIONS_KEY, REFUSE_ON_LOW_DISK, TIMESTAMPS, UNBOUNDED,
@@ -112,21 +115,10 @@ pub fn audit(
     needed: &[Needed],
     found: &BTreeMap<String, Found>,
 ) -> Vec<Finding> {
-    let brokers = match &topology.kafka.brokers {
-        Some(brokers) => brokers.join(","),
-        None => topology.embedded.listen.to_string(),
-    };
     let mut audit = Audit {
         topology,
         broker,
-        tools: Tools {
-            brokers,
-            is_secured: topology
-                .kafka
-                .properties
-                .iter()
-                .any(|(name, _)| name == "security.protocol"),
-        },
+        tools: Tools::of(topology),
         findings: Vec::new(),
     };
     for topic in needed {
@@ -459,49 +451,6 @@ fn rules(
         }
     }
     rules
-}
-
-/// Kafka's own tools, as they are called.
-struct Tools {
-    brokers: String,
-    /// Whether they need to be told how to log in.
-    is_secured: bool,
-}
-
-impl Tools {
-    fn call(&self, tool: &str) -> String {
-        let login = match self.is_secured {
-            true => " --command-config client.properties",
-            false => "",
-        };
-        format!("{tool} --bootstrap-server {}{login}", self.brokers)
-    }
-
-    fn set(&self, topic: &str, key: &str, value: &str) -> String {
-        let tool = self.call("kafka-configs.sh");
-        format!(
-            "{tool} --alter --entity-type topics --entity-name {topic} --add-config {key}={value}"
-        )
-    }
-
-    fn add_partitions(&self, topic: &str, wanted: u32) -> String {
-        let tool = self.call("kafka-topics.sh");
-        format!("{tool} --alter --topic {topic} --partitions {wanted}")
-    }
-
-    fn reassign(&self, topic: &str) -> String {
-        let tool = self.call("kafka-reassign-partitions.sh");
-        format!(
-            "{tool} --execute --reassignment-json-file FILE, with more replicas of {topic} in it"
-        )
-    }
-
-    fn allow_looking(&self, topic: &str) -> String {
-        let tool = self.call("kafka-acls.sh");
-        format!(
-            "{tool} --add --allow-principal User:NAME --operation DescribeConfigs --topic {topic}"
-        )
-    }
 }
 
 #[cfg(test)]
