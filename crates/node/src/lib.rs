@@ -1,6 +1,6 @@
 //! What runs on a node of Waybill, whatever roles it has.
 //!
-//! [`config`] says what is wanted, [`ingestion`], [`scheduler`] and [`supervisor`] do the work,
+//! [`config`] says what is wanted, [`ingestion`] and [`scheduler`] do the work,
 //! [`admin`] and [`telemetry`] show it, [`backup`] keeps a copy, and [`shutdown`] ends it in order.
 //!
 //! Deliberately absent: any decision about an operation, which is the engine's; the wiring of roles and the commands, which

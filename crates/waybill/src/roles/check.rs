@@ -108,7 +108,7 @@ pub(crate) fn check_for(role: Role, config: &Config) -> anyhow::Result<Checked> 
 ///
 /// # Errors
 ///
-/// As [`check_for`].
+/// If a file that the role needs cannot be read, or is wrong.
 pub fn check_files_of(role: Role, config: &Config) -> anyhow::Result<()> {
     check_for(role, config).map(drop)
 }
