@@ -21,8 +21,6 @@ mod verified;
 
 use std::sync::{Arc, OnceLock};
 
-use crate::reread::{FileRefused, Reread};
-use crate::{Hosts, Tls};
 use hyper::HeaderMap;
 use sha2::{Digest as _, Sha256};
 use waybill_clock::wall_clock;
@@ -40,6 +38,8 @@ pub use tokens::{check_name, check_rights, to_hex};
 
 use self::jwt::Jwt;
 use self::tokens::Tokens;
+use crate::reread::{FileRefused, Reread};
+use crate::{Hosts, Tls};
 
 /// The SHA-256 of a token: all that is kept of one.
 type TokenHash = [u8; 32];
