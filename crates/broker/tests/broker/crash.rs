@@ -8,32 +8,57 @@ use std::time::{Duration, Instant};
 use rdkafka::producer::{DeliveryFuture, FutureRecord};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
+use waybill_broker::{Broker, BrokerConfig};
 
 use crate::common::*;
 
-/// The example `broker`, which is built together with the tests.
+/// What a broker process is told: where its data is, and where it listens.
+const DATA_DIR: &str = "WAYBILL_TEST_BROKER_DATA_DIR";
+const LISTEN: &str = "WAYBILL_TEST_BROKER_LISTEN";
+const LISTENING: &str = "listening on ";
+
+/// Not a test: the broker process, which [`spawn`] starts with this program and kills.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "the process that another test starts and kills"]
+async fn broker_process() {
+    let mut config = BrokerConfig::new(std::env::var(DATA_DIR).expect("a data directory"));
+    config.listen = std::env::var(LISTEN)
+        .expect("an address")
+        .parse()
+        .expect("an address");
+    let broker = Broker::start(config).await.expect("a broker that starts");
+    println!("{LISTENING}{}", broker.address());
+    panic!("{}", broker.failed().await);
+}
+
+/// Starts a broker process, and returns it and its address once it listens.
 async fn spawn(data_dir: &Path, address: &str) -> (Child, SocketAddr) {
-    let tests = std::env::current_exe().unwrap();
-    let example = tests
-        .parent()
-        .unwrap()
-        .parent()
-        .unwrap()
-        .join("examples/broker");
-    let mut child = Command::new(&example)
-        .arg(data_dir)
-        .arg(address)
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args([
+            "--exact",
+            "crash::broker_process",
+            "--ignored",
+            "--nocapture",
+        ])
+        .env(DATA_DIR, data_dir)
+        .env(LISTEN, address)
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()
-        .unwrap_or_else(|error| panic!("{}: {error}; cargo test builds it", example.display()));
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let line = tokio::time::timeout(BOUND, lines.next_line())
-        .await
-        .unwrap()
-        .unwrap()
         .unwrap();
-    let address = line.strip_prefix("listening on ").unwrap().parse().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let address = tokio::time::timeout(BOUND, async {
+        loop {
+            let line = lines.next_line().await.unwrap();
+            let line = line.expect("it ends after it has listened");
+            // The test harness may have begun the line.
+            if let Some((_, address)) = line.split_once(LISTENING) {
+                return address.parse().unwrap();
+            }
+        }
+    })
+    .await
+    .unwrap();
     // What it still prints is nobody's business, but must not fill its pipe.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     (child, address)

@@ -60,9 +60,10 @@ impl Setting {
     pub fn world(self) -> World {
         let world = World::of_either_kind("");
         let sections = self.sections(&world.path(""));
+        // So few at once that each step gets its turn within its complete-by on slow servers, too.
         let config = format!(
             "partitions: 4\n\
-             scheduler: {{ handOffAfter: 1s, timeoutGrace: 200ms }}\n\
+             scheduler: {{ inFlightMax: 100, handOffAfter: 1s, timeoutGrace: 200ms }}\n\
              {sections}"
         );
         std::fs::write(world.path("waybill.yaml"), config).expect("the directory is writable");
