@@ -74,8 +74,8 @@ fn is_remote(index: usize) -> bool {
     index.is_multiple_of(5)
 }
 
-/// Sends 2,000 deliveries while `process` is killed at 20 random moments, and started again by
-/// `start`; then holds every accepted one against the ledger. Returns the process that is left.
+/// Sends 2,000 deliveries while `process` is killed at 20 random moments, and started again by `start`; half as many of both
+/// on servers, where a start takes longer. Then holds every accepted one against the ledger. Returns the process that is left.
 async fn deliver_while_killing(
     world: &Arc<World>,
     prefix: &'static str,
@@ -83,17 +83,20 @@ async fn deliver_while_killing(
     mut process: Process,
     start: impl Fn(&Arc<World>) -> Process,
 ) -> Process {
-    const DELIVERIES: usize = 2_000;
-    const KILLS: usize = 20;
+    let (deliveries, kills) = if world.is_on_servers() {
+        (1_000, 10)
+    } else {
+        (2_000, 20)
+    };
     let progress = Arc::new(AtomicUsize::new(0));
     let sending = {
         let (world, progress) = (world.clone(), progress.clone());
-        tokio::spawn(async move { deliver_all(&world, prefix, DELIVERIES, &progress).await })
+        tokio::spawn(async move { deliver_all(&world, prefix, deliveries, &progress).await })
     };
     let mut dice = Dice(seed);
-    for kill in 1..=KILLS {
+    for kill in 1..=kills {
         // Each kill falls at a random moment of the next share of the deliveries.
-        let reached = DELIVERIES * kill / (KILLS + 4);
+        let reached = deliveries * kill / (kills + 4);
         world
             .eventually("the next share is accepted", async || {
                 progress.load(Ordering::Relaxed) >= reached
