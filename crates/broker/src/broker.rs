@@ -23,7 +23,7 @@ use crate::access::Login;
 use crate::api::{self, Reply};
 use crate::backup::Logs;
 use crate::connection::{Closed, Connection};
-use crate::group::Coordinator;
+use crate::group::{Coordinator, GroupLimits};
 use crate::log::{Damage, Limits, LogError, SyncedEnds};
 use crate::meta::{Meta, MetaError};
 use crate::server::{Buffers, CONTROL_BUFFER_BYTES, Ends, Server};
@@ -213,14 +213,17 @@ impl Broker {
             ..
         } = &*self.server;
         let (log_bytes, partitions) = self.server.topics.totals();
+        let (groups, group_bytes) = coordinator.totals();
         self.server.counters.snapshot(Stats {
             connections_max: config.connections_max as u64,
             connections_per_address: self.places.counts().per_address as u64,
             connections_per_address_max: config.connections_per_address_max as u64,
             log_bytes,
             partitions,
-            groups: coordinator.groups() as u64,
+            groups: groups as u64,
             groups_max: config.groups_max as u64,
+            group_bytes: group_bytes as u64,
+            group_bytes_max: config.group_bytes_max as u64,
             stored_groups: meta.stored_groups().unwrap_or(0) as u64,
             stored_groups_max: config.stored_groups_max as u64,
             ..Stats::default()
@@ -372,11 +375,12 @@ fn open(mut config: BrokerConfig) -> Result<Opened, StartError> {
         cluster_id,
         topics,
         meta,
-        coordinator: Coordinator::new(
-            config.group_initial_delay,
-            config.groups_max,
-            config.group_members_max,
-        ),
+        coordinator: Coordinator::new(GroupLimits {
+            initial_delay: config.group_initial_delay,
+            groups_max: config.groups_max,
+            members_max: config.group_members_max,
+            bytes_max: config.group_bytes_max,
+        }),
         counters,
         buffers: Buffers::new(config.buffer_bytes_max),
         control_buffers: Buffers::new(CONTROL_BUFFER_BYTES),

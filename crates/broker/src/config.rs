@@ -64,6 +64,9 @@ pub struct BrokerConfig {
     pub stored_groups_max: usize,
     /// Members of one consumer group. Default: 500.
     pub group_members_max: usize,
+    /// Ids, subscriptions and assignments of all members of all consumer groups, in bytes. Who would exceed it is refused.
+    /// Default: 32 MiB.
+    pub group_bytes_max: usize,
     /// Idempotent producers remembered per partition; the longest unused is forgotten first.
     /// Default: 1,000.
     pub producers_max: usize,
@@ -105,6 +108,7 @@ impl BrokerConfig {
             groups_max: 1_000,
             stored_groups_max: 10_000,
             group_members_max: 500,
+            group_bytes_max: 32 << 20,
             producers_max: 1_000,
             logins: None,
             login_timeout: Duration::from_secs(10),

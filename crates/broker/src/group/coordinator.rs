@@ -16,42 +16,75 @@ use crate::locked;
 
 /// The groups that have members. Committed offsets are kept elsewhere.
 pub(crate) struct Coordinator {
-    groups: Mutex<HashMap<Arc<str>, Group>>,
+    groups: Mutex<Groups>,
     /// A time-out may have come nearer.
     changed: Notify,
-    initial_delay: Duration,
-    groups_max: usize,
-    members_max: usize,
+    limits: GroupLimits,
+}
+
+/// What consumer groups may take.
+pub(crate) struct GroupLimits {
+    /// How long the first member of an empty group waits for others.
+    pub(crate) initial_delay: Duration,
+    /// Groups with members.
+    pub(crate) groups_max: usize,
+    /// Members of a group.
+    pub(crate) members_max: usize,
+    /// What all groups hold in memory, in bytes, as [`Group::bytes`] counts it.
+    pub(crate) bytes_max: usize,
+}
+
+#[derive(Default)]
+struct Groups {
+    by_name: HashMap<Arc<str>, Group>,
+    /// The sum of [`Group::bytes`].
+    bytes: usize,
+}
+
+impl Groups {
+    /// Changes a group and counts anew what it holds; a group whose last member is gone ends. `None` if there is no such
+    /// group.
+    fn change<T>(&mut self, name: &str, change: impl FnOnce(&mut Group) -> T) -> Option<T> {
+        let group = self.by_name.get_mut(name)?;
+        self.bytes -= group.bytes();
+        let changed = change(group);
+        self.bytes += group.bytes();
+        if group.is_empty() {
+            self.by_name.remove(name);
+        }
+        Some(changed)
+    }
 }
 
 impl Coordinator {
-    pub(crate) fn new(initial_delay: Duration, groups_max: usize, members_max: usize) -> Self {
+    pub(crate) fn new(limits: GroupLimits) -> Self {
         Self {
             groups: Mutex::default(),
             changed: Notify::new(),
-            initial_delay,
-            groups_max,
-            members_max,
+            limits,
         }
     }
 
-    /// A member joins `group`, which comes into being with its first member. `None` means that
-    /// there are too many groups.
+    /// A member joins `group`, which comes into being with its first member. `None` means that there are too many groups,
+    /// or that their members hold too much memory.
     pub(crate) fn join(&self, group: &str, join: Join) -> Option<oneshot::Receiver<JoinAnswer>> {
         let (answer, answered) = oneshot::channel();
         let mut groups = locked(&self.groups);
-        if !groups.contains_key(group) {
-            if groups.len() >= self.groups_max {
-                return None;
-            }
-            groups.insert(group.into(), Group::new(self.members_max));
+        let known = groups.by_name.get(group);
+        if known.is_none() && groups.by_name.len() >= self.limits.groups_max {
+            return None;
         }
-        if let Some(state) = groups.get_mut(group) {
-            state.join(Instant::now(), self.initial_delay, join, answer);
-            if state.is_empty() {
-                groups.remove(group);
-            }
+        let replaced = known.map_or(0, |known| known.bytes_of(&join));
+        if groups.bytes - replaced + join.bytes() > self.limits.bytes_max {
+            return None;
         }
+        if known.is_none() {
+            let new = Group::new(self.limits.members_max);
+            groups.by_name.insert(group.into(), new);
+        }
+        groups.change(group, |state| {
+            state.join(Instant::now(), self.limits.initial_delay, join, answer);
+        });
         drop(groups);
         self.changed.notify_one();
         Some(answered)
@@ -60,19 +93,24 @@ impl Coordinator {
     /// A member asks for its assignment.
     pub(crate) fn sync(&self, group: &str, sync: Sync) -> oneshot::Receiver<SyncAnswer> {
         let (answer, answered) = oneshot::channel();
-        match locked(&self.groups).get_mut(group) {
-            Some(state) => state.sync(Instant::now(), sync, answer),
-            None => {
-                let _ = answer.send(Err(ResponseError::UnknownMemberId));
-            }
+        let mut groups = locked(&self.groups);
+        if groups.bytes + sync.bytes() > self.limits.bytes_max {
+            let _ = answer.send(Err(ResponseError::GroupMaxSizeReached));
+            return answered;
         }
+        if groups.by_name.contains_key(group) {
+            groups.change(group, |state| state.sync(Instant::now(), sync, answer));
+        } else {
+            let _ = answer.send(Err(ResponseError::UnknownMemberId));
+        }
+        drop(groups);
         self.changed.notify_one();
         answered
     }
 
     /// A member says that it is alive.
     pub(crate) fn heartbeat(&self, group: &str, member: &Membership) -> Result<(), ResponseError> {
-        match locked(&self.groups).get_mut(group) {
+        match locked(&self.groups).by_name.get_mut(group) {
             Some(state) => state.heartbeat(Instant::now(), member),
             None => Err(ResponseError::UnknownMemberId),
         }
@@ -80,22 +118,14 @@ impl Coordinator {
 
     /// A member leaves; the group ends with its last member.
     pub(crate) fn leave(&self, group: &str, leaver: &Leaver) -> Result<(), ResponseError> {
-        let mut groups = locked(&self.groups);
-        let state = groups
-            .get_mut(group)
-            .ok_or(ResponseError::UnknownMemberId)?;
-        let left = state.leave(Instant::now(), leaver);
-        if state.is_empty() {
-            groups.remove(group);
-        }
-        drop(groups);
+        let left = locked(&self.groups).change(group, |state| state.leave(Instant::now(), leaver));
         self.changed.notify_one();
-        left
+        left.unwrap_or(Err(ResponseError::UnknownMemberId))
     }
 
-    /// Whether offsets of `group` may be committed by whoever this is.
+    /// Whether offsets of `group` may be committed by this member.
     pub(crate) fn check_commit(&self, group: &str, member: &Membership) -> CommitCheck {
-        match locked(&self.groups).get_mut(group) {
+        match locked(&self.groups).by_name.get_mut(group) {
             Some(state) => state.check_commit(Instant::now(), member),
             None if member.generation < 0 => Ok(()),
             None => Err(ResponseError::UnknownMemberId),
@@ -104,18 +134,20 @@ impl Coordinator {
 
     /// The group as operators see it; `None` if it has no members.
     pub(crate) fn describe(&self, group: &str) -> Option<Described> {
-        locked(&self.groups).get(group).map(Group::describe)
+        locked(&self.groups).by_name.get(group).map(Group::describe)
     }
 
-    /// How many groups have members.
-    pub(crate) fn groups(&self) -> usize {
-        locked(&self.groups).len()
+    /// How many groups have members, and what these hold in memory, in bytes.
+    pub(crate) fn totals(&self) -> (usize, usize) {
+        let groups = locked(&self.groups);
+        (groups.by_name.len(), groups.bytes)
     }
 
     /// The groups that have members.
     pub(crate) fn list(&self) -> Vec<(Arc<str>, Described)> {
         let groups = locked(&self.groups);
         groups
+            .by_name
             .iter()
             .map(|(name, group)| (Arc::clone(name), group.describe()))
             .collect()
@@ -125,6 +157,7 @@ impl Coordinator {
     pub(crate) async fn run(&self, stopping: CancellationToken) {
         loop {
             let next = locked(&self.groups)
+                .by_name
                 .values()
                 .filter_map(Group::next_deadline)
                 .min();
@@ -140,12 +173,151 @@ impl Coordinator {
                 () = stopping.cancelled() => return,
             }
             let now = Instant::now();
-            locked(&self.groups).retain(|_, group| {
-                if group.next_deadline().is_some_and(|at| at <= now) {
-                    group.tick(now);
-                }
-                !group.is_empty()
-            });
+            let mut groups = locked(&self.groups);
+            let is_due = |group: &Group| group.next_deadline().is_some_and(|at| at <= now);
+            let due: Vec<Arc<str>> = groups
+                .by_name
+                .iter()
+                .filter(|(_, group)| is_due(group))
+                .map(|(name, _)| Arc::clone(name))
+                .collect();
+            for name in due {
+                groups.change(&name, |group| group.tick(now));
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use kafka_protocol::protocol::StrBytes;
+
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    fn coordinator(bytes_max: usize) -> Coordinator {
+        Coordinator::new(GroupLimits {
+            initial_delay: Duration::ZERO,
+            groups_max: 10,
+            members_max: 10,
+            bytes_max,
+        })
+    }
+
+    fn join(member_id: &StrBytes, subscription: usize) -> Join {
+        Join {
+            member_id: member_id.clone(),
+            instance_id: None,
+            client_id: StrBytes::from_static_str("client"),
+            client_host: StrBytes::from_static_str("/127.0.0.1"),
+            session_timeout: Duration::from_secs(60),
+            rebalance_timeout: Duration::from_secs(60),
+            protocol_type: StrBytes::from_static_str("consumer"),
+            protocols: vec![(
+                StrBytes::from_static_str("range"),
+                Bytes::from(vec![0; subscription]),
+            )],
+            takes_generated_id: false,
+            can_skip_assignment: true,
+        }
+    }
+
+    /// Joins and returns the member's id and the group's generation.
+    fn joined(coordinator: &Coordinator, group: &str, join: Join) -> (StrBytes, i32) {
+        let mut answered = coordinator.join(group, join).expect("there is room");
+        let joined = answered.try_recv().unwrap().unwrap();
+        (joined.member_id, joined.generation)
+    }
+
+    #[test]
+    fn members_of_all_groups_hold_so_much_memory_together() {
+        let coordinator = coordinator(2 * MIB);
+        let anew = StrBytes::new();
+        let (first, _) = joined(&coordinator, "a", join(&anew, MIB));
+        joined(&coordinator, "b", join(&anew, MIB / 2));
+        assert!(coordinator.join("c", join(&anew, MIB)).is_none());
+        assert_eq!(
+            coordinator.totals().0,
+            2,
+            "a refused member leaves no group"
+        );
+
+        // What a known member held before is not counted when it joins again.
+        joined(&coordinator, "a", join(&first, MIB + MIB / 4));
+
+        let leaver = Leaver {
+            member_id: first,
+            instance_id: None,
+        };
+        coordinator.leave("a", &leaver).unwrap();
+        joined(&coordinator, "c", join(&anew, MIB));
+    }
+
+    #[test]
+    fn assignments_count_like_subscriptions() {
+        let coordinator = coordinator(2 * MIB);
+        let (leader, generation) = joined(&coordinator, "a", join(&StrBytes::new(), MIB));
+        let sync = |bytes: usize| {
+            let sync = Sync {
+                membership: Membership {
+                    member_id: leader.clone(),
+                    instance_id: None,
+                    generation,
+                },
+                protocol_type: None,
+                protocol: None,
+                assignments: vec![(leader.clone(), Bytes::from(vec![0; bytes]))],
+            };
+            coordinator.sync("a", sync).try_recv().unwrap()
+        };
+        assert_eq!(sync(MIB), Err(ResponseError::GroupMaxSizeReached));
+        assert!(sync(MIB / 2).is_ok());
+        assert!(coordinator.join("b", join(&StrBytes::new(), MIB)).is_none());
+    }
+
+    #[test]
+    fn ids_that_are_promised_count() {
+        let coordinator = coordinator(MIB);
+        let promised = |group| {
+            coordinator.join(
+                group,
+                Join {
+                    client_id: StrBytes::from_string("c".repeat(MIB / 3)),
+                    takes_generated_id: true,
+                    ..join(&StrBytes::new(), 0)
+                },
+            )
+        };
+        assert!(promised("a").is_some() && promised("a").is_some());
+        assert!(promised("b").is_none());
+    }
+
+    #[test]
+    fn more_protocols_or_assignments_than_clients_send_are_refused() {
+        let coordinator = coordinator(MIB);
+        let protocol = |at| (StrBytes::from_string(format!("{at}")), Bytes::new());
+        let many = Join {
+            protocols: (0..33).map(protocol).collect(),
+            ..join(&StrBytes::new(), 0)
+        };
+        let answer = coordinator.join("a", many).unwrap().try_recv().unwrap();
+        let (error, _) = answer.unwrap_err();
+        assert_eq!(error, ResponseError::InconsistentGroupProtocol);
+
+        let (leader, generation) = joined(&coordinator, "a", join(&StrBytes::new(), 0));
+        let sync = Sync {
+            membership: Membership {
+                member_id: leader.clone(),
+                instance_id: None,
+                generation,
+            },
+            protocol_type: None,
+            protocol: None,
+            assignments: vec![(leader, Bytes::new()); 11],
+        };
+        let answer = coordinator.sync("a", sync).try_recv().unwrap();
+        assert_eq!(answer, Err(ResponseError::InvalidRequest));
     }
 }

@@ -11,6 +11,9 @@ use uuid::Uuid;
 use super::messages::{Join, JoinAnswer};
 use super::state::{Group, Member, State};
 
+/// Assignment protocols of one member. Each is compared with each of every other member; clients have two or three.
+const PROTOCOLS_MAX: usize = 32;
+
 impl Group {
     /// A member joins; it is answered when all have.
     pub(crate) fn join(
@@ -156,7 +159,7 @@ impl Group {
     }
 
     fn accepts_protocols(&self, join: &Join) -> bool {
-        if join.protocols.is_empty() || join.protocol_type.is_empty() {
+        if !(1..=PROTOCOLS_MAX).contains(&join.protocols.len()) || join.protocol_type.is_empty() {
             return false;
         }
         let mut others = self
@@ -208,7 +211,7 @@ impl Group {
     }
 }
 
-fn same_instance(member: &Member, join: &Join) -> bool {
+pub(super) fn same_instance(member: &Member, join: &Join) -> bool {
     member.instance_id.is_some() && member.instance_id == join.instance_id
 }
 

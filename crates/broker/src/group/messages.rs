@@ -1,4 +1,4 @@
-//! What members say to a group, and what they are told.
+//! What members send to a group, and its answers.
 
 use std::time::Duration;
 
@@ -23,7 +23,26 @@ pub(crate) struct Join {
     pub(crate) can_skip_assignment: bool,
 }
 
-/// What a member is told when all have joined.
+impl Join {
+    /// What a member that joins so holds in memory, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        let ids = [&self.member_id, &self.client_id, &self.client_host];
+        ids.map(|id| id.len()).iter().sum::<usize>()
+            + self.instance_id.as_ref().map_or(0, |id| id.len())
+            + self.protocol_type.len()
+            + protocols_bytes(&self.protocols)
+    }
+}
+
+/// What assignment protocols with their subscriptions hold in memory, in bytes.
+pub(super) fn protocols_bytes(protocols: &[(StrBytes, Bytes)]) -> usize {
+    let held = |(name, subscription): &(StrBytes, Bytes)| {
+        size_of::<(StrBytes, Bytes)>() + name.len() + subscription.len()
+    };
+    protocols.iter().map(held).sum()
+}
+
+/// The answer to a member that has joined, once all have.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Joined {
     pub(crate) generation: i32,
@@ -45,6 +64,13 @@ pub(crate) struct Sync {
     pub(crate) protocol_type: Option<StrBytes>,
     pub(crate) protocol: Option<StrBytes>,
     pub(crate) assignments: Vec<(StrBytes, Bytes)>,
+}
+
+impl Sync {
+    /// The bytes of all assignments that a leader brings.
+    pub(crate) fn bytes(&self) -> usize {
+        self.assignments.iter().map(|(_, bytes)| bytes.len()).sum()
+    }
 }
 
 /// The protocol's type and name, and the member's assignment.

@@ -8,5 +8,5 @@ mod joining;
 mod messages;
 mod state;
 
-pub(crate) use coordinator::Coordinator;
+pub(crate) use coordinator::{Coordinator, GroupLimits};
 pub(crate) use messages::{Join, JoinAnswer, Leaver, Membership, Sync, SyncAnswer};

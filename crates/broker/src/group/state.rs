@@ -13,7 +13,7 @@
 //! predecessor's assignment at once, and the predecessor is fenced; a member that is waiting for
 //! an answer does not lose its session.
 //!
-//! The broker keeps no members over a restart: they are told that they are unknown, and join anew.
+//! The broker keeps no members over a restart: it answers that they are unknown, and they join anew.
 
 use std::time::{Duration, Instant};
 
@@ -22,9 +22,10 @@ use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
 use tokio::sync::oneshot;
 
+use super::joining::same_instance;
 use super::messages::{
-    CommitCheck, Described, DescribedMember, JoinAnswer, Joined, Leaver, Membership, Sync,
-    SyncAnswer,
+    CommitCheck, Described, DescribedMember, Join, JoinAnswer, Joined, Leaver, Membership, Sync,
+    SyncAnswer, protocols_bytes,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -59,6 +60,17 @@ pub(super) struct Member {
     pub(super) synced: bool,
 }
 
+impl Member {
+    fn bytes(&self) -> usize {
+        let ids = [&self.id, &self.client_id, &self.client_host];
+        size_of::<Self>()
+            + ids.map(|id| id.len()).iter().sum::<usize>()
+            + self.instance_id.as_ref().map_or(0, |id| id.len())
+            + protocols_bytes(&self.protocols)
+            + self.assignment.len()
+    }
+}
+
 /// One group.
 pub(crate) struct Group {
     pub(super) state: State,
@@ -91,6 +103,21 @@ impl Group {
         self.members.is_empty() && self.promised.is_empty()
     }
 
+    /// What its members, present and promised, hold in memory, in bytes.
+    pub(crate) fn bytes(&self) -> usize {
+        let promised = self.promised.iter().map(|(id, _)| id.len());
+        self.members.iter().map(Member::bytes).sum::<usize>() + promised.sum::<usize>()
+    }
+
+    /// What the member holds that `join` is of, if it is known; see [`Group::bytes`].
+    pub(crate) fn bytes_of(&self, join: &Join) -> usize {
+        let known = self
+            .members
+            .iter()
+            .find(|member| member.id == join.member_id || same_instance(member, join));
+        known.map_or(0, Member::bytes)
+    }
+
     /// A member asks for its assignment; the leader brings all of them.
     pub(crate) fn sync(&mut self, now: Instant, sync: Sync, answer: oneshot::Sender<SyncAnswer>) {
         let at = match self.member(&sync.membership) {
@@ -100,6 +127,10 @@ impl Group {
                 return;
             }
         };
+        if sync.assignments.len() > self.members_max {
+            let _ = answer.send(Err(ResponseError::InvalidRequest));
+            return;
+        }
         let differs = |given: &Option<StrBytes>, ours: &StrBytes| {
             given.as_ref().is_some_and(|given| given != ours)
         };

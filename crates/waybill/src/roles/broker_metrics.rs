@@ -195,6 +195,22 @@ static GAUGES: [Counted<Gauge>; 10] = [
     ),
     (
         Metric::new(
+            "waybill_broker_group_bytes",
+            "Memory of the members of all consumer groups: ids, subscriptions, assignments",
+            [],
+        ),
+        |s| s.group_bytes,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_group_bytes_max",
+            "Memory that the members of all consumer groups may take",
+            [],
+        ),
+        |s| s.group_bytes_max,
+    ),
+    (
+        Metric::new(
             "waybill_broker_stored_groups",
             "Consumer groups with committed offsets, counted anew within ten seconds after some were removed",
             [],
