@@ -51,7 +51,7 @@ impl Schedulers {
             let said = String::from_utf8_lossy(&body);
             anyhow::ensure!(
                 status == StatusCode::OK,
-                "scheduler {reader} was told {what} and answered {status}: {said}"
+                "scheduler {reader} answered PUT {what} with {status}: {said}"
             );
         }
         Ok(())

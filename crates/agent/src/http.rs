@@ -463,7 +463,7 @@ fn check_settings(name: &str, config: &HttpConfig) -> Result<(), LoadError> {
     if !name_fits {
         return Err(LoadError::invalid(
             "name",
-            "is not made of lower-case letters, digits and hyphens (100 at most)",
+            "must have 1 to 100 of the lower-case characters a-z, the digits 0-9 and '-'",
         ));
     }
     for (key, value) in [

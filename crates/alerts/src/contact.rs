@@ -107,10 +107,10 @@ pub enum ContactError {
     )]
     NotANumber,
     /// E-mails are not sent.
-    #[error("cannot be told: nobody here is told by e-mail (alerts.owners.email is not set)")]
+    #[error("cannot be notified: e-mail is disabled (alerts.owners.email is not set)")]
     NoEmail,
     /// Text messages are not sent.
-    #[error("cannot be told: nobody here is told by text message (alerts.owners.sms is not set)")]
+    #[error("cannot be notified: SMS is disabled (alerts.owners.sms is not set)")]
     NoSms,
     /// E-mails are sent to other domains only.
     #[error("must be an address at one of {0}")]

@@ -5,22 +5,22 @@ use waybill_telemetry::{Declared, Metric};
 
 const DELIVERED: Metric<Counter, 1> = Metric::new(
     "waybill_alerts_delivered_total",
-    "Alerts that a receiver had, alone or as one of several",
+    "Alerts that were delivered to a receiver, alone or combined with others",
     ["receiver"],
 );
 const FAILED: Metric<Counter, 1> = Metric::new(
     "waybill_alerts_failed_total",
-    "Alerts that a receiver will not have: given up, refused, or wanted no more",
+    "Alerts that will not be delivered to a receiver: given up, refused, or no longer wanted",
     ["receiver"],
 );
 const FOLDED: Metric<Counter> = Metric::new(
     "waybill_alerts_folded_total",
-    "Alerts that were told of together with others like them",
+    "Alerts that were combined with similar ones into one message",
     [],
 );
 const SKIPPED: Metric<Counter, 1> = Metric::new(
     "waybill_alerts_skipped_total",
-    "Alerts that a receiver was not told of because they were older than alerts.maxAge",
+    "Alerts that were not sent to a receiver because they were older than alerts.maxAge",
     ["receiver"],
 );
 const UNREADABLE: Metric<Counter, 1> = Metric::new(
@@ -30,12 +30,12 @@ const UNREADABLE: Metric<Counter, 1> = Metric::new(
 );
 const WAITING: Metric<Gauge, 1> = Metric::new(
     "waybill_alerts_waiting",
-    "Alerts that were read for a receiver and are not yet behind it",
+    "Alerts that were read for a receiver and are not settled yet, or are behind one that is not",
     ["receiver"],
 );
 const OWNERS_DELIVERED: Metric<Counter, 1> = Metric::new(
     "waybill_owner_notices_delivered_total",
-    "Messages that were sent to owners who asked to be told",
+    "Messages that were sent to owners who asked for notifications",
     ["way"],
 );
 const OWNERS_FAILED: Metric<Counter, 1> = Metric::new(
@@ -50,22 +50,22 @@ const OWNERS_LIMITED: Metric<Counter, 1> = Metric::new(
 );
 const OWNERS_REFUSED: Metric<Counter, 1> = Metric::new(
     "waybill_owner_notices_refused_total",
-    "Contacts of owners that may not be told, in requests that passed no ingestion",
+    "Contacts of owners that were rejected, in requests that bypassed ingestion",
     ["way"],
 );
 const OWNERS_SKIPPED: Metric<Counter, 1> = Metric::new(
     "waybill_owner_notices_skipped_total",
-    "Notices that owners were not told of because they were older than alerts.maxAge",
+    "Notices that were not sent to owners because they were older than alerts.maxAge",
     ["way"],
 );
 const OWNERS_UNREADABLE: Metric<Counter, 1> = Metric::new(
     "waybill_owner_notices_unreadable_total",
-    "Records of the notices' topic that could not be read, once for each way",
+    "Records of the notices' topic that could not be read, once for each channel",
     ["way"],
 );
 const OWNERS_WAITING: Metric<Gauge, 1> = Metric::new(
     "waybill_owner_notices_waiting",
-    "Notices that were read for a way to owners and are not yet behind it",
+    "Notices that were read for a channel and are not settled yet, or are behind one that is not",
     ["way"],
 );
 

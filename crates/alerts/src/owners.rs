@@ -46,7 +46,7 @@ use crate::contact::{ContactRules, Way};
 const SENDING_MAX: usize = 8;
 
 /// Tells owners in one way, once it [runs](OwnersFollower::run).
-#[must_use = "without its follower no owner is told"]
+#[must_use = "owners are notified only while the follower runs"]
 pub struct OwnersFollower {
     reading: Reading,
     teller: Teller,
@@ -223,7 +223,7 @@ impl Teller {
             Ok(reachable) => reachable,
             Err(error) => {
                 self.metrics.refused.increment(1);
-                tracing::warn!(way, %operation, %error, "an owner may not be told");
+                tracing::warn!(way, %operation, %error, "rejected an owner's contact");
                 return None;
             }
         };
@@ -233,7 +233,7 @@ impl Teller {
             tracing::warn!(
                 way,
                 %operation,
-                "an owner is not told: the contact was told often enough in this hour"
+                "did not notify an owner: an hourly limit of alerts.owners is reached"
             );
             return None;
         }
@@ -253,7 +253,7 @@ impl Teller {
             Err(Undeliverable::Stopped) => return false,
             Err(error) => {
                 self.metrics.failed.increment(1);
-                tracing::error!(way, event = %id, cause = %error, "an owner was not told");
+                tracing::error!(way, event = %id, cause = %error, "could not notify an owner");
             }
         }
         true

@@ -155,7 +155,7 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
             variant, expected, ..
         } => of_key(&format!("{variant} is none of {}", expected.join(", "))),
         Error::InvalidBooleanStrict { .. } => of_key("invalid boolean"),
-        Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key} stands twice"),
+        Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key} appears twice"),
         other => of_key(&UserMessageFormatter.format_message(other)),
     };
     FileError::Wrong {

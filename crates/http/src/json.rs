@@ -44,7 +44,7 @@ pub enum JsonFault {
     Syntax(String),
     /// An integer needs more than 64 bits.
     Integer(String),
-    /// A key stands twice in one object.
+    /// A key appears twice in one object.
     DuplicateKey {
         /// The JSON pointer of the repeated member.
         pointer: String,
@@ -67,7 +67,7 @@ impl fmt::Display for JsonFault {
                 "the integer {digits} needs more than 64 bits, and not every reader keeps all of its digits: send it as \
                  a string"
             ),
-            Self::DuplicateKey { pointer } => write!(f, "the key at {pointer} stands twice"),
+            Self::DuplicateKey { pointer } => write!(f, "the key at {pointer} appears twice"),
             Self::TooDeep { pointer, depth_max } => {
                 write!(
                     f,

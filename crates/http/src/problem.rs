@@ -35,15 +35,15 @@ pub enum Kind {
     IncompleteBody,
     /// The body is not JSON.
     MalformedJson,
-    /// A key stands twice in one object.
+    /// A key appears twice in one object.
     DuplicateKey,
     /// The JSON is nested too deep.
     NestingTooDeep,
-    /// Nobody knows who asks.
+    /// The caller is not authenticated.
     Unauthenticated,
-    /// Whoever asks may not do this.
+    /// The caller may not do this.
     InsufficientScope,
-    /// Whoever asks may do this for another tenant only.
+    /// The caller may do this for another tenant only.
     AnotherTenant,
     /// The request is for a host that this listener does not answer for.
     UnknownHost,
@@ -91,7 +91,7 @@ pub enum Kind {
     OutcomeUnknown,
     /// This process does not drive the partition.
     PartitionNotHere,
-    /// This process is on its way out.
+    /// This process is shutting down.
     ShuttingDown,
     /// A partition could not be stopped or started.
     PartitionFailed,
@@ -178,17 +178,17 @@ impl Kind {
                 "The body is not JSON that every reader understands alike",
                 "The detail says line and column. The body must be exactly one JSON value in UTF-8, without integers of more than 64 bits."),
             Self::DuplicateKey => ("/problems/duplicate-key", S::BAD_REQUEST,
-                "A key stands twice in one object",
-                "Readers of JSON differ on which of the two counts, so neither is taken. The errors point at the second one."),
+                "Duplicate key in object",
+                "JSON parsers differ on which of the two values counts, so the request is refused. The errors point at the second key."),
             Self::NestingTooDeep => ("/problems/nesting-too-deep", S::BAD_REQUEST,
                 "The JSON is nested too deep",
                 "Send flatter data, or raise http.jsonDepthMax."),
             Self::Unauthenticated => ("/problems/unauthenticated", S::UNAUTHORIZED,
-                "It is not known who asks",
-                "Send Authorization: Bearer TOKEN with a token that is known here and has not expired; the code says what is wrong with the one that was sent. Nothing was accepted."),
+                "Authentication required",
+                "Send Authorization: Bearer TOKEN with a valid token that has not expired. The code says what is wrong with the one that was sent. Nothing was accepted."),
             Self::InsufficientScope => ("/problems/insufficient-scope", S::FORBIDDEN,
                 "The token does not allow this",
-                "The detail names the scope that it needs. Whoever gives tokens out can make one that has it. Nothing was accepted."),
+                "The detail names the scope that the request needs. Ask an administrator for a token with this scope. Nothing was accepted."),
             Self::AnotherTenant => ("/problems/another-tenant", S::FORBIDDEN,
                 "The token is for another tenant",
                 "Leave the tenant out: the token says whose it is. Nothing was accepted."),
@@ -199,8 +199,8 @@ impl Kind {
                 "Request from a web page of another origin",
                 "A listener that asks for no token lets web pages of its own origin alone change something. Turn auth on, list the host of a proxy that terminates TLS in http.hosts (admin.hosts on the admin port), or leave Origin and Sec-Fetch-Site out in a client that is no browser. Nothing was accepted."),
             Self::NotFound => ("/problems/not-found", S::NOT_FOUND,
-                "There is nothing at this address",
-                "See /openapi.json for what there is."),
+                "Not found",
+                "See /openapi.json for available paths."),
             Self::UnknownOrExpired => ("/problems/unknown-or-expired", S::NOT_FOUND,
                 "No operation is known by this id",
                 "Either no request with this id was accepted, or its retention has passed."),
@@ -212,7 +212,7 @@ impl Kind {
                 "Send it again, without pausing for so long. Nothing of it was accepted."),
             Self::IdConflict => ("/problems/id-conflict", S::CONFLICT,
                 "Another request has this id",
-                "An id stands for one request for ever. Repeat the very same request, or choose a new id."),
+                "An id belongs to one request forever. Repeat exactly the same request, or choose a new id."),
             Self::OperationFinal => ("/problems/operation-final", S::CONFLICT,
                 "The operation is final",
                 "It cannot be cancelled or rescheduled any more. GET shows how it ended."),
@@ -244,7 +244,7 @@ impl Kind {
                 "The tenant sends too many requests",
                 "The request was not accepted. Send it again after the time that Retry-After says; http.tenantLimits says how many there may be."),
             Self::Overloaded => ("/problems/overloaded", S::SERVICE_UNAVAILABLE,
-                "Too much is under way",
+                "Server overloaded",
                 "The request was not accepted. Send it again after the time that Retry-After says."),
             Self::BrokerUnavailable => ("/problems/broker-unavailable", S::SERVICE_UNAVAILABLE,
                 "The broker does not take requests now",
@@ -262,11 +262,11 @@ impl Kind {
                 "This process does not drive the partition",
                 "GET /schedulers lists the partitions that it drives."),
             Self::ShuttingDown => ("/problems/shutting-down", S::SERVICE_UNAVAILABLE,
-                "This process is on its way out",
+                "Shutting down",
                 "Ask the process that takes its place, after the time that Retry-After says."),
             Self::PartitionFailed => ("/problems/partition-failed", S::INTERNAL_SERVER_ERROR,
                 "The partition could not be stopped or started",
-                "The detail and the log say why. GET /schedulers says how it stands; trying again does no harm."),
+                "The detail and the log give the reason. GET /schedulers shows the state of the partition. It is safe to try again."),
         }
     }
 }

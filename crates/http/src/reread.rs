@@ -102,7 +102,7 @@ impl<T> Reread<T> {
             Err(problem) => tracing::warn!(
                 key = self.key,
                 problem,
-                "what is there now cannot be used; what was there before stands"
+                "the changed files cannot be used; the previous contents stay in effect"
             ),
         }
     }

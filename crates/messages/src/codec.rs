@@ -448,7 +448,7 @@ impl<'a> Walk<'a> {
         match weight.values {
             ..=VALUES_MAX => Ok(weight),
             _ => refuse(format!(
-                "a type of it stands for more than {VALUES_MAX} values"
+                "one of its types expands to more than {VALUES_MAX} values"
             )),
         }
     }

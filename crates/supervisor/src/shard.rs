@@ -184,7 +184,7 @@ impl Shard {
         let (now, sent) = self.strays.send_home(self.shard, done).await;
         if let Err(error) = sent {
             let error = &error as &dyn std::error::Error;
-            tracing::warn!(shard = %self.shard, error, "what lies in a partition that is left over was not sent home");
+            tracing::warn!(shard = %self.shard, error, "could not reroute the records of a partition that is no longer in use");
         }
         match now == done {
             true => Ok(true),

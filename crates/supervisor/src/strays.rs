@@ -162,7 +162,7 @@ impl Strays {
                     topic,
                     %partition,
                     count,
-                    "sent home what was written to a partition that is left over"
+                    "rerouted records that were written to a partition that is no longer in use"
                 );
             }
             *at = read_to.max(*at);

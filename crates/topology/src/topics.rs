@@ -204,7 +204,7 @@ fn refuse_harm(findings: &[Finding]) -> anyhow::Result<()> {
             key = finding.key,
             found = finding.found,
             expected = finding.expected,
-            mend = finding.mend,
+            mend = finding.fix,
             "a topic is not as it should be"
         );
     }

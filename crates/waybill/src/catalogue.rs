@@ -66,7 +66,10 @@ const LABELS: [(&str, &str); 20] = [
         "what the supervisor asked for, such as `retry` or `compensate`",
     ),
     ("version", "the version of the program"),
-    ("way", "how owners are told: `email` or `webhook`"),
+    (
+        "way",
+        "the channel that notifies owners: `email` or `webhook`",
+    ),
     ("what", "what had no answer: `commit` or `load`"),
 ];
 
@@ -107,7 +110,7 @@ fn sections() -> [Section; 13] {
         ),
         section(
             "Alerts and owners",
-            "Who is told, with the role `supervisor`.",
+            "Notifications of alerts and to owners, with the role `supervisor`.",
             waybill_alerts::METRICS.to_vec(),
         ),
         section(

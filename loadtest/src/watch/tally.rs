@@ -21,7 +21,7 @@ pub struct Tally {
 impl Tally {
     /// Nothing yet.
     pub(super) fn new() -> Self {
-        let histogram = || Histogram::new(3).expect("three digits can be told apart");
+        let histogram = || Histogram::new(3).expect("3 significant digits are valid");
         Self {
             accepted: 0,
             ended: 0,

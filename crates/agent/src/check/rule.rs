@@ -22,9 +22,9 @@ pub enum Rule {
     Late,
     /// No reply comes after its complete-by.
     Deadline,
-    /// A probe changes nothing, and says what stands.
+    /// A probe changes nothing, and reports whether the effect exists.
     Probe,
-    /// An undo leaves nothing standing.
+    /// An undo leaves no effect.
     Undo,
     /// The undo of what is undone is a success.
     UndoRepeated,
@@ -124,8 +124,8 @@ impl Rule {
             Self::OldEpoch => "an older epoch behind a newer one is answered as honestly",
             Self::Late => "past complete-by a request is neither started nor answered",
             Self::Deadline => "no reply comes after its complete-by",
-            Self::Probe => "a probe changes nothing, and says what stands",
-            Self::Undo => "an undo leaves nothing standing",
+            Self::Probe => "a probe changes nothing, and reports whether the effect exists",
+            Self::Undo => "an undo leaves no effect",
             Self::UndoRepeated => "the undo of what is undone is a success",
             Self::UndoFirst => "the undo of what was never performed is a success",
             Self::Tombstone => "what is undone is refused for good from then on",

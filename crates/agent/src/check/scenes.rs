@@ -48,16 +48,16 @@ fn opening(stage: &mut Stage<'_>) -> Result<bool, CheckError> {
     {
         answer = stage.ask(operation, Action::Run)?;
     }
-    let told = described(answer.as_ref());
+    let description = described(answer.as_ref());
     match answer {
         Some(Outcome::Success { .. }) => {
             stage.standing.insert(operation, Standing::Made);
-            stage.findings.saw(Rule::Answer, told);
+            stage.findings.saw(Rule::Answer, description);
             return Ok(true);
         }
         Some(_) => {
             stage.standing.insert(operation, Standing::Untouched);
-            let what = format!("the step does not succeed with this input: {told}");
+            let what = format!("the step does not succeed with this input: {description}");
             stage.findings.fault(Rule::Answer, what);
         }
         None => {

@@ -115,7 +115,7 @@ impl OwnersConfig {
 
     /// Reports the first thing that cannot work, but for what only the ways themselves can tell.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        let above_0 = "must be more than 0; without email and sms nobody is told";
+        let above_0 = "must be more than 0; to disable notifications, leave out email and sms";
         if self.messages_per_hour_max == 0 {
             return Err(ConfigError::invalid(
                 "alerts.owners.messagesPerHourMax",

@@ -192,7 +192,7 @@ impl Reader {
             tracing::warn!(
                 receiver = self.receiver,
                 error = &error as &dyn std::error::Error,
-                "what a receiver had is not committed; it is told again after a restart"
+                "could not commit offsets of delivered records; a restart may deliver them again"
             );
         }
     }
@@ -226,7 +226,7 @@ impl<T> Intake<'_, T> {
             tracing::warn!(
                 receiver,
                 skipped,
-                "records are older than alerts.maxAge and are not told of"
+                "skipped records that are older than alerts.maxAge"
             );
         }
     }
@@ -262,7 +262,7 @@ impl<T: Followed> Intake<'_, T> {
                     topic = self.topic,
                     %place,
                     error = &error as &dyn std::error::Error,
-                    "a record cannot be read and is not told of"
+                    "a record cannot be read and is not delivered"
                 );
                 match self.publishes_dead_letters {
                     true => {

@@ -267,7 +267,7 @@ fn probe(site: &Site, service: Service, key: IdempotencyKey<'_>) -> Result<Answe
         Err(Problem::new(
             StatusCode::NOT_FOUND,
             "not-performed",
-            "no effect of this key stands",
+            "no effect exists for this key",
         ))
     }
 }

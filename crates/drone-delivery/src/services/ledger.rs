@@ -146,7 +146,7 @@ pub(super) enum Run {
 pub(super) enum RecordError {
     #[error("the ledger can't be written")]
     Write(#[from] io::Error),
-    #[error("the ledger tells {SLOTS_MAX} combinations of service and step apart, not more")]
+    #[error("the ledger is limited to {SLOTS_MAX} combinations of service and step")]
     TooManySteps,
 }
 

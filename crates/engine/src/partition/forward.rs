@@ -40,8 +40,8 @@ impl PartitionEngine {
         self.stats.misplaced += 1;
         if already_rerouted {
             let cause = format!(
-                "its operation belongs to partition {home} of {partitions}, not to {}, and it was sent home \
-                 before",
+                "its operation belongs to partition {home} of {partitions}, not to {}, and it was \
+                 rerouted before",
                 self.ownership.partition,
             );
             self.dead_letter(source, offset, cause, record);

@@ -252,13 +252,13 @@ pub(super) fn rejected_status(
     now: Timestamp,
 ) -> Message {
     let id = request.operation;
-    let lane = match position.lane {
+    let prefix = match position.lane {
         Lane::Ordinary => "",
         Lane::Expedited => "expedited-",
     };
     let (partition, offset) = (position.partition, position.offset);
     Message::Status(Box::new(OperationStatus {
-        event_id: id.event_id(&format!("rejected-{lane}{partition}-{offset}")),
+        event_id: id.event_id(&format!("rejected-{prefix}{partition}-{offset}")),
         operation: id,
         caller_id: request.caller_id,
         workflow: request.workflow,
@@ -330,7 +330,7 @@ fn parked_alert(live: &Live) -> Option<Message> {
         ProcessState::Error => (
             AlertKind::OperationParked,
             state.error.as_ref(),
-            "Mend the cause, then resubmit it; or compensate it; or abandon it with a reason.",
+            "Fix the cause, then resubmit it; or compensate it; or abandon it with a reason.",
         ),
         ProcessState::CompensationFailed => {
             let cause = state.undo_error.as_ref();
@@ -338,14 +338,14 @@ fn parked_alert(live: &Live) -> Option<Message> {
                 (
                     AlertKind::ManualUndo,
                     cause,
-                    "Undo the step by hand, then say so with the verb undone.",
+                    "Undo the step by hand, then report it with the verb undone.",
                 )
             } else {
                 (
                     AlertKind::CompensationFailed,
                     cause,
-                    "Mend the cause, then retry the compensation; or undo the step by hand and say \
-                     so with the verb undone; or abandon it with a reason.",
+                    "Fix the cause, then retry the compensation; or undo the step by hand and \
+                     report it with the verb undone; or abandon it with a reason.",
                 )
             }
         }
@@ -366,7 +366,7 @@ fn parked_alert(live: &Live) -> Option<Message> {
 /// The alert of a step that keeps failing and is tried again with long waits.
 fn waiting_alert(live: &Live, index: usize) -> Message {
     let step = &live.state.steps[index];
-    let advice = "Mend the agent's service: the step is tried again, with long waits.";
+    let advice = "Fix the agent's service. The step is retried, with long waits.";
     let name = live.created.step_names[index].to_string();
     let event = format!("waiting-{name}-{}", step.attempt);
     Message::Alert(Box::new(OperatorAlert {

@@ -333,7 +333,7 @@ fn a_misplaced_record_is_sent_home_once_and_then_to_the_dead_letters() {
     assert_eq!(*offset, Offset(1));
     assert_eq!(
         cause,
-        "its operation belongs to partition 6 of 8, not to 3, and it was sent home before"
+        "its operation belongs to partition 6 of 8, not to 3, and it was rerouted before"
     );
     assert_eq!(fixture.requests_checkpoint(), 0, "not before home has it");
     fixture.settle(batch.number);

@@ -137,12 +137,10 @@ impl Key {
         };
         let kind = text("kty").ok_or("kty is missing")?;
         if kind == "oct" {
-            return Err(
-                "is a symmetric key, a secret: whoever can read it can make tokens".to_owned(),
-            );
+            return Err("is a symmetric key: anyone who can read it can issue tokens".to_owned());
         }
         if entry.contains_key("d") {
-            return Err("is a private key: whoever can read it can make tokens".to_owned());
+            return Err("is a private key: anyone who can read it can issue tokens".to_owned());
         }
         let is_for_others = text("use").is_some_and(|used| used != "sig")
             || entry

@@ -35,7 +35,7 @@ fn refusals_of_a_file_say_line_and_column_and_what_instead() {
         ),
         (
             "partitions: 4\npartitions: 5\n",
-            "w.yaml:2:1: the key partitions stands twice",
+            "w.yaml:2:1: the key partitions appears twice",
         ),
         (
             "telemetry:\n  logFormat: xml\n",

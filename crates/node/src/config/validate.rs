@@ -132,7 +132,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             is_topic_name(&kafka.topic_prefix),
             "kafka.topicPrefix",
             format!(
-                "is {:?}, and must be 1 to 100 letters, digits, dots, hyphens or underscores",
+                "is {:?}, and must have 1 to 100 of the characters a-z, A-Z, 0-9, '.', '_' and '-'",
                 kafka.topic_prefix
             ),
         ),
@@ -146,7 +146,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "store.retention",
             format!(
                 "is {}, and must be more than kafka.requestsRetention ({}): a request must not \
-                 outlive the row that tells that it was done",
+                 outlive the row that records that it was done",
                 duration_to_text(store.retention),
                 duration_to_text(kafka.requests_retention)
             ),

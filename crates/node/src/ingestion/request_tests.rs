@@ -463,11 +463,11 @@ fn every_contact_that_cannot_be_told_is_named_by_its_place_and_never_repeated() 
         [
             (
                 "/notify/0",
-                "cannot be told: nobody here is told by e-mail (alerts.owners.email is not set)"
+                "cannot be notified: e-mail is disabled (alerts.owners.email is not set)"
             ),
             (
                 "/notify/1",
-                "cannot be told: nobody here is told by text message (alerts.owners.sms is not set)"
+                "cannot be notified: SMS is disabled (alerts.owners.sms is not set)"
             ),
         ]
     );

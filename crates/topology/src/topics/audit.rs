@@ -61,7 +61,7 @@ pub struct Finding {
     /// What should have been.
     pub expected: String,
     /// What to do about it: a command, or words.
-    pub mend: String,
+    pub fix: String,
     /// How much it matters.
     pub weight: Weight,
 }
@@ -84,18 +84,18 @@ impl fmt::Display for Finding {
             key,
             found,
             expected,
-            mend,
+            fix,
             weight: _,
         } = self;
         let plural = if found == "1" { "" } else { "s" };
         match *key {
             PARTITIONS => write!(
                 f,
-                "topic {topic} has {found} partition{plural}, not {expected}: {mend}"
+                "topic {topic} has {found} partition{plural}, not {expected}: {fix}"
             ),
             _ => write!(
                 f,
-                "topic {topic}: {key} is {found}, and must be {expected}: {mend}"
+                "topic {topic}: {key} is {found}, and must be {expected}: {fix}"
             ),
         }
     }
@@ -160,9 +160,9 @@ impl Audit<'_> {
         match &found.settings {
             Some(settings) => self.settings(topic, found, settings),
             None => {
-                let mend = self.tools.allow_looking(&topic.spec.name);
-                let expected = "told to this user";
-                self.find(topic, SETTINGS, "not told", expected, mend, Weight::Warning);
+                let fix = self.tools.allow_looking(&topic.spec.name);
+                let expected = "visible to this user";
+                self.find(topic, SETTINGS, "hidden", expected, fix, Weight::Warning);
             }
         }
     }
@@ -170,7 +170,7 @@ impl Audit<'_> {
     fn partitions(&mut self, topic: &Needed, found: &Found) {
         let (name, wanted) = (&topic.spec.name, topic.spec.partitions);
         let has = u32::try_from(found.partitions.len()).unwrap_or(u32::MAX);
-        let mend = match topic.kind {
+        let fix = match topic.kind {
             // Letters lie where their records lay: each needs a place, and nobody looks where one is.
             Kind::DeadLetters | Kind::NoticeLetters if has >= wanted => return,
             Kind::DeadLetters | Kind::NoticeLetters => self.tools.add_partitions(name, wanted),
@@ -187,7 +187,7 @@ impl Audit<'_> {
                 format!("`{key}` is what a new topic gets; set it to {has}")
             }
         };
-        self.find(topic, PARTITIONS, has, wanted, mend, Weight::Harm);
+        self.find(topic, PARTITIONS, has, wanted, fix, Weight::Harm);
     }
 
     /// Whether there are copies enough, and enough of them are where they should be.
@@ -196,9 +196,9 @@ impl Audit<'_> {
         let copies = found.partitions.iter().map(|state| state.replicas.len());
         let wanted = usize::from(topic.spec.replication);
         if let Some(copies) = copies.min().filter(|&copies| copies < wanted) {
-            let mend = self.tools.reassign(name);
+            let fix = self.tools.reassign(name);
             let expected = format!("at least {wanted}");
-            self.find(topic, REPLICATION, copies, expected, mend, Weight::Warning);
+            self.find(topic, REPLICATION, copies, expected, fix, Weight::Warning);
         }
         let numbers = |is_at_fault: &dyn Fn(&waybill_kafka::PartitionState) -> bool| {
             let at_fault = found.partitions.iter().filter(|state| is_at_fault(state));
@@ -212,13 +212,13 @@ impl Audit<'_> {
         const BRING_BACK: &str = "bring the brokers back that keep its copies";
         if !leaderless.is_empty() {
             let found = format!("none for partitions {leaderless}");
-            let (expected, mend) = ("one for each", BRING_BACK.to_owned());
-            self.find(topic, LEADER, found, expected, mend, Weight::Warning);
+            let (expected, fix) = ("one for each", BRING_BACK.to_owned());
+            self.find(topic, LEADER, found, expected, fix, Weight::Warning);
         }
         if !behind.is_empty() {
             let found = format!("too few of partitions {behind}");
-            let (expected, mend) = ("all copies", BRING_BACK.to_owned());
-            self.find(topic, IN_SYNC, found, expected, mend, Weight::Warning);
+            let (expected, fix) = ("all copies", BRING_BACK.to_owned());
+            self.find(topic, IN_SYNC, found, expected, fix, Weight::Warning);
         }
     }
 
@@ -232,9 +232,9 @@ impl Audit<'_> {
             };
             if let Some(weight) = rule.expected.broken_by(found) {
                 let value = rule.expected.remedy(topic, rule.key);
-                let mend = self.tools.set(&topic.spec.name, rule.key, &value);
+                let fix = self.tools.set(&topic.spec.name, rule.key, &value);
                 let expected = rule.expected.to_string();
-                self.find(topic, rule.key, found, expected, mend, weight);
+                self.find(topic, rule.key, found, expected, fix, weight);
             }
         }
     }
@@ -245,7 +245,7 @@ impl Audit<'_> {
         key: &'static str,
         found: impl fmt::Display,
         expected: impl fmt::Display,
-        mend: String,
+        fix: String,
         weight: Weight,
     ) {
         self.findings.push(Finding {
@@ -253,7 +253,7 @@ impl Audit<'_> {
             key,
             found: found.to_string(),
             expected: expected.to_string(),
-            mend,
+            fix,
             weight,
         });
     }

@@ -257,7 +257,7 @@ impl CapacityArgs {
         }
         writeln!(
             out,
-            "{:<10} {:>14} {:>12} {:>8}  one works, the other stands by",
+            "{:<10} {:>14} {:>12} {:>8}  one active, one standby",
             "supervisor", "-", "-", 2
         )?;
         let mib = 1024.0 * 1024.0;

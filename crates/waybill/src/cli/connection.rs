@@ -305,7 +305,7 @@ pub(super) fn topic_from_text(text: &str) -> Result<String, String> {
     if is_topic_name(text) {
         Ok(text.to_owned())
     } else {
-        Err("a topic's name is 1 to 249 letters, digits, dots, underscores and hyphens".to_owned())
+        Err("must be 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'".to_owned())
     }
 }
 

@@ -48,7 +48,7 @@ impl ExportArgs {
                 counted(waiting, "request")
             ),
             None => eprintln!(
-                "warning: whether requests wait in their topic cannot be told without --brokers: they are not in it"
+                "warning: unread requests are not in it, and cannot be counted without --brokers"
             ),
         }
         if exported.owned > 0 {
@@ -83,13 +83,13 @@ impl ImportArgs {
             different,
             named,
         } = imported;
-        let told = format!(
+        let summary = format!(
             "imported {}: {going_on} in progress, {parked} parked; {there} imported before, {expired} past the \
              retention",
             counted(written, "operation")
         );
         if different > 0 {
-            println!("{told}");
+            println!("{summary}");
             let named = named.iter().map(|(line, id)| {
                 let file = self.file.display();
                 format!("\n  {file}:{line}: {id}")
@@ -100,7 +100,7 @@ impl ImportArgs {
                 counted(different, "operation")
             );
         }
-        Ok(told)
+        Ok(summary)
     }
 }
 

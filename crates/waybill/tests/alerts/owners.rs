@@ -171,8 +171,8 @@ async fn what_is_given_up_is_counted_and_no_log_line_names_the_contact() {
         "a message is not delivered yet",
         "refused: the server answered 550",
         "given up after 2 attempts: the server answered 451",
-        "an owner may not be told",
-        "told often enough in this hour",
+        "rejected an owner's contact",
+        "an hourly limit of alerts.owners is reached",
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }

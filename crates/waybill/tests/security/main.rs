@@ -166,7 +166,7 @@ async fn files_that_change_count_without_a_restart() {
     let new = site.token("new", "read", "*");
     program::until(async || status(&site, &new).await.unwrap() == 200).await;
     site.break_tokens();
-    up.wait_for("what was there before stands").await;
+    up.wait_for("the previous contents stay in effect").await;
     assert_eq!(status(&site, &old).await.unwrap(), 200);
     site.revoke("old");
     program::until(async || status(&site, &old).await.unwrap() == 401).await;

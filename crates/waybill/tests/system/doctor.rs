@@ -86,7 +86,7 @@ async fn a_doctor_finds_nothing_bad_of_a_system_that_is_well_and_what_is_bad_of_
     stop.send().await.expect("it stops");
     let stopped = run(&world, &["doctor"]);
     assert_eq!(bad(&stopped), ["leases"]);
-    let told = "its reader 1 stands still, as it was told to";
+    let told = "its reader 1 is stopped, as requested";
     assert!(
         String::from_utf8_lossy(&stopped.stdout).contains(told),
         "{stopped:?}"

@@ -73,15 +73,15 @@ pub(super) fn unknown_step(stage: &mut Stage<'_>) -> Result<(), CheckError> {
     let operation = stage.operation();
     let request = stage.request_of(operation, STEP_UNKNOWN, Action::Run);
     let answer = stage.answers(vec![request])?.remove(0);
-    let told = described(answer.as_ref());
+    let description = described(answer.as_ref());
     stage.standing.insert(operation, Standing::Undone);
     match answer {
-        None => stage.findings.fault(Rule::UnknownStep, told),
-        Some(Outcome::NotPerformed) => stage.findings.fault(Rule::UnknownStep, told),
+        None => stage.findings.fault(Rule::UnknownStep, description),
+        Some(Outcome::NotPerformed) => stage.findings.fault(Rule::UnknownStep, description),
         Some(Outcome::Success { .. }) => {
             stage.findings.saw(
                 Rule::UnknownStep,
-                format!("every step is performed alike: {told}"),
+                format!("the agent performs unknown steps, too: {description}"),
             );
             let undo = stage.request_of(operation, STEP_UNKNOWN, Action::Compensate);
             let undone = stage.answers(vec![undo])?.remove(0);
@@ -94,7 +94,7 @@ pub(super) fn unknown_step(stage: &mut Stage<'_>) -> Result<(), CheckError> {
             | Outcome::Transient { .. }
             | Outcome::Unknown { .. }
             | Outcome::NotAttempted { .. },
-        ) => stage.findings.saw(Rule::UnknownStep, told),
+        ) => stage.findings.saw(Rule::UnknownStep, description),
     }
     if stage.perform(Rule::UnknownStep)?.is_some() {
         stage
@@ -231,9 +231,9 @@ fn fault_of(
         (ERRORS_OFFSET, offset.to_string()),
     ];
     for (name, value) in expected {
-        let told = header(name);
-        if told.as_deref() != Some(value.as_str()) {
-            return Some(format!("has {told:?} and not {value:?} as {name}"));
+        let actual = header(name);
+        if actual.as_deref() != Some(value.as_str()) {
+            return Some(format!("has {actual:?} and not {value:?} as {name}"));
         }
     }
     let message = header(ERRORS_EXCEPTION_MESSAGE);

@@ -193,14 +193,14 @@ const HTML: &str = "text/html";
 
 const INTRODUCTION: &str = "Waybill runs operations of several steps over remote services as one: \
     each that is accepted completes, or ends visibly.\n\nA 202 is sent once the request is durable. \
-    Ask with its Location how the operation stands.\n\nWhat is refused is answered with problem \
+    Get its Location for the state of the operation.\n\nWhat is refused is answered with problem \
     details (RFC 9457); every wrong field is named, and so is every wrong or unknown query parameter.";
 
 const CREATING: &str = "Answered once the request is durable. With an id of your own, repeating \
     it is safe: the same request leads to the same operation, another one under the same id is \
     refused with 409. Without one, an answer of 504 says the id to repeat it with.";
 
-const DELIVERY_DEADLINE: &str = "The `deadline` is what the customer was told, and by when the \
+const DELIVERY_DEADLINE: &str = "The `deadline` is the time promised to the customer, by which the \
     operation should be final. One that has passed is refused with 422; so is a pickup after it. A \
     repeat is answered though its deadline has passed since.";
 
@@ -352,7 +352,7 @@ fn known<T: ToSchema>() -> RefOr<Schema> {
 
 fn found<T: ToSchema>(example: Value) -> Response {
     ResponseBuilder::new()
-        .description("How it stands.")
+        .description("The current state.")
         .content(JSON, content(reference::<T>(), example))
         .build()
 }
@@ -360,7 +360,7 @@ fn found<T: ToSchema>(example: Value) -> Response {
 fn location_header() -> utoipa::openapi::Header {
     HeaderBuilder::new()
         .schema(Some(text()))
-        .description(Some("Where to ask how the operation stands; relative."))
+        .description(Some("Where to get the operation's state; a relative URL."))
         .example(Some(json!(location(OPERATIONS))))
         .build()
 }
@@ -527,8 +527,8 @@ fn notify() -> ArrayBuilder {
         .items(contact)
         .max_items(Some(Contact::COUNT_MAX))
         .description(Some(
-            "Who is told how it ended, or that it is delayed: mailto: with one address, or tel: with \
-             one global number, in the ways that this server tells people. It is in no answer.",
+            "Who is notified when it ends, or is delayed: mailto: with one address, or tel: with \
+             one global number, for channels that this server has configured. Responses omit it.",
         ))
 }
 

@@ -110,16 +110,16 @@ fn sentence(row: &OperationRow, verbs: &[&str]) -> String {
         ProcessState::Pending => "Its scheduler reads its request.".to_owned(),
         ProcessState::Processed => "Nothing: every step is completed or skipped.".to_owned(),
         ProcessState::Compensated => {
-            "Nothing: it failed, and nothing of it is left standing.".to_owned()
+            "Nothing: it failed, and all of its effects are undone.".to_owned()
         }
         ProcessState::Cancelled if state.tombstone => {
             "Nothing: it was cancelled before its request came. A request with this id will end Cancelled.".to_owned()
         }
         ProcessState::Cancelled => {
-            "Nothing: it was cancelled, and nothing of it is left standing.".to_owned()
+            "Nothing: it was cancelled, and all of its effects are undone.".to_owned()
         }
         ProcessState::Error | ProcessState::CompensationFailed if state.abandoned => {
-            "Nothing: a person abandoned it as it stands.".to_owned()
+            "Nothing: an operator abandoned it.".to_owned()
         }
         ProcessState::Error | ProcessState::CompensationFailed => {
             let open = verbs.iter().filter(|verb| **verb != CANCEL);

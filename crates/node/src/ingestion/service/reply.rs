@@ -25,9 +25,9 @@ pub fn location(base: &str, id: OperationId, token: Option<StatusToken>) -> Stri
     }
 }
 
-/// There is nothing at this address.
+/// This path does not exist.
 pub fn not_found() -> Problem {
-    Problem::new(Kind::NotFound, "See /openapi.json for what there is.")
+    Problem::new(Kind::NotFound, "See /openapi.json for available paths.")
 }
 
 /// An answer that says no.

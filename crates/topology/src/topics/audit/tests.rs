@@ -108,7 +108,7 @@ fn a_missing_topic_is_found_with_the_command_that_makes_it() {
         key: "exists",
         found: "no".to_owned(),
         expected: "a topic of 4 partitions and replication factor 3".to_owned(),
-        mend: "waybill topics create".to_owned(),
+        fix: "waybill topics create".to_owned(),
         weight: Weight::Harm,
     };
     assert_eq!(findings, [expected]);
@@ -135,14 +135,14 @@ fn another_number_of_partitions_names_what_mends_it() {
             ": `kafka.stepPartitions` is what a new topic gets; set it to 1",
         ),
     ];
-    for (topic, change, mend) in found {
+    for (topic, change, fix) in found {
         let findings = findings(topic, change);
         let [finding] = &findings[..] else {
             panic!("{findings:?}")
         };
         assert_eq!((finding.key, finding.weight), ("partitions", Weight::Harm));
         let said = finding.to_string();
-        assert!(said.ends_with(mend), "{said}");
+        assert!(said.ends_with(fix), "{said}");
     }
 }
 
@@ -217,14 +217,14 @@ fn what_mends_a_setting_sets_it_to_what_the_topic_would_be_made_with() {
     let finding = with_setting(REQUESTS, "min.insync.replicas", "1").unwrap();
     assert_eq!(finding.expected, "2");
     assert_eq!(
-        finding.mend,
+        finding.fix,
         "kafka-configs.sh --bootstrap-server a:1,b:2 --alter --entity-type topics \
          --entity-name waybill.operation-requests.v1 --add-config min.insync.replicas=2"
     );
     let finding = with_setting(REQUESTS, "unclean.leader.election.enable", "true").unwrap();
     assert!(
         finding
-            .mend
+            .fix
             .ends_with("unclean.leader.election.enable=false"),
         "{finding}"
     );
@@ -264,7 +264,7 @@ fn settings_that_are_not_for_us_to_see_are_a_finding_of_their_own() {
     };
     assert_eq!((finding.key, finding.weight), ("settings", Weight::Warning));
     assert!(
-        finding.mend.contains("--operation DescribeConfigs"),
+        finding.fix.contains("--operation DescribeConfigs"),
         "{finding}"
     );
 }
@@ -363,8 +363,8 @@ fn letters_need_a_place_for_each_partition_of_their_source_and_may_have_more() {
         panic!("{findings:?}")
     };
     assert_eq!((finding.key, finding.weight), ("partitions", Weight::Harm));
-    let mend = format!("--alter --topic {letters} --partitions 8");
-    assert!(finding.mend.ends_with(&mend), "{finding}");
+    let fix = format!("--alter --topic {letters} --partitions 8");
+    assert!(finding.fix.ends_with(&fix), "{finding}");
 }
 
 #[test]

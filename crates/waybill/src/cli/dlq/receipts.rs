@@ -50,14 +50,14 @@ impl Receipts {
                         topic,
                         partition = partition.0,
                         offset = offset.0,
-                        "a receipt cannot be read; what it stands for counts as not replayed"
+                        "could not read a replay receipt; its dead letters count as not replayed"
                     ),
                 }
             }
             ensure!(
                 receipts.ranges.len() <= RANGES_MAX,
                 "{topic} partition {partition} has receipts of more than {RANGES_MAX} separate \
-                 ranges of letters: replay by offset with --again"
+                 ranges of dead letters: replay by offset with --again"
             );
             Ok(ControlFlow::Continue(()))
         })?;

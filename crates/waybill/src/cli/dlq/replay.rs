@@ -93,7 +93,7 @@ impl FromStr for Rate {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let number = text.strip_suffix("/s").unwrap_or(text);
         let rate = number.parse().map(Self);
-        rate.map_err(|_| "expected a number of letters a second, such as 50/s")
+        rate.map_err(|_| "expected a number of dead letters per second, such as 50/s")
     }
 }
 
@@ -335,7 +335,7 @@ impl<'a, W: Write> Replay<'a, W> {
             let delivery = sent
                 .delivery
                 .blocking_recv()
-                .context("the producer ended before it told what became of a record")?;
+                .context("the producer ended before it reported the outcome of a record")?;
             let (outcome, note) = match delivery.result {
                 Ok(()) => {
                     replayed.add(sent.letter.offset.0);
@@ -372,7 +372,7 @@ impl<'a, W: Write> Replay<'a, W> {
                 partition = partition.0,
                 letters = replayed.to_text(),
                 error = chain(&*error),
-                "no receipt could be written: a repeat would replay these letters again"
+                "could not write a receipt; a repeat would replay these dead letters again"
             );
         }
         for line in lines {

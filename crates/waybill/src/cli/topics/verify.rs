@@ -73,14 +73,14 @@ fn for_people(finding: &Finding) -> String {
         key,
         found,
         expected,
-        mend,
+        fix,
         weight,
     } = finding;
     let harm = match weight {
         Weight::Harm => " (no role starts with this)",
         Weight::Warning => "",
     };
-    format!("{topic}: {key} is {found}, and must be {expected}{harm}\n  {mend}")
+    format!("{topic}: {key} is {found}, and must be {expected}{harm}\n  {fix}")
 }
 
 #[derive(Serialize)]
@@ -102,7 +102,7 @@ impl<'a> Row<'a> {
             key,
             found,
             expected,
-            mend,
+            fix,
             weight,
         } = finding;
         Self {
@@ -110,7 +110,7 @@ impl<'a> Row<'a> {
             key,
             found,
             expected,
-            mend,
+            mend: fix,
             harm: *weight == Weight::Harm,
         }
     }

@@ -136,7 +136,7 @@ fn asking(verb: Verb) -> OperationBuilder {
         Verb::Abandon => (
             "abandonOperation",
             "Abandon an operation",
-            "Ends an operation that waits for a person, as it stands.",
+            "Ends a parked operation and keeps its remaining effects.",
         ),
         Verb::RetryCompensation => (
             "retryCompensation",
@@ -147,7 +147,7 @@ fn asking(verb: Verb) -> OperationBuilder {
             "sayUndone",
             "Say that a person undid a step",
             "For a step that is being undone, or could not be. Where it is undone already, the operation \
-             is answered as it stands.",
+             is returned unchanged.",
         ),
     };
     let tag = match verb {
@@ -280,7 +280,7 @@ fn events() -> OperationBuilder {
         .description(Some(
             "Server-sent events: `received`, `step`, `state` and, at the end, `final`, which ends the \
              stream. Give the id of the last event as `Last-Event-ID` to go on where you were, also \
-             after a restart; where everything was told, the answer is 204. A silent stream has a \
+             after a restart; if no events are left, the answer is 204. A silent stream has a \
              comment from time to time.",
         ))
         .parameter(header(
@@ -340,7 +340,7 @@ fn body(verb: Verb) -> RequestBody {
                 .description(Some("Run it again as a new operation.")),
             "reason" => text().description(Some("Why, for people; at most 1,024 bytes.")),
             "by" => text().description(Some(
-                "Who asks, for the history; else the header Waybill-Operator says it.",
+                "The operator's name, for the history. Defaults to the header Waybill-Operator.",
             )),
             "step" => text().description(Some("The step that a person undid.")),
             _ => text().description(Some(
@@ -357,7 +357,7 @@ fn body(verb: Verb) -> RequestBody {
     let example = match verb {
         Verb::Undone => json!({"reason": "called the drone back", "by": "kim", "step": "drone"}),
         Verb::Cancel => json!({"reason": "ordered twice"}),
-        _ => json!({"reason": "the drone service is mended", "by": "kim"}),
+        _ => json!({"reason": "the drone service is fixed", "by": "kim"}),
     };
     let required = match verb.required() {
         [] => Required::False,
@@ -387,7 +387,7 @@ fn repeat_key() -> ParameterBuilder {
 fn operator() -> ParameterBuilder {
     header(
         "Waybill-Operator",
-        "Who asks, for the history.",
+        "The operator's name, for the history.",
         json!("kim"),
     )
 }

@@ -143,7 +143,7 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
     let topics = Topics::new(&config.kafka.topic_prefix);
     let read = site.topics_read().await?;
     if read.groups == 0 {
-        let said = "the brokers show no consumer group here: whether somebody reads what they are asked is not told";
+        let said = "no consumer group is visible: whether agents read their requests is unknown";
         return Ok(vec![Finding::note(AGENTS, said)]);
     }
     let mut findings = Vec::new();
@@ -278,7 +278,7 @@ pub(super) async fn store(config: &Config) -> Vec<Finding> {
         );
         findings.push(match farthest {
             Some(_) => Finding::ok(CLOCKS, said),
-            None => Finding::note(CLOCKS, "no node told what its clock shows"),
+            None => Finding::note(CLOCKS, "no node reported its clock"),
         });
     }
     findings.extend(problems.iter().map(|problem| {
@@ -438,7 +438,7 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
     match stopped_readers(&client, &schedulers).await {
         Ok(stopped) => findings.extend(stopped.into_iter().map(|reader| {
             let how = format!(r#"`PUT {schedulers}/{reader}` with {{"running": true}} starts it"#);
-            let said = format!("its reader {reader} stands still, as it was told to; {how}");
+            let said = format!("its reader {reader} is stopped, as requested; {how}");
             Finding::note(WHAT, said)
         })),
         Err(error) => {
