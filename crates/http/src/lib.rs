@@ -16,6 +16,7 @@ mod gate;
 mod hosts;
 pub mod json;
 mod meter;
+pub mod payload;
 pub mod problem;
 pub mod reread;
 mod server;

@@ -4,6 +4,7 @@
 //! relative reference to a page of this server that says what to do about it.
 
 mod field;
+mod page;
 
 use std::borrow::Cow;
 use std::num::NonZeroU32;
@@ -19,6 +20,7 @@ use serde::{Serialize, Serializer};
 use utoipa::ToSchema;
 
 pub use self::field::FieldProblem;
+pub use self::page::{STYLE, page};
 use crate::json::{JsonError, JsonFault};
 
 /// The media type of problems.

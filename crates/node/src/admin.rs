@@ -28,7 +28,6 @@
 
 mod backup;
 mod guard;
-mod health;
 mod log;
 mod partitions;
 mod readers;
@@ -50,30 +49,29 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use hyper::Request;
 use hyper::body::Incoming;
-use serde::Serialize;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tower::ServiceExt as _;
-use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ReaderId, Timestamp};
+use waybill_engine::ReaderId;
 use waybill_http::RequestBody;
 use waybill_http::auth::Auth;
 use waybill_http::json;
-use waybill_http::problem::{FieldProblem, Kind, Problem};
+use waybill_http::payload::{Patience, read_whole};
+use waybill_http::problem::{self, FieldProblem, Kind, Problem};
 use waybill_http::{
     GateLimits, Hosts, REQUESTS_PER_CONNECTION_MAX, Refusal, Server, ServerLimits, Service, Tls,
 };
+use waybill_scheduler::control::{ControlError, SchedulerControl, SchedulerView};
+use waybill_telemetry::health::{Liveness, Readiness};
 use waybill_topology::readers::show::Readers;
 use waybill_topology::repartition::Repartition;
 
 use self::guard::Denials;
 
 pub use guard::METRICS;
-pub use health::{Condition, Heartbeat, Liveness, Readiness};
 
 use crate::backup::Backups;
 use crate::config::AdminConfig;
-use crate::ingestion::body::{Patience, read_whole};
-use crate::ingestion::docs::problem_page;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::{Telemetry, announce};
 
@@ -293,128 +291,6 @@ impl Service for Routes {
     }
 }
 
-/// How an operator, or a test, starts and stops single readers of a running scheduler.
-pub trait SchedulerControl: std::fmt::Debug + Send + Sync {
-    /// The readers of this process, in order.
-    fn list(&self) -> Vec<SchedulerView>;
-
-    /// Stops a reader in order, releasing its lease, or starts it again. Resolves when it
-    /// stands still, or when it has begun to take its lease. Asking for what is already so
-    /// succeeds.
-    fn set_running(
-        &self,
-        reader: ReaderId,
-        running: bool,
-    ) -> BoxFuture<'_, Result<(), ControlError>>;
-}
-
-/// One reader's scheduler, as shown to an operator.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct SchedulerView {
-    /// The reader; where no partition is shared, it has the partition's number.
-    pub reader: ReaderId,
-    /// The partition that it reads.
-    pub partition: PartitionId,
-    /// The number of the layout that it belongs to.
-    pub layout: u64,
-    /// What its scheduler is doing.
-    pub state: SchedulerState,
-    /// The number of the ownership that is held, if one is.
-    pub epoch: Option<Epoch>,
-    /// Below these offsets every record is done.
-    pub checkpoint: CheckpointView,
-    /// The next request record that is not yet consumed durably.
-    pub consumed: Offset,
-    /// The next expedited one.
-    pub consumed_expedited: Offset,
-    /// Operations in memory.
-    pub in_flight: usize,
-    /// Requests that were read and wait for room.
-    pub waiting: usize,
-    /// The operation that the checkpoint on the requests waits for, if there is one.
-    pub held_by: Option<HeldView>,
-    /// The one that the checkpoint on the expedited requests waits for.
-    pub expedited_held_by: Option<HeldView>,
-    /// Why it is refused, and what mends that.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub reason: Option<String>,
-}
-
-/// An operation that holds a checkpoint.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct HeldView {
-    /// The operation.
-    pub operation: OperationId,
-    /// The offset of its request.
-    pub offset: Offset,
-    /// Since when it, or its request, is in memory, in microseconds since the Unix epoch.
-    pub since_us: Timestamp,
-    /// Whether its request was read and waits for room.
-    pub waits: bool,
-}
-
-/// What the scheduler of a partition is doing.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum SchedulerState {
-    /// Nothing: it was told to stop.
-    Stopped,
-    /// Waiting for the lease of the partition, or reading where its owner left off.
-    Acquiring,
-    /// Owning the partition and working.
-    Running,
-    /// Finishing what is under way before it lets go.
-    Stopping,
-    /// Its checkpoint does not fit the log: it does not run before a person has looked, since going
-    /// on would lose operations. [`SchedulerView::reason`] says what is wrong.
-    Refused,
-}
-
-/// The offsets of a checkpoint.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub struct CheckpointView {
-    /// On `operation-requests`.
-    pub requests: Offset,
-    /// On `expedited-requests`.
-    pub expedited: Offset,
-    /// On `step-replies`.
-    pub replies: Offset,
-}
-
-/// Why a reader was not started or stopped.
-#[derive(Debug, thiserror::Error)]
-pub enum ControlError {
-    /// Another process runs it, or nobody.
-    #[error("reader {0} is not run by this process")]
-    NotHere(ReaderId),
-    /// The scheduler is on its way out and takes no orders any more.
-    #[error("the scheduler is shutting down")]
-    ShuttingDown,
-    /// It was tried and failed.
-    #[error("reader {reader} could not be {wanted}: {cause}")]
-    Failed {
-        /// The reader.
-        reader: ReaderId,
-        /// `started` or `stopped`.
-        wanted: &'static str,
-        /// Why not.
-        cause: String,
-    },
-}
-
-impl ControlError {
-    fn kind(&self) -> Kind {
-        match self {
-            Self::NotHere(_) => Kind::PartitionNotHere,
-            Self::ShuttingDown => Kind::ShuttingDown,
-            Self::Failed { .. } => Kind::PartitionFailed,
-        }
-    }
-}
-
 async fn livez(State(admin): State<Admin>) -> Response {
     verdict("alive", "silent", admin.liveness.silent(), &[])
 }
@@ -468,9 +344,10 @@ async fn put_scheduler(
     const RUNNING: &str = "running";
     let body = body.map_err(|rejection| unread(&rejection))?;
     let running = only_field(&body, RUNNING, Value::as_bool, "true or false")?;
-    let not_here = || ControlError::NotHere(reader);
+    let not_here = || refused(&ControlError::NotHere(reader));
     let control = admin.schedulers.get().ok_or_else(not_here)?;
-    control.set_running(reader, running).await?;
+    let changed = control.set_running(reader, running).await;
+    changed.map_err(|error| refused(&error))?;
     let view = control
         .list()
         .into_iter()
@@ -522,7 +399,7 @@ fn unread(rejection: &BytesRejection) -> Problem {
 /// The page behind a problem's `type`.
 async fn show_problem(Path(name): Path<String>) -> Result<Html<String>, Problem> {
     let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
-    kind.map(|kind| Html(problem_page(kind)))
+    kind.map(|kind| Html(problem::page(kind)))
         .ok_or_else(|| Problem::new(Kind::NotFound, "There is no such kind of problem."))
 }
 
@@ -537,15 +414,19 @@ async fn method_not_allowed() -> Problem {
     Problem::new(Kind::MethodNotAllowed, detail)
 }
 
-impl From<ControlError> for Problem {
-    fn from(error: ControlError) -> Self {
-        let mut detail = error.to_string();
-        detail.push('.');
-        if let Some(first) = detail.get_mut(..1) {
-            first.make_ascii_uppercase();
-        }
-        Self::new(error.kind(), detail)
+/// What is answered where a scheduler was not started or stopped.
+fn refused(error: &ControlError) -> Problem {
+    let kind = match error {
+        ControlError::NotHere(_) => Kind::PartitionNotHere,
+        ControlError::ShuttingDown => Kind::ShuttingDown,
+        ControlError::Failed { .. } => Kind::PartitionFailed,
+    };
+    let mut detail = error.to_string();
+    detail.push('.');
+    if let Some(first) = detail.get_mut(..1) {
+        first.make_ascii_uppercase();
     }
+    Problem::new(kind, detail)
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@
 //! full disk accepts nothing; a look that fails changes nothing.
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -16,9 +15,8 @@ use metrics::Gauge;
 use tokio_util::sync::CancellationToken;
 use waybill_config::{ByteSize, FreeMin};
 use waybill_store::EmbeddedStore;
+use waybill_telemetry::health::{Condition, LowDisk, Readiness};
 use waybill_telemetry::{Declared, Metric};
-
-use crate::admin::{Condition, Readiness};
 
 /// How often the free space is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -82,23 +80,6 @@ impl Space {
             free: stat.f_bavail.saturating_mul(stat.f_frsize),
             size: stat.f_blocks.saturating_mul(stat.f_frsize),
         })
-    }
-}
-
-/// Whether the disk is low. Clones share the state; one that nothing watches is never low.
-#[derive(Clone, Debug, Default)]
-pub struct LowDisk(Arc<AtomicBool>);
-
-impl LowDisk {
-    /// Whether new requests are to be refused.
-    #[must_use]
-    pub fn is_low(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// The flag, for the embedded broker.
-    pub fn flag(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.0)
     }
 }
 
@@ -180,7 +161,7 @@ impl DiskWatch {
         let mark = self.free_min.bytes_of(space.size);
         let was_low = self.low.is_low();
         let is_low = store_waits || is_low(was_low, space.free, mark);
-        self.low.0.store(is_low, Ordering::Relaxed);
+        self.low.set(is_low);
         self.free.set(space.free as f64);
         self.size.set(space.size as f64);
         self.mark.set(mark as f64);

@@ -1,4 +1,5 @@
-//! What every part says of itself in the same way: metrics that are declared once, and spans ([`trace`]). A metric's
+//! What every part says of itself in the same way: metrics that are declared once, spans ([`trace`]), and whether it is
+//! alive and ready ([`health`]). A metric's
 //! name, meaning and labels stand in one place, from which they are described to the recorder, registered, and listed
 //! in documents.
 //!
@@ -6,6 +7,7 @@
 //! grows. Labels have few values; no id of anything that comes and goes is one.
 
 mod chain;
+pub mod health;
 pub mod process;
 pub mod trace;
 pub mod visible;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use waybill_node::{admin, disk, ingestion, scheduler, telemetry};
+use waybill_node::{admin, disk, telemetry};
 use waybill_telemetry::Declared;
 
 use crate::roles;
@@ -90,13 +90,13 @@ fn sections() -> [Section; 13] {
         section(
             "Ingestion",
             "The HTTP API, with the role `ingestion`.",
-            ingestion::METRICS.to_vec(),
+            waybill_ingestion::METRICS.to_vec(),
         ),
         section(
             "Scheduler",
             "Operations, partitions and group commits, with the role `scheduler`. Sum over `partition` and `reader` \
              for the whole.",
-            scheduler::metrics::declared(),
+            waybill_scheduler::metrics::declared(),
         ),
         section(
             "Agents and services",

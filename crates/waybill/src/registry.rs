@@ -12,12 +12,12 @@ use anyhow::Context as _;
 use serde::Serialize;
 use waybill_engine::Workflows;
 use waybill_messages::{Framing, SchemaId, SchemaIds, Topics};
-use waybill_node::admin::Readiness;
 use waybill_node::config::{Config, FramingChoice};
 use waybill_registry::{
     Compatibility, Registry, RegistryError, SchemaCache, Subject, SubjectError, schema_ids,
     subjects,
 };
+use waybill_telemetry::health::Readiness;
 
 /// How long a registry that does not answer is left alone at first, and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(200);

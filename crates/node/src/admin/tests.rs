@@ -4,6 +4,9 @@ use axum::http::Request;
 use http_body_util::BodyExt;
 use tower::ServiceExt;
 
+use waybill_engine::{Epoch, Offset, PartitionId};
+use waybill_scheduler::control::{CheckpointView, SchedulerState};
+
 use super::*;
 use crate::shutdown::Signals;
 

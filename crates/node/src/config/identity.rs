@@ -10,9 +10,9 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use waybill_config::Environment;
 use waybill_engine::{Division, ReaderId};
+use waybill_scheduler::Own;
 
 use super::Config;
-use crate::scheduler::Own;
 
 /// The label `apps.kubernetes.io/pod-index`, handed over by the downward API.
 const POD_INDEX: &str = "POD_INDEX";

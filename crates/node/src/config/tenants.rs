@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
+use waybill_api::tenant_limits::{Rate, TenantRates};
 use waybill_config::units;
-
-use crate::ingestion::{Rate, TenantRates};
 
 /// The `http.tenantLimits` section.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

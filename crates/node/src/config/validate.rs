@@ -4,11 +4,11 @@ mod counts;
 
 use waybill_config::{ByteSize, ConfigError, duration_to_text};
 use waybill_engine::{INPUT_BYTES_MAX, READERS_PER_PARTITION_MAX};
+use waybill_ingestion::IngestionConfig;
 use waybill_topology::PARTITIONS_MAX;
 use waybill_topology::topics::{RETENTION_MS_MIN, disk_bytes_min};
 
 use super::Config;
-use crate::ingestion::IngestionConfig;
 use crate::telemetry::LogFilter;
 
 /// A lease is at least this many margins long, so that an owner has time to act between the end

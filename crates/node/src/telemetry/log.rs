@@ -103,7 +103,7 @@ fn is_coloured() -> bool {
 }
 
 /// Whose lines there are: the crates that write any, and librdkafka, which writes under its own name.
-const WRITERS: [&str; 19] = [
+const WRITERS: [&str; 21] = [
     "waybill",
     "waybill_agent",
     "waybill_alerts",
@@ -113,9 +113,11 @@ const WRITERS: [&str; 19] = [
     "waybill_connections",
     "waybill_drone_delivery",
     "waybill_http",
+    "waybill_ingestion",
     "waybill_kafka",
-    "waybill_registry",
     "waybill_node",
+    "waybill_registry",
+    "waybill_scheduler",
     "waybill_store",
     "waybill_supervisor",
     "waybill_topology",
@@ -125,8 +127,7 @@ const WRITERS: [&str; 19] = [
     "h2",
 ];
 
-/// The modules of the program's own crate. What roles do is in `waybill_node` and the others, though the same names stood
-/// below `waybill` once.
+/// The modules of the program's own crate. What roles do is in the other crates.
 const PROGRAM_MODULES: [&str; 7] = [
     "broker_access",
     "catalogue",
@@ -148,7 +149,7 @@ pub enum LogFilterError {
     Word(String),
     /// A pair of it names nobody who writes lines.
     #[error(
-        "nothing writes lines as {0:?}; there are {them}, and their modules, such as waybill_node::scheduler",
+        "nothing writes lines as {0:?}; there are {them}, and their modules, such as waybill_scheduler",
         them = WRITERS.join(", ")
     )]
     Target(String),
@@ -211,7 +212,7 @@ mod tests {
         for good in [
             "info",
             "warn,waybill=debug",
-            "waybill_node::scheduler=trace",
+            "waybill_scheduler=trace",
             "waybill::roles::life=debug",
             "off",
             "INFO,waybill=debug",
@@ -241,11 +242,7 @@ mod tests {
             ("info,waybill::scheduler=debug", "waybill::scheduler"),
         ] {
             let refused = filter.parse::<LogFilter>().unwrap_err().to_string();
-            for part in [
-                &format!("{nobody:?}"),
-                "librdkafka",
-                "waybill_node::scheduler",
-            ] {
+            for part in [&format!("{nobody:?}"), "librdkafka", "waybill_scheduler"] {
                 assert!(refused.contains(part), "{part}: {refused}");
             }
         }

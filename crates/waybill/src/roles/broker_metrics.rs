@@ -144,7 +144,7 @@ static COUNTERS: [Counted<Counter>; 17] = [
     ),
 ];
 
-static GAUGES: [Counted<Gauge>; 10] = [
+static GAUGES: [Counted<Gauge>; 12] = [
     (
         Metric::new(
             "waybill_broker_connections",

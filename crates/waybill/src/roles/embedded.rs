@@ -11,9 +11,9 @@ use waybill_messages::Topics;
 use waybill_node::admin::Admin;
 use waybill_node::config::Config;
 use waybill_node::data_dir;
-use waybill_node::disk::LowDisk;
 use waybill_node::shutdown::{Running, Stage};
 use waybill_node::telemetry::announce;
+use waybill_telemetry::health::LowDisk;
 
 use super::agents::{Reached, group};
 use super::broker_metrics::BrokerMetrics;

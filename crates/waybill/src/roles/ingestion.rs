@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 
 use waybill_http::{Tls, reread};
+use waybill_ingestion::{Guards, Ingestion, IngestionConfig};
 use waybill_node::admin::Admin;
 use waybill_node::config::Config;
-use waybill_node::ingestion::{Guards, Ingestion, IngestionConfig};
 use waybill_node::shutdown::{Running, Stage};
 use waybill_node::telemetry::announce;
 

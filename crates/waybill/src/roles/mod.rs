@@ -32,9 +32,10 @@ use waybill_messages::Topics;
 use waybill_node::admin::Admin;
 use waybill_node::backup::Backups;
 use waybill_node::config::{AgentReach, Config, load_workflows, readers_of_this_process};
-use waybill_node::disk::{DiskWatch, LowDisk, Space, bounds_exceed};
+use waybill_node::disk::{DiskWatch, Space, bounds_exceed};
 use waybill_node::shutdown::{Running, Stage};
 use waybill_store::{EmbeddedStore, Store};
+use waybill_telemetry::health::LowDisk;
 use waybill_topology::partition_map::PartitionMap;
 use waybill_topology::topics::{self, BrokerKind};
 

@@ -4,9 +4,9 @@ use waybill_agent::DirectConfig;
 use waybill_agent::http::NamedHandler;
 use waybill_node::admin::Admin;
 use waybill_node::config::Config;
-use waybill_node::scheduler::metrics::show_requests_retention;
-use waybill_node::scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings, reply_key};
 use waybill_node::shutdown::{Running, Stage};
+use waybill_scheduler::metrics::show_requests_retention;
+use waybill_scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings, reply_key};
 use waybill_topology::readers::{self, show::Readers};
 use waybill_topology::repartition::{self, Repartition};
 use waybill_topology::topics::BrokerKind;
@@ -53,7 +53,8 @@ pub(super) async fn start(
             );
         }
     }
-    let scheduler = Scheduler::start(scheduler_settings(config, own), parts, admin)?;
+    let settings = scheduler_settings(config, own);
+    let scheduler = Scheduler::start(settings, parts, &admin.readiness, &admin.liveness)?;
     admin.set_schedulers(scheduler.control());
     admin.set_readers(Readers::new(world.store.clone(), config.partitions));
     let growing = Repartition::new(

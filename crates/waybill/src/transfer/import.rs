@@ -12,7 +12,7 @@ use waybill_engine::{
     Epoch, Lane, Offset, OperationId, OperationRow, PartitionId, Position, Timestamp, partition_for,
 };
 use waybill_node::config::Config;
-use waybill_node::scheduler::{begin_index, write_indexed};
+use waybill_scheduler::{begin_index, write_indexed};
 use waybill_store::{AttentionEntry, DueEntry, KeptRow, RowWrite, Store, WriteBatch};
 use waybill_telemetry::visible::counted;
 use waybill_topology::readers;

@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use waybill_engine::{HistoryEntry, OperationId, ProcessState, Timestamp};
 use waybill_http::auth::AuthConfig;
 use waybill_http::auth::{Auth, NewToken};
-use waybill_node::ingestion::{Guards, IngestionConfig};
+use waybill_ingestion::{Guards, IngestionConfig};
 
 use super::world::*;
 

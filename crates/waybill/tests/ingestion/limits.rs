@@ -5,7 +5,7 @@ use std::num::NonZeroU32;
 
 use axum::http::header::RETRY_AFTER;
 use serde_json::{Value, json};
-use waybill_node::ingestion::{Rate, TenantRates};
+use waybill_api::tenant_limits::{Rate, TenantRates};
 
 use super::world::{World, problem};
 

@@ -14,8 +14,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_openssl::SslStream;
 use waybill_http::Tls;
+use waybill_ingestion::{Guards, IngestionConfig};
 use waybill_node::config::TlsConfig;
-use waybill_node::ingestion::{Guards, IngestionConfig};
 use waybill_test_support::certificate::Certificate;
 
 use super::world::*;

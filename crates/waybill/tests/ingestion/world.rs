@@ -22,9 +22,9 @@ use waybill_engine::{
     PartitionId, Position, ProcessState, ReaderId, Recovery, Stamp, Timestamp, Workflow,
     WorkflowDefinition, Workflows, partition_for,
 };
+use waybill_ingestion::{Guards, Ingestion, IngestionConfig};
 use waybill_kafka::{Admin, KafkaSettings, TopicSpec};
 use waybill_messages::{Record, Topics};
-use waybill_node::ingestion::{Guards, Ingestion, IngestionConfig};
 use waybill_store::{
     EmbeddedConfig, EmbeddedStore, LayoutGeneration, Lease, LeaseKey, RowWrite, Store, WriteBatch,
 };

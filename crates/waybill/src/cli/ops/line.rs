@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, Write};
 
 use serde::Serialize;
-use waybill_node::ingestion::as_typed;
+use waybill_ingestion::as_typed;
 use waybill_telemetry::visible::{escaped, to_json};
 
 use super::verb::Verb;

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use clap::Args;
 use serde_json::value::RawValue;
-use waybill_node::ingestion::as_typed;
+use waybill_ingestion::as_typed;
 use waybill_telemetry::visible::{escaped, escaped_json};
 
 use super::OpsError;

@@ -1,0 +1,543 @@
+//! From a body to the record that asks for an operation.
+//!
+//! What must hold: the same request, however its JSON is written and through whichever form it
+//! comes, makes the same record and the same hash; a request that is not wholly right makes none,
+//! and wrong fields are named together.
+
+mod envelope;
+
+use std::sync::Arc;
+
+use jiff::tz::TimeZone;
+use serde_json::{Map, Value};
+use sha2::{Digest as _, Sha256};
+use waybill_alerts::ContactRules;
+use waybill_drone_delivery::field::FieldError;
+use waybill_drone_delivery::request::{self as drone_delivery, DeliveryRequest};
+use waybill_engine::{
+    Contact, CreateRequest, INPUT_BYTES_MAX, IdOrigin, Lane, OperationId, RequestHash, Timestamp,
+    Workflows,
+};
+use waybill_http::auth::{AnotherTenant, Tenants, check_tenant};
+use waybill_http::json;
+use waybill_http::problem::{FieldProblem, Problem};
+use waybill_messages::is_topic_name;
+use waybill_telemetry::visible::is_name;
+
+pub use self::envelope::{Envelope, IDEMPOTENCY_KEY, TRACEPARENT};
+use super::id::{self, CallerId};
+use super::tenant_limits::TenantLimits;
+
+/// The workflow that deliveries run, and the one whose input has a form of its own.
+pub const DRONE_DELIVERY: &str = "drone-delivery";
+
+/// The field that says who is told how an operation ended.
+const NOTIFY: &str = "notify";
+
+/// What requests are checked against.
+#[derive(Debug)]
+pub struct Rules {
+    /// The workflows that can be asked for.
+    pub workflows: Arc<Workflows>,
+    /// How deep a body may nest.
+    pub json_depth_max: usize,
+    /// What the name of a `replyTo` topic must begin with: any of these.
+    pub reply_to_prefixes: Vec<String>,
+    /// Who may be named to be told of an operation.
+    pub contacts: ContactRules,
+    /// How many there may be of each tenant.
+    pub tenant_limits: TenantLimits,
+    /// Whether expedited requests go by a topic of their own.
+    pub expedites: bool,
+}
+
+/// A request that may be accepted.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Submission {
+    /// The record.
+    pub record: CreateRequest,
+    /// Which topic it goes to.
+    pub lane: Lane,
+    /// Its workflow.
+    pub workflow: Arc<str>,
+    /// For whom its sender may ask.
+    pub sender: Tenants,
+    /// Deadlines that have passed already.
+    overdue: Vec<FieldProblem>,
+}
+
+impl Submission {
+    /// Refuses a request that came after a deadline of its own. To be asked once it is sure that it
+    /// repeats none: a repeat is answered for ever.
+    pub fn check_deadlines(&self) -> Result<(), Problem> {
+        match self.overdue.as_slice() {
+            [] => Ok(()),
+            overdue => Err(Problem::invalid(overdue.to_vec())),
+        }
+    }
+
+    /// The id to repeat the request with: it leads to the same operation.
+    pub fn repeat_with(&self) -> String {
+        match &self.record.caller_id {
+            Some(id) => id.clone(),
+            None => self.record.operation.to_string(),
+        }
+    }
+}
+
+/// Reads a delivery's body.
+pub fn delivery(
+    body: &[u8],
+    envelope: &Envelope,
+    rules: &Rules,
+    now: Timestamp,
+) -> Result<Submission, Problem> {
+    let mut value = json::parse(body, rules.json_depth_max)?;
+    let mut draft = Draft::new(envelope, rules, now);
+    // It is about the delivery and no part of it: no step is to see it.
+    let notify = value
+        .as_object_mut()
+        .and_then(|fields| fields.remove(NOTIFY));
+    draft.notify(notify.as_ref());
+    draft.workflow = rules
+        .workflows
+        .newest(DRONE_DELIVERY)
+        .map(|known| Arc::clone(known.name()));
+    draft.delivery(&value, "");
+    draft.finish()
+}
+
+/// Reads the general form.
+pub fn operation(
+    body: &[u8],
+    envelope: &Envelope,
+    rules: &Rules,
+    now: Timestamp,
+) -> Result<Submission, Problem> {
+    let mut value = json::parse(body, rules.json_depth_max)?;
+    let mut draft = Draft::new(envelope, rules, now);
+    match &mut value {
+        Value::Object(fields) => draft.operation(fields),
+        _ => draft.wrong("", "must be an object"),
+    }
+    draft.finish()
+}
+
+/// A request while it is read.
+struct Draft<'a> {
+    envelope: &'a Envelope,
+    rules: &'a Rules,
+    now: Timestamp,
+    errors: Vec<FieldProblem>,
+    overdue: Vec<FieldProblem>,
+    workflow: Option<Arc<str>>,
+    tenant: Result<String, AnotherTenant>,
+    caller_id: Option<CallerId>,
+    deadline: Option<Timestamp>,
+    reply_to: Option<String>,
+    expedited: Option<bool>,
+    notify: Vec<Contact>,
+    input: Option<Input>,
+}
+
+enum Input {
+    Delivery(Box<DeliveryRequest>),
+    /// Canonical JSON of another workflow's input.
+    Other(Vec<u8>),
+}
+
+impl<'a> Draft<'a> {
+    fn new(envelope: &'a Envelope, rules: &'a Rules, now: Timestamp) -> Self {
+        Self {
+            envelope,
+            rules,
+            now,
+            errors: envelope.wrong.clone(),
+            overdue: Vec::new(),
+            workflow: None,
+            tenant: envelope.tenants.meant(String::new()),
+            caller_id: envelope.idempotency_key.clone(),
+            deadline: None,
+            reply_to: None,
+            expedited: None,
+            notify: Vec::new(),
+            input: None,
+        }
+    }
+
+    fn wrong(&mut self, pointer: impl Into<String>, detail: impl Into<String>) {
+        self.errors.push(FieldProblem::new(pointer, detail));
+    }
+
+    fn delivery(&mut self, value: &Value, at: &str) {
+        match drone_delivery::validate(value) {
+            Ok(delivery) => {
+                if let Some(id) = &delivery.delivery_id {
+                    self.caller_id(id, &format!("{at}/deliveryId"));
+                }
+                // What the customer was told is also by when the operation should be final, unless
+                // the general form says otherwise.
+                if let Some(deadline) = delivery.deadline {
+                    let deadline = Timestamp(deadline.as_microsecond());
+                    self.check_deadline(deadline, format!("{at}/deadline"));
+                    self.deadline = self.deadline.or(Some(deadline));
+                }
+                self.input = Some(Input::Delivery(Box::new(delivery)));
+            }
+            Err(errors) => {
+                self.beside_wrong_fields(value, at, &errors);
+                let named = errors.into_iter();
+                self.errors.extend(named.map(|error| {
+                    FieldProblem::new(format!("{at}{}", error.pointer), error.detail)
+                }));
+            }
+        }
+    }
+
+    /// Checks of a delivery with other wrong fields what the delivery's own check leaves to this one.
+    fn beside_wrong_fields(&mut self, value: &Value, at: &str, errors: &[FieldError]) {
+        let right = |name: &str| {
+            let is_named = errors
+                .iter()
+                .any(|error| error.pointer.strip_prefix('/') == Some(name));
+            value.get(name)?.as_str().filter(|_| !is_named)
+        };
+        if let Some(id) = right("deliveryId") {
+            self.caller_id(id, &format!("{at}/deliveryId"));
+        }
+        if let Some(deadline) = right("deadline").and_then(date_and_time) {
+            self.check_deadline(deadline, format!("{at}/deadline"));
+        }
+    }
+
+    fn operation(&mut self, fields: &mut Map<String, Value>) {
+        const KNOWN: [&str; 8] = [
+            "workflow",
+            "id",
+            "input",
+            "deadline",
+            "expedited",
+            "tenant",
+            "replyTo",
+            NOTIFY,
+        ];
+        let name = match self.text(fields, "workflow") {
+            Some(name) => {
+                self.workflow = self
+                    .rules
+                    .workflows
+                    .newest(&name)
+                    .map(|known| Arc::clone(known.name()));
+                if self.workflow.is_none() {
+                    let known = self.known_workflows();
+                    self.wrong("/workflow", format!("must be one of {known}, not {name:?}"));
+                }
+                Some(name)
+            }
+            None if is_absent(fields, "workflow") => {
+                let known = self.known_workflows();
+                self.wrong(
+                    "/workflow",
+                    format!("is required, and must be one of {known}"),
+                );
+                None
+            }
+            None => None,
+        };
+        if let Some(tenant) = self.text(fields, "tenant") {
+            self.tenant(tenant);
+        }
+        if let Some(id) = self.text(fields, "id") {
+            self.caller_id(&id, "/id");
+        }
+        if let Some(text) = self.text(fields, "deadline") {
+            self.deadline = date_and_time(&text);
+            match self.deadline {
+                Some(deadline) => self.check_deadline(deadline, "/deadline"),
+                None => self.wrong(
+                    "/deadline",
+                    "must be an ISO 8601 date and time such as 2030-05-08T20:00:00Z",
+                ),
+            }
+        }
+        if let Some(topic) = self.text(fields, "replyTo") {
+            self.reply_to(topic);
+        }
+        match fields.get("expedited") {
+            None | Some(Value::Null) => {}
+            Some(Value::Bool(expedited)) => self.expedited = Some(*expedited),
+            Some(_) => self.wrong("/expedited", "must be true or false"),
+        }
+        self.notify(fields.get(NOTIFY));
+        match fields.remove("input") {
+            Some(input) if name.as_deref() == Some(DRONE_DELIVERY) => {
+                self.delivery(&input, "/input");
+            }
+            Some(Value::Object(input)) => {
+                self.input = Some(Input::Other(Value::Object(input).to_string().into_bytes()));
+            }
+            Some(_) => self.wrong("/input", "must be an object"),
+            None => self.wrong("/input", "is required"),
+        }
+        for name in fields.keys().filter(|name| !KNOWN.contains(&name.as_str())) {
+            let mut pointer = String::new();
+            json::push_segment(&mut pointer, name);
+            let detail = format!("is unknown; the fields are {}", KNOWN.join(", "));
+            self.errors.push(FieldProblem::new(pointer, detail));
+        }
+    }
+
+    /// An optional text; `null` counts as absent.
+    fn text(&mut self, fields: &Map<String, Value>, name: &'static str) -> Option<String> {
+        match fields.get(name) {
+            None | Some(Value::Null) => None,
+            Some(Value::String(text)) => Some(text.clone()),
+            Some(_) => {
+                self.wrong(format!("/{name}"), "must be a string");
+                None
+            }
+        }
+    }
+
+    fn check_deadline(&mut self, deadline: Timestamp, pointer: impl Into<String>) {
+        if deadline <= self.now {
+            let detail = "must lie in the future";
+            self.overdue.push(FieldProblem::new(pointer, detail));
+        }
+    }
+
+    fn known_workflows(&self) -> String {
+        let mut names: Vec<&str> = self
+            .rules
+            .workflows
+            .iter()
+            .map(|workflow| &**workflow.name())
+            .collect();
+        names.dedup();
+        names.join(", ")
+    }
+
+    fn tenant(&mut self, tenant: String) {
+        match check_tenant(&tenant) {
+            Ok(()) => self.tenant = self.envelope.tenants.meant(tenant),
+            Err(detail) => self.wrong("/tenant", detail),
+        }
+    }
+
+    /// Takes the caller's id from a field; all places that give one must agree.
+    fn caller_id(&mut self, text: &str, pointer: &str) {
+        match CallerId::new(text) {
+            Err(error) => self.wrong(pointer, error.to_string()),
+            Ok(id) => match &self.caller_id {
+                Some(other) if *other != id => {
+                    let detail = format!("differs from the id {other} that is given elsewhere");
+                    self.wrong(pointer, detail);
+                }
+                _ => self.caller_id = Some(id),
+            },
+        }
+    }
+
+    fn reply_to(&mut self, topic: String) {
+        let prefixes = &self.rules.reply_to_prefixes;
+        if !is_topic_name(&topic) {
+            let detail = "must be the name of a topic: 1 to 249 of a-z, A-Z, 0-9, ., _ and -";
+            self.wrong("/replyTo", detail);
+        } else if prefixes.is_empty() {
+            self.wrong(
+                "/replyTo",
+                "is not allowed here: http.replyToPrefixes names no topics",
+            );
+        } else if !prefixes.iter().any(|prefix| topic.starts_with(prefix)) {
+            let detail = format!("must begin with one of {}", prefixes.join(", "));
+            self.wrong("/replyTo", detail);
+        } else {
+            self.reply_to = Some(topic);
+        }
+    }
+
+    /// Takes who is to be told; `null` counts as absent. No detail repeats a contact.
+    fn notify(&mut self, value: Option<&Value>) {
+        let uris = match value {
+            None | Some(Value::Null) => return,
+            Some(Value::Array(uris)) if uris.len() <= Contact::COUNT_MAX => uris,
+            Some(Value::Array(_)) => {
+                let detail = format!("must name at most {} contacts", Contact::COUNT_MAX);
+                return self.wrong("/notify", detail);
+            }
+            Some(_) => return self.wrong("/notify", "must be a list of URIs"),
+        };
+        for (place, uri) in uris.iter().enumerate() {
+            let pointer = format!("/notify/{place}");
+            let Value::String(uri) = uri else {
+                self.wrong(pointer, "must be a string");
+                continue;
+            };
+            match self.rules.contacts.read(uri) {
+                Ok(reachable) if self.notify.contains(&reachable.contact) => {
+                    self.wrong(pointer, "is named before");
+                }
+                Ok(reachable) => self.notify.push(reachable.contact),
+                Err(error) => self.wrong(pointer, error.to_string()),
+            }
+        }
+    }
+
+    fn finish(mut self) -> Result<Submission, Problem> {
+        let tenant = self.tenant?;
+        if !self.errors.is_empty() {
+            self.errors.append(&mut self.overdue);
+            return Err(Problem::invalid(self.errors));
+        }
+        let (Some(workflow), Some(input)) = (self.workflow, self.input) else {
+            let detail = format!("No workflow {DRONE_DELIVERY} is configured here.");
+            return Err(Problem::new(waybill_http::problem::Kind::NotFound, detail));
+        };
+        let (operation, id_origin, caller_id) = match self.caller_id {
+            None => (id::fresh(&tenant), IdOrigin::Server, None),
+            Some(caller_id) => match caller_id.as_ours(&tenant) {
+                // A repeat of what was given this id here: but for the origin, the same record.
+                Some(id) => (id, IdOrigin::Caller, None),
+                None => (
+                    caller_id.operation(&tenant),
+                    IdOrigin::Caller,
+                    Some(caller_id),
+                ),
+            },
+        };
+        let caller_id = caller_id.map(CallerId::into_string);
+        // A delivery says so by itself, unless the general form says otherwise.
+        let of_delivery = match &input {
+            Input::Delivery(delivery) => delivery.expedited,
+            Input::Other(_) => false,
+        };
+        let is_expedited = self.expedited.unwrap_or(of_delivery);
+        let lane = match is_expedited && self.rules.expedites {
+            true => Lane::Expedited,
+            false => Lane::Ordinary,
+        };
+        let hash = |input: &[u8]| {
+            request_hash(
+                &workflow,
+                &tenant,
+                self.deadline,
+                self.reply_to.as_deref(),
+                input,
+                &self.notify,
+            )
+        };
+        let (request_hash, input) = match input {
+            Input::Other(input) => (hash(&input), input),
+            Input::Delivery(delivery) => named(*delivery, operation, caller_id.as_deref(), hash),
+        };
+        // Written out again, numbers may be longer than they came.
+        if input.len() > INPUT_BYTES_MAX {
+            let detail = format!(
+                "The input has {} bytes; at most {INPUT_BYTES_MAX} are taken.",
+                input.len()
+            );
+            return Err(Problem::new(
+                waybill_http::problem::Kind::BodyTooLarge,
+                detail,
+            ));
+        }
+        Ok(Submission {
+            record: CreateRequest {
+                operation,
+                id_origin,
+                workflow: workflow.to_string(),
+                tenant,
+                caller_id,
+                input,
+                deadline: self.deadline,
+                reply_to: self.reply_to,
+                request_hash,
+                requested_at: self.now,
+                traceparent: self.envelope.traceparent.clone(),
+                resubmission_of: None,
+                notify: self.notify,
+            },
+            lane,
+            workflow,
+            sender: self.envelope.tenants.clone(),
+            overdue: self.overdue,
+        })
+    }
+}
+
+/// Checks the name of who asks for something, and says what is wrong with it. How long it may be, the
+/// records say.
+pub fn check_asked_by(name: &str) -> Result<(), &'static str> {
+    match is_name(name) {
+        true => Ok(()),
+        false => Err(
+            "must be visible characters, with single spaces between words, and no word may begin with a combining mark",
+        ),
+    }
+}
+
+/// A delivery's hash, over all but its id, and its input, which always has one. The id is left out
+/// of the hash because it may have come in the body, beside it, or from here: it names the
+/// operation that the hash is compared within.
+pub fn named(
+    mut delivery: DeliveryRequest,
+    operation: OperationId,
+    caller_id: Option<&str>,
+    hash: impl Fn(&[u8]) -> RequestHash,
+) -> (RequestHash, Vec<u8>) {
+    delivery.delivery_id = None;
+    let hash = hash(&delivery.canonical_json());
+    delivery.delivery_id = Some(caller_id.map_or_else(|| operation.to_string(), str::to_owned));
+    (hash, delivery.canonical_json())
+}
+
+/// The hash of a request's canonical form: its parts in this order, each after its length. It is
+/// kept for as long as rows are, so neither order nor parts may change. Contacts, where there are
+/// any, are further parts: a request without them has the hash that it always had.
+pub fn request_hash(
+    workflow: &str,
+    tenant: &str,
+    deadline: Option<Timestamp>,
+    reply_to: Option<&str>,
+    input: &[u8],
+    notify: &[Contact],
+) -> RequestHash {
+    let deadline = deadline.map(|deadline| deadline.as_micros().to_be_bytes());
+    let parts: [&[u8]; 5] = [
+        workflow.as_bytes(),
+        tenant.as_bytes(),
+        deadline.as_ref().map_or(&[], |bytes| bytes.as_slice()),
+        reply_to.unwrap_or_default().as_bytes(),
+        input,
+    ];
+    let mut sha = Sha256::new();
+    let contacts = notify.iter().map(|contact| contact.reveal().as_bytes());
+    for part in parts.into_iter().chain(contacts) {
+        sha.update((part.len() as u64).to_be_bytes());
+        sha.update(part);
+    }
+    let mut hash = [0; 16];
+    hash.copy_from_slice(&sha.finalize()[..16]);
+    RequestHash(hash)
+}
+
+fn is_absent(fields: &Map<String, Value>, name: &str) -> bool {
+    fields.get(name).is_none_or(Value::is_null)
+}
+
+/// Reads an ISO 8601 date and time; one without an offset is UTC.
+pub fn date_and_time(text: &str) -> Option<Timestamp> {
+    let time = match text.parse::<jiff::Timestamp>() {
+        Ok(time) => time,
+        Err(_) if text.contains(['T', 't', ' ']) => {
+            let civil: jiff::civil::DateTime = text.parse().ok()?;
+            civil.to_zoned(TimeZone::UTC).ok()?.timestamp()
+        }
+        Err(_) => return None,
+    };
+    Some(Timestamp(time.as_microsecond()))
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

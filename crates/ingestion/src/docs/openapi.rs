@@ -1,0 +1,534 @@
+//! The OpenAPI document, built from the views' schemas and the routes' constants.
+
+mod examples;
+mod ops;
+mod security;
+
+use serde_json::{Value, json};
+use utoipa::openapi::header::HeaderBuilder;
+use utoipa::openapi::path::{
+    HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathItem, PathItemBuilder,
+};
+use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
+use utoipa::openapi::schema::{
+    AdditionalProperties, AnyOfBuilder, KnownFormat, SchemaFormat, SchemaType, Type,
+};
+use utoipa::openapi::tag::TagBuilder;
+use utoipa::openapi::{
+    ArrayBuilder, ComponentsBuilder, Content, ContentBuilder, InfoBuilder, LicenseBuilder, Object,
+    ObjectBuilder, OpenApiBuilder, PathsBuilder, Ref, RefOr, Required, Response, ResponseBuilder,
+    Schema,
+};
+use utoipa::{PartialSchema as _, ToSchema};
+use waybill_api::id::CALLER_ID_CHARS_MAX;
+use waybill_drone_delivery::request::DeliveryRequest;
+use waybill_engine::Contact;
+use waybill_http::auth::{Denied, Scope};
+use waybill_http::problem::{FieldProblem, Kind, PROBLEM_JSON, Problem};
+
+use self::examples::{
+    ID, delivery_example, delivery_view_example, location, named_delivery, ndjson,
+    operation_example, operation_view_example, with,
+};
+use crate::service::{BATCH, DELIVERIES, DOCS, JSON, NDJSON, OPENAPI, OPERATIONS, PROBLEMS};
+use crate::view::{AcceptedView, BatchLine, DeliveryView, KnownView, OperationView};
+
+/// The document, as JSON, of a server that asks who comes, or of one that does not.
+pub fn document(is_guarded: bool) -> String {
+    let accepted = json!({"id": ID, "state": "Pending", "workflow": "drone-delivery"});
+    let deliveries = post("createDelivery", "Request a delivery", "Deliveries")
+        .description(Some(format!("{CREATING}\n\n{DELIVERY_DEADLINE}")))
+        .parameter(idempotency_key())
+        .request_body(Some(body(
+            JSON,
+            Ref::from_schema_name(NEW_DELIVERY),
+            delivery_example(),
+        )))
+        .response(
+            "202",
+            accepted_response(with(accepted.clone(), "request", named_delivery())),
+        )
+        .response("200", repeated::<DeliveryView>(delivery_view_example()));
+    let operations = post(
+        "createOperation",
+        "Request an operation of any workflow",
+        "Operations",
+    )
+    .description(Some(CREATING))
+    .parameter(idempotency_key())
+    .request_body(Some(body(JSON, operation_reference(), operation_example())))
+    .response(
+        "202",
+        accepted_response(with(accepted, "callerId", json!("order-17"))),
+    )
+    .response("200", repeated::<OperationView>(operation_view_example()));
+    let batch = post(
+        "createOperations",
+        "Request many operations at once",
+        "Operations",
+    )
+    .description(Some(
+        "A request per line, an answer per line, in order and while the batch is still being \
+             sent. Blank lines are skipped: they get no answer. `line` in an answer is the number of its line, \
+             blank lines included. A line that is wrong or too long harms no other. Read the answers while you \
+             send: what is read of a batch waits for its client.",
+    ))
+    .request_body(Some(body(
+        NDJSON,
+        operation_reference(),
+        ndjson(&operation_example()),
+    )))
+    .response(
+        "200",
+        ResponseBuilder::new()
+            .description("A line for each line.")
+            .content(
+                NDJSON,
+                content(
+                    reference::<BatchLine<'_>>(),
+                    ndjson(&json!({"status": 202, "id": ID, "location": location(OPERATIONS), "line": 1})),
+                ),
+            ),
+    );
+    let paths = ops::add_paths(PathsBuilder::new())
+        .path(DELIVERIES, only(HttpMethod::Post, creating(deliveries)))
+        .path(
+            format!("{DELIVERIES}/{{id}}"),
+            only(
+                HttpMethod::Get,
+                getting("getDelivery", "Ask for a delivery", "Deliveries")
+                    .response("200", found::<DeliveryView>(delivery_view_example())),
+            ),
+        )
+        .path(OPERATIONS, only(HttpMethod::Post, creating(operations)))
+        .path(
+            format!("{OPERATIONS}/{{id}}"),
+            only(
+                HttpMethod::Get,
+                getting("getOperation", "Ask for an operation", "Operations")
+                    .response("200", found::<OperationView>(operation_view_example())),
+            ),
+        )
+        .path(
+            BATCH,
+            only(HttpMethod::Post, refusing(batch, &BATCH_REFUSALS)),
+        )
+        .path(
+            OPENAPI,
+            only(HttpMethod::Get, page("getOpenApi", "This document", JSON)),
+        )
+        .path(
+            DOCS,
+            only(
+                HttpMethod::Get,
+                page("getDocs", "This document as a page", HTML),
+            ),
+        )
+        .path(
+            format!("{PROBLEMS}/{{kind}}"),
+            only(
+                HttpMethod::Get,
+                refusing(
+                    page("getProblem", "What a kind of problem means", HTML).parameter(in_path(
+                        "kind",
+                        "The end of a problem's `type`.",
+                        json!("invalid-values"),
+                    )),
+                    &[Kind::NotFound],
+                ),
+            ),
+        );
+    let mut schemas = vec![("OperationRequest".to_owned(), operation_request().into())];
+    add_schema::<AcceptedView<'_>>(&mut schemas);
+    add_schema::<DeliveryView>(&mut schemas);
+    add_schema::<KnownView<'_>>(&mut schemas);
+    add_schema::<OperationView>(&mut schemas);
+    add_schema::<BatchLine<'_>>(&mut schemas);
+    add_schema::<DeliveryRequest>(&mut schemas);
+    schemas.push((NEW_DELIVERY.to_owned(), new_delivery()));
+    add_schema::<Problem>(&mut schemas);
+    ops::add_schemas(&mut schemas);
+    let components = ComponentsBuilder::new().schemas_from_iter(schemas);
+    let mut document = OpenApiBuilder::new()
+        .info(
+            InfoBuilder::new()
+                .title("Waybill")
+                .version(env!("CARGO_PKG_VERSION"))
+                .description(Some(INTRODUCTION))
+                .license(Some(LicenseBuilder::new().name("Apache-2.0").build())),
+        )
+        .tags(Some([
+            TagBuilder::new()
+                .name("Deliveries")
+                .description(Some("Deliveries by drone."))
+                .build(),
+            TagBuilder::new()
+                .name("Operations")
+                .description(Some("Runs of any workflow."))
+                .build(),
+            TagBuilder::new()
+                .name(ops::OPERATORS)
+                .description(Some(ops::OPERATORS_ABOUT))
+                .build(),
+            TagBuilder::new()
+                .name("About")
+                .description(Some("The API itself."))
+                .build(),
+        ]))
+        .paths(paths)
+        .components(Some(components.build()))
+        .build();
+    match is_guarded {
+        true => security::secure(&mut document),
+        false => security::stay_local(&mut document),
+    }
+    document
+        .to_json()
+        .expect("a document of strings and numbers serializes")
+}
+
+const HTML: &str = "text/html";
+
+const INTRODUCTION: &str = "Waybill runs operations of several steps over remote services as one: \
+    each that is accepted completes, or ends visibly.\n\nA 202 is sent once the request is durable. \
+    Get its Location for the state of the operation.\n\nWhat is refused is answered with problem \
+    details (RFC 9457); every wrong field is named, and so is every wrong or unknown query parameter.";
+
+const CREATING: &str = "Answered once the request is durable. With an id of your own, repeating \
+    it is safe: the same request leads to the same operation, another one under the same id is \
+    refused with 409. Without one, an answer of 504 says the id to repeat it with.";
+
+const DELIVERY_DEADLINE: &str = "The `deadline` is the time promised to the customer, by which the \
+    operation should be final. One that has passed is refused with 422; so is a pickup after it. A \
+    repeat is answered though its deadline has passed since.";
+
+/// How creating one operation may be refused.
+const CREATE_REFUSALS: [Kind; 11] = [
+    Kind::MalformedJson,
+    Kind::RequestTimeout,
+    Kind::IdConflict,
+    Kind::BodyTooLarge,
+    Kind::UnsupportedMediaType,
+    Kind::InvalidValues,
+    Kind::HeadTooLarge,
+    Kind::TooManyRequests,
+    Kind::Internal,
+    Kind::BrokerUnavailable,
+    Kind::OutcomeUnknown,
+];
+/// How a batch as a whole may be refused.
+const BATCH_REFUSALS: [Kind; 3] = [
+    Kind::UnsupportedMediaType,
+    Kind::InvalidValues,
+    Kind::Overloaded,
+];
+/// How a question may be refused.
+const GET_REFUSALS: [Kind; 4] = [
+    Kind::UnknownOrExpired,
+    Kind::InvalidValues,
+    Kind::RowUnreadable,
+    Kind::StoreUnavailable,
+];
+
+/// Adds a type's schema, and those that it refers to.
+fn add_schema<T: ToSchema>(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+    T::schemas(schemas);
+    schemas.push((T::name().into_owned(), T::schema()));
+}
+
+fn post(id: &str, summary: &str, tag: &str) -> OperationBuilder {
+    OperationBuilder::new()
+        .operation_id(Some(id))
+        .summary(Some(summary))
+        .tag(tag)
+}
+
+fn creating(operation: OperationBuilder) -> OperationBuilder {
+    refusing(operation, &CREATE_REFUSALS)
+}
+
+fn getting(id: &str, summary: &str, tag: &str) -> OperationBuilder {
+    let operation = OperationBuilder::new()
+        .operation_id(Some(id))
+        .summary(Some(summary))
+        .tag(tag)
+        .description(Some(
+            "By the operation's id, or by the caller's own. With the `at` of a Location, what no \
+             scheduler has read yet is Pending and never unknown.",
+        ))
+        .parameter(in_path(
+            "id",
+            "The operation's id, or the caller's own.",
+            json!(ID),
+        ))
+        .parameter(at())
+        .parameter(tenant());
+    refusing(operation, &GET_REFUSALS)
+}
+
+fn page(id: &str, summary: &str, media_type: &str) -> OperationBuilder {
+    let text: RefOr<Schema> = match media_type {
+        HTML => ObjectBuilder::new().schema_type(Type::String).into(),
+        _ => ObjectBuilder::new().into(),
+    };
+    OperationBuilder::new()
+        .operation_id(Some(id))
+        .summary(Some(summary))
+        .tag("About")
+        .response(
+            "200",
+            ResponseBuilder::new()
+                .description(summary)
+                .content(media_type, Content::new(Some(text))),
+        )
+}
+
+fn refusing(operation: OperationBuilder, kinds: &[Kind]) -> OperationBuilder {
+    kinds.iter().fold(operation, |operation, kind| {
+        operation.response(kind.status().as_str(), refusal(*kind))
+    })
+}
+
+fn refusal(kind: Kind) -> Response {
+    let example = match kind {
+        Kind::InvalidValues => Problem::invalid(vec![FieldProblem::new(
+            "/packageInfo/size",
+            "must be one of Small, Medium, Large, not \"Huge\"",
+        )]),
+        Kind::MalformedJson => Problem::new(kind, "Line 3, column 12: expected value."),
+        Kind::OutcomeUnknown => Problem::new(kind, kind.advice()).with_id(ID),
+        Kind::Unauthenticated => Denied::NoToken.into(),
+        Kind::InsufficientScope => Denied::Scope(Scope::Submit).into(),
+        _ => Problem::new(kind, kind.advice()),
+    };
+    let response = ResponseBuilder::new().description(kind.title()).content(
+        PROBLEM_JSON,
+        content(
+            reference::<Problem>(),
+            serde_json::to_value(&example).unwrap_or_default(),
+        ),
+    );
+    match example.retry_after() {
+        None => response.build(),
+        Some(_) => response
+            .header(
+                "Retry-After",
+                HeaderBuilder::new()
+                    .schema(Some(ObjectBuilder::new().schema_type(Type::Integer)))
+                    .description(Some("After how many seconds to try again."))
+                    .build(),
+            )
+            .build(),
+    }
+}
+
+fn accepted_response(example: Value) -> Response {
+    ResponseBuilder::new()
+        .description("Accepted: the request is durable.")
+        .header("Location", location_header())
+        .content(JSON, content(reference::<AcceptedView<'_>>(), example))
+        .build()
+}
+
+fn repeated<T: ToSchema>(example: Value) -> Response {
+    ResponseBuilder::new()
+        .description(
+            "A repeat: the operation that the first request led to, or its IDs alone for those who may not read it.",
+        )
+        .header("Location", location_header())
+        .content(JSON, content(known::<T>(), example))
+        .build()
+}
+
+/// The operation, or its IDs alone.
+fn known<T: ToSchema>() -> RefOr<Schema> {
+    let either = AnyOfBuilder::new()
+        .item(reference::<T>())
+        .item(reference::<KnownView<'_>>());
+    RefOr::T(Schema::AnyOf(either.build()))
+}
+
+fn found<T: ToSchema>(example: Value) -> Response {
+    ResponseBuilder::new()
+        .description("The current state.")
+        .content(JSON, content(reference::<T>(), example))
+        .build()
+}
+
+fn location_header() -> utoipa::openapi::Header {
+    HeaderBuilder::new()
+        .schema(Some(text()))
+        .description(Some("Where to get the operation's state; a relative URL."))
+        .example(Some(json!(location(OPERATIONS))))
+        .build()
+}
+
+fn only(method: HttpMethod, operation: OperationBuilder) -> PathItem {
+    PathItemBuilder::new().operation(method, operation).build()
+}
+
+fn body(media_type: &str, schema: Ref, example: Value) -> RequestBody {
+    RequestBodyBuilder::new()
+        .required(Some(Required::True))
+        .content(media_type, content(schema, example))
+        .build()
+}
+
+fn content(schema: impl Into<RefOr<Schema>>, example: Value) -> Content {
+    ContentBuilder::new()
+        .schema(Some(schema))
+        .example(Some(example))
+        .build()
+}
+
+fn reference<T: ToSchema>() -> Ref {
+    Ref::from_schema_name(T::name())
+}
+
+fn operation_reference() -> Ref {
+    Ref::from_schema_name("OperationRequest")
+}
+
+fn idempotency_key() -> ParameterBuilder {
+    ParameterBuilder::new()
+        .name("Idempotency-Key")
+        .parameter_in(ParameterIn::Header)
+        .description(Some("The caller's own id, where the body gives none."))
+        .schema(Some(
+            text()
+                .min_length(Some(1))
+                .max_length(Some(CALLER_ID_CHARS_MAX)),
+        ))
+        .example(Some(json!("order-17")))
+}
+
+fn in_path(name: &str, description: &str, example: Value) -> ParameterBuilder {
+    ParameterBuilder::new()
+        .name(name)
+        .parameter_in(ParameterIn::Path)
+        .required(Required::True)
+        .description(Some(description))
+        .schema(Some(text()))
+        .example(Some(example))
+}
+
+fn in_query(name: &str, description: &str, example: Value) -> ParameterBuilder {
+    in_path(name, description, example)
+        .parameter_in(ParameterIn::Query)
+        .required(Required::False)
+}
+
+fn at() -> ParameterBuilder {
+    in_query("at", "The `at` of the Location.", json!("3-1234-5f2b9c01"))
+}
+
+fn tenant() -> ParameterBuilder {
+    in_query("tenant", "The tenant whose own id it is.", json!("acme"))
+}
+
+fn text() -> ObjectBuilder {
+    ObjectBuilder::new().schema_type(Type::String)
+}
+
+/// The general form, which has no type of its own: it is read field by field.
+fn operation_request() -> Object {
+    let described = |description: &str| text().description(Some(description));
+    let object = ObjectBuilder::new()
+        .description(Some("A request for an operation of any workflow."))
+        .property(
+            "workflow",
+            described("The workflow to run.").examples([json!("order")]),
+        )
+        .required("workflow")
+        .property(
+            "id",
+            described("The caller's own id: visible characters. With it, a repeat is safe.")
+                .max_length(Some(256)),
+        )
+        .property(
+            "input",
+            ObjectBuilder::new()
+                .description(Some(
+                    "The workflow's input; for drone-delivery a DeliveryRequest.",
+                ))
+                .additional_properties(Some(AdditionalProperties::FreeForm(true))),
+        )
+        .required("input")
+        .property(
+            "deadline",
+            described(
+                "By when the operation should be final: an ISO 8601 date and time in the future. \
+                 For drone-delivery it is the input's own deadline where none is given here; each \
+                 that is given must lie in the future.",
+            )
+            .format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime))),
+        )
+        .property(
+            "expedited",
+            ObjectBuilder::new()
+                .schema_type(SchemaType::Type(Type::Boolean))
+                .description(Some(
+                    "Whether it goes ahead of what is not expedited and waits. For drone-delivery the input's own \
+                     `expedited` says it where nothing is said here.",
+                )),
+        )
+        .property(
+            "tenant",
+            described("On whose behalf it runs. Tenants do not share ids.").max_length(Some(256)),
+        )
+        .property(
+            "replyTo",
+            described("A topic for the operation's status records, where this server allows it.")
+                .max_length(Some(249)),
+        )
+        .property("notify", notify());
+    null_is_absent(object)
+}
+
+/// The schema, in which what may be missing may be null as well: they mean the same.
+fn null_is_absent(object: ObjectBuilder) -> Object {
+    let mut object = object.build();
+    for (name, property) in &mut object.properties {
+        let types = match property {
+            _ if object.required.contains(name) => continue,
+            RefOr::T(Schema::Object(property)) => &mut property.schema_type,
+            RefOr::T(Schema::Array(property)) => &mut property.schema_type,
+            _ => continue,
+        };
+        if let SchemaType::Type(of_value) = types {
+            *types = SchemaType::Array(vec![of_value.clone(), Type::Null]);
+        }
+    }
+    object
+}
+
+/// The schema of a delivery as it is requested.
+const NEW_DELIVERY: &str = "NewDelivery";
+
+/// A delivery with what goes beside it.
+fn new_delivery() -> RefOr<Schema> {
+    let mut schema = DeliveryRequest::schema();
+    if let RefOr::T(Schema::Object(delivery)) = &mut schema {
+        let properties = &mut delivery.properties;
+        let with_notify = null_is_absent(ObjectBuilder::new().property("notify", notify()));
+        properties.extend(with_notify.properties);
+    }
+    schema
+}
+
+/// Whom to tell.
+fn notify() -> ArrayBuilder {
+    let contact = text()
+        .max_length(Some(Contact::BYTES_MAX))
+        .examples([json!("mailto:anna@example.org"), json!("tel:+491701234567")]);
+    ArrayBuilder::new()
+        .items(contact)
+        .max_items(Some(Contact::COUNT_MAX))
+        .description(Some(
+            "Who is notified when it ends, or is delayed: mailto: with one address, or tel: with \
+             one global number, for channels that this server has configured. Responses omit it.",
+        ))
+}
+
+#[cfg(test)]
+mod tests;

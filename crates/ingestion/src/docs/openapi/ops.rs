@@ -1,0 +1,412 @@
+//! What is asked of operations that exist, in the document.
+
+use serde_json::{Value, json};
+use utoipa::openapi::path::{
+    HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn, PathsBuilder,
+};
+use utoipa::openapi::request_body::{RequestBody, RequestBodyBuilder};
+use utoipa::openapi::schema::{AdditionalProperties, Type};
+use utoipa::openapi::{
+    ContentBuilder, ObjectBuilder, RefOr, Required, Response, ResponseBuilder, Schema,
+};
+use waybill_drone_delivery::request::Reschedule;
+use waybill_http::problem::Kind;
+
+use super::{
+    ID, add_schema, at, content, delivery_view_example, found, in_path, in_query, location_header,
+    null_is_absent, only, operation_view_example, post, reference, refusing, repeated, tenant,
+    text, with,
+};
+use crate::events::{EVENT_STREAM, EventView};
+use crate::ops::AskedView;
+use crate::ops::list::{ListView, PAGE_ITEMS_MAX};
+use crate::ops::verb::Verb;
+use crate::service::{DELIVERIES, EVENTS, JSON, OPERATIONS};
+use crate::view::{DeliveryView, OperationView};
+
+/// The tag of what operators ask.
+pub const OPERATORS: &str = "Operators";
+
+/// What is to be known of it.
+pub const OPERATORS_ABOUT: &str = "Repair by a person. Where this server runs without authentication, its port must not \
+    be reachable by anybody who may not do this.";
+
+const REQUEST_ID: &str = "5f0e9c1a-7d4e-5b52-9a3c-2f1f6f2d9b10";
+const NEW_ID: &str = "3c1d2e8f-0f65-5a41-8b7e-6a5d4c3b2a19";
+
+/// How asking may be refused.
+const ASK_REFUSALS: [Kind; 9] = [
+    Kind::MalformedJson,
+    Kind::UnknownOrExpired,
+    Kind::RequestTimeout,
+    Kind::BodyTooLarge,
+    Kind::UnsupportedMediaType,
+    Kind::InvalidValues,
+    Kind::RowUnreadable,
+    Kind::BrokerUnavailable,
+    Kind::OutcomeUnknown,
+];
+
+/// Adds the schemas of what is answered.
+pub fn add_schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+    add_schema::<AskedView>(schemas);
+    add_schema::<ListView>(schemas);
+    add_schema::<EventView<'_>>(schemas);
+    add_schema::<Reschedule>(schemas);
+}
+
+/// Adds the paths.
+pub fn add_paths(paths: PathsBuilder) -> PathsBuilder {
+    let delivery = format!("{DELIVERIES}/{{id}}");
+    let paths = paths
+        .path(&delivery, only(HttpMethod::Delete, cancel_delivery()))
+        .path(&delivery, only(HttpMethod::Patch, reschedule_delivery()))
+        .path(OPERATIONS, only(HttpMethod::Get, list()))
+        .path(
+            format!("{OPERATIONS}/{{id}}{EVENTS}"),
+            only(HttpMethod::Get, events()),
+        );
+    Verb::ALL.into_iter().fold(paths, |paths, verb| {
+        let path = format!("{OPERATIONS}/{{id}}:{}", verb.as_str());
+        paths.path(path, only(HttpMethod::Post, asking(verb)))
+    })
+}
+
+fn cancel_delivery() -> OperationBuilder {
+    let operation = of_one("cancelDelivery", "Cancel a delivery", "Deliveries")
+        .description(Some(
+            "Whatever was done is undone, and the delivery ends Cancelled. Refused with 409 only if \
+             it was final when it was read, or parked in CompensationFailed; one that became so in between says \
+             `cancel: refused` when it is asked for. A cancel by the caller's own id may come before its request, and \
+             wins over it.",
+        ))
+        .parameter(in_query("reason", "Why.", json!("ordered twice")))
+        .response("202", asked(Verb::Cancel.as_str()))
+        .response("200", repeated::<DeliveryView>(cancelled(delivery_view_example())));
+    refusing(
+        refusing(operation, &[Kind::OperationFinal, Kind::TooManyRequests]),
+        &ASK_REFUSALS,
+    )
+}
+
+fn reschedule_delivery() -> OperationBuilder {
+    let body = RequestBodyBuilder::new()
+        .required(Some(Required::True))
+        .content(
+            JSON,
+            content(
+                reference::<Reschedule>(),
+                json!({"pickupTime": "2030-05-08T21:00:00Z"}),
+            ),
+        );
+    let operation = of_one("rescheduleDelivery", "Reschedule a delivery", "Deliveries")
+        .description(Some(
+            "Changes its times. Refused once a step that uses what changes was asked for; where that \
+             came in between, the history says so when it is asked for.",
+        ))
+        .request_body(Some(body.build()))
+        .response("202", asked("reschedule"));
+    refusing(
+        refusing(operation, &[Kind::StepSent, Kind::TooManyRequests]),
+        &ASK_REFUSALS,
+    )
+}
+
+fn asking(verb: Verb) -> OperationBuilder {
+    let (id, summary, about) = match verb {
+        Verb::Cancel => (
+            "cancelOperation",
+            "Cancel an operation",
+            "Whatever was done is undone, and the operation ends Cancelled. One in CompensationFailed is refused: its \
+             undo needs retry-compensation, undone or abandon.",
+        ),
+        Verb::Resubmit => (
+            "resubmitOperation",
+            "Resubmit an operation",
+            "Goes on at the step that failed, where nothing was undone; its deadline is lifted. With \
+             `asNew` it runs again as a new operation, linked to this one, where this one has ended \
+             and was undone, or was abandoned. That is done once: a later request is refused with 409 \
+             `resubmitted-before`, whose `id` is the new operation.",
+        ),
+        Verb::Compensate => (
+            "compensateOperation",
+            "Undo an operation",
+            "Undoes what was done, and gives up what is under way.",
+        ),
+        Verb::Abandon => (
+            "abandonOperation",
+            "Abandon an operation",
+            "Ends a parked operation and keeps its remaining effects.",
+        ),
+        Verb::RetryCompensation => (
+            "retryCompensation",
+            "Undo again what could not be undone",
+            "For an operation in CompensationFailed.",
+        ),
+        Verb::Undone => (
+            "sayUndone",
+            "Say that a person undid a step",
+            "For a step that is being undone, or could not be. Where it is undone already, the operation \
+             is returned unchanged.",
+        ),
+    };
+    let tag = match verb {
+        Verb::Cancel => "Operations",
+        _ => OPERATORS,
+    };
+    let described = format!(
+        "{about} Answered once the asking is durable; its scheduler judges it against the operation \
+         as it is by then, and says in the history what came of it."
+    );
+    let operation = of_one(id, summary, tag)
+        .description(Some(described))
+        .request_body(Some(body(verb)));
+    let operation = match verb {
+        Verb::Cancel => operation.response(
+            "200",
+            repeated::<OperationView>(cancelled(operation_view_example())),
+        ),
+        Verb::Undone => operation
+            .parameter(operator())
+            .response("200", found::<OperationView>(operation_view_example())),
+        Verb::Resubmit | Verb::Compensate | Verb::Abandon | Verb::RetryCompensation => {
+            operation.parameter(operator())
+        }
+    };
+    let of_its_own: &[Kind] = match verb {
+        Verb::Cancel => &[Kind::OperationFinal, Kind::TooManyRequests],
+        _ => &[Kind::VerbRefused],
+    };
+    let operation = operation.response("202", asked(verb.as_str()));
+    refusing(refusing(operation, of_its_own), &ASK_REFUSALS)
+}
+
+fn list() -> OperationBuilder {
+    let item = json!({
+        "id": ID,
+        "state": "CompensationFailed",
+        "workflow": "drone-delivery",
+        "callerId": "order-17",
+        "step": "drone",
+        "error": {"code": "undo-refused", "message": "the service answered 409"},
+        "fingerprint": "3f9a0c52d1e8",
+        "since": "2030-05-08T20:00:00.234567Z",
+        "ageSeconds": 93,
+    });
+    let page = ResponseBuilder::new()
+        .description("A page.")
+        .content(
+            JSON,
+            content(
+                reference::<ListView>(),
+                json!({"items": [item], "next": "eyJ..."}),
+            ),
+        )
+        .build();
+    let operation = post("listOperations", "List operations that need attention", OPERATORS)
+        .description(Some(
+            "Operations that linger, failed, or wait for a person. Those that ended well, or that a \
+             person abandoned, are left out unless they are asked for. Ask with `next` as `cursor`, \
+             and the same other parameters, until it is absent. One operation may be on several \
+             pages.",
+        ))
+        .response("200", page);
+    let limit = format!("Items of a page, from 1 to {PAGE_ITEMS_MAX}.");
+    let parameters = [
+        (
+            "state",
+            "Only these states, separated by commas.",
+            json!("Error,CompensationFailed"),
+        ),
+        ("workflow", "Only this workflow.", json!("drone-delivery")),
+        ("tenant", "Only this tenant.", json!("acme")),
+        (
+            "step",
+            "Only those that failed at this step, or are at it.",
+            json!("drone"),
+        ),
+        (
+            "error",
+            "Only this error code, or this fingerprint.",
+            json!("undo-refused"),
+        ),
+        (
+            "olderThan",
+            "Only those that need attention for longer.",
+            json!("10m"),
+        ),
+        (
+            "abandoned",
+            "true: those that were abandoned, too.",
+            json!("true"),
+        ),
+        (
+            "order",
+            "oldest (the default) or newest first.",
+            json!("oldest"),
+        ),
+        ("limit", &limit, json!("100")),
+        ("cursor", "The `next` of the page before.", json!("eyJ...")),
+    ];
+    let operation = parameters
+        .into_iter()
+        .fold(operation, |operation, (name, about, example)| {
+            operation.parameter(in_query(name, about, example))
+        });
+    refusing(operation, &[Kind::InvalidValues, Kind::StoreUnavailable])
+}
+
+fn events() -> OperationBuilder {
+    let data = json!({
+        "operation": ID,
+        "type": "step",
+        "state": "Completed",
+        "step": "account",
+        "attempt": 1,
+        "action": "Run",
+        "at": "2030-05-08T20:00:00.234567Z",
+    });
+    let stream = ResponseBuilder::new()
+        .description("Events as they come about.")
+        .content(
+            EVENT_STREAM,
+            content(
+                event(),
+                Value::String(format!("id: 1.C1\nevent: step\ndata: {data}\n\n")),
+            ),
+        )
+        .build();
+    let operation = of_one("followOperation", "Follow an operation", "Operations")
+        .description(Some(
+            "Server-sent events: `received`, `step`, `state` and, at the end, `final`, which ends the \
+             stream. Give the id of the last event as `Last-Event-ID` to go on where you were, also \
+             after a restart; if no events are left, the answer is 204. A silent stream has a \
+             comment from time to time.",
+        ))
+        .parameter(header(
+            "Last-Event-ID",
+            "The id of the last event that was received.",
+            json!("1.C1R1"),
+        ))
+        .response("200", stream);
+    let refusals = [
+        Kind::UnknownOrExpired,
+        Kind::InvalidValues,
+        Kind::Overloaded,
+    ];
+    refusing(operation, &refusals)
+}
+
+fn of_one(id: &str, summary: &str, tag: &str) -> OperationBuilder {
+    let about = "The operation's id, or the caller's own.";
+    let operation = post(id, summary, tag)
+        .parameter(in_path("id", about, json!(ID)))
+        .parameter(at())
+        .parameter(tenant());
+    match tag {
+        OPERATORS | "Deliveries" => operation.parameter(repeat_key()),
+        _ if id.starts_with("cancel") => operation.parameter(repeat_key()),
+        _ => operation,
+    }
+}
+
+fn asked(verb: &str) -> Response {
+    let example = json!({"id": ID, "verb": verb, "requestId": REQUEST_ID});
+    let example = match verb {
+        "resubmit" => with(example, "resubmittedAs", json!(NEW_ID)),
+        _ => example,
+    };
+    ResponseBuilder::new()
+        .description("Asked: what was asked is durable.")
+        .header("Location", location_header())
+        .content(JSON, content(reference::<AskedView>(), example))
+        .build()
+}
+
+fn cancelled(view: Value) -> Value {
+    with(
+        with(view, "state", json!("Cancelled")),
+        "cancel",
+        json!("applied"),
+    )
+}
+
+fn body(verb: Verb) -> RequestBody {
+    let fields = verb.fields().iter();
+    let object = fields.fold(ObjectBuilder::new(), |object, field| {
+        let schema = match *field {
+            "asNew" => ObjectBuilder::new()
+                .schema_type(Type::Boolean)
+                .description(Some("Run it again as a new operation.")),
+            "reason" => text().description(Some("Why, for people; at most 1,024 bytes.")),
+            "by" => text().description(Some(
+                "The operator's name, for the history. Defaults to the header Waybill-Operator.",
+            )),
+            "step" => text().description(Some("The step that a person undid.")),
+            _ => text().description(Some(
+                "The workflow, where the operation is not there yet and the cancel keeps its place.",
+            )),
+        };
+        object.property(*field, schema)
+    });
+    let object = verb
+        .required()
+        .iter()
+        .fold(object, |object, field| object.required(*field))
+        .additional_properties(Some(AdditionalProperties::FreeForm(false)));
+    let example = match verb {
+        Verb::Undone => json!({"reason": "called the drone back", "by": "kim", "step": "drone"}),
+        Verb::Cancel => json!({"reason": "ordered twice"}),
+        _ => json!({"reason": "the drone service is fixed", "by": "kim"}),
+    };
+    let required = match verb.required() {
+        [] => Required::False,
+        _ => Required::True,
+    };
+    RequestBodyBuilder::new()
+        .required(Some(required))
+        .content(
+            JSON,
+            ContentBuilder::new()
+                .schema(Some(null_is_absent(object)))
+                .example(Some(example))
+                .build(),
+        )
+        .build()
+}
+
+fn repeat_key() -> ParameterBuilder {
+    header(
+        "Idempotency-Key",
+        "Makes it safe to ask again: a repeat with the same key is applied once. An answer of 504 \
+         says the key to repeat it with.",
+        json!("repair-17"),
+    )
+}
+
+fn operator() -> ParameterBuilder {
+    header(
+        "Waybill-Operator",
+        "The operator's name, for the history.",
+        json!("kim"),
+    )
+}
+
+/// A server-sent event; what it says is JSON in a text, which a schema of this document describes.
+fn event() -> ObjectBuilder {
+    let data = format!(
+        "JSON: see the schema `{}`.",
+        <EventView<'_> as utoipa::ToSchema>::name()
+    );
+    ObjectBuilder::new()
+        .property("id", text())
+        .property("event", text())
+        .property(
+            "data",
+            text().description(Some(data)).content_media_type(JSON),
+        )
+}
+
+fn header(name: &str, description: &str, example: Value) -> ParameterBuilder {
+    in_query(name, description, example).parameter_in(ParameterIn::Header)
+}

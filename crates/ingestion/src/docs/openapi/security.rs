@@ -1,0 +1,68 @@
+//! Who may do what, in the document: taken from the routes themselves.
+
+use hyper::Method;
+use utoipa::openapi::path::Operation;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
+use utoipa::openapi::{OpenApi, RefOr};
+use waybill_http::problem::Kind;
+
+use super::refusal;
+use crate::service::Route;
+
+/// The name of the one scheme.
+const BEARER: &str = "bearer";
+
+const ABOUT: &str = "A token of this server, or a JWT that it takes. What it allows are scopes (`submit`, `read`, \
+    `repair`, `admin`), for one tenant or for all: what is another tenant's is not there for it.";
+
+/// Says of every operation which scope it needs, and how it refuses who does not have it.
+pub(super) fn secure(document: &mut OpenApi) {
+    let scheme = HttpBuilder::new()
+        .scheme(HttpAuthScheme::Bearer)
+        .description(Some(ABOUT))
+        .build();
+    if let Some(components) = &mut document.components {
+        let schemes = &mut components.security_schemes;
+        schemes.insert(BEARER.to_owned(), RefOr::T(SecurityScheme::Http(scheme)));
+    }
+    each(document, |path, method, operation| {
+        if let Some(scope) = Route::of(path).scope(&method) {
+            let needs = SecurityRequirement::new(BEARER, [scope.as_str()]);
+            operation.security = Some(vec![needs]);
+            refuse(operation, &[Kind::Unauthenticated, Kind::InsufficientScope]);
+        }
+    });
+}
+
+/// Says of every operation how it refuses web pages that reach it by a name of their own, or from another origin.
+pub(super) fn stay_local(document: &mut OpenApi) {
+    each(document, |_, method, operation| {
+        refuse(operation, &[Kind::UnknownHost]);
+        if method != Method::GET {
+            refuse(operation, &[Kind::ForeignOrigin]);
+        }
+    });
+}
+
+fn each(document: &mut OpenApi, change: impl Fn(&str, Method, &mut Operation)) {
+    for (path, item) in &mut document.paths.paths {
+        for (method, operation) in [
+            (Method::GET, &mut item.get),
+            (Method::POST, &mut item.post),
+            (Method::PATCH, &mut item.patch),
+            (Method::DELETE, &mut item.delete),
+        ] {
+            if let Some(operation) = operation {
+                change(path, method, operation);
+            }
+        }
+    }
+}
+
+fn refuse(operation: &mut Operation, kinds: &[Kind]) {
+    for &kind in kinds {
+        let status = kind.status().as_str().to_owned();
+        let responses = &mut operation.responses.responses;
+        responses.insert(status, RefOr::T(refusal(kind)));
+    }
+}

@@ -1,0 +1,184 @@
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::ops::list::PARAMETERS;
+use crate::service::{OF_CANCEL, OF_ONE};
+
+fn parsed() -> Value {
+    serde_json::from_str(&document(true)).unwrap()
+}
+
+#[test]
+fn every_route_is_listed_with_its_method() {
+    let document = parsed();
+    let listed: BTreeSet<(String, String)> = document["paths"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .flat_map(|(path, item)| {
+            item.as_object()
+                .unwrap()
+                .keys()
+                .map(|method| (path.clone(), method.clone()))
+        })
+        .collect();
+    let expected = [
+        ("/api/deliveryrequests", "post"),
+        ("/api/deliveryrequests/{id}", "delete"),
+        ("/api/deliveryrequests/{id}", "get"),
+        ("/api/deliveryrequests/{id}", "patch"),
+        ("/docs", "get"),
+        ("/openapi.json", "get"),
+        ("/problems/{kind}", "get"),
+        ("/v1/operations", "get"),
+        ("/v1/operations", "post"),
+        ("/v1/operations/{id}", "get"),
+        ("/v1/operations/{id}/events", "get"),
+        ("/v1/operations/{id}:abandon", "post"),
+        ("/v1/operations/{id}:cancel", "post"),
+        ("/v1/operations/{id}:compensate", "post"),
+        ("/v1/operations/{id}:resubmit", "post"),
+        ("/v1/operations/{id}:retry-compensation", "post"),
+        ("/v1/operations/{id}:undone", "post"),
+        ("/v1/operations:batch", "post"),
+    ];
+    let expected: BTreeSet<_> = expected
+        .map(|(path, method)| (path.to_owned(), method.to_owned()))
+        .into();
+    assert_eq!(listed, expected);
+}
+
+#[test]
+fn every_operation_lists_the_query_parameters_that_it_takes() {
+    let document = parsed();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let parameters = operation["parameters"].as_array().into_iter().flatten();
+            let listed: BTreeSet<_> = parameters
+                .filter(|parameter| parameter["in"] == "query")
+                .map(|parameter| parameter["name"].as_str().unwrap())
+                .collect();
+            let expected: &[&str] = match (method.as_str(), path.as_str()) {
+                ("get", OPERATIONS) => &PARAMETERS,
+                ("delete", _) => &OF_CANCEL,
+                (_, path) if path.contains("{id}") => &OF_ONE,
+                _ => &[],
+            };
+            let expected: BTreeSet<_> = expected.iter().copied().collect();
+            assert_eq!(listed, expected, "{method} {path}");
+        }
+    }
+}
+
+#[test]
+fn a_server_that_asks_nobody_describes_no_tokens() {
+    let document = document(false);
+    for word in [
+        "securitySchemes",
+        "\"security\"",
+        "\"401\"",
+        "insufficient-scope",
+    ] {
+        assert!(!document.contains(word), "{word}");
+    }
+}
+
+#[test]
+fn every_operation_but_the_documents_names_its_scope_and_how_it_refuses() {
+    let document = parsed();
+    assert_eq!(
+        document["components"]["securitySchemes"]["bearer"]["scheme"],
+        "bearer"
+    );
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            let security = &operation["security"];
+            if operation["tags"][0] == "About" {
+                assert!(security.is_null(), "{method} {path}");
+                continue;
+            }
+            let expected = match (method.as_str(), path.as_str()) {
+                ("get", _) => "read",
+                (_, path) if path.ends_with(":cancel") || path.ends_with(":batch") => "submit",
+                (_, path) if path.contains(':') => "repair",
+                _ => "submit",
+            };
+            assert_eq!(
+                security,
+                &json!([{"bearer": [expected]}]),
+                "{method} {path}"
+            );
+            for status in ["401", "403"] {
+                assert!(!operation["responses"][status].is_null(), "{method} {path}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_reference_leads_somewhere() {
+    fn references(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(object) => {
+                if let Some(Value::String(reference)) = object.get("$ref") {
+                    found.push(reference.clone());
+                }
+                object.values().for_each(|value| references(value, found));
+            }
+            Value::Array(array) => array.iter().for_each(|value| references(value, found)),
+            _ => {}
+        }
+    }
+    let document = parsed();
+    let mut found = Vec::new();
+    references(&document, &mut found);
+    assert!(found.len() > 10);
+    for reference in found {
+        let pointer = reference.strip_prefix('#').unwrap();
+        assert!(document.pointer(pointer).is_some(), "{reference}");
+    }
+}
+
+#[test]
+fn every_body_and_answer_has_an_example() {
+    let document = parsed();
+    for (path, item) in document["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            if operation["tags"][0] == "About" {
+                continue;
+            }
+            let answers = operation["responses"].as_object().unwrap().values();
+            for holder in answers.chain(operation.get("requestBody")) {
+                for content in holder["content"].as_object().unwrap().values() {
+                    assert!(!content["example"].is_null(), "{method} {path}: {holder}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_examples_of_requests_are_good_requests() {
+    waybill_drone_delivery::request::validate(&delivery_example()).unwrap();
+    let fields = operation_request();
+    for name in operation_example().as_object().unwrap().keys() {
+        assert!(fields.properties.contains_key(name), "{name}");
+    }
+}
+
+#[test]
+fn views_have_the_fields_of_their_examples() {
+    let document = parsed();
+    let properties = &document["components"]["schemas"]["Operation"]["properties"];
+    for name in operation_view_example().as_object().unwrap().keys() {
+        assert!(!properties[name].is_null(), "{name}");
+    }
+    for form in ["NewDelivery", "OperationRequest"] {
+        let properties = &document["components"]["schemas"][form]["properties"];
+        assert_eq!(properties["notify"]["maxItems"], 4, "{form}");
+    }
+    let problem = &document["components"]["schemas"]["Problem"]["properties"];
+    for name in ["type", "title", "status", "detail", "errors"] {
+        assert!(!problem[name].is_null(), "{name}");
+    }
+}

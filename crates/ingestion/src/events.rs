@@ -1,0 +1,325 @@
+//! Streams of an operation's events: `GET /v1/operations/{id}/events`.
+//!
+//! Events are what a row has come to since the client was last told. An event's id says all that
+//! was told by then, so that a stream goes on after a restart of either side: nothing is kept here.
+//! What came and went between two looks at the row is not told; where every step ended is, and the
+//! end of the operation is.
+//!
+//! What must hold: a bounded number of streams, each holding a few events at most; and one look at
+//! the store for all of them, however many follow however few operations.
+
+mod told;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::header::{self, HeaderMap, HeaderValue};
+use hyper::{Response, StatusCode};
+use tokio::sync::{Notify, mpsc, watch};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use super::measure::{EVENT_STREAMS, EVENT_STREAMS_MAX};
+use super::reads::Reads;
+use super::service::{Api, OF_ONE, Parameters, Reply, decoded, not_found, set_static};
+use super::shares::{Place, Places};
+use super::status::{self, Query, Status};
+use super::token::StatusToken;
+
+pub use told::EventView;
+use told::Told;
+use waybill_engine::{OperationId, OperationRow, Stamp};
+use waybill_http::auth::{Caller, Tenants};
+use waybill_http::payload::Payload;
+use waybill_http::problem::{FieldProblem, Kind, Problem};
+
+/// The media type of a stream.
+pub const EVENT_STREAM: &str = "text/event-stream";
+
+/// How often rows are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How many rows are held at once while they are.
+const ROWS_AT_ONCE: usize = 100;
+/// How many pieces of a stream may wait for its client.
+const PIECES_MAX: usize = 4;
+/// What a client is told to wait before it comes again.
+const RETRY: &str = "retry: 1000\n\n";
+
+/// What was last seen of an operation.
+#[derive(Clone, Debug)]
+enum Seen {
+    /// It has no row yet.
+    Nothing,
+    /// Its row.
+    Row(Arc<OperationRow>),
+    /// Its row was there and is gone, or cannot be read.
+    Gone,
+}
+
+/// Looks at the rows of all operations that are followed.
+#[derive(Debug)]
+pub struct Events {
+    reads: Arc<Reads>,
+    places: Places,
+    followed: Mutex<HashMap<OperationId, watch::Sender<Seen>>>,
+    begun: Notify,
+    heartbeat: Duration,
+}
+
+/// An operation that is followed.
+#[derive(Debug)]
+struct Following {
+    seen: watch::Receiver<Seen>,
+    place: Place,
+}
+
+impl Events {
+    /// Events for at most `streams_max` streams at once, none of which is silent for longer than
+    /// `heartbeat`.
+    pub fn new(reads: Arc<Reads>, streams_max: usize, heartbeat: Duration) -> Self {
+        Self {
+            reads,
+            places: Places::new(streams_max, EVENT_STREAMS.of([]), &EVENT_STREAMS_MAX.of([])),
+            followed: Mutex::default(),
+            begun: Notify::new(),
+            heartbeat,
+        }
+    }
+
+    /// Looks at rows as long as any is followed, until `stop`.
+    pub async fn run(self: Arc<Self>, stop: CancellationToken) {
+        let mut ticks = tokio::time::interval(LOOK_EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let looking = async {
+            loop {
+                ticks.tick().await;
+                let ids = self.ids();
+                if ids.is_empty() {
+                    self.begun.notified().await;
+                }
+                for some in ids.chunks(ROWS_AT_ONCE) {
+                    self.look_at(some).await;
+                }
+            }
+        };
+        tokio::select! {
+            () = looking => {}
+            () = stop.cancelled() => {}
+        }
+    }
+
+    /// The operations that are followed; those that nobody follows any more are forgotten.
+    fn ids(&self) -> Vec<OperationId> {
+        let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
+        followed.retain(|_, seen| seen.receiver_count() > 0);
+        followed.keys().copied().collect()
+    }
+
+    async fn look_at(&self, ids: &[OperationId]) {
+        // They are looked at again soon.
+        let Ok(rows) = self.reads.rows(ids.to_vec()).await else {
+            return;
+        };
+        let followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
+        for (id, row) in ids.iter().zip(rows) {
+            let Some(seen) = followed.get(id) else {
+                continue;
+            };
+            let row = match row {
+                Ok(row) => row,
+                Err(corrupt) => {
+                    tracing::error!(%corrupt, "a followed operation cannot be read");
+                    seen.send_replace(Seen::Gone);
+                    continue;
+                }
+            };
+            seen.send_if_modified(|seen| {
+                let now = match (row, &*seen) {
+                    (Some(row), before) if stamp(before) != Some(row.stamp) => {
+                        Seen::Row(Arc::new(row))
+                    }
+                    (None, Seen::Row(_)) => Seen::Gone,
+                    (Some(_) | None, _) => return false,
+                };
+                *seen = now;
+                true
+            });
+        }
+    }
+
+    /// Follows an operation, unless there are too many streams. Of a tenant that has more than half of them, the oldest
+    /// one ends for another tenant's.
+    fn follow(&self, id: OperationId, caller: &Caller) -> Option<Following> {
+        let place = self.places.place(caller.tenants(), 1)?;
+        let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = followed
+            .entry(id)
+            .or_insert_with(|| watch::Sender::new(Seen::Nothing))
+            .subscribe();
+        drop(followed);
+        self.begun.notify_one();
+        Some(Following { seen, place })
+    }
+}
+
+fn stamp(seen: &Seen) -> Option<Stamp> {
+    match seen {
+        Seen::Row(row) => Some(row.stamp),
+        Seen::Nothing | Seen::Gone => None,
+    }
+}
+
+impl Api {
+    /// `GET /v1/operations/{id}/events`.
+    pub async fn events(
+        &self,
+        id: &str,
+        query: Option<&str>,
+        headers: &HeaderMap,
+        caller: &Caller,
+    ) -> Result<Reply, Problem> {
+        let id = decoded(id).ok_or_else(not_found)?;
+        let parameters = Parameters::read(query, caller, &OF_ONE)?;
+        let told = told_before(headers)?;
+        let query = Query {
+            id: &id,
+            tenant: &parameters.tenant,
+            tenants: &parameters.tenants,
+            token: parameters.token,
+            wants_request: false,
+        };
+        let (id, first) = match status::find(&self.intake, query).await? {
+            Status::Row(row) => (row.id, Some(row)),
+            Status::Pending(pending) => (pending.id(), None),
+            Status::Rejected(id) => {
+                return Ok(stream(Payload::Whole(Some(told::rejected(id)))));
+            }
+        };
+        if first.as_ref().is_some_and(|row| told.is_all_of(row)) {
+            // The answer that keeps an EventSource from coming again.
+            let mut reply = Response::new(Payload::Whole(None));
+            *reply.status_mut() = StatusCode::NO_CONTENT;
+            return Ok(reply);
+        }
+        let Some(following) = self.events.follow(id, caller) else {
+            let detail = "As many streams of events are open as this server allows.";
+            return Err(Problem::new(Kind::Overloaded, detail));
+        };
+        let (pieces, body) = mpsc::channel(PIECES_MAX);
+        let teller = Teller {
+            told,
+            tenants: parameters.tenants,
+            token: parameters.token,
+            pieces,
+            heartbeat: self.events.heartbeat,
+        };
+        let stop = self.stop.clone();
+        self.batches.spawn(async move {
+            tokio::select! {
+                _ = teller.tell(following, first) => {}
+                () = stop.cancelled() => {}
+            }
+        });
+        Ok(stream(Payload::Stream(body)))
+    }
+}
+
+fn told_before(headers: &HeaderMap) -> Result<Told, Problem> {
+    const LAST_EVENT_ID: &str = "Last-Event-ID";
+    let Some(value) = headers.get(LAST_EVENT_ID) else {
+        return Ok(Told::default());
+    };
+    let told = value.to_str().ok().and_then(|text| text.parse().ok());
+    told.ok_or_else(|| {
+        let detail = "must be the id of an event, as it was given";
+        Problem::invalid(vec![FieldProblem::of_header(LAST_EVENT_ID, detail)])
+    })
+}
+
+fn stream(body: Payload) -> Reply {
+    let mut reply = Response::new(body);
+    set_static(&mut reply, header::CONTENT_TYPE, EVENT_STREAM);
+    set_static(&mut reply, header::CACHE_CONTROL, "no-store");
+    // Proxies that gather answers before they pass them on would hold events back.
+    let name = header::HeaderName::from_static("x-accel-buffering");
+    reply
+        .headers_mut()
+        .insert(name, HeaderValue::from_static("no"));
+    reply
+}
+
+/// The client is gone.
+struct Abandoned;
+
+/// Tells one client what it has not been told.
+struct Teller {
+    told: Told,
+    /// Whose operations there are, for this client.
+    tenants: Tenants,
+    /// The request that the client asked about.
+    token: Option<StatusToken>,
+    pieces: mpsc::Sender<Bytes>,
+    heartbeat: Duration,
+}
+
+impl Teller {
+    /// Tells until the operation is final, or nobody listens.
+    async fn tell(
+        mut self,
+        mut following: Following,
+        first: Option<Box<OperationRow>>,
+    ) -> Result<(), Abandoned> {
+        self.send(RETRY.into()).await?;
+        // Of what is another's, nothing is told, not even that it went.
+        let mut is_theirs = self.tenants.only().is_none() || first.is_some();
+        if let Some(row) = first
+            && self.tell_row(&row).await?
+        {
+            return Ok(());
+        }
+        loop {
+            let seen = following.seen.borrow_and_update().clone();
+            match seen {
+                Seen::Nothing => {}
+                // Followed before it had a row: it is not there, as little as before.
+                Seen::Row(row) if !self.tenants.include(&row.created.tenant) => {}
+                Seen::Gone if !is_theirs => {}
+                Seen::Gone => return Ok(()),
+                Seen::Row(row) => {
+                    is_theirs = true;
+                    if self.tell_row(&row).await? {
+                        return Ok(());
+                    }
+                }
+            }
+            tokio::select! {
+                changed = following.seen.changed() => changed.map_err(|_| Abandoned)?,
+                () = tokio::time::sleep(self.heartbeat) => self.send(": still here\n\n".into()).await?,
+                () = self.pieces.closed() => return Err(Abandoned),
+                // The client comes again, as EventSource does.
+                () = following.place.revoked() => return Ok(()),
+            }
+        }
+    }
+
+    /// Tells what a row has come to; returns whether that was the end.
+    async fn tell_row(&mut self, row: &OperationRow) -> Result<bool, Abandoned> {
+        if self
+            .token
+            .is_some_and(|token| !token.is_of(row.created.request_hash))
+        {
+            self.send(told::rejected(row.id)).await?;
+            return Ok(true);
+        }
+        for event in self.told.events(row) {
+            self.send(event).await?;
+        }
+        Ok(row.state.state.is_final())
+    }
+
+    async fn send(&self, piece: Bytes) -> Result<(), Abandoned> {
+        self.pieces.send(piece).await.map_err(|_| Abandoned)
+    }
+}

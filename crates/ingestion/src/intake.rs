@@ -1,0 +1,573 @@
+//! From a checked request to a durable record, or to the operation that it repeats.
+//!
+//! What must hold: an [`Answer`] other than a problem is given only for a record that the broker
+//! has acknowledged, or for one that was found. A refusal (503) is given only where the record is
+//! surely not in the log; everything else that went wrong is "outcome unknown" (504), with the id to
+//! repeat it with. Whether a record was acknowledged is entered into the memory of recent requests
+//! by the acknowledgement itself, whatever became of the connection that sent it.
+//!
+//! Of requests with one id only one is on its way at a time: equal ones share its outcome, others
+//! are told that the id is taken. Twins that two processes take at once are both produced: which of
+//! them is the operation is the scheduler's to say, and it says so under the token of either.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use waybill_api::request::Submission;
+use waybill_engine::{
+    IdOrigin, Lane, Offset, OperationId, OperationRow, PartitionId, RequestHash, Timestamp,
+};
+use waybill_http::auth::Tenants;
+use waybill_http::problem::{Kind, Problem};
+use waybill_kafka::{
+    ClientError, Delivered, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
+    Producer, ProducerOptions,
+};
+use waybill_messages::{Topics, headers};
+use waybill_store::CorruptRow;
+use waybill_telemetry::health::LowDisk;
+use waybill_telemetry::trace::OpenSpan;
+use waybill_topology::partition_map::PartitionMap;
+
+use super::config::IngestionConfig;
+use super::flow::Flow;
+use super::logs::Logs;
+use super::measure::{QUEUE_BYTES, QUEUE_BYTES_MAX};
+use super::peek::Peek;
+use super::reads::Reads;
+use super::recent::{Accepted, Claim, Meeting, Recent, Settled};
+use super::reply_topics::ReplyTopics;
+use super::shares::{Places, Share};
+use super::spans;
+
+/// How a request was answered that was not refused.
+#[derive(Debug)]
+pub enum Answer {
+    /// It is on its way: acknowledged now, or a moment ago by an equal request.
+    Accepted(OperationId, Accepted),
+    /// It repeats an operation that a scheduler has read.
+    Repeated(Box<OperationRow>),
+}
+
+/// Takes requests in.
+#[derive(Debug)]
+pub struct Intake {
+    reads: Arc<Reads>,
+    reply_topics: ReplyTopics,
+    producer: Producer<Box<Ticket>>,
+    queue: Queue,
+    recent: Arc<Recent>,
+    flow: Arc<Flow>,
+    peek: Peek,
+    logs: Logs,
+    topics: Topics,
+    partition_map: PartitionMap,
+    low_disk: LowDisk,
+    accept_timeout: Duration,
+}
+
+/// `Retry-After` while disk space is low: the broker frees space every 10 s.
+const STORAGE_RETRY_AFTER: Duration = Duration::from_secs(10);
+
+/// How much longer than the producer a request waits: the producer's own time-out knows whether
+/// the record was sent, and is the better answer. It looks for what timed out once a second, and begins to
+/// count up to 600 ms late.
+const ACKNOWLEDGE_GRACE: Duration = Duration::from_secs(2);
+
+impl Intake {
+    /// An intake that produces through `kafka`.
+    pub fn new(
+        config: &IngestionConfig,
+        reads: Arc<Reads>,
+        kafka: KafkaSettings,
+        topics: Topics,
+        partition_map: PartitionMap,
+        low_disk: LowDisk,
+    ) -> Result<Self, ClientError> {
+        let mut options = ProducerOptions::new("waybill-ingestion");
+        options.queue_records_max = saturating(config.producer_queue_records_max);
+        options.queue_kib_max = saturating(config.producer_queue_bytes_max / 1024);
+        options.delivery_timeout = config.accept_timeout;
+        let record_max = config.request_bytes_max.max(config.batch_line_bytes_max);
+        options.message_bytes_max = options.message_bytes_max.max(saturating(2 * record_max));
+        Ok(Self {
+            reads,
+            peek: Peek::new(
+                kafka.clone(),
+                topics.clone(),
+                config.pending_reads_max,
+                config.pending_read_timeout,
+            ),
+            logs: Logs::new(kafka.clone(), topics.clone()),
+            reply_topics: ReplyTopics::new(&kafka, config.accept_timeout)?,
+            producer: Producer::new(&kafka, &options)?,
+            queue: Queue::new(config),
+            recent: Arc::new(Recent::new(config.recent_accepted_max)),
+            flow: Arc::new(Flow::new(config.accept_timeout)),
+            topics,
+            partition_map,
+            low_disk,
+            accept_timeout: config.accept_timeout,
+        })
+    }
+
+    /// What reads the store.
+    pub fn reads(&self) -> &Reads {
+        &self.reads
+    }
+
+    /// What was accepted last.
+    pub fn recent(&self) -> &Recent {
+        &self.recent
+    }
+
+    /// Reads requests back from their topic.
+    pub fn peek(&self) -> &Peek {
+        &self.peek
+    }
+
+    /// Whether a partition's requests are those of another topic than the one that its checkpoint was taken on.
+    ///
+    /// # Errors
+    ///
+    /// As [`Logs::is_another`].
+    pub async fn is_another_log(
+        &self,
+        lane: Lane,
+        partition: PartitionId,
+    ) -> Result<bool, Problem> {
+        self.logs.is_another(&self.reads, lane, partition).await
+    }
+
+    /// The names of the topics.
+    pub fn topics(&self) -> &Topics {
+        &self.topics
+    }
+
+    /// How operations are spread over partitions.
+    pub fn partition_map(&self) -> &PartitionMap {
+        &self.partition_map
+    }
+
+    /// Takes one request in.
+    pub async fn submit(&self, submission: &Submission) -> Result<Answer, Problem> {
+        if submission.record.id_origin == IdOrigin::Caller {
+            let row = self
+                .rows(vec![submission.record.operation])
+                .await?
+                .pop()
+                .transpose()?
+                .flatten();
+            if let Some(answer) = row.and_then(|row| answer_of_row(submission, row)) {
+                return answer;
+            }
+        }
+        self.check_reply_topic(submission).await?;
+        match self.send(submission)? {
+            Sent::OnItsWay(mut in_flight) => in_flight.outcome(self.accept_timeout).await,
+            Sent::Before(answer) => Ok(answer),
+        }
+    }
+
+    /// Reads the rows of these operations, in their order, each with an answer of its own.
+    pub async fn rows(&self, ids: Vec<OperationId>) -> Result<Vec<Read>, Problem> {
+        let rows = self.reads.rows(ids).await?;
+        let read = rows
+            .into_iter()
+            .map(|row| row.map_err(|corrupt| row_unreadable(&corrupt)));
+        Ok(read.collect())
+    }
+
+    /// Refuses a request whose status would go to a topic that is not there.
+    pub async fn check_reply_topic(&self, submission: &Submission) -> Result<(), Problem> {
+        match &submission.record.reply_to {
+            Some(topic) => self.reply_topics.check(topic).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Hands the request to the producer, unless memory knows its id.
+    pub fn send(&self, submission: &Submission) -> Result<Sent, Problem> {
+        let record = &submission.record;
+        let claim = match record.id_origin {
+            IdOrigin::Server => None,
+            IdOrigin::Caller => match self.recent.meet(record.operation, record.request_hash) {
+                Meeting::Nobody(claim) => Some(claim),
+                Meeting::Equal(told) => {
+                    return Ok(Sent::OnItsWay(InFlight::new(told, submission)));
+                }
+                Meeting::Accepted(accepted) => {
+                    return Ok(Sent::Before(Answer::Accepted(record.operation, accepted)));
+                }
+                Meeting::Another => return Err(conflict(submission)),
+            },
+        };
+        submission.check_deadlines()?;
+        if self.low_disk.is_low() {
+            return Err(insufficient_storage(
+                "Free disk space is below storage.freeMin: accepted operations go on, and new ones are refused.",
+            ));
+        }
+        let mut value = Vec::with_capacity(record.input.len() + 256);
+        if let Err(error) = self.topics.framing().encode_create(record, &mut value) {
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "a request cannot be encoded"
+            );
+            return Err(Problem::new(
+                Kind::Internal,
+                "The request could not be encoded.",
+            ));
+        }
+        self.begin()?;
+        let room = self.queue.room(&submission.sender, value.len());
+        let (tell, told) = oneshot::channel();
+        let topic = self.topics.of_lane(submission.lane);
+        let span = spans::of_record(record, topic);
+        let trace = match &span {
+            Some(span) => Some(span.context().to_string()),
+            None => record.traceparent.clone(),
+        };
+        let ticket = Box::new(Ticket::Request(Waiting {
+            room,
+            recent: Arc::clone(&self.recent),
+            flow: Arc::clone(&self.flow),
+            claim,
+            id: record.operation,
+            lane: submission.lane,
+            hash: record.request_hash,
+            workflow: Arc::clone(&submission.workflow),
+            tenant: Some(&*record.tenant)
+                .filter(|tenant| !tenant.is_empty())
+                .map(Arc::from),
+            caller_id: record.caller_id.as_deref().map(Arc::from),
+            requested_at: record.requested_at,
+            span,
+            tell,
+        }));
+        let key = record.operation.key();
+        let trace = trace.as_ref().map(|trace| Header {
+            key: headers::TRACEPARENT,
+            value: Some(trace.as_bytes()),
+        });
+        let partition = self.partition_map.partition_of(record.operation);
+        let record = OutRecord {
+            headers: trace.as_slice(),
+            ..OutRecord::new(topic, partition, &key, &value)
+        };
+        match self.enqueue(&record, ticket) {
+            Ok(()) => Ok(Sent::OnItsWay(InFlight::new(told, submission))),
+            Err(error) => Err(not_produced(error, || {
+                outcome_unknown(submission.repeat_with())
+            })),
+        }
+    }
+
+    /// Hands a record to the producer, if there is room for it. Where it is not taken, its ticket has ended.
+    fn enqueue(&self, record: &OutRecord<'_>, ticket: Box<Ticket>) -> Result<(), ProduceError> {
+        let (ticket, error) = match ticket.has_room() {
+            true => match self.producer.send(record, ticket) {
+                Ok(()) => return Ok(()),
+                Err(error) => error.into_parts(),
+            },
+            false => {
+                let code = ErrorCode::QueueFull;
+                (ticket, ProduceError::Refused { code })
+            }
+        };
+        ticket.end(Err(error));
+        Err(error)
+    }
+
+    /// Produces a record about an operation that is not its request: a cancel, a recovery. Returns
+    /// where it lies once the broker has acknowledged it. `repeat_with` is what to repeat the asking
+    /// with where its outcome is unknown.
+    pub async fn tell(
+        &self,
+        sender: &Tenants,
+        topic: &str,
+        operation: OperationId,
+        value: &[u8],
+        repeat_with: &str,
+    ) -> Result<(PartitionId, Option<Offset>), Problem> {
+        self.begin()?;
+        let (tell, told) = oneshot::channel();
+        let ticket = Box::new(Ticket::Word(Word {
+            room: self.queue.room(sender, value.len()),
+            flow: Arc::clone(&self.flow),
+            tell,
+        }));
+        let key = operation.key();
+        let partition = self.partition_map.partition_of(operation);
+        let record = OutRecord::new(topic, partition, &key, value);
+        let unknown = || outcome_unknown(repeat_with.to_owned());
+        if let Err(error) = self.enqueue(&record, ticket) {
+            return Err(not_produced(error, unknown));
+        }
+        match tokio::time::timeout(self.accept_timeout + ACKNOWLEDGE_GRACE, told).await {
+            Ok(Ok(Ok(position))) => Ok(position),
+            Ok(Ok(Err(error))) => Err(not_produced(error, unknown)),
+            Ok(Err(_)) | Err(_) => Err(unknown()),
+        }
+    }
+
+    /// Counts a record in that is to be produced, unless the broker is away.
+    fn begin(&self) -> Result<(), Problem> {
+        if self.flow.begin() {
+            return Ok(());
+        }
+        let detail = "The broker has not acknowledged anything for a while.";
+        Err(Problem::new(Kind::BrokerUnavailable, detail))
+    }
+
+    /// Waits until every record that was handed over is settled, and lets go of the topic. Blocks.
+    pub fn close(&self, timeout: Duration) {
+        self.peek.close();
+        self.logs.close();
+        if let Err(error) = self.producer.flush(timeout) {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "requests are unsettled"
+            );
+        }
+    }
+}
+
+/// The answer to a request from the row that its id has. `None` if that row only keeps the place of an
+/// operation that was cancelled before it was created: the request is taken, and ends `Cancelled`.
+pub fn answer_of_row(
+    submission: &Submission,
+    row: OperationRow,
+) -> Option<Result<Answer, Problem>> {
+    if row.state.tombstone {
+        return None;
+    }
+    Some(
+        match row.created.request_hash == submission.record.request_hash {
+            true => Ok(Answer::Repeated(Box::new(row))),
+            false => Err(conflict(submission)),
+        },
+    )
+}
+
+/// The room in the producer's queue, which tenants share. Each record is charged at least `bytes_max / records_max`, so that
+/// one bound enforces both.
+#[derive(Debug)]
+struct Queue {
+    room: Places,
+    record_bytes_min: usize,
+}
+
+impl Queue {
+    fn new(config: &IngestionConfig) -> Self {
+        let bytes_max = config.producer_queue_bytes_max;
+        Self {
+            room: Places::new(bytes_max, QUEUE_BYTES.of([]), &QUEUE_BYTES_MAX.of([])),
+            record_bytes_min: bytes_max.div_ceil(config.producer_queue_records_max.max(1)),
+        }
+    }
+
+    /// Room for a record of so many bytes, until it is dropped; `None` if there is not so much for this sender.
+    fn room(&self, sender: &Tenants, bytes: usize) -> Option<Share> {
+        self.room.share(sender, bytes.max(self.record_bytes_min))
+    }
+}
+
+/// What handing a request over came to.
+#[derive(Debug)]
+pub enum Sent {
+    /// It, or an equal one before it, is on its way.
+    OnItsWay(InFlight),
+    /// An equal one was accepted before it.
+    Before(Answer),
+}
+
+/// A request that was handed to the producer.
+#[derive(Debug)]
+pub struct InFlight {
+    told: oneshot::Receiver<Settled>,
+    operation: OperationId,
+    caller_id: Option<String>,
+}
+
+impl InFlight {
+    fn new(told: oneshot::Receiver<Settled>, submission: &Submission) -> Self {
+        Self {
+            told,
+            operation: submission.record.operation,
+            caller_id: submission.record.caller_id.clone(),
+        }
+    }
+
+    /// Waits for its outcome. Dropping the future leaves the record on its way.
+    pub async fn outcome(&mut self, accept_timeout: Duration) -> Result<Answer, Problem> {
+        match tokio::time::timeout(accept_timeout + ACKNOWLEDGE_GRACE, &mut self.told).await {
+            Ok(Ok(Ok(accepted))) => Ok(Answer::Accepted(self.operation, accepted)),
+            Ok(Ok(Err(error))) => Err(not_produced(error, || self.unknown())),
+            // No word from the producer: whatever became of the record, it was handed over.
+            Ok(Err(_)) | Err(_) => Err(self.unknown()),
+        }
+    }
+
+    fn unknown(&self) -> Problem {
+        let id = self
+            .caller_id
+            .clone()
+            .unwrap_or_else(|| self.operation.to_string());
+        outcome_unknown(id)
+    }
+}
+
+/// The token of a record.
+#[derive(Debug)]
+enum Ticket {
+    Request(Waiting),
+    Word(Word),
+}
+
+/// Where a record lies, or why it is not there.
+type Produced = Result<(PartitionId, Option<Offset>), ProduceError>;
+
+impl Ticket {
+    fn has_room(&self) -> bool {
+        match self {
+            Self::Request(waiting) => waiting.room.is_some(),
+            Self::Word(word) => word.room.is_some(),
+        }
+    }
+
+    /// Tells everyone what became of the record.
+    fn end(self, outcome: Produced) {
+        match self {
+            Self::Request(waiting) => waiting.end(outcome),
+            Self::Word(word) => word.end(outcome),
+        }
+    }
+}
+
+/// Waits for a record that is no request's.
+#[derive(Debug)]
+struct Word {
+    room: Option<Share>,
+    flow: Arc<Flow>,
+    tell: oneshot::Sender<Produced>,
+}
+
+impl Word {
+    fn end(self, outcome: Produced) {
+        // Before somebody who hears of the outcome sends the next one.
+        drop(self.room);
+        self.flow.end(outcome.as_ref().err());
+        // The connection may be gone; the record is there all the same.
+        _ = self.tell.send(outcome);
+    }
+}
+
+/// Waits for the record of a request: it tells memory and the request.
+#[derive(Debug)]
+struct Waiting {
+    room: Option<Share>,
+    recent: Arc<Recent>,
+    flow: Arc<Flow>,
+    /// Where the id is the caller's.
+    claim: Option<Claim>,
+    id: OperationId,
+    lane: Lane,
+    hash: RequestHash,
+    workflow: Arc<str>,
+    tenant: Option<Arc<str>>,
+    caller_id: Option<Arc<str>>,
+    requested_at: Timestamp,
+    span: Option<OpenSpan>,
+    tell: oneshot::Sender<Settled>,
+}
+
+impl Waiting {
+    /// Tells everyone what became of it: its partition and offset, or why it is not there.
+    fn end(self, outcome: Produced) {
+        drop(self.room);
+        self.flow.end(outcome.as_ref().err());
+        if let Some(span) = self.span {
+            spans::sent(span, &outcome);
+        }
+        let settled = outcome.map(|(partition, offset)| Accepted {
+            lane: self.lane,
+            partition,
+            offset,
+            hash: self.hash,
+            workflow: self.workflow,
+            tenant: self.tenant,
+            caller_id: self.caller_id,
+            requested_at: self.requested_at,
+        });
+        match (self.claim, &settled) {
+            (Some(claim), settled) => claim.settle(settled),
+            (None, Ok(accepted)) => self.recent.insert(self.id, accepted.clone()),
+            (None, Err(_)) => {}
+        }
+        // The connection may be gone; the record is there all the same.
+        drop(self.tell.send(settled));
+    }
+}
+
+impl Delivered for Box<Ticket> {
+    fn delivered(self, delivery: Delivery) {
+        let position = (delivery.partition, delivery.offset);
+        self.end(delivery.result.map(|()| position));
+    }
+}
+
+fn conflict(submission: &Submission) -> Problem {
+    let detail = "The request that has this id is another one.";
+    Problem::new(Kind::IdConflict, detail).with_id(submission.repeat_with())
+}
+
+fn outcome_unknown(repeat_with: String) -> Problem {
+    let detail = "The broker did not acknowledge the request in time.";
+    Problem::new(Kind::OutcomeUnknown, detail).with_id(repeat_with)
+}
+
+fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Problem {
+    let code = match error {
+        ProduceError::OutcomeUnknown { .. } => return unknown(),
+        ProduceError::Refused { code } => code,
+    };
+    tracing::debug!(%code, "a request was not appended");
+    match code {
+        ErrorCode::QueueFull => Problem::new(
+            Kind::Overloaded,
+            "The queue to the broker is full: requests come faster than it takes them.",
+        ),
+        ErrorCode::PolicyViolation => insufficient_storage(
+            "The broker takes no more of these records: their topic has reached its bound on disk \
+             (broker.requestsDiskBytesMax, broker.recoveriesDiskBytesMax), or the free disk space is below storage.freeMin.",
+        ),
+        ErrorCode::MessageSizeTooLarge => Problem::new(
+            Kind::BodyTooLarge,
+            "The broker refuses a record of this size.",
+        ),
+        _ => Problem::new(
+            Kind::BrokerUnavailable,
+            "The broker did not take the request.",
+        ),
+    }
+}
+
+fn insufficient_storage(detail: &'static str) -> Problem {
+    Problem::new(Kind::InsufficientStorage, detail).with_wait(STORAGE_RETRY_AFTER)
+}
+
+/// What was read for one operation: its row, `None` where there is none, or why there is no telling.
+pub type Read = Result<Option<OperationRow>, Problem>;
+
+/// Tells the cause to the log, not to the client.
+fn row_unreadable(corrupt: &CorruptRow) -> Problem {
+    tracing::error!(%corrupt, "a row was asked for that cannot be read");
+    let detail = "The state of this operation is stored, but cannot be read.";
+    Problem::new(Kind::RowUnreadable, detail).with_id(corrupt.id.to_string())
+}
+
+fn saturating(number: usize) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
+}

@@ -1,0 +1,262 @@
+//! Ingestion: HTTP in, durable records out.
+//!
+//! It checks requests, answers 202 once the broker has acknowledged their record, and tells what
+//! became of them. It is the load leveller: a spike goes into the topic, at the pace of the broker,
+//! and pressure comes back as 503.
+//!
+//! The way of a request: a server of `waybill_http` accepts its connection and checks its head; `service` finds out what it asks for, and whether whoever sends it may; `json` and `request` check it and make the
+//! record; `intake` looks for what it repeats and has it produced. A `batch` goes the same way
+//! line by line. `status` answers questions afterwards, and has `peek` read a request back; `events`
+//! tells those who follow an operation. `ops` passes on what callers and operators ask of operations
+//! that exist, and lists those that need somebody.
+//!
+//! What must hold: no 202 for what is not durable; nothing of a request that is refused reaches a
+//! topic; every queue is bounded; and memory does not grow with offered load.
+//!
+//! Deliberately absent: any decision about an operation, and any state that a restart could lose
+//! and a caller would miss.
+
+mod batch;
+mod config;
+mod docs;
+mod events;
+mod flow;
+mod intake;
+mod logs;
+mod measure;
+pub mod ops;
+mod peek;
+mod reads;
+mod recent;
+mod reply_topics;
+mod service;
+mod shares;
+mod spans;
+mod status;
+mod token;
+mod view;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use waybill_api::request::Rules;
+use waybill_api::tenant_limits::TenantLimits;
+use waybill_engine::Workflows;
+use waybill_http::auth::Auth;
+use waybill_http::payload::Patience;
+use waybill_http::{Hosts, Server, Tls};
+use waybill_kafka::{ClientError, KafkaSettings};
+use waybill_messages::Topics;
+use waybill_store::Store;
+use waybill_telemetry::health::LowDisk;
+use waybill_topology::partition_map::PartitionMap;
+
+pub use config::IngestionConfig;
+pub use measure::METRICS;
+
+use self::batch::BatchLimits;
+use self::docs::Docs;
+use self::events::Events;
+use self::intake::Intake;
+use self::measure::{BODY_BYTES, BODY_BYTES_MAX, Measures};
+pub use self::ops::next::as_typed;
+use self::reads::Reads;
+use self::service::Api;
+use self::shares::Places;
+
+/// Why ingestion could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The address is taken, or is not this machine's.
+    #[error("cannot listen for HTTP on {address} (--http)")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// The cause.
+        #[source]
+        source: io::Error,
+    },
+    /// The Kafka client could not be made.
+    #[error("the producer of operation requests could not be made")]
+    Producer(#[from] ClientError),
+}
+
+/// What stands before the API.
+#[derive(Clone, Debug, Default)]
+pub struct Guards {
+    /// Tells who asks.
+    pub auth: Auth,
+    /// Which hosts are answered for.
+    pub hosts: Hosts,
+    /// Proves who answers.
+    pub tls: Tls,
+    /// Refuses new requests while disk space is low.
+    pub low_disk: LowDisk,
+}
+
+/// Ingestion at work.
+#[derive(Debug)]
+pub struct Ingestion {
+    address: SocketAddr,
+    accepting: CancellationToken,
+    batches_stop: CancellationToken,
+    batches: TaskTracker,
+    server: JoinHandle<()>,
+    intake: Arc<Intake>,
+    drain_timeout: Duration,
+}
+
+impl Ingestion {
+    /// Listens and serves from now on. Neither the broker nor a scheduler need be there yet.
+    ///
+    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
+    ///
+    /// # Errors
+    ///
+    /// If the address cannot be listened on, or the Kafka client cannot be made.
+    pub fn start(
+        config: IngestionConfig,
+        store: Arc<dyn Store>,
+        kafka: KafkaSettings,
+        topics: Topics,
+        partition_map: PartitionMap,
+        workflows: Arc<Workflows>,
+        guards: Guards,
+    ) -> BoxFuture<'static, Result<Self, StartError>> {
+        let started = Self::started(
+            config,
+            store,
+            kafka,
+            topics,
+            partition_map,
+            workflows,
+            guards,
+        );
+        Box::pin(started)
+    }
+
+    async fn started(
+        config: IngestionConfig,
+        store: Arc<dyn Store>,
+        kafka: KafkaSettings,
+        topics: Topics,
+        partition_map: PartitionMap,
+        workflows: Arc<Workflows>,
+        guards: Guards,
+    ) -> Result<Self, StartError> {
+        let listen = |source| StartError::Listen {
+            address: config.listen,
+            source,
+        };
+        let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
+        let address = listener.local_addr().map_err(listen)?;
+        let reads = Arc::new(Reads::new(
+            store,
+            partition_map.clone(),
+            config.accept_timeout,
+        ));
+        let events = Arc::new(Events::new(
+            Arc::clone(&reads),
+            config.event_streams_max,
+            config.heartbeat(),
+        ));
+        let intake = Arc::new(Intake::new(
+            &config,
+            reads,
+            kafka,
+            topics,
+            partition_map,
+            guards.low_disk,
+        )?);
+        let batches = TaskTracker::new();
+        let batches_stop = CancellationToken::new();
+        batches.spawn(Arc::clone(&events).run(batches_stop.clone()));
+        let docs = Docs::new(guards.auth.authenticator().is_some());
+        let api = Arc::new(Api {
+            auth: guards.auth,
+            hosts: guards.hosts,
+            intake: Arc::clone(&intake),
+            events,
+            rules: Arc::new(Rules {
+                workflows,
+                json_depth_max: config.depth_max(),
+                reply_to_prefixes: config.reply_to_prefixes.clone(),
+                contacts: config.contacts.clone(),
+                tenant_limits: TenantLimits::new(&config.tenant_rates),
+                expedites: config.expedites,
+            }),
+            measures: Arc::new(Measures::new()),
+            docs,
+            request_bytes_max: config.request_bytes_max,
+            patience: Patience {
+                pause_max: config.body_read_timeout,
+                whole_max: config.body_timeout,
+            },
+            batch: BatchLimits {
+                line_bytes_max: config.batch_line_bytes_max,
+                lines_max: config.batch_lines_max.max(1),
+                accept_timeout: config.accept_timeout,
+                pause_max: config.body_read_timeout,
+                line_max: config.body_timeout,
+            },
+            budget: Places::new(
+                config.body_bytes_max,
+                BODY_BYTES.of([]),
+                &BODY_BYTES_MAX.of([]),
+            ),
+            batches: batches.clone(),
+            stop: batches_stop.clone(),
+        });
+        let server = Server::new("api", listener, guards.tls, api, config.server_limits());
+        let accepting = CancellationToken::new();
+        Ok(Self {
+            address,
+            server: tokio::spawn(server.run(accepting.clone())),
+            accepting,
+            batches_stop,
+            batches,
+            intake,
+            drain_timeout: config.drain_timeout,
+        })
+    }
+
+    /// The address that it listens on.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops accepting, lets requests under way be answered, ends batches after the lines that were
+    /// read and streams of events where they are, and waits for the broker's word on all records. What has not ended within the drain
+    /// time-out is cut off.
+    pub async fn shutdown(mut self) {
+        self.accepting.cancel();
+        self.batches_stop.cancel();
+        self.batches.close();
+        let ended = async {
+            let served = (&mut self.server).await;
+            self.batches.wait().await;
+            served
+        };
+        match tokio::time::timeout(self.drain_timeout, ended).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::error!(%error, "accepting connections ended badly"),
+            Err(_) => {
+                tracing::warn!("requests are still under way; their connections are cut off");
+                self.server.abort();
+            }
+        }
+        let (intake, patience) = (Arc::clone(&self.intake), self.drain_timeout);
+        let flushed = tokio::task::spawn_blocking(move || intake.close(patience)).await;
+        if let Err(error) = flushed {
+            tracing::error!(%error, "flushing the producer ended badly");
+        }
+    }
+}

@@ -1,0 +1,436 @@
+//! What a caller asks of its operation: to cancel or to reschedule it.
+
+use hyper::{HeaderMap, StatusCode};
+use serde_json::Value;
+use waybill_api::id::CallerId;
+use waybill_api::request::{DRONE_DELIVERY, date_and_time};
+use waybill_clock::wall_clock;
+use waybill_drone_delivery::field::FieldError;
+use waybill_drone_delivery::request::{DeliveryRequest, Reschedule, validate_reschedule};
+use waybill_engine::{
+    AmendRequest, Amendment, Lane, OperationId, OperationRequest, OperationRow, Position,
+    Timestamp, Workflows,
+};
+use waybill_http::RequestBody;
+use waybill_http::auth::{Caller, Scope};
+use waybill_http::json;
+use waybill_http::payload::read_whole;
+use waybill_http::problem::{FieldProblem, Kind, Problem};
+
+use super::body::{self, Asker, Said};
+use super::judge::{self, CancelWouldBe};
+use super::next;
+use super::verb::Verb;
+use super::{AskedView, Key};
+use crate::service::{
+    Api, Form, JSON, OF_CANCEL, OF_ONE, Parameters, Reply, check_media_type, decoded, json,
+    location, not_found, set,
+};
+use crate::status::{Pending, Status, request_of};
+use crate::token::StatusToken;
+use crate::view::{DeliveryView, KnownView, OperationView};
+
+/// The operation that is to be amended, as far as it is known.
+struct Amended {
+    id: OperationId,
+    tenant: String,
+    caller_id: Option<String>,
+    /// By which it came, as far as that is known: what is asked of it goes the same way, and does not overtake it.
+    lane: Lane,
+    /// What its `Location` carries.
+    token: Option<StatusToken>,
+    /// There is no such operation yet.
+    is_absent: bool,
+}
+
+impl Api {
+    /// `DELETE /api/deliveryrequests/{id}`.
+    pub async fn cancel_delivery(
+        &self,
+        id: &str,
+        query: Option<&str>,
+        headers: &HeaderMap,
+        caller: &Caller,
+    ) -> Result<Reply, Problem> {
+        let parameters = Parameters::read(query, caller, &OF_CANCEL)?;
+        let said = Said {
+            reason: body::reason(&parameters.reason)?,
+            workflow: DRONE_DELIVERY.to_owned(),
+            ..Said::default()
+        };
+        self.cancel(id, &parameters, headers, said, Form::Delivery, caller)
+            .await
+    }
+
+    /// Cancels an operation, which need not be there yet if its id is the caller's.
+    pub(super) async fn cancel(
+        &self,
+        id: &str,
+        parameters: &Parameters,
+        headers: &HeaderMap,
+        said: Said,
+        form: Form,
+        caller: &Caller,
+    ) -> Result<Reply, Problem> {
+        let id = decoded(id).ok_or_else(not_found)?;
+        let key = Key::of(headers)?;
+        let workflow = said.workflow.clone();
+        let asker = said.asker(caller)?;
+        let amended = match self.asked_about(&id, parameters, false).await {
+            Ok(found) => {
+                if form == Form::Delivery {
+                    found.delivery(&self.rules.workflows)?;
+                }
+                match found {
+                    Status::Row(row) => match judge::of_cancel(&row, &self.rules.workflows) {
+                        CancelWouldBe::Asked => Amended::of_row(&row),
+                        CancelWouldBe::Done => return Ok(self.as_it_is(&row, form, caller)),
+                        CancelWouldBe::Late => return Err(late(&row, caller)),
+                        CancelWouldBe::Parked => {
+                            return Err(parked(&row, &self.rules.workflows, caller));
+                        }
+                    },
+                    Status::Pending(pending) => Amended::of_pending(&pending, &id, parameters),
+                    Status::Rejected(_) => return Err(not_found()),
+                }
+            }
+            Err(problem) if problem.kind == Kind::UnknownOrExpired => {
+                Amended::absent(&id, &parameters.tenant).ok_or(problem)?
+            }
+            Err(problem) => return Err(problem),
+        };
+        let amendment = Amendment::Cancel { workflow };
+        self.amend(amended, amendment, Verb::Cancel.as_str(), asker, &key, form)
+            .await
+    }
+
+    /// `PATCH /api/deliveryrequests/{id}`.
+    pub async fn reschedule_delivery(
+        &self,
+        id: &str,
+        query: Option<&str>,
+        headers: &HeaderMap,
+        body: RequestBody,
+        caller: &Caller,
+    ) -> Result<Reply, Problem> {
+        const VERB: &str = "reschedule";
+        let id = decoded(id).ok_or_else(not_found)?;
+        let parameters = Parameters::read(query, caller, &OF_ONE)?;
+        let key = Key::of(headers)?;
+        check_media_type(headers, JSON)?;
+        let change = {
+            let _held = self.hold(caller, super::ASK_BYTES_MAX)?;
+            read_whole(body, super::ASK_BYTES_MAX, self.patience).await?
+        };
+        let change = read_change(&change, self.rules.json_depth_max, wall_clock())?;
+        let amendment = Amendment::Reschedule {
+            fields: serde_json::to_vec(&change.fields()).map_err(|_| unwritable())?,
+            deadline: change.deadline.map(|at| Timestamp(at.as_microsecond())),
+        };
+
+        let found = self.asked_about(&id, &parameters, true).await?;
+        found.delivery(&self.rules.workflows)?;
+        let amended = match found {
+            Status::Row(row) => {
+                let workflows = &self.rules.workflows;
+                judge::of_reschedule(&row, workflows, &amendment, wall_clock()).map_err(
+                    |refused| match row.state.state.is_parked() && caller.may(Scope::Read) {
+                        true => refused.with_more(&allowed(&row, workflows)),
+                        false => refused,
+                    },
+                )?;
+                check_against(&change, request_of(&row).as_deref().map(|r| r.get()))?;
+                Amended::of_row(&row)
+            }
+            Status::Pending(pending) => {
+                let request = pending.request().map(|request| &*request.input);
+                let text = request.and_then(|input| std::str::from_utf8(input).ok());
+                check_against(&change, text)?;
+                Amended::of_pending(&pending, &id, &parameters)
+            }
+            Status::Rejected(_) => return Err(not_found()),
+        };
+        self.amend(
+            amended,
+            amendment,
+            VERB,
+            Said::default().asker(caller)?,
+            &key,
+            Form::Delivery,
+        )
+        .await
+    }
+
+    async fn amend(
+        &self,
+        amended: Amended,
+        amendment: Amendment,
+        verb: &'static str,
+        asker: Asker,
+        key: &Key,
+        form: Form,
+    ) -> Result<Reply, Problem> {
+        self.rules.tenant_limits.take(&amended.tenant)?;
+        let id = amended.id;
+        let request = AmendRequest {
+            id: key.id(id, verb),
+            operation: id,
+            tenant: amended.tenant,
+            caller_id: amended.caller_id,
+            amendment,
+            reason: asker.reason,
+            asked_by: asker.by,
+            requested_at: wall_clock(),
+        };
+        let request_id = request.id;
+        let mut value = Vec::with_capacity(256);
+        let topics = self.intake.topics();
+        topics
+            .framing()
+            .encode(&OperationRequest::Amend(request), &mut value)
+            .map_err(|_| unwritable())?;
+        let lane = amended.lane;
+        let topic = topics.of_lane(lane);
+        let (partition, offset) = self
+            .intake
+            .tell(&asker.tenants, topic, id, &value, &key.0)
+            .await?;
+        let token = match (amended.is_absent, offset) {
+            (true, Some(offset)) => Some(StatusToken::of_any(Position {
+                lane,
+                partition,
+                offset,
+            })),
+            (true, None) | (false, _) => amended.token,
+        };
+        let asked = AskedView {
+            id,
+            verb,
+            request_id,
+            resubmitted_as: None,
+        };
+        Ok(asked.accepted(&location(form.base(), id, token)))
+    }
+
+    /// The operation of a row as GET shows it, or its IDs alone if the caller has no scope `read`.
+    pub(crate) fn as_it_is(&self, row: &OperationRow, form: Form, caller: &Caller) -> Reply {
+        let mut reply = if caller.may(Scope::Read) {
+            let operation = OperationView::of_row(row, &self.rules.workflows);
+            match form {
+                Form::General => json(StatusCode::OK, &operation),
+                Form::Delivery => {
+                    let request = request_of(row);
+                    json(StatusCode::OK, &DeliveryView { operation, request })
+                }
+            }
+        } else {
+            json(StatusCode::OK, &KnownView::of_row(row))
+        };
+        set(
+            &mut reply,
+            hyper::header::LOCATION,
+            location(form.base(), row.id, None),
+        );
+        reply
+    }
+}
+
+impl Amended {
+    fn of_row(row: &OperationRow) -> Self {
+        Self {
+            id: row.id,
+            tenant: row.created.tenant.to_string(),
+            caller_id: row.created.caller_id.clone(),
+            lane: row.created.request.lane,
+            token: None,
+            is_absent: false,
+        }
+    }
+
+    /// It is asked in the name of the request's own tenant, which need not have been named: the scheduler refuses
+    /// another's.
+    fn of_pending(pending: &Pending, text: &str, parameters: &Parameters) -> Self {
+        let tenant = pending.tenant().unwrap_or(&parameters.tenant);
+        Self {
+            id: pending.id(),
+            tenant: tenant.to_owned(),
+            caller_id: callers_own(text, tenant)
+                .filter(|own| OperationId::of_caller(tenant, own) == pending.id()),
+            lane: parameters
+                .token
+                .map(|token| token.position.lane)
+                .or(pending.lane())
+                .unwrap_or_default(),
+            token: parameters.token.or(pending.token()),
+            is_absent: false,
+        }
+    }
+
+    /// An operation that no one asked for yet, whose place the cancel keeps. Only an id of the
+    /// caller's own can come later: an id that looks like one of an operation is not one.
+    fn absent(text: &str, tenant: &str) -> Option<Self> {
+        let caller_id = callers_own(text, tenant)?;
+        let is_operations = text
+            .parse::<OperationId>()
+            .is_ok_and(|id| matches!(id.0.get_version_num(), 5 | 7));
+        (!is_operations).then(|| Self {
+            id: OperationId::of_caller(tenant, &caller_id),
+            tenant: tenant.to_owned(),
+            caller_id: Some(caller_id),
+            lane: Lane::default(),
+            token: None,
+            is_absent: true,
+        })
+    }
+}
+
+/// The text as an id of the caller's own choosing, if it is one.
+fn callers_own(text: &str, tenant: &str) -> Option<String> {
+    let id = CallerId::new(text).ok()?;
+    id.as_ours(tenant).is_none().then(|| id.into_string())
+}
+
+fn read_change(body: &[u8], depth_max: usize, now: Timestamp) -> Result<Reschedule, Problem> {
+    let value = json::parse(body, depth_max)?;
+    let (change, mut errors) = match validate_reschedule(&value) {
+        Ok(change) => (Some(change), Vec::new()),
+        Err(errors) => (None, errors),
+    };
+    let named = value.get("deadline").and_then(Value::as_str);
+    let is_named_wrong = errors.iter().any(|error| error.pointer == "/deadline");
+    let deadline = named.filter(|_| !is_named_wrong).and_then(date_and_time);
+    if deadline.is_some_and(|deadline| deadline <= now) {
+        errors.push(FieldError::new("/deadline", "must lie in the future"));
+    }
+    let named = errors.into_iter();
+    let named = named.map(|error| FieldProblem::new(error.pointer, error.detail));
+    let errors: Vec<_> = named.collect();
+    match change.filter(|_| errors.is_empty()) {
+        Some(change) => Ok(change),
+        None => Err(Problem::invalid(errors)),
+    }
+}
+
+/// Checks the times that are changed against those that stay. A request that cannot be read here
+/// is the scheduler's to judge.
+fn check_against(change: &Reschedule, request: Option<&str>) -> Result<(), Problem> {
+    let Some(request) = request.and_then(|text| serde_json::from_str::<DeliveryRequest>(text).ok())
+    else {
+        return Ok(());
+    };
+    let pickup_time = change.pickup_time.or(request.pickup_time);
+    let deadline = change.deadline.or(request.deadline);
+    match (pickup_time, deadline) {
+        (Some(pickup_time), Some(deadline)) if deadline < pickup_time => {
+            let wrong = match change.deadline {
+                Some(_) => FieldProblem::new(
+                    "/deadline",
+                    format!("must not be before pickupTime, {pickup_time}"),
+                ),
+                None => FieldProblem::new(
+                    "/pickupTime",
+                    format!("must not be after deadline, {deadline}"),
+                ),
+            };
+            Err(Problem::invalid(vec![wrong]))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The refusal of a cancel that comes too late; a parked operation was abandoned before. It names the state only to a
+/// caller with scope `read`.
+fn late(row: &OperationRow, caller: &Caller) -> Problem {
+    let (id, state) = (row.id, row.state.state.as_str());
+    let detail = match (caller.may(Scope::Read), row.state.state.is_parked()) {
+        (false, _) => format!("Cannot cancel {id}: it is already final."),
+        (true, false) => format!("Cannot cancel {id}: it is already {state}."),
+        (true, true) => format!("Cannot cancel {id}: it was abandoned in {state}."),
+    };
+    Problem::new(Kind::OperationFinal, detail)
+        .with_id(id.to_string())
+        .with_code("final")
+}
+
+/// The refusal of a cancel of an operation that could not be undone. It names the state only to a caller with scope `read`.
+fn parked(row: &OperationRow, workflows: &Workflows, caller: &Caller) -> Problem {
+    let (id, state) = (row.id, row.state.state.as_str());
+    let detail = match caller.may(Scope::Read) {
+        false => format!("Cannot cancel {id}: it does not allow a cancel now."),
+        true => {
+            let allowed = allowed(row, workflows);
+            format!("Cannot cancel {id}: it is parked in {state}.{allowed}")
+        }
+    };
+    Problem::new(Kind::VerbRefused, detail)
+        .with_id(id.to_string())
+        .with_code("compensation-failed")
+}
+
+/// The sentence about the verbs that an operation accepts, behind a space; empty if there are none.
+fn allowed(row: &OperationRow, workflows: &Workflows) -> String {
+    match &next::of(row, workflows).verbs[..] {
+        [] => String::new(),
+        verbs => format!(" Allowed: {}.", verbs.join(", ")),
+    }
+}
+
+pub(super) fn unwritable() -> Problem {
+    Problem::new(Kind::Internal, "The request could not be encoded.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_id_that_its_caller_may_still_use_keeps_a_place() {
+        let place = Amended::absent("order-17", "acme").unwrap();
+        assert_eq!(place.id, OperationId::of_caller("acme", "order-17"));
+        assert_eq!(place.caller_id.as_deref(), Some("order-17"));
+        let v4 = uuid::Uuid::new_v4().to_string();
+        assert!(Amended::absent(&v4, "").is_some(), "a UUID of the caller's");
+        let ours = waybill_api::id::fresh("").to_string();
+        let of_caller = OperationId::of_caller("", "order-17").to_string();
+        for none in [ours.as_str(), &of_caller, "a b", ""] {
+            assert!(Amended::absent(none, "").is_none(), "{none}");
+        }
+    }
+
+    #[test]
+    fn a_changed_time_must_fit_the_one_that_stays() {
+        let request = r#"{"ownerId": "o", "pickupLocation": "a", "dropOffLocation": "b",
+            "pickupTime": "2030-05-08T20:00:00Z", "deadline": "2030-05-08T22:00:00Z",
+            "packageInfo": {"packageId": "p", "size": "Small"}}"#;
+        let check = |change: &str| {
+            let change = read_change(change.as_bytes(), 4, Timestamp(0)).unwrap();
+            check_against(&change, Some(request))
+                .map_err(|problem| problem.errors[0].pointer.clone())
+        };
+        assert_eq!(check(r#"{"pickupTime": "2030-05-08T22:00:00Z"}"#), Ok(()));
+        assert_eq!(
+            check(r#"{"pickupTime": "2030-05-08T22:00:01Z"}"#),
+            Err(Some("/pickupTime".to_owned()))
+        );
+        assert_eq!(
+            check(r#"{"deadline": "2030-05-08T19:59:59Z"}"#),
+            Err(Some("/deadline".to_owned()))
+        );
+        let both = r#"{"pickupTime": "2031-05-08T20:00:00Z", "deadline": "2031-05-08T21:00:00Z"}"#;
+        assert_eq!(check(both), Ok(()));
+    }
+
+    #[test]
+    fn a_deadline_that_has_passed_is_refused() {
+        let change = br#"{"deadline": "2030-05-08T20:00:00Z"}"#;
+        let at = |micros| read_change(change, 4, Timestamp(micros)).is_ok();
+        let deadline: jiff::Timestamp = "2030-05-08T20:00:00Z".parse().unwrap();
+        let both = br#"{"deadline": "2030-05-08T20:00:00Z", "ownerId": "o"}"#;
+        let refused = read_change(both, 4, Timestamp(i64::MAX)).unwrap_err();
+        let named = refused.errors.into_iter();
+        let named: Vec<_> = named.filter_map(|error| error.pointer).collect();
+        assert_eq!(named, ["/ownerId", "/deadline"]);
+        assert!(at(deadline.as_microsecond() - 1));
+        assert!(!at(deadline.as_microsecond()));
+    }
+}

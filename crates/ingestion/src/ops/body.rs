@@ -1,0 +1,321 @@
+//! The bodies of verbs.
+
+use hyper::HeaderMap;
+use serde_json::{Map, Value};
+use waybill_api::request::check_asked_by;
+use waybill_engine::NAME_LENGTH_MAX;
+use waybill_http::auth::{Caller, Tenants};
+use waybill_http::json;
+use waybill_http::problem::{FieldProblem, Problem};
+use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
+
+use super::verb::Verb;
+
+/// The header that says who asks, where the body does not.
+const OPERATOR: &str = "Waybill-Operator";
+
+/// Who asks, where nobody says.
+const SOMEBODY: &str = "operator";
+
+/// What the body of a verb says.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Said {
+    /// Why; may be empty.
+    pub reason: String,
+    /// Who asks; empty for the operation's caller.
+    pub by: String,
+    /// The step that it is about.
+    pub step: String,
+    /// The workflow of an operation that is not there yet.
+    pub workflow: String,
+    /// Whether to run the operation again as a new one.
+    pub as_new: bool,
+}
+
+impl Said {
+    /// Reads a verb's body, and the header that may say who asks. Every wrong field is named.
+    pub fn read(
+        verb: Verb,
+        headers: &HeaderMap,
+        body: Option<&[u8]>,
+        depth_max: usize,
+    ) -> Result<Self, Problem> {
+        let value = match body {
+            Some(body) => json::parse(body, depth_max)?,
+            None => Value::Object(Map::new()),
+        };
+        let Value::Object(fields) = value else {
+            return Err(Problem::invalid(vec![FieldProblem::new(
+                "",
+                "must be an object",
+            )]));
+        };
+        let mut reader = Reader {
+            fields: &fields,
+            errors: Vec::new(),
+        };
+        let mut said = Self {
+            reason: reader.text("reason", REASON_BYTES_MAX),
+            step: reader.name("step"),
+            workflow: reader.name("workflow"),
+            as_new: reader.flag("asNew"),
+            by: String::new(),
+        };
+        let in_body = reader.text("by", ASKED_BY_BYTES_MAX);
+        said.by = reader.who(headers, in_body);
+        // To cancel is the caller's, whoever else may do it too.
+        if said.by.is_empty() && verb != Verb::Cancel {
+            SOMEBODY.clone_into(&mut said.by);
+        }
+        reader.check(verb);
+        match reader.errors {
+            errors if errors.is_empty() => Ok(said),
+            errors => Err(Problem::invalid(errors)),
+        }
+    }
+}
+
+/// Who asks, and why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Asker {
+    /// Who asks; empty for the operation's caller.
+    pub by: String,
+    /// For whom they may ask.
+    pub tenants: Tenants,
+    /// Why; may be empty.
+    pub reason: String,
+}
+
+impl Said {
+    /// Who asks: the name of the token goes with what the body says, so that nobody passes for another in the history.
+    pub fn asker(self, caller: &Caller) -> Result<Asker, Problem> {
+        let by = match (caller.name(), self.by.as_str()) {
+            (None, _) => self.by,
+            (Some(token), "" | SOMEBODY) => token.to_owned(),
+            (Some(token), by) => format!("{by} ({token})"),
+        };
+        if by.len() > ASKED_BY_BYTES_MAX {
+            let detail = format!(
+                "must be at most {ASKED_BY_BYTES_MAX} bytes with the name of the token behind it"
+            );
+            return Err(Problem::invalid(vec![FieldProblem::new("/by", detail)]));
+        }
+        Ok(Asker {
+            by,
+            tenants: caller.tenants().clone(),
+            reason: self.reason,
+        })
+    }
+}
+
+/// A reason that is given in a query.
+pub fn reason(text: &str) -> Result<String, Problem> {
+    if text.len() <= REASON_BYTES_MAX {
+        return Ok(text.trim().to_owned());
+    }
+    let detail = format!("must be at most {REASON_BYTES_MAX} bytes");
+    let wrong = FieldProblem::of_parameter("reason", detail);
+    Err(Problem::invalid(vec![wrong]))
+}
+
+struct Reader<'a> {
+    fields: &'a Map<String, Value>,
+    errors: Vec<FieldProblem>,
+}
+
+impl Reader<'_> {
+    fn wrong_header(&mut self, detail: impl Into<String>) {
+        self.errors.push(FieldProblem::of_header(OPERATOR, detail));
+    }
+
+    fn wrong(&mut self, name: &str, detail: impl Into<String>) {
+        let mut pointer = String::new();
+        json::push_segment(&mut pointer, name);
+        self.errors.push(FieldProblem::new(pointer, detail));
+    }
+
+    /// A text without surrounding white space; absent and `null` are empty.
+    fn text(&mut self, name: &'static str, bytes_max: usize) -> String {
+        match self.fields.get(name) {
+            None | Some(Value::Null) => String::new(),
+            Some(Value::String(text)) if text.len() <= bytes_max => text.trim().to_owned(),
+            Some(Value::String(_)) => {
+                self.wrong(name, format!("must be at most {bytes_max} bytes"));
+                String::new()
+            }
+            Some(_) => {
+                self.wrong(name, "must be a string");
+                String::new()
+            }
+        }
+    }
+
+    fn name(&mut self, name: &'static str) -> String {
+        let text = self.text(name, 4 * NAME_LENGTH_MAX);
+        if text.chars().count() > NAME_LENGTH_MAX {
+            self.wrong(
+                name,
+                format!("must be at most {NAME_LENGTH_MAX} characters"),
+            );
+        }
+        text
+    }
+
+    fn flag(&mut self, name: &'static str) -> bool {
+        match self.fields.get(name) {
+            None | Some(Value::Null) => false,
+            Some(Value::Bool(flag)) => *flag,
+            Some(_) => {
+                self.wrong(name, "must be true or false");
+                false
+            }
+        }
+    }
+
+    /// Who asks: header and body must agree where both say it.
+    fn who(&mut self, headers: &HeaderMap, in_body: String) -> String {
+        let mut given = headers.get_all(OPERATOR).iter();
+        let in_header = match (given.next(), given.next()) {
+            (None, _) => String::new(),
+            (Some(value), None) => match std::str::from_utf8(value.as_bytes()) {
+                Ok(text) => text.trim().to_owned(),
+                Err(_) => {
+                    self.wrong_header("must be UTF-8");
+                    String::new()
+                }
+            },
+            (Some(_), Some(_)) => {
+                self.wrong_header("must be given once");
+                String::new()
+            }
+        };
+        if in_header.len() > ASKED_BY_BYTES_MAX {
+            self.wrong_header(format!("must be at most {ASKED_BY_BYTES_MAX} bytes"));
+        }
+        if !in_header.is_empty() && !in_body.is_empty() && in_header != in_body {
+            self.wrong("by", "differs from the header Waybill-Operator");
+        }
+        let who = if in_body.is_empty() {
+            in_header
+        } else {
+            in_body
+        };
+        if let Err(detail) = check_asked_by(&who) {
+            self.wrong("by", detail);
+        }
+        who
+    }
+
+    /// Names what is missing and what is unknown.
+    fn check(&mut self, verb: Verb) {
+        for &name in verb.required() {
+            let is_there = match self.fields.get(name) {
+                None | Some(Value::Null) => false,
+                Some(Value::String(text)) => !text.trim().is_empty(),
+                Some(_) => true,
+            };
+            if !is_there {
+                self.wrong(name, format!("is required to {}", verb.as_str()));
+            }
+        }
+        let unknown = |name: &&String| !verb.fields().contains(&name.as_str());
+        for name in self.fields.keys().filter(unknown) {
+            let known = verb.fields().join(", ");
+            self.wrong(name, format!("is unknown; the fields are {known}"));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::HeaderValue;
+
+    use super::*;
+
+    fn read(verb: Verb, body: &str) -> Result<Said, Vec<String>> {
+        Said::read(verb, &HeaderMap::new(), Some(body.as_bytes()), 4).map_err(|problem| {
+            let errors = problem.errors.into_iter();
+            errors.filter_map(|error| error.pointer).collect()
+        })
+    }
+
+    #[test]
+    fn a_body_says_who_and_why_and_without_one_it_is_an_operator() {
+        let said = read(
+            Verb::Undone,
+            r#"{"reason": " by hand ", "by": "kim", "step": "drone"}"#,
+        );
+        let expected = Said {
+            reason: "by hand".to_owned(),
+            by: "kim".to_owned(),
+            step: "drone".to_owned(),
+            ..Said::default()
+        };
+        assert_eq!(said, Ok(expected));
+        let nothing = Said::read(Verb::Compensate, &HeaderMap::new(), None, 4).unwrap();
+        assert_eq!(
+            (nothing.by.as_str(), nothing.reason.as_str()),
+            ("operator", "")
+        );
+        assert!(read(Verb::Resubmit, r#"{"asNew": true}"#).unwrap().as_new);
+        assert_eq!(read(Verb::Cancel, "{}").unwrap().by, "");
+        assert_eq!(read(Verb::Cancel, r#"{"by": "kim"}"#).unwrap().by, "kim");
+    }
+
+    #[test]
+    fn the_history_says_by_which_token_something_was_asked() {
+        let caller = Caller::of(std::sync::Arc::new(waybill_http::auth::Principal {
+            name: "ops".into(),
+            scopes: waybill_http::auth::Scopes::default(),
+            tenants: waybill_http::auth::Tenants::All,
+            agents: std::sync::Arc::default(),
+        }));
+        let by = |body: &str, caller: &Caller| {
+            let said = read(Verb::Compensate, body).unwrap();
+            said.asker(caller)
+                .map(|asker| asker.by)
+                .map_err(|problem| problem.kind)
+        };
+        assert_eq!(by("{}", &caller).unwrap(), "ops");
+        assert_eq!(by(r#"{"by": "kim"}"#, &caller).unwrap(), "kim (ops)");
+        assert_eq!(by(r#"{"by": "kim"}"#, &Caller::ANYBODY).unwrap(), "kim");
+        let longest = format!(r#"{{"by": "{}"}}"#, "x".repeat(ASKED_BY_BYTES_MAX));
+        assert!(by(&longest, &caller).is_err());
+    }
+
+    #[test]
+    fn every_wrong_field_is_named() {
+        let long = "x".repeat(REASON_BYTES_MAX + 1);
+        for (verb, body, wrong) in [
+            (Verb::Abandon, "{}", vec!["/reason"]),
+            (Verb::Abandon, r#"{"reason": "  "}"#, vec!["/reason"]),
+            (Verb::Undone, "{}", vec!["/reason", "/step"]),
+            (
+                Verb::Resubmit,
+                r#"{"asNew": 1, "by": 2}"#,
+                vec!["/asNew", "/by"],
+            ),
+            (Verb::Cancel, r#"{"step": "drone"}"#, vec!["/step"]),
+            (Verb::Compensate, r#"{"by": "a\u0007"}"#, vec!["/by"]),
+            (
+                Verb::Compensate,
+                &format!(r#"{{"reason": "{long}"}}"#),
+                vec!["/reason"],
+            ),
+            (Verb::Compensate, "[]", vec![""]),
+        ] {
+            let errors = read(verb, body).unwrap_err();
+            assert_eq!(errors, wrong, "{verb:?} {body}");
+        }
+    }
+
+    #[test]
+    fn the_header_says_who_asks_and_must_agree_with_the_body() {
+        let mut headers = HeaderMap::new();
+        headers.insert("waybill-operator", HeaderValue::from_static("kim"));
+        let read = |body: &str| Said::read(Verb::Compensate, &headers, Some(body.as_bytes()), 4);
+        assert_eq!(read("{}").unwrap().by, "kim");
+        assert_eq!(read(r#"{"by": "kim"}"#).unwrap().by, "kim");
+        assert!(read(r#"{"by": "lee"}"#).is_err());
+    }
+}

@@ -1,0 +1,515 @@
+//! The list of operations that linger, failed or wait for a person.
+//!
+//! It reads the attention table, never the rows as a whole, and then the rows that the entries name:
+//! an entry is a hint, and its operation may have gone on. One call looks at a bounded number of
+//! entries; where that was not enough, its answer has fewer items and says where to go on.
+//!
+//! What must hold: an operation that needs a person is never left out. So one that has several
+//! entries (it lingered, then failed, then was parked) may be on several pages; on one page it is
+//! listed once.
+//!
+//! Whoever may see one tenant only is not told either, by a cursor, which other operations were passed over.
+
+mod cursor;
+
+use std::collections::HashSet;
+
+use hyper::{StatusCode, header};
+use serde::Serialize;
+use sha2::{Digest as _, Sha256};
+use utoipa::ToSchema;
+use waybill_clock::time_text;
+use waybill_clock::wall_clock;
+use waybill_engine::{
+    OperationId, OperationRow, ProcessState, StepProgress, Timestamp, Workflows, parse_duration,
+};
+use waybill_http::auth::{Caller, Tenants};
+use waybill_http::problem::Problem;
+use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder};
+
+use self::cursor::{ShownCursor, of_text, to_text};
+use super::judge;
+use crate::service::{Api, QueryErrors, Reply, json, pairs, set_static};
+use crate::view::{ErrorView, failure, workflow_version};
+
+/// The parameters of a list.
+pub const PARAMETERS: [&str; 10] = [
+    "state",
+    "workflow",
+    "tenant",
+    "step",
+    "error",
+    "olderThan",
+    "abandoned",
+    "order",
+    "limit",
+    "cursor",
+];
+
+/// The most items of a page.
+pub const PAGE_ITEMS_MAX: usize = 1_000;
+/// How many items a page has where nothing is said.
+const PAGE_ITEMS: usize = 100;
+/// How many entries one call looks at.
+const ENTRIES_MAX: usize = 2_000;
+/// How many rows are held at once.
+const ROWS_AT_ONCE: usize = 100;
+
+/// The state of an operation whose row cannot be read.
+const UNREADABLE: &str = "Unreadable";
+
+/// A page of operations.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OperationList)]
+pub struct ListView {
+    /// The operations, in the order that was asked for.
+    pub items: Vec<ItemView>,
+    /// Where the next page begins: give it as `cursor`. Absent at the end. A page may have few
+    /// items, or none, though more follow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// An operation in a list.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(rename_all = "camelCase")]
+#[schema(as = OperationItem)]
+pub struct ItemView {
+    /// Its id.
+    #[schema(value_type = String, format = "uuid", example = "0192f0c1-2345-7abc-8def-0123456789ab")]
+    pub id: OperationId,
+    /// Its state, or `Unreadable` where its row cannot be read.
+    #[schema(example = "CompensationFailed")]
+    pub state: &'static str,
+    /// The workflow that it runs.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    #[schema(example = "drone-delivery")]
+    pub workflow: String,
+    /// The version of the workflow that it started with, and keeps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1)]
+    pub workflow_version: Option<u32>,
+    /// It waits for a person, and cannot go on: that version of its workflow is not known, or has other steps now.
+    #[serde(skip_serializing_if = "is_false")]
+    pub workflow_unknown: bool,
+    /// Its tenant, if any.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub tenant: String,
+    /// The caller's own id, if one was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub caller_id: Option<String>,
+    /// The step that failed, or that it is at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "drone")]
+    pub step: Option<String>,
+    /// Why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<ErrorView>,
+    /// The same for all operations of a workflow that failed at the same step with the same code.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "3f9a0c52d1e8")]
+    pub fingerprint: Option<String>,
+    /// Since when it needs attention.
+    #[schema(format = DateTime, example = "2030-05-08T20:00:00.234567Z")]
+    pub since: String,
+    /// How long that is, in seconds.
+    #[schema(example = 93)]
+    pub age_seconds: u64,
+    /// While it is live: when it is looked at next, at the latest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(format = DateTime)]
+    pub next_due: Option<String>,
+    /// A person ended it where it was parked.
+    #[serde(skip_serializing_if = "is_false")]
+    pub abandoned: bool,
+}
+
+impl Api {
+    /// `GET /v1/operations`.
+    pub async fn list(&self, query: Option<&str>, caller: &Caller) -> Result<Reply, Problem> {
+        let now = wall_clock();
+        let Asked {
+            filter,
+            mut cursor,
+            limit,
+        } = Asked::read(query, now, caller.tenants())?;
+        let mut shown = ShownCursor::new(caller.tenants(), cursor);
+        let mut page = Page {
+            items: Vec::new(),
+            listed: HashSet::new(),
+            now,
+            workflows: &self.rules.workflows,
+        };
+        let shards = self.intake.partition_map().all_ever();
+        let mut looked_at = 0;
+        let next = 'page: loop {
+            let entries = self
+                .intake
+                .reads()
+                .attention_page(shards.clone(), cursor, ROWS_AT_ONCE)
+                .await?;
+            let ids = entries
+                .entries
+                .iter()
+                .map(|entry| entry.operation)
+                .collect();
+            let rows = self.intake.rows(ids).await?;
+            for (entry, row) in entries.entries.iter().zip(rows) {
+                shown.passes(*entry, &row);
+                page.look_at(*entry, row, &filter);
+                cursor.after = Some(*entry);
+                if page.items.len() == limit {
+                    break 'page Some(shown.at(cursor));
+                }
+            }
+            looked_at += entries.entries.len();
+            match entries.next {
+                None => break None,
+                Some(next) if looked_at >= ENTRIES_MAX && shown.has_moved(next) => {
+                    break Some(shown.at(next));
+                }
+                Some(next) => cursor = next,
+            }
+        };
+        let view = ListView {
+            items: page.items,
+            next: next.map(|cursor| to_text(&cursor)),
+        };
+        let mut reply = json(StatusCode::OK, &view);
+        set_static(&mut reply, header::CACHE_CONTROL, "no-store");
+        Ok(reply)
+    }
+}
+
+/// A page that is being filled.
+struct Page<'a> {
+    items: Vec<ItemView>,
+    listed: HashSet<OperationId>,
+    now: Timestamp,
+    workflows: &'a Workflows,
+}
+
+impl Page<'_> {
+    fn look_at(
+        &mut self,
+        entry: AttentionEntry,
+        row: Result<Option<OperationRow>, Problem>,
+        filter: &Filter,
+    ) {
+        let item = match row {
+            Ok(None) => return,
+            Ok(Some(row)) => {
+                let item = ItemView::of_row(&row, self.workflows, entry, self.now);
+                match filter.lets_pass(&item, row.state.state) {
+                    true => item,
+                    false => return,
+                }
+            }
+            Err(_) => {
+                let item = ItemView::unreadable(entry, self.now);
+                match filter.lets_pass_unreadable() {
+                    true => item,
+                    false => return,
+                }
+            }
+        };
+        if self.listed.insert(item.id) {
+            self.items.push(item);
+        }
+    }
+}
+
+impl ItemView {
+    fn of_row(
+        row: &OperationRow,
+        workflows: &Workflows,
+        entry: AttentionEntry,
+        now: Timestamp,
+    ) -> Self {
+        let (created, state) = (&row.created, &row.state);
+        let failure = failure(state);
+        let lagging = lagging_step(row);
+        let step = match failure {
+            Some(failure) => failure.step.clone(),
+            None => lagging.map(|(name, _)| name.to_owned()),
+        };
+        let error = failure.map(|failure| ErrorView::of_step(&failure.error));
+        let error = error.or_else(|| Some(ErrorView::of_step(lagging?.1.error.as_ref()?)));
+        let fingerprint = error
+            .as_ref()
+            .map(|error| fingerprint(&created.workflow, step.as_deref(), &error.code));
+        Self {
+            id: row.id,
+            state: state.state.as_str(),
+            workflow: created.workflow.to_string(),
+            workflow_version: workflow_version(created),
+            workflow_unknown: judge::is_stranded(row, workflows),
+            tenant: created.tenant.to_string(),
+            caller_id: created.caller_id.clone(),
+            step,
+            error,
+            fingerprint,
+            next_due: state.next_due.map(time_text),
+            abandoned: state.abandoned,
+            ..Self::unreadable(entry, now)
+        }
+    }
+
+    fn unreadable(entry: AttentionEntry, now: Timestamp) -> Self {
+        Self {
+            id: entry.operation,
+            state: UNREADABLE,
+            workflow: String::new(),
+            workflow_version: None,
+            workflow_unknown: false,
+            tenant: String::new(),
+            caller_id: None,
+            step: None,
+            error: None,
+            fingerprint: None,
+            since: time_text(entry.at),
+            age_seconds: now.since(entry.at).as_secs(),
+            next_due: None,
+            abandoned: false,
+        }
+    }
+}
+
+/// The first step that is under way or waits to be tried again.
+fn lagging_step(row: &OperationRow) -> Option<(&str, &StepProgress)> {
+    let mut named = row.created.step_names.iter().zip(&row.state.steps);
+    let (name, step) = named.find(|(_, step)| step.is_under_way() || step.retry_at.is_some())?;
+    Some((name, step))
+}
+
+/// What failures that look alike have in common; stable over restarts and versions.
+fn fingerprint(workflow: &str, step: Option<&str>, code: &str) -> String {
+    let mut sha = Sha256::new();
+    for part in [workflow, step.unwrap_or_default(), code] {
+        sha.update((part.len() as u64).to_be_bytes());
+        sha.update(part);
+    }
+    let hash = sha.finalize();
+    hash[..6].iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// What a list is to show.
+#[derive(Debug, Default)]
+struct Filter {
+    /// Any of these; none is every state but the ends that need nobody.
+    states: Vec<ProcessState>,
+    wants_unreadable: bool,
+    workflow: Option<String>,
+    tenant: Option<String>,
+    step: Option<String>,
+    /// A code or a fingerprint.
+    error: Option<String>,
+    wants_abandoned: bool,
+}
+
+impl Filter {
+    fn lets_pass(&self, item: &ItemView, state: ProcessState) -> bool {
+        let is_of_state = match (self.states.as_slice(), self.wants_unreadable) {
+            ([], true) => false,
+            ([], false) => !matches!(
+                state,
+                ProcessState::Processed | ProcessState::Compensated | ProcessState::Cancelled
+            ),
+            (states, _) => states.contains(&state),
+        };
+        let is = |wanted: &Option<String>, found: &str| {
+            wanted.as_deref().is_none_or(|wanted| wanted == found)
+        };
+        let is_of_error = self.error.as_deref().is_none_or(|wanted| {
+            item.error
+                .as_ref()
+                .is_some_and(|error| error.code == wanted)
+                || item.fingerprint.as_deref() == Some(wanted)
+        });
+        is_of_state
+            && is_of_error
+            && is(&self.workflow, &item.workflow)
+            && is(&self.tenant, &item.tenant)
+            && is(&self.step, item.step.as_deref().unwrap_or_default())
+            && (self.wants_abandoned || !item.abandoned)
+    }
+
+    /// Reads a word of the parameter `state`.
+    fn read_state(&mut self, word: &str, errors: &mut QueryErrors) {
+        if word == UNREADABLE {
+            self.wants_unreadable = true;
+            return;
+        }
+        let mut listed = ProcessState::LISTED.into_iter();
+        if let Some(state) = listed.find(|state| state.as_str() == word) {
+            self.states.push(state);
+            return;
+        }
+        let words = ProcessState::LISTED.map(ProcessState::as_str).join(", ");
+        let mut detail = format!("must be any of {words}, {UNREADABLE}");
+        let mut known = ProcessState::ALL.into_iter();
+        if let Some(state) = known.find(|state| state.as_str() == word) {
+            let state = state.as_str();
+            detail.push_str(&format!(": there is no list of {state} operations"));
+        }
+        errors.wrong("state", detail);
+    }
+
+    /// Nothing else is known of it than that it cannot be read.
+    fn lets_pass_unreadable(&self) -> bool {
+        let others = [&self.workflow, &self.tenant, &self.step, &self.error];
+        (self.wants_unreadable || self.states.is_empty()) && others.iter().all(|it| it.is_none())
+    }
+}
+
+/// What a list is asked for.
+#[derive(Debug)]
+struct Asked {
+    filter: Filter,
+    cursor: AttentionCursor,
+    limit: usize,
+}
+
+impl Asked {
+    fn read(query: Option<&str>, now: Timestamp, tenants: &Tenants) -> Result<Self, Problem> {
+        let mut errors = QueryErrors::default();
+        let (mut filter, mut limit) = (Filter::default(), PAGE_ITEMS);
+        let (mut order, mut older_than) = (AttentionOrder::OldestFirst, None);
+        let mut going_on = None;
+        for (name, value) in pairs(query) {
+            let Some(value) = errors.known_value(name, value, &PARAMETERS) else {
+                continue;
+            };
+            if value.is_empty() {
+                continue;
+            }
+            match name {
+                "state" => value
+                    .split(',')
+                    .for_each(|word| filter.read_state(word, &mut errors)),
+                "workflow" => filter.workflow = Some(value),
+                "tenant" => filter.tenant = Some(value),
+                "step" => filter.step = Some(value),
+                "error" => filter.error = Some(value),
+                "abandoned" => match value.as_str() {
+                    "true" => filter.wants_abandoned = true,
+                    "false" => filter.wants_abandoned = false,
+                    _ => errors.wrong(name, "must be true or false"),
+                },
+                "olderThan" => match parse_duration(&value) {
+                    Ok(duration) => older_than = Some(duration),
+                    Err(_) => errors.wrong(name, "must be a duration such as 90s, 10m or 24h"),
+                },
+                "limit" => match value.parse() {
+                    Ok(number) if (1..=PAGE_ITEMS_MAX).contains(&number) => limit = number,
+                    _ => errors.wrong(name, format!("must be from 1 to {PAGE_ITEMS_MAX}")),
+                },
+                "order" => match value.as_str() {
+                    "oldest" => order = AttentionOrder::OldestFirst,
+                    "newest" => order = AttentionOrder::NewestFirst,
+                    _ => errors.wrong(name, "must be oldest or newest"),
+                },
+                "cursor" => match of_text(&value) {
+                    Some(cursor) => going_on = Some(cursor),
+                    None => errors.wrong(name, "must be the `next` of a page, as it was given"),
+                },
+                _ => errors.unknown(name, &PARAMETERS),
+            }
+        }
+        errors.into_result()?;
+        let named = filter.tenant.take();
+        filter.tenant = match tenants {
+            Tenants::All => named,
+            Tenants::One(_) => Some(tenants.meant(named.unwrap_or_default())?),
+        };
+        // Without an age nothing is too young, not even what another's clock says is yet to come.
+        let until = older_than.map_or(Timestamp(i64::MAX), |age| {
+            let micros = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
+            Timestamp(now.as_micros().saturating_sub(micros))
+        });
+        Ok(Self {
+            filter,
+            cursor: going_on
+                .unwrap_or_else(|| AttentionCursor::new(order, Timestamp(i64::MIN), until)),
+            limit,
+        })
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_false(flag: &bool) -> bool {
+    !*flag
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fingerprint_tells_workflow_step_and_code_apart_and_stays_the_same() {
+        let one = fingerprint("drone-delivery", Some("drone"), "refused");
+        assert_eq!(one, "ef437f7b5f58");
+        assert_eq!(one.len(), 12);
+        for other in [
+            fingerprint("drone-deliver", Some("ydrone"), "refused"),
+            fingerprint("drone-delivery", None, "refused"),
+            fingerprint("drone-delivery", Some("drone"), "refuse"),
+        ] {
+            assert_ne!(one, other);
+        }
+    }
+
+    #[test]
+    fn every_wrong_parameter_is_named() {
+        let query = "state=Broken&olderThan=soon&limit=0&order=random&cursor=x&abandoned=1&what=";
+        let problem = Asked::read(Some(query), Timestamp(0), &Tenants::All).unwrap_err();
+        assert_eq!(problem.errors.len(), 7, "{:?}", problem.errors);
+        let query = "state=a,b&limit=0&limit=x";
+        let problem = Asked::read(Some(query), Timestamp(0), &Tenants::All).unwrap_err();
+        let named = problem.errors.into_iter();
+        let named: Vec<_> = named.filter_map(|error| error.parameter).collect();
+        assert_eq!(named, ["state", "limit"]);
+    }
+
+    #[test]
+    fn every_parameter_that_is_listed_is_read() {
+        for name in PARAMETERS {
+            let query = format!("{name}=%20");
+            let read = Asked::read(Some(&query), Timestamp(0), &Tenants::All);
+            let errors = read.map_or_else(|problem| problem.errors, |_| Vec::new());
+            let mut details = errors.iter().map(|error| &error.detail);
+            assert!(!details.any(|it| it.starts_with("is unknown")), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_state_of_which_there_is_no_list_is_refused_with_those_of_which_there_is_one() {
+        for state in ["Pending", "Processed", "Cancelled"] {
+            let query = format!("state=Error,{state}");
+            let problem = Asked::read(Some(&query), Timestamp(0), &Tenants::All).unwrap_err();
+            let [error] = &problem.errors[..] else {
+                panic!("{:?}", problem.errors)
+            };
+            let expected = format!(
+                "must be any of Processing, Error, Compensating, Compensated, CompensationFailed, \
+                 Unreadable: there is no list of {state} operations"
+            );
+            assert_eq!(error.detail, expected);
+        }
+    }
+
+    #[test]
+    fn a_query_says_what_is_listed_and_from_where() {
+        let now = Timestamp(100_000_000);
+        let query = "state=Error,CompensationFailed&olderThan=40s&order=newest&limit=7&step=a%2Bb";
+        let asked = Asked::read(Some(query), now, &Tenants::All).unwrap();
+        assert_eq!(asked.limit, 7);
+        assert_eq!(asked.cursor.until, Timestamp(60_000_000));
+        assert_eq!(asked.cursor.order, AttentionOrder::NewestFirst);
+        assert_eq!(asked.filter.step.as_deref(), Some("a+b"));
+        assert_eq!(
+            asked.filter.states,
+            [ProcessState::Error, ProcessState::CompensationFailed]
+        );
+    }
+}

@@ -1,0 +1,235 @@
+//! What an operator asks of an operation that failed: a record on `recovery`.
+
+use hyper::HeaderMap;
+use uuid::Uuid;
+use waybill_api::request::DRONE_DELIVERY;
+use waybill_clock::time_text;
+use waybill_clock::wall_clock;
+use waybill_drone_delivery::request::validate;
+use waybill_engine::{
+    CreateRequest, HistoryEntry, IdOrigin, OperationId, OperationRow, Recovery, RecoveryVerb,
+    Timestamp,
+};
+use waybill_http::RequestBody;
+use waybill_http::auth::{Caller, Scope};
+use waybill_http::problem::{Kind, Problem};
+
+use super::amend::unwritable;
+use super::body::{Asker, Said};
+use super::judge;
+use super::verb::Verb;
+use super::{AskedView, Key};
+use crate::service::{
+    Api, Form, OF_ONE, OPERATIONS, Parameters, Reply, decoded, location, not_found,
+};
+use crate::status::Status;
+
+impl Api {
+    /// `POST /v1/operations/{id}:verb`; `part` is the last part of the path.
+    pub async fn ask(
+        &self,
+        part: &str,
+        query: Option<&str>,
+        headers: &HeaderMap,
+        body: RequestBody,
+        caller: &Caller,
+    ) -> Result<Reply, Problem> {
+        let (id, name) =
+            Verb::split(part).ok_or_else(|| Problem::method_not_allowed("GET, HEAD"))?;
+        let verb = Verb::named(name).ok_or_else(unknown_verb)?;
+        let body = self.ask_body(headers, body, caller).await?;
+        let said = Said::read(verb, headers, body.as_deref(), self.rules.json_depth_max)?;
+        let parameters = Parameters::read(query, caller, &OF_ONE)?;
+        let recovery = match verb {
+            Verb::Cancel => {
+                return self
+                    .cancel(id, &parameters, headers, said, Form::General, caller)
+                    .await;
+            }
+            Verb::Resubmit => RecoveryVerb::Resubmit,
+            Verb::Compensate => RecoveryVerb::Compensate { seen: None },
+            Verb::Abandon => RecoveryVerb::Abandon,
+            Verb::RetryCompensation => RecoveryVerb::RetryCompensation,
+            Verb::Undone => RecoveryVerb::Undone {
+                step: said.step.clone(),
+            },
+        };
+        let id = decoded(id).ok_or_else(not_found)?;
+        let key = Key::of(headers)?;
+        let row = match self.asked_about(&id, &parameters, false).await? {
+            Status::Row(row) => row,
+            Status::Pending(_) => return Err(judge::refused("pending")),
+            Status::Rejected(_) => return Err(not_found()),
+        };
+        let as_new = said.as_new;
+        let asker = said.asker(caller)?;
+        if as_new {
+            return self.resubmit_as_new(&row, asker, &key, caller).await;
+        }
+        if judge::is_done(&row, &recovery) {
+            return Ok(self.as_it_is(&row, Form::General, caller));
+        }
+        judge::of_recovery(&row, &self.rules.workflows, &recovery, wall_clock())?;
+        let request_id = self.recover(row.id, recovery, asker, &key).await?;
+        let asked = AskedView {
+            id: row.id,
+            verb: verb.as_str(),
+            request_id,
+            resubmitted_as: None,
+        };
+        Ok(asked.accepted(&location(OPERATIONS, row.id, None)))
+    }
+
+    /// Requests the operation again as a new one, and has that noted in its history. The request comes first: what is
+    /// noted is there.
+    ///
+    /// The new ID comes from the old one alone. So all requests until the first is noted make one operation, and the
+    /// scheduler takes the later ones for repeats. Later requests are refused, except repeats of the noted one.
+    async fn resubmit_as_new(
+        &self,
+        row: &OperationRow,
+        asker: Asker,
+        key: &Key,
+        caller: &Caller,
+    ) -> Result<Reply, Problem> {
+        match (
+            judge::of_resubmission_as_new(row),
+            judge::resubmission(&row.state),
+        ) {
+            (None, _) => {}
+            (Some("resubmitted-before"), Some((entry, new))) => {
+                let noted = RecoveryVerb::Resubmitted { as_operation: new };
+                let request_id = key.id(row.id, noted.as_str());
+                let mut history = row.state.history.iter();
+                let repeated = history.find(|it| it.id == request_id);
+                return match repeated.and_then(judge::resubmitted_as) {
+                    Some(same) => Ok(resubmitted(row.id, same, request_id)),
+                    None => Err(resubmitted_before(row.id, new, entry, caller)),
+                };
+            }
+            (Some(code), _) => return Err(judge::refused(code)),
+        }
+        let id = OperationId(row.id.event_id("resubmit-as-new"));
+        let again = again(row, id, wall_clock()).ok_or_else(|| judge::refused("input-invalid"))?;
+        let new = again.operation;
+        let mut value = Vec::with_capacity(again.input.len() + 256);
+        let topics = self.intake.topics();
+        topics
+            .framing()
+            .encode_create(&again, &mut value)
+            .map_err(|_| unwritable())?;
+        self.intake
+            .tell(
+                &asker.tenants,
+                topics.of_lane(row.created.request.lane),
+                new,
+                &value,
+                &key.0,
+            )
+            .await?;
+        let noted = RecoveryVerb::Resubmitted { as_operation: new };
+        let request_id = self.recover(row.id, noted, asker, key).await?;
+        Ok(resubmitted(row.id, new, request_id))
+    }
+
+    /// Asks the scheduler; returns the id of what was asked.
+    async fn recover(
+        &self,
+        operation: OperationId,
+        verb: RecoveryVerb,
+        asker: Asker,
+        key: &Key,
+    ) -> Result<Uuid, Problem> {
+        let about = match &verb {
+            RecoveryVerb::Undone { step } => format!("undone {step}"),
+            other => other.as_str().to_owned(),
+        };
+        let recovery = Recovery {
+            id: key.id(operation, &about),
+            operation,
+            asked_by: asker.by,
+            reason: asker.reason,
+            asked_at: wall_clock(),
+            due: None,
+            verb,
+        };
+        let mut value = Vec::with_capacity(256);
+        let topics = self.intake.topics();
+        topics
+            .framing()
+            .encode(&recovery, &mut value)
+            .map_err(|_| unwritable())?;
+        self.intake
+            .tell(&asker.tenants, topics.recovery(), operation, &value, &key.0)
+            .await?;
+        Ok(recovery.id)
+    }
+}
+
+/// The answer that an operation runs again as a new one.
+fn resubmitted(id: OperationId, new: OperationId, request_id: Uuid) -> Reply {
+    let asked = AskedView {
+        id,
+        verb: Verb::Resubmit.as_str(),
+        request_id,
+        resubmitted_as: Some(new),
+    };
+    asked.accepted(&location(OPERATIONS, new, None))
+}
+
+/// The refusal of a second resubmission. It says who resubmitted and when only to a caller with scope `read`.
+fn resubmitted_before(
+    id: OperationId,
+    new: OperationId,
+    entry: &HistoryEntry,
+    caller: &Caller,
+) -> Problem {
+    const CODE: &str = "resubmitted-before";
+    let problem = match caller.may(Scope::Read) {
+        false => judge::refused(CODE),
+        true => {
+            let (by, at) = (&entry.by, time_text(entry.at));
+            let detail = format!(
+                "Cannot resubmit {id}: {by} resubmitted it as {new} at {at}. To run it once more, resubmit {new}."
+            );
+            Problem::new(Kind::VerbRefused, detail).with_code(CODE)
+        }
+    };
+    problem.with_id(new.to_string())
+}
+
+/// The request that runs an operation again, with the input that it has now; `None` if a scheduler would
+/// refuse it, as reschedules that crossed each other may have left it. A deadline that has passed is
+/// left out: a person who sends it again has decided that it is worth it.
+fn again(row: &OperationRow, operation: OperationId, now: Timestamp) -> Option<CreateRequest> {
+    let created = &row.created;
+    let input = match &*created.workflow {
+        DRONE_DELIVERY => {
+            let mut delivery = validate(&serde_json::from_slice(row.input()).ok()?).ok()?;
+            delivery.delivery_id = Some(operation.to_string());
+            delivery.canonical_json()
+        }
+        _ => row.input().to_vec(),
+    };
+    Some(CreateRequest {
+        operation,
+        id_origin: IdOrigin::Caller,
+        workflow: created.workflow.to_string(),
+        tenant: created.tenant.to_string(),
+        caller_id: None,
+        input,
+        deadline: row.deadline().filter(|deadline| *deadline > now),
+        reply_to: created.reply_to.clone(),
+        request_hash: created.request_hash,
+        requested_at: now,
+        traceparent: None,
+        resubmission_of: Some(row.id),
+        notify: created.notify.clone(),
+    })
+}
+
+fn unknown_verb() -> Problem {
+    let known: Vec<&str> = Verb::ALL.map(Verb::as_str).to_vec();
+    let detail = format!("The verbs are {}.", known.join(", "));
+    Problem::new(Kind::NotFound, detail)
+}

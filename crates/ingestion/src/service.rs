@@ -1,0 +1,326 @@
+//! The API: which request is answered by what.
+//!
+//! What must hold: every answer that says no is a problem in `application/problem+json`, also for
+//! addresses that do not exist and for a panic; no request holds more than its bodies' limit, and
+//! all of them together no more than the budget, so that offered load cannot grow memory; and nothing of a request is
+//! looked at before it is known that whoever sends it may.
+
+mod media_type;
+mod query;
+mod reply;
+mod route;
+
+use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::FutureExt as _;
+use hyper::body::{Body, Incoming};
+use hyper::header::{self, HeaderMap};
+use hyper::{Method, Request, Response, StatusCode};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use waybill_api::request::{self, Envelope, IDEMPOTENCY_KEY, Rules, Submission};
+use waybill_clock::wall_clock;
+use waybill_http::RequestBody;
+use waybill_http::auth::{Auth, Caller};
+use waybill_http::payload::{Parts, Patience, Payload, read_whole};
+use waybill_http::problem::{FieldProblem, Kind, Problem};
+use waybill_http::{Hosts, Refusal, Service};
+
+use self::reply::{page, problem, redirect, whole};
+use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
+use super::config::REQUEST_BYTES;
+use super::docs::Docs;
+use super::events::Events;
+use super::intake::{Answer, Intake};
+use super::measure::{Measures, RouteLabel};
+use super::ops::verb::Verb;
+use super::shares::{Places, Share};
+use super::spans;
+use super::status::{self, Query};
+use super::view::AcceptedView;
+
+pub use self::media_type::{JSON, NDJSON, check_media_type, check_media_type_of_optional_json};
+pub use self::query::{
+    OF_CANCEL, OF_ONE, Parameters, QueryErrors, decoded, pairs, refuse_parameters,
+};
+pub use self::reply::{Reply, json, location, not_found, set, set_static};
+pub use self::route::{BATCH, DELIVERIES, DOCS, EVENTS, OPENAPI, OPERATIONS, PROBLEMS, Route};
+
+/// Answers requests.
+pub struct Api {
+    /// Tells who asks.
+    pub auth: Auth,
+    /// Which hosts it answers for.
+    pub hosts: Hosts,
+    /// Takes requests in.
+    pub intake: Arc<Intake>,
+    /// Lets operations be followed.
+    pub events: Arc<Events>,
+    /// What they are checked against.
+    pub rules: Arc<Rules>,
+    /// What is measured.
+    pub measures: Arc<Measures>,
+    /// The description of the API.
+    pub docs: Docs,
+    /// The largest body of a single request.
+    pub request_bytes_max: usize,
+    /// How long a client may take over a body.
+    pub patience: Patience,
+    /// What a batch may use.
+    pub batch: BatchLimits,
+    /// Bytes of bodies that may be held at once.
+    pub budget: Places,
+    /// Batches and streams of events under way.
+    pub batches: TaskTracker,
+    /// Ends them early.
+    pub stop: CancellationToken,
+}
+
+impl Service for Api {
+    type Body = Payload;
+    type Unanswered = Infallible;
+
+    async fn answer(self: Arc<Self>, mut request: Request<Incoming>) -> Result<Reply, Infallible> {
+        let began = Instant::now();
+        if request.method().as_str() == Refusal::METHOD {
+            let reply = problem(&Refusal::of_path(request.uri().path()).into());
+            self.measures
+                .answered(RouteLabel::Other, reply.status(), began);
+            return Ok(reply);
+        }
+        let route = Route::of(request.uri().path());
+        let label = route.label(request.method());
+        let span = spans::pattern(route).and_then(|it| spans::of_request(&mut request, it));
+        let answered = AssertUnwindSafe(self.dispatch(RequestBody::of(request)))
+            .catch_unwind()
+            .await;
+        let reply = match answered {
+            Ok(Ok(reply)) => reply,
+            Ok(Err(refusal)) => {
+                self.measures.denied(&refusal);
+                problem(&refusal)
+            }
+            Err(_) => {
+                tracing::error!("answering a request panicked");
+                let detail = "Answering this request failed; whether it was accepted is not known.";
+                problem(&Problem::new(Kind::Internal, detail))
+            }
+        };
+        self.measures.answered(label, reply.status(), began);
+        if let Some(span) = span {
+            spans::answered(span, reply.status());
+        }
+        Ok(reply)
+    }
+}
+
+impl Api {
+    async fn dispatch(&self, request: Request<RequestBody>) -> Result<Reply, Problem> {
+        let (head, body) = request.into_parts();
+        let route = Route::of(head.uri.path());
+        self.hosts.check(&head.method, &head.uri, &head.headers)?;
+        let is_get = head.method == Method::GET || head.method == Method::HEAD;
+        let is_post = head.method == Method::POST;
+        let (query, headers) = (head.uri.query(), &head.headers);
+        let caller = &match route.scope(&head.method) {
+            Some(scope) => self.auth.admit(headers, scope)?,
+            None => Caller::ANYBODY,
+        };
+        match route {
+            Route::Deliveries if is_post => {
+                refuse_parameters(query, caller)?;
+                self.create(headers, body, Form::Delivery, caller).await
+            }
+            Route::Operations if is_post => {
+                refuse_parameters(query, caller)?;
+                self.create(headers, body, Form::General, caller).await
+            }
+            Route::Batch if is_post => {
+                refuse_parameters(query, caller)?;
+                self.start_batch(headers, body, caller)
+            }
+            Route::Delivery(id) if is_get => self.show(id, query, Form::Delivery, caller).await,
+            Route::Delivery(id) if head.method == Method::DELETE => {
+                self.cancel_delivery(id, query, headers, caller).await
+            }
+            Route::Delivery(id) if head.method == Method::PATCH => {
+                self.reschedule_delivery(id, query, headers, body, caller)
+                    .await
+            }
+            Route::Operations if is_get => self.list(query, caller).await,
+            Route::Operation(id) if is_get => self.show(id, query, Form::General, caller).await,
+            Route::Operation(part) if is_post => self.ask(part, query, headers, body, caller).await,
+            Route::Events(id) if head.method == Method::GET => {
+                self.events(id, query, headers, caller).await
+            }
+            Route::OpenApi if is_get => Ok(whole(StatusCode::OK, JSON, self.docs.openapi())),
+            Route::Docs if is_get => Ok(page(self.docs.page())),
+            Route::Problem(name) if is_get => {
+                self.docs.problem(name).map(page).ok_or_else(not_found)
+            }
+            Route::Home if is_get => Ok(redirect(DOCS)),
+            Route::Nothing => Err(not_found()),
+            Route::Deliveries | Route::Batch => Err(Problem::method_not_allowed("POST")),
+            Route::Operations => Err(Problem::method_not_allowed("GET, HEAD, POST")),
+            Route::Delivery(_) => Err(Problem::method_not_allowed("GET, HEAD, DELETE, PATCH")),
+            Route::Events(_) => Err(Problem::method_not_allowed("GET")),
+            Route::Operation(part) if Verb::is_asked(part) => {
+                Err(Problem::method_not_allowed("POST"))
+            }
+            Route::Operation(_)
+            | Route::OpenApi
+            | Route::Docs
+            | Route::Problem(_)
+            | Route::Home => Err(Problem::method_not_allowed("GET, HEAD")),
+        }
+    }
+
+    async fn create(
+        &self,
+        headers: &HeaderMap,
+        body: RequestBody,
+        form: Form,
+        caller: &Caller,
+    ) -> Result<Reply, Problem> {
+        check_media_type(headers, JSON)?;
+        let envelope = Envelope::of(headers).from(caller);
+        let announced = body
+            .size_hint()
+            .exact()
+            .map_or(self.request_bytes_max, |exact| {
+                usize::try_from(exact)
+                    .unwrap_or(usize::MAX)
+                    .min(self.request_bytes_max)
+            });
+        let _held = self.hold(caller, announced)?;
+        let body = read_whole(body, self.request_bytes_max, self.patience).await?;
+        let submission = match form {
+            Form::Delivery => request::delivery(&body, &envelope, &self.rules, wall_clock()),
+            Form::General => request::operation(&body, &envelope, &self.rules, wall_clock()),
+        }?;
+        drop(body);
+        self.rules.tenant_limits.take(&submission.record.tenant)?;
+        match self.intake.submit(&submission).await? {
+            Answer::Accepted(id, accepted) => Ok(created(
+                form,
+                &submission,
+                &location(form.base(), id, accepted.token()),
+            )),
+            Answer::Repeated(row) => Ok(self.as_it_is(&row, form, caller)),
+        }
+    }
+
+    async fn show(
+        &self,
+        id: &str,
+        query: Option<&str>,
+        form: Form,
+        caller: &Caller,
+    ) -> Result<Reply, Problem> {
+        let id = decoded(id).ok_or_else(not_found)?;
+        let parameters = Parameters::read(query, caller, &OF_ONE)?;
+        let query = Query {
+            id: &id,
+            tenant: &parameters.tenant,
+            tenants: &parameters.tenants,
+            token: parameters.token,
+            wants_request: form == Form::Delivery,
+        };
+        let found = status::find(&self.intake, query).await?;
+        let workflows = &self.rules.workflows;
+        let mut reply = match form {
+            Form::Delivery => json(StatusCode::OK, &found.delivery(workflows)?),
+            Form::General => json(StatusCode::OK, &found.operation(workflows)),
+        };
+        set_static(&mut reply, header::CACHE_CONTROL, "no-store");
+        Ok(reply)
+    }
+
+    fn start_batch(
+        &self,
+        headers: &HeaderMap,
+        body: RequestBody,
+        caller: &Caller,
+    ) -> Result<Reply, Problem> {
+        check_media_type(headers, NDJSON)?;
+        let envelope = Envelope::of(headers).checked()?.from(caller);
+        if envelope.has_key() {
+            let detail = "belongs to one request: give each line its id";
+            let wrong = FieldProblem::of_header(IDEMPOTENCY_KEY, detail);
+            return Err(Problem::invalid(vec![wrong]));
+        }
+        let bytes = self.batch.bytes_max();
+        let place = self.budget.place(caller.tenants(), bytes + REQUEST_BYTES);
+        let place = place.ok_or_else(too_much_is_received)?;
+        let (answers, stream) = mpsc::channel(ANSWERS_MAX);
+        let batch = Batch::new(
+            Parts::new(body, self.patience.pause_max),
+            self.batch,
+            envelope,
+            Arc::clone(&self.intake),
+            Arc::clone(&self.rules),
+            Arc::clone(&self.measures),
+            self.stop.clone(),
+            place,
+            answers,
+        );
+        // Its place is given back also if it panics, when its stream simply ends.
+        self.batches.spawn(batch.run());
+        let mut reply = Response::new(Payload::Stream(stream));
+        set_static(&mut reply, header::CONTENT_TYPE, NDJSON);
+        Ok(reply)
+    }
+
+    /// Takes a body's share of the budget.
+    pub fn hold(&self, caller: &Caller, bytes: usize) -> Result<Share, Problem> {
+        let share = self.budget.share(caller.tenants(), bytes + REQUEST_BYTES);
+        share.ok_or_else(too_much_is_received)
+    }
+}
+
+fn too_much_is_received() -> Problem {
+    let detail = "Too many requests are being received at once.";
+    Problem::new(Kind::Overloaded, detail)
+}
+
+/// In which form a request came, and is answered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Form {
+    /// As a delivery.
+    Delivery,
+    /// As an operation of any workflow.
+    General,
+}
+
+impl Form {
+    /// Where such operations are.
+    pub const fn base(self) -> &'static str {
+        match self {
+            Self::Delivery => DELIVERIES,
+            Self::General => OPERATIONS,
+        }
+    }
+}
+
+fn created(form: Form, submission: &Submission, location: &str) -> Reply {
+    let record = &submission.record;
+    // A delivery's request shows the caller's id as `deliveryId`.
+    let (request, caller_id) = match form {
+        Form::Delivery => (status::raw(&record.input), None),
+        Form::General => (None, record.caller_id.as_deref()),
+    };
+    let view = AcceptedView {
+        id: record.operation,
+        state: "Pending",
+        workflow: &record.workflow,
+        caller_id,
+        request: request.as_deref(),
+    };
+    let mut reply = json(StatusCode::ACCEPTED, &view);
+    set(&mut reply, header::LOCATION, location);
+    reply
+}

@@ -1,0 +1,83 @@
+//! Answers: their bodies and their headers.
+
+use bytes::Bytes;
+use hyper::header::{self, HeaderValue};
+use hyper::{Response, StatusCode};
+use serde::Serialize;
+use waybill_engine::OperationId;
+use waybill_http::payload::Payload;
+use waybill_http::problem::{Kind, Problem};
+
+use super::JSON;
+use crate::docs::Docs;
+use crate::token::StatusToken;
+
+const HTML: &str = "text/html; charset=utf-8";
+
+/// An answer.
+pub type Reply = Response<Payload>;
+
+/// Where to ask for an operation's status.
+pub fn location(base: &str, id: OperationId, token: Option<StatusToken>) -> String {
+    match token {
+        Some(token) => format!("{base}/{id}?at={token}"),
+        None => format!("{base}/{id}"),
+    }
+}
+
+/// This path does not exist.
+pub fn not_found() -> Problem {
+    Problem::new(Kind::NotFound, "See /openapi.json for available paths.")
+}
+
+/// An answer that says no.
+pub fn problem(problem: &Problem) -> Reply {
+    problem.to_response().map(|body| Payload::Whole(Some(body)))
+}
+
+/// An answer in JSON.
+pub fn json(status: StatusCode, value: &impl Serialize) -> Reply {
+    let body = serde_json::to_vec(value).expect("views have string keys and finite numbers");
+    whole(status, JSON, body.into())
+}
+
+/// A page for people.
+pub fn page(html: Bytes) -> Reply {
+    let mut reply = whole(StatusCode::OK, HTML, html);
+    set_static(
+        &mut reply,
+        header::CONTENT_SECURITY_POLICY,
+        Docs::CONTENT_SECURITY_POLICY,
+    );
+    set_static(&mut reply, header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    reply
+}
+
+/// An answer that leads elsewhere.
+pub fn redirect(to: &'static str) -> Reply {
+    let mut reply = Response::new(Payload::Whole(None));
+    *reply.status_mut() = StatusCode::FOUND;
+    set_static(&mut reply, header::LOCATION, to);
+    reply
+}
+
+/// An answer with this body.
+pub fn whole(status: StatusCode, media_type: &'static str, body: Bytes) -> Reply {
+    let mut reply = Response::new(Payload::Whole(Some(body)));
+    *reply.status_mut() = status;
+    set_static(&mut reply, header::CONTENT_TYPE, media_type);
+    reply
+}
+
+/// Sets a header.
+pub fn set(reply: &mut Reply, name: header::HeaderName, value: impl AsRef<str>) {
+    let value = HeaderValue::from_str(value.as_ref()).expect("ids, numbers and dashes are visible");
+    reply.headers_mut().insert(name, value);
+}
+
+/// Sets a header.
+pub fn set_static(reply: &mut Reply, name: header::HeaderName, value: &'static str) {
+    reply
+        .headers_mut()
+        .insert(name, HeaderValue::from_static(value));
+}

@@ -1,0 +1,171 @@
+//! Which address stands for what.
+
+use hyper::Method;
+use waybill_http::auth::Scope;
+
+use crate::measure::RouteLabel;
+use crate::ops::verb::Verb;
+
+/// Where deliveries are.
+pub const DELIVERIES: &str = "/api/deliveryrequests";
+/// Where operations are.
+pub const OPERATIONS: &str = "/v1/operations";
+/// Where batches are sent to.
+pub const BATCH: &str = "/v1/operations:batch";
+/// What follows an operation's address where its events are.
+pub const EVENTS: &str = "/events";
+/// Where the API is described.
+pub const OPENAPI: &str = "/openapi.json";
+/// Where the description is shown.
+pub const DOCS: &str = "/docs";
+/// Where kinds of problems are explained.
+pub const PROBLEMS: &str = "/problems";
+
+/// What a path means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Route<'a> {
+    Deliveries,
+    Delivery(&'a str),
+    Operations,
+    Operation(&'a str),
+    Events(&'a str),
+    Batch,
+    OpenApi,
+    Docs,
+    Problem(&'a str),
+    Home,
+    Nothing,
+}
+
+impl Route<'_> {
+    /// What a request's path stands for.
+    pub fn of(path: &str) -> Route<'_> {
+        let below = |base: &str| {
+            path.strip_prefix(base)
+                .and_then(|rest| rest.strip_prefix('/'))
+                .filter(|id| !id.is_empty() && !id.contains('/'))
+        };
+        match path {
+            DELIVERIES => Route::Deliveries,
+            OPERATIONS => Route::Operations,
+            BATCH => Route::Batch,
+            OPENAPI => Route::OpenApi,
+            DOCS => Route::Docs,
+            "/" => Route::Home,
+            _ => None
+                .or_else(|| below(DELIVERIES).map(Route::Delivery))
+                .or_else(|| below(OPERATIONS).map(Route::Operation))
+                .or_else(|| events_of(path).map(Route::Events))
+                .or_else(|| below(PROBLEMS).map(Route::Problem))
+                .unwrap_or(Route::Nothing),
+        }
+    }
+
+    /// What whoever asks must be allowed to do; `None` where anybody may ask.
+    pub fn scope(self, method: &Method) -> Option<Scope> {
+        let is_get = method == Method::GET || method == Method::HEAD;
+        match self {
+            Self::Deliveries | Self::Batch => Some(Scope::Submit),
+            Self::Operations | Self::Delivery(_) | Self::Operation(_) if is_get => {
+                Some(Scope::Read)
+            }
+            Self::Operations | Self::Delivery(_) => Some(Scope::Submit),
+            Self::Operation(part) => match Verb::split(part).map(|(_, verb)| Verb::named(verb)) {
+                Some(Some(Verb::Cancel)) => Some(Scope::Submit),
+                Some(Some(_)) => Some(Scope::Repair),
+                // There is nothing that could be asked so.
+                Some(None) | None => Some(Scope::Read),
+            },
+            Self::Events(_) => Some(Scope::Read),
+            Self::OpenApi | Self::Docs | Self::Problem(_) | Self::Home | Self::Nothing => None,
+        }
+    }
+
+    /// What requests of it are counted as.
+    pub fn label(self, method: &Method) -> RouteLabel {
+        let is_get = method == Method::GET || method == Method::HEAD;
+        match self {
+            Self::Deliveries => RouteLabel::CreateDelivery,
+            Self::Operations if is_get => RouteLabel::ListOperations,
+            Self::Operations => RouteLabel::CreateOperation,
+            Self::Delivery(_) | Self::Operation(_) if !is_get => RouteLabel::Ask,
+            Self::Delivery(_) => RouteLabel::GetDelivery,
+            Self::Operation(_) => RouteLabel::GetOperation,
+            Self::Events(_) => RouteLabel::Events,
+            Self::Batch => RouteLabel::Batch,
+            Self::OpenApi | Self::Docs | Self::Problem(_) | Self::Home => RouteLabel::Docs,
+            Self::Nothing => RouteLabel::Other,
+        }
+    }
+}
+
+/// The operation, as it is in the path, whose events the path stands for.
+fn events_of(path: &str) -> Option<&str> {
+    let id = path.strip_prefix(OPERATIONS)?.strip_prefix('/')?;
+    let id = id.strip_suffix(EVENTS)?;
+    (!id.is_empty() && !id.contains('/')).then_some(id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_route_but_the_documents_needs_a_scope() {
+        let (read, submit, repair) = (Scope::Read, Scope::Submit, Scope::Repair);
+        for (method, path, scope) in [
+            ("POST", "/api/deliveryrequests", Some(submit)),
+            ("GET", "/api/deliveryrequests/x", Some(read)),
+            ("HEAD", "/api/deliveryrequests/x", Some(read)),
+            ("DELETE", "/api/deliveryrequests/x", Some(submit)),
+            ("PATCH", "/api/deliveryrequests/x", Some(submit)),
+            ("POST", "/v1/operations", Some(submit)),
+            ("POST", "/v1/operations:batch", Some(submit)),
+            ("GET", "/v1/operations", Some(read)),
+            ("GET", "/v1/operations/x", Some(read)),
+            ("GET", "/v1/operations/x/events", Some(read)),
+            ("POST", "/v1/operations/x:cancel", Some(submit)),
+            ("POST", "/v1/operations/x:resubmit", Some(repair)),
+            ("POST", "/v1/operations/x:compensate", Some(repair)),
+            ("POST", "/v1/operations/x:abandon", Some(repair)),
+            ("POST", "/v1/operations/x:retry-compensation", Some(repair)),
+            ("POST", "/v1/operations/x:undone", Some(repair)),
+            // What there is not is no way around it.
+            ("POST", "/v1/operations/x:no-such-verb", Some(read)),
+            ("POST", "/v1/operations/x", Some(read)),
+            ("PUT", "/v1/operations", Some(submit)),
+            ("GET", "/openapi.json", None),
+            ("GET", "/docs", None),
+            ("GET", "/problems/not-found", None),
+            ("GET", "/", None),
+            ("GET", "/nothing", None),
+        ] {
+            let method: Method = method.parse().unwrap();
+            assert_eq!(Route::of(path).scope(&method), scope, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn paths_are_told_apart() {
+        let cases = [
+            ("/api/deliveryrequests", Route::Deliveries),
+            ("/api/deliveryrequests/a%2Fb", Route::Delivery("a%2Fb")),
+            ("/api/deliveryrequests/", Route::Nothing),
+            ("/api/deliveryrequests/a/b", Route::Nothing),
+            ("/v1/operations", Route::Operations),
+            ("/v1/operations:batch", Route::Batch),
+            ("/v1/operations/x", Route::Operation("x")),
+            ("/v1/operations/x:cancel", Route::Operation("x:cancel")),
+            ("/v1/operations/x/events", Route::Events("x")),
+            ("/v1/operations//events", Route::Nothing),
+            ("/v1/operations/x/y/events", Route::Nothing),
+            ("/v1/operationsx", Route::Nothing),
+            ("/problems/not-found", Route::Problem("not-found")),
+            ("/", Route::Home),
+            ("*", Route::Nothing),
+        ];
+        for (path, route) in cases {
+            assert_eq!(Route::of(path), route, "{path}");
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! Whether a request may be carried out: the checks of ingestion, once more.
+//!
+//! Any Kafka client may write a request straight to its topic. It has passed no ingestion, and is as
+//! good as one that did: held to the same rules, by the same code, and completed in the same way.
+//!
+//! What must hold: whatever ingestion accepted passes here, also after a change of the configuration
+//! or long after it was accepted. So what is judged here follows from the record alone. Deliberately
+//! absent is all that depends on settings or on the hour, which has its judge further on: whether the
+//! workflow is known and the deadline still ahead (the engine), where copies may go (`outlet`), and
+//! whom a contact reaches (the alerts' role).
+
+use serde_json::Value;
+use waybill_api::id::{CallerId, is_ours};
+use waybill_api::request::{DRONE_DELIVERY, check_asked_by, named, request_hash};
+use waybill_drone_delivery::request as drone_delivery;
+use waybill_engine::{
+    AmendRequest, Amendment, CreateRequest, INPUT_BYTES_MAX, IdOrigin, NAME_LENGTH_MAX,
+    OperationId, OperationRequest, RequestHash, Timestamp,
+};
+use waybill_http::auth::check_tenant;
+use waybill_http::json;
+use waybill_messages::is_topic_name;
+
+/// The hash of who leaves it to the scheduler to hash the request.
+const NO_HASH: RequestHash = RequestHash([0; 16]);
+
+/// How many faults of one request are named.
+const FAULTS_MAX: usize = 8;
+/// How much is said of one fault.
+const FAULT_BYTES_MAX: usize = 512;
+
+/// Why a request is not carried out: its wrong fields, each with what was expected of it. No contact
+/// is among them.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the request is refused: {}", .0.join("; "))]
+pub(super) struct Refused(Vec<String>);
+
+/// Checks a request that was decoded. What its writer may leave out, such as the hash, is filled in.
+///
+/// # Errors
+///
+/// If ingestion would have refused it, whenever and wherever it was asked.
+pub(super) fn admit(request: OperationRequest) -> Result<OperationRequest, Refused> {
+    let mut faults = Faults(Vec::new());
+    let admitted = match request {
+        OperationRequest::Create(create) => OperationRequest::Create(faults.create(create)),
+        OperationRequest::Amend(amend) => {
+            faults.amend(&amend);
+            OperationRequest::Amend(amend)
+        }
+    };
+    match faults.0.as_slice() {
+        [] => Ok(admitted),
+        _ => Err(Refused(faults.0)),
+    }
+}
+
+/// What is wrong with a request.
+struct Faults(Vec<String>);
+
+impl Faults {
+    fn add(&mut self, field: &str, detail: impl std::fmt::Display) {
+        if self.0.len() < FAULTS_MAX {
+            let mut fault = format!("{field}: {detail}");
+            fault.truncate(fault.floor_char_boundary(FAULT_BYTES_MAX));
+            self.0.push(fault);
+        }
+    }
+
+    fn create(&mut self, mut create: CreateRequest) -> CreateRequest {
+        self.whose(
+            create.operation,
+            &create.tenant,
+            create.caller_id.as_deref(),
+        );
+        self.workflow(&create.workflow);
+        if let Some(topic) = &create.reply_to
+            && !is_topic_name(topic)
+        {
+            self.add("reply_to", "must be the name of a topic");
+        }
+        // An id of ingestion's own is taken to be new without a look at the store. Nobody else can
+        // promise that: a relay that died sends its record again.
+        if !is_ours(create.operation, &create.tenant) {
+            create.id_origin = IdOrigin::Caller;
+        }
+        if create.input.len() > INPUT_BYTES_MAX {
+            let detail = format!("must be at most {INPUT_BYTES_MAX} bytes long");
+            self.add("input", detail);
+            return create;
+        }
+        match json::parse(&create.input, json::DEPTH_LIMIT_MAX) {
+            Ok(input) if create.workflow == DRONE_DELIVERY => self.delivery(&mut create, &input),
+            Ok(input @ Value::Object(_)) => {
+                if create.request_hash == NO_HASH {
+                    create.request_hash = hash(&create, input.to_string().as_bytes());
+                } else if is_of_ingestion(&create) {
+                    self.hashed(create.request_hash, hash(&create, &create.input));
+                }
+            }
+            Ok(_) => self.add("input", "must be a JSON object"),
+            Err(error) => self.add("input", error),
+        }
+        if create
+            .deadline
+            .is_some_and(|deadline| deadline <= create.requested_at)
+        {
+            self.add("deadline", "must lie after requested_at");
+        }
+        create
+    }
+
+    /// A delivery is carried out in its canonical form, with its id, as it comes from ingestion.
+    fn delivery(&mut self, create: &mut CreateRequest, input: &Value) {
+        let delivery = match drone_delivery::validate(input) {
+            Ok(delivery) => delivery,
+            Err(errors) => {
+                for error in errors {
+                    self.add(&format!("input{}", error.pointer), error.detail);
+                }
+                return;
+            }
+        };
+        if let Some(id) = &delivery.delivery_id
+            && !is_id_of(create, id)
+        {
+            self.add("input/deliveryId", "differs from the id of the request");
+        }
+        // Who resubmits a delivery has decided that its deadline is no reason not to.
+        if create.deadline.is_none() && create.resubmission_of.is_none() {
+            let deadline = delivery.deadline;
+            create.deadline = deadline.map(|at| Timestamp(at.as_microsecond()));
+        }
+        let given = create.request_hash;
+        let is_checked = is_of_ingestion(create);
+        let hash = |input: &[u8]| match given == NO_HASH || is_checked {
+            true => hash(create, input),
+            false => given,
+        };
+        let caller_id = create.caller_id.as_deref();
+        let (request_hash, input) = named(delivery, create.operation, caller_id, hash);
+        if given != NO_HASH {
+            self.hashed(given, request_hash);
+        }
+        create.request_hash = request_hash;
+        create.input = input;
+    }
+
+    /// Ingestion hashes a request before it writes it. Another hash now means that a byte changed since.
+    fn hashed(&mut self, given: RequestHash, found: RequestHash) {
+        if given != found {
+            let detail = format!(
+                "is {given}, and what was read has {found}: the request was changed after it was accepted"
+            );
+            self.add("request_hash", detail);
+        }
+    }
+
+    fn amend(&mut self, amend: &AmendRequest) {
+        self.whose(amend.operation, &amend.tenant, amend.caller_id.as_deref());
+        if let Err(detail) = check_asked_by(&amend.asked_by) {
+            self.add("amendment/asked_by", detail);
+        }
+        match &amend.amendment {
+            Amendment::Cancel { workflow } => self.workflow(workflow),
+            Amendment::Reschedule { fields, .. } => {
+                match json::parse(fields, json::DEPTH_LIMIT_MAX) {
+                    Ok(Value::Object(_)) => {}
+                    Ok(_) => self.add("amendment/fields", "must be a JSON object"),
+                    Err(error) => self.add("amendment/fields", error),
+                }
+            }
+        }
+    }
+
+    /// Whose operation it is: two tenants that choose the same id must not meet.
+    fn whose(&mut self, operation: OperationId, tenant: &str, caller_id: Option<&str>) {
+        if let Err(detail) = check_tenant(tenant) {
+            self.add("tenant", detail);
+        }
+        match caller_id.map(CallerId::new) {
+            None => {}
+            Some(Err(error)) => self.add("caller_id", error),
+            Some(Ok(caller_id)) => {
+                let expected = caller_id.operation(tenant);
+                if operation != expected {
+                    let detail = format!("must be {expected}, which tenant and caller_id make");
+                    self.add("operation", detail);
+                }
+            }
+        }
+    }
+
+    fn workflow(&mut self, name: &str) {
+        if name.chars().count() > NAME_LENGTH_MAX {
+            let detail = format!("must be at most {NAME_LENGTH_MAX} characters");
+            self.add("workflow", detail);
+        }
+    }
+}
+
+/// Whether ingestion wrote a request, so that its hash is known to be ingestion's. Others may put a hash of their
+/// own into what they write, and say that they chose the id.
+fn is_of_ingestion(create: &CreateRequest) -> bool {
+    create.id_origin == IdOrigin::Server && create.resubmission_of.is_none()
+}
+
+/// Whether a text is the id by which the caller knows the operation.
+fn is_id_of(create: &CreateRequest, text: &str) -> bool {
+    match &create.caller_id {
+        Some(caller_id) => caller_id == text,
+        None => create.operation.key() == text.as_bytes(),
+    }
+}
+
+/// The hash that ingestion would give a request with this input.
+fn hash(create: &CreateRequest, input: &[u8]) -> RequestHash {
+    request_hash(
+        &create.workflow,
+        &create.tenant,
+        create.deadline,
+        create.reply_to.as_deref(),
+        input,
+        &create.notify,
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,80 @@
+//! Where logs begin and end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use waybill_engine::{Offset, PartitionId, Source};
+use waybill_kafka::{ErrorCode, PartitionConsumer};
+use waybill_telemetry::chain;
+
+use crate::input::{AcquireError, LogEnds};
+
+/// How long a broker may take to tell where a log ends, and which topic it is of.
+const ENDS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Asks the broker where the logs of a partition begin and end.
+#[derive(Clone)]
+pub(crate) struct EndsReader {
+    pub(super) consumer: Arc<PartitionConsumer>,
+    pub(super) topics: Vec<(Source, Arc<str>)>,
+}
+
+impl EndsReader {
+    /// Asks the broker.
+    pub(crate) async fn read(&self, partition: PartitionId) -> Result<LogEnds, AcquireError> {
+        let reader = self.clone();
+        let read = move || -> Result<LogEnds, String> {
+            let mut ends = LogEnds::default();
+            for (source, topic) in &reader.topics {
+                let (first, next) = reader
+                    .consumer
+                    .watermarks(topic, partition, ENDS_TIMEOUT)
+                    .map_err(|error| chain(&error))?;
+                *ends.first.on_mut(*source) = first;
+                *ends.next.on_mut(*source) = next;
+                // Last, so that a topic that is made anew meanwhile is noticed.
+                if let Some(lane) = source.lane() {
+                    let id = reader.consumer.topic_id(topic, partition, ENDS_TIMEOUT);
+                    ends.topics[lane] = id.map_err(|error| chain(&error))?;
+                }
+            }
+            Ok(ends)
+        };
+        blocking(read).await
+    }
+
+    /// Asks the broker for the copy of the checkpoint on one of the topics, as lag tools see it; `None`
+    /// where there is none, or where the broker does not let this process see it. Nobody goes on from
+    /// there.
+    pub(crate) async fn committed(
+        &self,
+        source: Source,
+        partition: PartitionId,
+    ) -> Result<Option<Offset>, AcquireError> {
+        let reader = self.clone();
+        let read = move || -> Result<Option<Offset>, String> {
+            let topics = reader.topics.iter().filter(|(of, _)| *of == source);
+            let asked: Vec<(&str, PartitionId)> =
+                topics.map(|(_, topic)| (&**topic, partition)).collect();
+            match reader.consumer.committed(&asked, ENDS_TIMEOUT) {
+                Ok(committed) => Ok(committed.into_iter().flatten().next()),
+                Err(error) if error.code() == Some(ErrorCode::GroupAuthorizationFailed) => {
+                    tracing::warn!(%partition, error = %chain(&error), "whether the partition was run before is not seen");
+                    Ok(None)
+                }
+                Err(error) => Err(chain(&error)),
+            }
+        };
+        blocking(read).await
+    }
+}
+
+/// Asks the broker from a thread that may wait for it.
+async fn blocking<T: Send + 'static>(
+    ask: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, AcquireError> {
+    match tokio::task::spawn_blocking(ask).await {
+        Ok(answer) => answer.map_err(AcquireError::Broker),
+        Err(panicked) => Err(AcquireError::Broker(panicked.to_string())),
+    }
+}

@@ -1,0 +1,261 @@
+//! What one consumer's thread reads, and for whom: a partition once, for all readers of this process that
+//! share it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use waybill_engine::{Event, ForwardRecord, KeyHash, Offset, PartitionId, ReaderId, Share, Source};
+use waybill_kafka::{DamagedLog, PartitionConsumer, RecordRef, RequestError};
+use waybill_kafka::{UNDECODABLE, fingerprint};
+use waybill_messages::{SchemaId, undecodable};
+
+use crate::decode::Decoder;
+use crate::input::{Arrived, Generation, LostCause};
+
+/// A partition as the polling thread knows it: read once, for all readers of this process that share it.
+pub(super) struct Assigned {
+    pub(super) readers: Vec<Reading>,
+    /// One past the last record that came.
+    pub(super) next: Offset,
+    /// The record that cannot be read (yet). The partition waits at it, and no other does.
+    pub(super) waits_at: Option<WaitsAt>,
+    /// Whether its readers were told that it stands still at damaged records.
+    pub(super) is_blocked: bool,
+}
+
+/// A reader of a partition.
+pub(super) struct Reading {
+    pub(super) reader: ReaderId,
+    pub(super) generation: Generation,
+    pub(super) share: Share,
+    /// The first record that it has not seen.
+    pub(super) next: Offset,
+    pub(super) verify: Option<(Offset, u64)>,
+    /// Of replies: what the engine waits to be read to.
+    pub(super) unread_end: Option<Offset>,
+    /// The last record that it passed over and has not told of, with its fingerprint.
+    pub(super) passed: Option<(Offset, u64)>,
+}
+
+impl Reading {
+    /// An event for its engine.
+    pub(super) fn arrived(&self, event: Event) -> Arrived {
+        Arrived {
+            generation: self.generation,
+            reader: self.reader,
+            event,
+        }
+    }
+
+    /// The last record that it has to get to before it counts as having gone over to another number of
+    /// partitions, if that has not come.
+    pub(super) fn last_unseen(&self, source: Source) -> Option<Offset> {
+        let end = self.share.awaited_end(source);
+        let end = end.filter(|end| self.next < *end)?;
+        Some(Offset(end.0 - 1))
+    }
+
+    /// What tells of the records that it has passed over since it was last asked.
+    pub(super) fn tell_passed(&mut self, source: Source) -> Option<Arrived> {
+        let (offset, fingerprint) = self.passed.take()?;
+        Some(self.arrived(Event::Passed {
+            source,
+            offset,
+            fingerprint,
+        }))
+    }
+
+    /// What tells its engine that no client can decode the records from `log.offset` up to `next`. The checkpoint passes
+    /// them, and one of those who share the partition has them put aside.
+    ///
+    /// # Errors
+    ///
+    /// If the checkpoint has seen another record there.
+    pub(super) fn pass_over(
+        &mut self,
+        source: Source,
+        log: &DamagedLog,
+        next: Offset,
+    ) -> Result<Vec<Arrived>, LostCause> {
+        let first = log.offset;
+        if self.next >= next || !self.share.reads(source, first.max(self.next)) {
+            return Ok(Vec::new());
+        }
+        if let Some((below, expected)) = self.verify.take()
+            && below >= first
+        {
+            let found = UNDECODABLE;
+            return Err(LostCause::Fingerprint { expected, found });
+        }
+        let mut arrived: Vec<Arrived> = self.tell_passed(source).into_iter().collect();
+        let takes = self.share.is_whole() || self.share.takes(source, first, KeyHash::of(&[]));
+        if self.next <= first && takes {
+            let range = (first, next);
+            let stands_for = undecodable(&log.topic, log.partition, range, &log.cause);
+            arrived.push(self.arrived(Event::Unreadable {
+                source,
+                offset: first,
+                fingerprint: UNDECODABLE,
+                cause: log.cause.clone(),
+                record: Box::new(ForwardRecord {
+                    key: stands_for.key,
+                    value: stands_for.value,
+                    headers: stands_for.headers,
+                }),
+            }));
+        }
+        // What lies beyond is for those who stay.
+        let last = match self.share.awaited_end(source) {
+            Some(end) if !self.share.reads(source, Offset(next.0 - 1)) => end.min(next),
+            Some(_) | None => next,
+        };
+        let last = Offset(last.0 - 1);
+        if last > first || !takes {
+            arrived.push(self.arrived(Event::Passed {
+                source,
+                offset: last,
+                fingerprint: UNDECODABLE,
+            }));
+        }
+        self.next = last.next();
+        Ok(arrived)
+    }
+
+    /// Holds the first record of an assignment against the checkpoint's fingerprint, if it has one.
+    pub(super) fn verified(&mut self, record: &RecordRef<'_>) -> Verified {
+        match self.verify {
+            Some((below, _)) if record.offset() > below => {
+                // The log has a gap below the checkpoint: compaction or a control record.
+                self.verify = None;
+                Verified::Go
+            }
+            Some((_, expected)) => {
+                let found = fingerprint(record);
+                if found == expected {
+                    self.verify = None;
+                    Verified::Below
+                } else {
+                    Verified::Differs { expected, found }
+                }
+            }
+            None => Verified::Go,
+        }
+    }
+}
+
+/// Where a partition waits.
+#[derive(Clone, Copy)]
+pub(super) struct WaitsAt {
+    pub(super) offset: Offset,
+    pub(super) until: Until,
+}
+
+/// What it waits for.
+#[derive(Clone, Copy)]
+pub(super) enum Until {
+    /// The schema registry has told a schema.
+    Known(SchemaId),
+    /// Damaged records are read again: another replica may lead by then.
+    ReadAgain(Instant),
+}
+
+/// One topic of a consumer.
+pub(super) struct Feed {
+    pub(super) source: Source,
+    pub(super) topic: Arc<str>,
+    pub(super) decoder: Decoder,
+    pub(super) assigned: HashMap<PartitionId, Assigned>,
+}
+
+impl Feed {
+    /// A reader of any of the partitions.
+    pub(super) fn reading(&mut self, reader: ReaderId) -> Option<&mut Reading> {
+        let mut readings = self.assigned.values_mut().flat_map(|of| &mut of.readers);
+        readings.find(|reading| reading.reader == reader)
+    }
+
+    /// Gives a reader another share.
+    pub(super) fn share(
+        &mut self,
+        reader: ReaderId,
+        share: &Share,
+        consumer: &PartitionConsumer,
+    ) -> Result<(), (PartitionId, RequestError)> {
+        let source = self.source;
+        for (&partition, assigned) in &mut self.assigned {
+            let mut readings = assigned.readers.iter_mut();
+            let Some(reading) = readings.find(|reading| reading.reader == reader) else {
+                continue;
+            };
+            reading.share = share.clone();
+            if reading.last_unseen(source).is_some() && assigned.waits_at.is_none() {
+                // Read on from where it stands, so that its end is told again.
+                let at = (&*self.topic, partition);
+                let from = [(at.0, at.1, assigned.next)];
+                let again = consumer.remove(&[at]).and_then(|()| consumer.add(&from));
+                again.map_err(|error| (partition, error))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a partition for one more reader. One that is read already is read on from where the reader
+    /// begins, if that is further back; the others pass over what they have seen.
+    pub(super) fn add(
+        &mut self,
+        partition: PartitionId,
+        reading: Reading,
+        consumer: &PartitionConsumer,
+    ) -> Result<(), RequestError> {
+        let mut from = reading.next;
+        if let Some(assigned) = self.assigned.get_mut(&partition) {
+            assigned.readers.push(reading);
+            let goes_on_at = assigned
+                .waits_at
+                .map_or(assigned.next, |waits| waits.offset);
+            from = from.min(goes_on_at);
+            // Also from where it stands, so that its end is told again.
+            if assigned.waits_at.take().is_none() {
+                consumer.remove(&[(&self.topic, partition)])?;
+            }
+            assigned.next = from;
+        } else {
+            let assigned = Assigned {
+                next: from,
+                readers: vec![reading],
+                waits_at: None,
+                is_blocked: false,
+            };
+            self.assigned.insert(partition, assigned);
+        }
+        consumer.add(&[(&self.topic, partition, from)])
+    }
+
+    /// Reads for a reader no more.
+    pub(super) fn remove(&mut self, reader: ReaderId, consumer: &PartitionConsumer) {
+        let mut left = Vec::new();
+        for (&partition, assigned) in &mut self.assigned {
+            assigned.readers.retain(|reading| reading.reader != reader);
+            if assigned.readers.is_empty() {
+                left.push((partition, assigned.waits_at.is_some()));
+            }
+        }
+        for (partition, waits) in left {
+            self.assigned.remove(&partition);
+            if !waits && let Err(error) = consumer.remove(&[(&self.topic, partition)]) {
+                tracing::warn!(%partition, %error, "a partition could not be unassigned");
+            }
+        }
+    }
+}
+
+/// What the first record of an assignment says of the log.
+pub(super) enum Verified {
+    /// A record that belongs to an engine.
+    Go,
+    /// The record below the checkpoint, as it was.
+    Below,
+    /// Another record than the checkpoint saw.
+    Differs { expected: u64, found: u64 },
+}

@@ -1,0 +1,575 @@
+//! The thread of one consumer: it polls, decodes, and does what the loop orders.
+
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use waybill_engine::{Event, KeyHash, Offset, PartitionId, ReaderId, Share, Source};
+use waybill_kafka::fingerprint;
+use waybill_kafka::{DamageKind, DamagedLog, PartitionConsumer, PollError, PollLimits, RecordRef};
+use waybill_telemetry::chain;
+
+use crate::credit::{Amount, Credit};
+use crate::decode::Decoder;
+use crate::inlet::feed::{Assigned, Feed, Reading, Until, Verified, WaitsAt};
+use crate::input::{Arrived, Generation, Input, Inputs, LostCause};
+
+/// How much one poll takes at most.
+const POLL_MAX: Amount = Amount {
+    records: 2_000,
+    bytes: 4 * 1024 * 1024,
+};
+/// How long a thread waits for records, or for room, before it looks after orders again.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// How long a partition stands still at damaged records before they are read again.
+const DAMAGED_AGAIN: Duration = Duration::from_secs(30);
+
+/// What the loop tells a consumer's thread.
+pub(super) enum Order {
+    /// Begin to read a partition for a reader.
+    Add {
+        source: Source,
+        partition: PartitionId,
+        reader: ReaderId,
+        generation: Generation,
+        share: Share,
+        start: Offset,
+        verify: Option<(Offset, u64)>,
+        end: Offset,
+    },
+    /// A reader takes another share from now on.
+    Share { reader: ReaderId, share: Share },
+    /// Tell once replies were read to here.
+    ReadTo { reader: ReaderId, end: Offset },
+    /// End reading for a reader.
+    Remove(ReaderId),
+    /// End.
+    Stop,
+}
+
+/// What a consumer's thread works with.
+pub(super) struct Poller {
+    /// One or two: whose record is in hand is found by comparing names.
+    feeds: Vec<Feed>,
+    consumer: Arc<PartitionConsumer>,
+    credit: Arc<Credit>,
+    sender: Inputs,
+}
+
+impl Poller {
+    /// A thread's work, with nothing assigned.
+    pub(super) fn new(
+        consumer: Arc<PartitionConsumer>,
+        topics: &[(Source, Arc<str>)],
+        decoder: &dyn Fn(Source) -> Decoder,
+        credit: Arc<Credit>,
+        sender: Inputs,
+    ) -> Self {
+        let feed = |(source, topic): &(Source, Arc<str>)| Feed {
+            source: *source,
+            topic: topic.clone(),
+            decoder: decoder(*source),
+            assigned: Default::default(),
+        };
+        Self {
+            feeds: topics.iter().map(feed).collect(),
+            consumer,
+            credit,
+            sender,
+        }
+    }
+
+    /// Polls until it is ordered to stop.
+    pub(super) fn run(mut self, orders: &Receiver<Order>) {
+        loop {
+            while let Ok(order) = orders.try_recv() {
+                if !self.obey(order) {
+                    return;
+                }
+            }
+            if self.feeds.iter().all(|feed| feed.assigned.is_empty()) {
+                let Ok(order) = orders.recv() else { return };
+                if !self.obey(order) {
+                    return;
+                }
+                continue;
+            }
+            self.read_on();
+            if let Some(amount) = self.credit.take(POLL_MAX, PATIENCE) {
+                self.poll(amount);
+            }
+        }
+    }
+
+    /// Follows an order. Returns whether to go on.
+    fn obey(&mut self, order: Order) -> bool {
+        match order {
+            Order::Stop => return false,
+            Order::ReadTo { reader, end } => {
+                for feed in &mut self.feeds {
+                    if feed.source == Source::Replies
+                        && let Some(reading) = feed.reading(reader)
+                    {
+                        reading.unread_end = Some(end);
+                    }
+                }
+            }
+            Order::Share { reader, share } => {
+                let mut unreadable = Vec::new();
+                for feed in &mut self.feeds {
+                    if let Err((partition, error)) = feed.share(reader, &share, &self.consumer) {
+                        let cause = LostCause::Client(error.to_string());
+                        unreadable.push((feed.source, partition, cause));
+                    }
+                }
+                for (source, partition, cause) in unreadable {
+                    self.lost(source, partition, &cause);
+                }
+            }
+            Order::Remove(reader) => {
+                for feed in &mut self.feeds {
+                    feed.remove(reader, &self.consumer);
+                }
+            }
+            Order::Add {
+                source,
+                partition,
+                reader,
+                generation,
+                share,
+                start,
+                verify,
+                end,
+            } => {
+                let from = verify.map_or(start, |(below, _)| below);
+                let Some(feed) = self.feeds.iter_mut().find(|feed| feed.source == source) else {
+                    return true;
+                };
+                let is_inbox = source == Source::Replies;
+                let reading = Reading {
+                    reader,
+                    generation,
+                    share,
+                    next: from,
+                    verify,
+                    unread_end: Some(end).filter(|end| is_inbox && from < *end),
+                    passed: None,
+                };
+                if let Err(error) = feed.add(partition, reading, &self.consumer) {
+                    let cause = LostCause::Client(error.to_string());
+                    self.lost(source, partition, &cause);
+                }
+            }
+        }
+        true
+    }
+
+    fn poll(&mut self, limits: Amount) {
+        let limits = PollLimits {
+            records: limits.records,
+            bytes: limits.bytes,
+        };
+        let mut records = Vec::new();
+        let (mut taken, mut bytes) = (0, 0);
+        let mut mismatches = Vec::new();
+        let mut waiting = Vec::new();
+        let (mut ends, mut read_again) = (Vec::new(), Vec::new());
+        let waits_for_end = self.waits_for_end();
+        let feeds = &mut self.feeds;
+        let mut on_record = |record: RecordRef<'_>| {
+            let partition = record.partition();
+            let Some(feed) = feeds.iter_mut().find(|feed| *feed.topic == *record.topic()) else {
+                return;
+            };
+            let Some(assigned) = feed.assigned.get_mut(&partition) else {
+                return;
+            };
+            if assigned.waits_at.is_some() {
+                return;
+            }
+            let (source, offset) = (feed.source, record.offset());
+            if std::mem::take(&mut assigned.is_blocked) {
+                read_again.extend(blocked(source, &assigned.readers, None));
+            }
+            assigned.next = offset.next();
+            let mut key = None;
+            for reading in &mut assigned.readers {
+                // Another reader may have had the partition read again from further back.
+                if offset < reading.next {
+                    continue;
+                }
+                // What lies beyond is for those who stay.
+                if !reading.share.reads(source, offset) {
+                    continue;
+                }
+                match reading.verified(&record) {
+                    Verified::Go => {}
+                    Verified::Below => {
+                        reading.next = offset.next();
+                        continue;
+                    }
+                    Verified::Differs { expected, found } => {
+                        let cause = LostCause::Fingerprint { expected, found };
+                        mismatches.push((source, reading.reader, cause));
+                        continue;
+                    }
+                }
+                let takes = reading.share.is_whole() || {
+                    let hash = || KeyHash::of(record.key().unwrap_or_default());
+                    let key = *key.get_or_insert_with(hash);
+                    reading.share.takes(source, offset, key)
+                };
+                if !takes {
+                    let fingerprint = match source {
+                        Source::Requests | Source::Expedited => fingerprint(&record),
+                        Source::Replies | Source::Recoveries => 0,
+                    };
+                    reading.passed = Some((offset, fingerprint));
+                    reading.next = offset.next();
+                    continue;
+                }
+                match feed.decoder.event(&record, &reading.share) {
+                    Ok(event) => {
+                        taken += 1;
+                        bytes += record.bytes();
+                        records.extend(reading.tell_passed(source));
+                        records.push(reading.arrived(event));
+                        reading.next = offset.next();
+                    }
+                    Err(schema) => {
+                        let until = Until::Known(schema);
+                        assigned.waits_at = Some(WaitsAt { offset, until });
+                        waiting.push((source, partition));
+                        return;
+                    }
+                }
+            }
+        };
+        let mut on_end = |topic: &str, partition: PartitionId, end: Offset| {
+            ends.push((topic.to_owned(), partition, end));
+        };
+        let polled = if waits_for_end {
+            self.consumer
+                .poll_with_positions(limits, PATIENCE, &mut on_record, &mut on_end)
+        } else {
+            self.consumer.poll(limits, PATIENCE, &mut on_record)
+        };
+        self.credit.read(Amount {
+            records: taken,
+            bytes,
+        });
+        for input in read_again {
+            self.send(input);
+        }
+        for (source, reader, cause) in mismatches {
+            let mut feeds = self.feeds.iter_mut();
+            let feed = feeds.find(|feed| feed.source == source);
+            if let Some(reading) = feed.and_then(|feed| feed.reading(reader)) {
+                let generation = reading.generation;
+                self.send_lost(source, reader, generation, &cause);
+            }
+        }
+        for feed in &mut self.feeds {
+            let source = feed.source;
+            let readings = feed.assigned.values_mut().flat_map(|of| &mut of.readers);
+            records.extend(readings.filter_map(|reading| reading.tell_passed(source)));
+        }
+        let damaged = match &polled {
+            Err(PollError::Damaged(logs)) => logs.as_slice(),
+            Ok(_) | Err(_) => &[],
+        };
+        for (source, partition) in waiting {
+            self.wait(source, partition, damaged);
+        }
+        for (topic, partition, end) in ends {
+            self.read_to(&topic, partition, end, &mut records);
+        }
+        if !records.is_empty() {
+            self.send(Input::Records {
+                source: self.feeds[0].source,
+                amount: Amount {
+                    records: taken,
+                    bytes,
+                },
+                records,
+            });
+        }
+        match polled {
+            Ok(_) => {}
+            Err(PollError::Damaged(logs)) => {
+                for log in &logs {
+                    match log.next {
+                        Some(next) => self.pass_over(log, next),
+                        None => self.stop_at(log),
+                    }
+                }
+            }
+            Err(PollError::OffsetOutOfRange(partitions)) => {
+                for of in partitions {
+                    let mut feeds = self.feeds.iter();
+                    let Some(feed) = feeds.find(|feed| *feed.topic == *of.topic) else {
+                        continue;
+                    };
+                    if of.offset <= of.high {
+                        self.lost(feed.source, of.partition, &LostCause::OutOfRange);
+                        continue;
+                    }
+                    // The topic was made anew, or has lost its end: those of its partitions that have grown
+                    // beyond where they were read are other ones as well.
+                    for &partition in feed.assigned.keys() {
+                        self.lost(feed.source, partition, &LostCause::OutOfRange);
+                    }
+                }
+            }
+            Err(error) => {
+                let cause = LostCause::Client(chain(&error));
+                for feed in &self.feeds {
+                    for partition in feed.assigned.keys() {
+                        self.lost(feed.source, *partition, &cause);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether an engine waits for a topic to be read to an end. To ask for positions has its price,
+    /// and records tell how far was read, unless the last ones are none that are delivered.
+    fn waits_for_end(&self) -> bool {
+        self.feeds.iter().any(|feed| {
+            let mut readings = feed.assigned.values().flat_map(|of| &of.readers);
+            readings.any(|reading| {
+                reading.unread_end.is_some() || reading.last_unseen(feed.source).is_some()
+            })
+        })
+    }
+
+    /// The engines are told that a topic was read to the end that they wait for, for records that are
+    /// never delivered (those of transactions' ends) may be the last ones.
+    fn read_to(
+        &mut self,
+        topic: &str,
+        partition: PartitionId,
+        end: Offset,
+        records: &mut Vec<Arrived>,
+    ) {
+        let mut feeds = self.feeds.iter_mut();
+        let Some(feed) = feeds.find(|feed| *feed.topic == *topic) else {
+            return;
+        };
+        let source = feed.source;
+        let Some(assigned) = feed.assigned.get_mut(&partition) else {
+            return;
+        };
+        if assigned.waits_at.is_some() {
+            return;
+        }
+        for reading in &mut assigned.readers {
+            // Replies that were lost with a machine are not waited for by who leaves.
+            let is_short = source == Source::Replies && reading.share.leaves();
+            if let Some(last) = reading.last_unseen(source)
+                && (last < end || is_short)
+            {
+                reading.next = last.next();
+                let fingerprint = 0;
+                records.push(reading.arrived(Event::Passed {
+                    source,
+                    offset: last,
+                    fingerprint,
+                }));
+            }
+            if reading.unread_end.is_some_and(|unread| unread <= end) {
+                reading.unread_end = None;
+                records.push(reading.arrived(Event::InboxRead(end)));
+            }
+        }
+    }
+
+    /// Stops fetching a partition whose next record cannot be read yet, unless the client has stopped at damage behind
+    /// that record already. What was fetched behind the record is read again.
+    fn wait(&self, source: Source, partition: PartitionId, damaged: &[DamagedLog]) {
+        let mut feeds = self.feeds.iter();
+        let Some(feed) = feeds.find(|feed| feed.source == source) else {
+            return;
+        };
+        if let Some(WaitsAt { offset, until }) = feed.assigned[&partition].waits_at
+            && let Until::Known(schema) = until
+        {
+            let topic = &*feed.topic;
+            tracing::info!(topic, %partition, %offset, %schema, "waiting for a schema of the registry's");
+        }
+        let is_removed = |log: &DamagedLog| *log.topic == *feed.topic && log.partition == partition;
+        if damaged.iter().any(is_removed) {
+            return;
+        }
+        if let Err(error) = self.consumer.remove(&[(&feed.topic, partition)]) {
+            self.lost(source, partition, &LostCause::Client(error.to_string()));
+        }
+    }
+
+    /// Reads partitions on whose next record can be read by now.
+    fn read_on(&mut self) {
+        let mut unreadable = Vec::new();
+        for feed in &mut self.feeds {
+            for (partition, assigned) in &mut feed.assigned {
+                let Some(WaitsAt { offset, until }) = assigned.waits_at else {
+                    continue;
+                };
+                let still = match until {
+                    Until::Known(schema) => feed.decoder.waits_for(schema),
+                    Until::ReadAgain(at) => Instant::now() < at,
+                };
+                if still {
+                    continue;
+                }
+                assigned.waits_at = None;
+                if let Err(error) = self.consumer.add(&[(&feed.topic, *partition, offset)]) {
+                    let cause = LostCause::Client(error.to_string());
+                    unreadable.push((feed.source, *partition, cause));
+                }
+            }
+        }
+        for (source, partition, cause) in unreadable {
+            self.lost(source, partition, &cause);
+        }
+    }
+
+    /// The partition of a damaged log, if it is still assigned, and no record before the damage waits for its schema.
+    /// Where one does, it is read again once the schema has come, and the damage is met again behind it.
+    fn stopped(&mut self, log: &DamagedLog) -> Option<(Source, &mut Assigned)> {
+        let mut feeds = self.feeds.iter_mut();
+        let feed = feeds.find(|feed| *feed.topic == *log.topic)?;
+        let source = feed.source;
+        let assigned = feed.assigned.get_mut(&log.partition)?;
+        assigned.waits_at.is_none().then_some((source, assigned))
+    }
+
+    /// Lets a partition stand still at damaged records: the client has stopped to read it. Its other topics are
+    /// read on, and nothing of this one is passed over.
+    fn stop_at(&mut self, log: &DamagedLog) {
+        let Some((source, assigned)) = self.stopped(log) else {
+            return;
+        };
+        assigned.next = log.offset;
+        assigned.is_blocked = true;
+        assigned.waits_at = Some(WaitsAt {
+            offset: log.offset,
+            until: Until::ReadAgain(Instant::now() + DAMAGED_AGAIN),
+        });
+        for input in blocked(source, &assigned.readers, Some(why_stopped(log))) {
+            self.send(input);
+        }
+    }
+
+    /// Reads a partition on behind records that no client can decode: the client has stopped to read it. What stands
+    /// for them goes to the dead-letter topic, and the checkpoint passes them.
+    fn pass_over(&mut self, log: &DamagedLog, next: Offset) {
+        let Some((source, assigned)) = self.stopped(log) else {
+            return;
+        };
+        assigned.next = next;
+        let mut inputs = Vec::new();
+        if std::mem::take(&mut assigned.is_blocked) {
+            inputs.extend(blocked(source, &assigned.readers, None));
+        }
+        let mut records = Vec::new();
+        for reading in &mut assigned.readers {
+            match reading.pass_over(source, log, next) {
+                Ok(arrived) => records.extend(arrived),
+                Err(cause) => inputs.push(Input::Lost {
+                    source,
+                    generation: reading.generation,
+                    reader: reading.reader,
+                    cause,
+                }),
+            }
+        }
+        if !records.is_empty() {
+            log.log_passed_over(next);
+        }
+        inputs.push(Input::Records {
+            source: self.feeds[0].source,
+            amount: Amount {
+                records: 0,
+                bytes: 0,
+            },
+            records,
+        });
+        for input in inputs {
+            self.send(input);
+        }
+        let at = [(log.topic.as_str(), log.partition, next)];
+        if let Err(error) = self.consumer.add(&at) {
+            let cause = LostCause::Client(error.to_string());
+            self.lost(source, log.partition, &cause);
+        }
+    }
+
+    /// Tells the loop that a partition cannot be read, which makes it order the removal of its readers.
+    fn lost(&self, source: Source, partition: PartitionId, cause: &LostCause) {
+        let mut feeds = self.feeds.iter();
+        let feed = feeds.find(|feed| feed.source == source);
+        let assigned = feed.and_then(|feed| feed.assigned.get(&partition));
+        for reading in assigned.into_iter().flat_map(|assigned| &assigned.readers) {
+            self.send_lost(source, reading.reader, reading.generation, cause);
+        }
+    }
+
+    fn send_lost(
+        &self,
+        source: Source,
+        reader: ReaderId,
+        generation: Generation,
+        cause: &LostCause,
+    ) {
+        self.send(Input::Lost {
+            source,
+            generation,
+            reader,
+            cause: cause.clone(),
+        });
+    }
+
+    /// Fails only when the loop has ended, and then it orders this thread to stop.
+    fn send(&self, input: Input) {
+        let _ = self.sender.send(input);
+    }
+}
+
+/// Tells the readers of a partition why it stands still, or that it is read again.
+fn blocked(source: Source, readers: &[Reading], why: Option<String>) -> Vec<Input> {
+    let told = readers.iter().map(|reading| Input::Blocked {
+        source,
+        generation: reading.generation,
+        reader: reading.reader,
+        why: why.clone(),
+    });
+    told.collect()
+}
+
+/// Why a partition stopped at damaged records, with the command that skips them.
+fn why_stopped(log: &DamagedLog) -> String {
+    let DamagedLog {
+        topic,
+        partition,
+        offset,
+        ..
+    } = log;
+    let again = DAMAGED_AGAIN.as_secs();
+    match log.kind {
+        DamageKind::Undecodable => {
+            format!(
+                "{log}; it is read again in {again} s, and skipped if it still cannot be decoded"
+            )
+        }
+        DamageKind::Corrupt => format!(
+            "{log}; it is read again every {again} s. To skip it where no replica has it whole: on the embedded broker \
+             `waybill broker repair --topic {topic} --partition {partition}`; on Kafka delete the records before offset \
+             {} with kafka-delete-records.sh, and set scheduler.skipDeletedRequests: true",
+            offset.next()
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests;

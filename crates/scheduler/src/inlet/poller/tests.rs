@@ -1,0 +1,144 @@
+//! Damaged batches on librdkafka's mock cluster, and what the loop receives about them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver};
+
+use rdkafka::ClientConfig;
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
+use waybill_engine::{Division, Handover};
+use waybill_kafka::{ConsumerOptions, KafkaSettings};
+use waybill_messages::{Framing, Lookup, SchemaId, Schemas};
+use waybill_store::ReplyKey;
+use waybill_test_support::batches;
+
+use super::*;
+use crate::nonces::Nonces;
+
+/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+const LONG: Duration = Duration::from_secs(30);
+const TOPIC: &str = "requests";
+
+/// A registry that does not answer, and then has no schema.
+#[derive(Default)]
+struct Registry {
+    answers: AtomicBool,
+}
+
+impl Schemas for Registry {
+    fn writer_schema(&self, _: SchemaId) -> Lookup {
+        match self.answers.load(Ordering::Relaxed) {
+            true => Lookup::Unknown,
+            false => Lookup::NotYet,
+        }
+    }
+}
+
+/// A poller of partition 0, which a reader reads from the beginning.
+fn poller(
+    cluster: &MockCluster<'_, impl rdkafka::producer::ProducerContext>,
+    registry: &Arc<Registry>,
+) -> (Poller, Receiver<Input>) {
+    let kafka = KafkaSettings::new(cluster.bootstrap_servers());
+    let consumer = PartitionConsumer::new(&kafka, &ConsumerOptions::new("test")).unwrap();
+    let nonces = Nonces::new(&ReplyKey::new([1; ReplyKey::BYTES]));
+    let framing = Framing::reading(registry.clone());
+    let decoder = |source| Decoder::new(source, framing.clone(), nonces.clone());
+    let (sender, inputs) = mpsc::channel();
+    let topics = [(Source::Requests, Arc::from(TOPIC))];
+    let mut poller = Poller::new(
+        Arc::new(consumer),
+        &topics,
+        &decoder,
+        Arc::default(),
+        sender,
+    );
+    let division = Division {
+        partitions: 1,
+        readers_per_partition: 1,
+    };
+    let reader = division.all().next().unwrap();
+    let added = poller.obey(Order::Add {
+        source: Source::Requests,
+        partition: PartitionId(0),
+        reader,
+        generation: Generation::default(),
+        share: Share::new(division, reader, Handover::default()),
+        start: Offset(0),
+        verify: None,
+        end: Offset(0),
+    });
+    assert!(added);
+    (poller, inputs)
+}
+
+/// Polls until the loop has received something or the partition waits. Returns what it received.
+fn poll(poller: &mut Poller, inputs: &Receiver<Input>) -> Vec<Input> {
+    let deadline = Instant::now() + LONG;
+    loop {
+        assert!(Instant::now() < deadline, "nothing came");
+        poller.poll(POLL_MAX);
+        let received: Vec<_> = inputs.try_iter().collect();
+        if !received.is_empty() || waits_at(poller).is_some() {
+            return received;
+        }
+    }
+}
+
+fn waits_at(poller: &Poller) -> Option<Offset> {
+    let waits_at = poller.feeds[0].assigned[&PartitionId(0)].waits_at;
+    waits_at.map(|waits| waits.offset)
+}
+
+#[test]
+fn a_record_that_waits_for_its_schema_is_read_before_the_damage_behind_it_is_met() {
+    let cluster = MockCluster::new(1).unwrap();
+    cluster.create_topic(TOPIC, 1, 1).unwrap();
+    let producer: BaseProducer = ClientConfig::new()
+        .set("bootstrap.servers", cluster.bootstrap_servers())
+        .create()
+        .unwrap();
+    let of_schema_7 = [0, 0, 0, 0, 7, 1];
+    let record = BaseRecord::to(TOPIC).partition(0).key(&b"key"[..]);
+    producer.send(record.payload(&of_schema_7)).unwrap();
+    producer.flush(LONG).unwrap();
+    // It says that it is compressed with zstd.
+    let damaged = batches::batch(4, &[b"not compressed".to_vec()]);
+    assert_eq!(
+        batches::produce(cluster.bootstrap_servers(), TOPIC, &damaged),
+        0
+    );
+    let registry = Arc::<Registry>::default();
+    let (mut poller, inputs) = poller(&cluster, &registry);
+
+    let received = poll(&mut poller, &inputs);
+    assert!(received.is_empty(), "{received:?}");
+    assert_eq!(waits_at(&poller), Some(Offset(0)));
+
+    registry.answers.store(true, Ordering::Relaxed);
+    poller.read_on();
+    // The damage may have been met before, with the record that waited: then it is passed over now, and else waited for.
+    let (mut records, mut blocked) = (Vec::new(), None);
+    while blocked.is_none() && records.len() < 2 {
+        for input in poll(&mut poller, &inputs) {
+            match input {
+                Input::Records { records: more, .. } => records.extend(more),
+                Input::Blocked { why: Some(why), .. } => blocked = Some(why),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    let is_of = |arrived: &Arrived, at: i64| match &arrived.event {
+        Event::Unreadable { offset, .. } => *offset == Offset(at),
+        _ => false,
+    };
+    assert!(is_of(&records[0], 0), "the record: {records:?}");
+    match blocked {
+        Some(why) => {
+            assert!(why.contains("is damaged at offset 1"), "{why}");
+            assert!(why.contains("skip"), "{why}");
+            assert_eq!(waits_at(&poller), Some(Offset(1)));
+        }
+        None => assert!(is_of(&records[1], 1), "the damage: {records:?}"),
+    }
+}

@@ -1,0 +1,356 @@
+//! The scheduler: owns the work of readers, each of one partition of the operation topics, and drives
+//! their engines.
+//!
+//! One thread runs the loop (`shell`) with the engines of all readers of this process; three more
+//! poll the consumers (`inlet`); one producer and one group commit (`commit`) serve all of them, so
+//! that cost does not grow with the number of partitions. `upkeep` takes and keeps the leases that
+//! carry the checkpoints, by the rules of `ownership`. What is due for operations that were handed off
+//! comes from the supervisor, as recoveries.
+//!
+//! What must hold here is said where it is kept: rows before messages in `commit`, no act past the
+//! lease in `ownership`, no read beyond the room in `credit`.
+
+mod admission;
+mod clock;
+mod commit;
+pub mod control;
+mod credit;
+mod decode;
+mod fit;
+mod gathering;
+mod index;
+mod inlet;
+mod input;
+mod lag;
+mod lost_state;
+pub mod metrics;
+mod nonces;
+mod outlet;
+mod ownership;
+mod partition;
+mod relayout;
+mod shell;
+mod spans;
+mod tasks;
+mod unreadable;
+mod upkeep;
+mod view;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
+use tokio::sync::oneshot;
+use uuid::Uuid;
+use waybill_agent::http::NamedHandler;
+use waybill_agent::{DirectAgents, DirectConfig};
+use waybill_engine::{EngineConfig, OwnerId, ReaderId, Workflows};
+use waybill_kafka::KafkaSettings;
+use waybill_messages::Topics;
+use waybill_store::{Layout, ReplyKey, Store};
+use waybill_telemetry::health::{Liveness, Readiness};
+
+use self::clock::Clock;
+use self::commit::Commits;
+
+pub use self::index::write as write_indexed;
+pub use self::nonces::reply_key;
+pub use self::ownership::begin_index;
+pub use self::relayout::Own;
+
+use self::control::{ControlError, SchedulerControl, SchedulerView};
+use self::credit::Amount;
+use self::inlet::Inlets;
+use self::input::{Input, Inputs};
+use self::nonces::Nonces;
+use self::outlet::Outlet;
+use self::ownership::LeaseTerms;
+use self::partition::Slot;
+use self::shell::Shell;
+use self::unreadable::UnreadableRows;
+use self::view::Views;
+
+/// What the scheduler needs to know.
+#[derive(Clone, Debug)]
+pub struct SchedulerSettings {
+    /// The number of partitions of each agent's topic.
+    pub step_partitions: u32,
+    /// The readers that this process is to run.
+    pub own: Own,
+    /// How many operations may be in memory, over all partitions of the process.
+    pub in_flight_max: usize,
+    /// How many bytes of requests may be in memory.
+    pub in_flight_bytes_max: usize,
+    /// How many requests of each lane may wait for room, over all partitions of the process.
+    pub read_ahead_max: usize,
+    /// How many bytes of requests of each lane may wait.
+    pub read_ahead_bytes_max: usize,
+    /// How many requests of each lane may be known: those that wait or are under way, and those that are done behind one
+    /// of these, of which each takes some 50 bytes.
+    pub known_max: usize,
+    /// How many expedited requests go ahead for each ordinary one, while both wait.
+    pub expedited_weight: u32,
+    /// After how long an operation is handed off to the deadline index.
+    pub hand_off_after: Duration,
+    /// How long rows of final operations are kept.
+    pub retention: Duration,
+    /// How long after complete-by an attempt still has time for its reply to arrive.
+    pub timeout_grace: Duration,
+    /// How young a request with an id of the server's must be to need no look-up.
+    pub fresh_for: Duration,
+    /// How often the checkpoint moves while records are done.
+    pub checkpoint_every: Duration,
+    /// After how many records it moves earlier.
+    pub checkpoint_records: i64,
+    /// How long a lease lasts after each renewal.
+    pub lease: Duration,
+    /// How much earlier its owner stops to act.
+    pub lease_margin: Duration,
+    /// Whether a partition that the store knows nothing of is begun though its log was run before.
+    pub start_without_state: bool,
+    /// After how long without an answer from the store a reader is given up.
+    pub stuck_after: Duration,
+    /// Whether a partition goes on behind requests or recoveries that were not done and are gone from its log.
+    pub skip_deleted_requests: bool,
+    /// How long a stop waits for operations in flight.
+    pub drain: Duration,
+    /// How long the supervisor may take to decide about an operation that failed for good, before
+    /// the deadline index reminds it.
+    pub decide_within: Duration,
+    /// Whether every operation's steps are told on the status topic.
+    pub tell_steps: bool,
+    /// What the name of a caller's own status topic must begin with, any of these.
+    pub reply_to_prefixes: Vec<String>,
+}
+
+impl SchedulerSettings {
+    fn terms(&self) -> LeaseTerms {
+        LeaseTerms {
+            duration: self.lease,
+            margin: self.lease_margin,
+        }
+    }
+
+    /// What may wait between the inbox and the loop: as many replies as operations may be in
+    /// flight, and room for one to arrive while none is.
+    fn inbox_room(&self) -> Amount {
+        Amount {
+            records: self.in_flight_max.max(1),
+            bytes: self.in_flight_bytes_max.max(1),
+        }
+    }
+}
+
+/// What the scheduler works with.
+#[derive(Clone)]
+pub struct SchedulerParts {
+    /// The state store.
+    pub store: Arc<dyn Store>,
+    /// How to reach the brokers.
+    pub kafka: KafkaSettings,
+    /// The names of the topics.
+    pub topics: Topics,
+    /// The workflows that operations may run.
+    pub workflows: Arc<Workflows>,
+    /// The layout of readers that the store has.
+    pub layout: Layout,
+    /// The reply key of the installation: replies are held against it.
+    pub reply_key: ReplyKey,
+    /// Agents that run in this process and are asked without a record; those that are none of these are asked
+    /// over their topics.
+    pub agents: Vec<NamedHandler>,
+    /// How much each of them may hold.
+    pub agents_hold: DirectConfig,
+}
+
+/// A running scheduler. Dropping it does not stop it; see [`Scheduler::stopper`].
+pub struct Scheduler {
+    sender: Inputs,
+    views: Views,
+    ended: oneshot::Receiver<anyhow::Result<()>>,
+}
+
+impl Scheduler {
+    /// Starts the scheduler and begins to take the leases of its readers, whose readiness it
+    /// reports.
+    ///
+    /// # Errors
+    ///
+    /// If a Kafka client or a thread cannot be made.
+    pub fn start(
+        settings: SchedulerSettings,
+        parts: SchedulerParts,
+        readiness: &Readiness,
+        liveness: &Liveness,
+    ) -> anyhow::Result<Self> {
+        let (sender, inputs) = mpsc::channel();
+        let runtime = tokio::runtime::Handle::current();
+        let SchedulerParts {
+            store,
+            kafka,
+            topics,
+            workflows,
+            layout,
+            reply_key,
+            agents,
+            agents_hold,
+        } = parts;
+        let nonces = Nonces::new(&reply_key);
+        let direct = match agents.is_empty() {
+            true => None,
+            false => {
+                let answered = sender.clone();
+                let tell = move || {
+                    let _ = answered.send(Input::Answered);
+                };
+                let agents = DirectAgents::start(agents, agents_hold, tell);
+                Some(agents.context("the agents cannot be started")?)
+            }
+        };
+        let inlets = Inlets::start(&kafka, &topics, &nonces, &sender)
+            .context("the scheduler's consumers cannot be started")?;
+        let written = layout.partitions_written();
+        let outlet = Outlet::start(
+            &kafka, &topics, &workflows, &settings, written, nonces, direct,
+        )
+        .context("the scheduler's producer cannot be started")?;
+        let views = Views::new(readiness, liveness);
+        views.relay(settings.own, &layout);
+        let engine_config = EngineConfig {
+            retention: settings.retention,
+            hand_off_after: settings.hand_off_after,
+            timeout_grace: settings.timeout_grace,
+            fresh_for: settings.fresh_for,
+            decide_within: settings.decide_within,
+            tell_steps: settings.tell_steps,
+            expedited_weight: settings.expedited_weight,
+            ..EngineConfig::default()
+        };
+        let own = settings.own.of(layout.division());
+        let slots: BTreeMap<ReaderId, Slot> = own.map(|reader| (reader, Slot::new())).collect();
+        if slots.is_empty() {
+            tracing::warn!(%layout, "no reader of the layout is one of this process: it waits for another");
+        }
+        let shell = Shell {
+            engine_config: Arc::new(engine_config),
+            workflows,
+            owner: OwnerId(Uuid::new_v4()),
+            commits: Commits::new(
+                store.clone(),
+                runtime.clone(),
+                sender.clone(),
+                outlet,
+                settings.stuck_after,
+            ),
+            store,
+            runtime,
+            inputs,
+            sender: sender.clone(),
+            inlets,
+            views: views.clone(),
+            unloadable: UnreadableRows::loaded(),
+            slots,
+            layout,
+            layout_asked: (Instant::now(), false),
+            layout_unread: false,
+            assigned: input::Generation::default(),
+            clock: Clock::default(),
+            first_in_turn: ReaderId(0),
+            stopping: None,
+            failure: None,
+            settings,
+        };
+        let (end, ended) = oneshot::channel();
+        std::thread::Builder::new()
+            .name("scheduler".to_owned())
+            .spawn(move || {
+                let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shell.run()));
+                let _ = end.send(result.unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked"))));
+            })
+            .context("the scheduler's thread cannot be started")?;
+        Ok(Self {
+            sender,
+            views,
+            ended,
+        })
+    }
+
+    /// What starts and stops single readers.
+    #[must_use]
+    pub fn control(&self) -> Arc<dyn SchedulerControl> {
+        Arc::new(Control {
+            sender: self.sender.clone(),
+            views: self.views.clone(),
+        })
+    }
+
+    /// What asks the scheduler to stop: it reads no further request, lets what is in flight finish
+    /// for as long as its drain lasts, moves the checkpoints and releases the leases.
+    pub fn stopper(&self) -> impl FnOnce() + Send + 'static {
+        let sender = self.sender.clone();
+        move || {
+            let _ = sender.send(Input::Shutdown);
+        }
+    }
+
+    /// Resolves when the scheduler has ended: in order after a stop, or because it failed.
+    ///
+    /// # Errors
+    ///
+    /// If the store failed, or the loop panicked.
+    pub async fn ended(self) -> anyhow::Result<()> {
+        self.ended
+            .await
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("its thread is gone")))
+    }
+}
+
+impl fmt::Debug for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Scheduler")
+            .field("partitions", &self.views.list())
+            .finish()
+    }
+}
+
+struct Control {
+    sender: Inputs,
+    views: Views,
+}
+
+impl fmt::Debug for Control {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Control")
+    }
+}
+
+impl SchedulerControl for Control {
+    fn list(&self) -> Vec<SchedulerView> {
+        self.views.list()
+    }
+
+    fn set_running(
+        &self,
+        reader: ReaderId,
+        running: bool,
+    ) -> BoxFuture<'_, Result<(), ControlError>> {
+        let (answer, answered) = oneshot::channel();
+        let sent = self.sender.send(Input::SetRunning {
+            reader,
+            running,
+            answer,
+        });
+        async move {
+            sent.map_err(|_| ControlError::ShuttingDown)?;
+            answered.await.unwrap_or(Err(ControlError::ShuttingDown))
+        }
+        .boxed()
+    }
+}
+
+#[cfg(test)]
+mod tests;

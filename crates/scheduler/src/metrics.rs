@@ -1,0 +1,563 @@
+//! The scheduler's metrics. Handles are made once; nothing is looked up by name on the way.
+
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram};
+use waybill_engine::{
+    AlertKind, ByLane, Census, EngineStats, Lane, Offset, PartitionId, ProcessState, ReaderId,
+    Timestamp,
+};
+use waybill_telemetry::{Declared, Kind, Metric};
+
+use super::lag::Lag;
+use super::tasks::Task;
+use crate::control::{HeldView, SchedulerView};
+
+const COMMIT_DURATION: Metric<Histogram> = Metric::new(
+    "waybill_scheduler_commit_duration_seconds",
+    "Time until a group commit of step state is durable",
+    [],
+);
+const COMMIT_ROWS: Metric<Histogram> = Metric::new(
+    "waybill_scheduler_commit_rows",
+    "Rows that one group commit writes",
+    [],
+);
+const FENCED: Metric<Counter> = Metric::new(
+    "waybill_scheduler_fenced_batches_total",
+    "Batches whose messages were withheld because the lease had ended",
+    [],
+);
+const COMMITS_FAILED: Metric<Counter> = Metric::new(
+    "waybill_scheduler_commits_failed_total",
+    "Writes of step state that the state store did not acknowledge; they are repeated, or their partitions begin again",
+    [],
+);
+pub(super) const STUCK: Metric<Counter, 1> = Metric::new(
+    "waybill_scheduler_stuck_total",
+    "Commits and loads of step state that were not acknowledged for scheduler.stuckAfter; their partitions begin again",
+    ["what"],
+);
+pub(super) const TASK_PANICS: Metric<Counter, 1> = Metric::new(
+    "waybill_scheduler_task_panics_total",
+    "Panics in background tasks of the scheduler, by task",
+    ["task"],
+);
+pub(super) const LEASES_LOST: Metric<Counter> = Metric::new(
+    "waybill_scheduler_leases_lost_total",
+    "Leases that ran out before they were renewed; their partitions begin again",
+    [],
+);
+pub(super) const ROWS_UNREADABLE: Metric<Counter> = Metric::new(
+    "waybill_scheduler_rows_unreadable_total",
+    "Rows that an engine asked for and that cannot be read",
+    [],
+);
+pub(super) const ROWS_REPLACED: Metric<Counter> = Metric::new(
+    "waybill_scheduler_rows_replaced_total",
+    "Rows that could not be read and that a commit took the place of",
+    [],
+);
+const ALERTS_RAISED: Metric<Counter, 1> = Metric::new(
+    "waybill_alerts_raised_total",
+    "Alerts that were raised for a person, by what they are about",
+    ["kind"],
+);
+pub(super) const UNSENDABLE: Metric<Counter> = Metric::new(
+    "waybill_scheduler_messages_unsendable_total",
+    "Messages that can never be sent, because they are too large or cannot be encoded",
+    [],
+);
+pub(super) const COPIES_DROPPED: Metric<Counter> = Metric::new(
+    "waybill_scheduler_reply_copies_dropped_total",
+    "Copies of status records that did not get to the topic of their caller",
+    [],
+);
+const IN_FLIGHT: Metric<Gauge, 2> = of_reader(
+    "waybill_scheduler_in_flight_operations",
+    "Operations in memory",
+);
+const WAITING: Metric<Gauge, 3> = of_lane(
+    "waybill_scheduler_waiting_requests",
+    "Requests that were read and wait for room, of all tenants",
+);
+const CHECKPOINT: Metric<Gauge, 3> = of_lane(
+    "waybill_scheduler_checkpoint_offset",
+    "Requests below this offset are done",
+);
+const CHECKPOINT_AGE: Metric<Gauge, 3> = of_lane(
+    "waybill_scheduler_checkpoint_age_seconds",
+    "How long the operation that holds the checkpoint has been in memory; 0 if none does",
+);
+const CONSUMED: Metric<Gauge, 3> = of_lane(
+    "waybill_scheduler_consumed_offset",
+    "Requests below this offset have a row or an answer",
+);
+const LAG: Metric<Gauge, 3> = of_lane(
+    "waybill_scheduler_lag_records",
+    "Requests of the partition, of all its readers, from the first on that has neither row nor answer, as of the last fetch",
+);
+const LAG_SECONDS: Metric<Gauge, 3> = of_lane(
+    "waybill_scheduler_lag_seconds",
+    "Since when the oldest request without row or answer was known to wait; 0 if none does",
+);
+const OWNED: Metric<Gauge, 2> = of_reader(
+    "waybill_scheduler_partition_owned",
+    "Whether this process owns the reader's partition: 1, or 0 while it waits for the lease or is stopped",
+);
+const LAYOUT_READERS: Metric<Gauge> = Metric::new(
+    "waybill_scheduler_layout_readers",
+    "Readers that the work is divided among, those of other processes too: so many partitions must be owned",
+    [],
+);
+const REQUESTS_RETENTION: Metric<Gauge> = Metric::new(
+    "waybill_scheduler_requests_retention_seconds",
+    "How long requests are kept as configured: a lag that gets there loses requests. Not on the embedded broker, where \
+     requests that are not done do not expire",
+    [],
+);
+const OPERATIONS: Metric<Gauge, 3> = Metric::new(
+    "waybill_operations",
+    "Operations in memory by their state; those handed off and parked are not",
+    ["partition", "reader", "state"],
+);
+const OLDEST: Metric<Gauge, 3> = Metric::new(
+    "waybill_operations_oldest_age_seconds",
+    "How long ago the oldest operation in memory of a state was requested; 0 if there is none",
+    ["partition", "reader", "state"],
+);
+
+/// All of them.
+pub fn declared() -> Vec<&'static dyn Declared> {
+    const OTHERS: &[&dyn Declared] = &[
+        &COMMIT_DURATION,
+        &COMMIT_ROWS,
+        &FENCED,
+        &COMMITS_FAILED,
+        &STUCK,
+        &TASK_PANICS,
+        &LEASES_LOST,
+        &ROWS_UNREADABLE,
+        &ROWS_REPLACED,
+        &ALERTS_RAISED,
+        &UNSENDABLE,
+        &COPIES_DROPPED,
+        &IN_FLIGHT,
+        &WAITING,
+        &CHECKPOINT,
+        &CHECKPOINT_AGE,
+        &CONSUMED,
+        &LAG,
+        &LAG_SECONDS,
+        &OWNED,
+        &LAYOUT_READERS,
+        &REQUESTS_RETENTION,
+        &OPERATIONS,
+        &OLDEST,
+    ];
+    let counted = ENGINE_COUNTERS
+        .iter()
+        .map(|(metric, _)| metric as &dyn Declared);
+    OTHERS.iter().copied().chain(counted).collect()
+}
+
+const fn of_reader<K: Kind>(name: &'static str, help: &'static str) -> Metric<K, 2> {
+    Metric::new(name, help, ["partition", "reader"])
+}
+
+/// Of the requests of a lane: `ordinary` or `expedited`.
+const fn of_lane<K: Kind>(name: &'static str, help: &'static str) -> Metric<K, 3> {
+    Metric::new(name, help, ["partition", "reader", "lane"])
+}
+
+/// Where the engine counts something.
+type CountOf = fn(&EngineStats) -> u64;
+
+/// Counters of a reader, and where the engine counts each.
+static ENGINE_COUNTERS: [(Metric<Counter, 2>, CountOf); 29] = [
+    (
+        of_reader("waybill_operations_created_total", "Operations created"),
+        |s| s.created,
+    ),
+    (
+        of_reader(
+            "waybill_operations_processed_total",
+            "Operations that ended Processed",
+        ),
+        |s| s.processed,
+    ),
+    (
+        of_reader(
+            "waybill_operations_parked_total",
+            "Operations that were parked in Error",
+        ),
+        |s| s.failed,
+    ),
+    (
+        of_reader(
+            "waybill_operations_undone_total",
+            "Operations that ended Compensated or Cancelled",
+        ),
+        |s| s.undone,
+    ),
+    (
+        of_reader(
+            "waybill_operations_undo_failed_total",
+            "Operations that were parked in CompensationFailed",
+        ),
+        |s| s.undo_failed,
+    ),
+    (
+        of_reader(
+            "waybill_operations_doomed_total",
+            "Operations whose deadline could not be met any more",
+        ),
+        |s| s.doomed,
+    ),
+    (
+        of_reader(
+            "waybill_requests_cancelled_total",
+            "Cancels that were applied",
+        ),
+        |s| s.cancelled,
+    ),
+    (
+        of_reader(
+            "waybill_requests_rescheduled_total",
+            "Reschedules that were applied",
+        ),
+        |s| s.rescheduled,
+    ),
+    (
+        of_reader(
+            "waybill_requests_amendment_refused_total",
+            "Cancels and reschedules that were refused",
+        ),
+        |s| s.amendments_refused,
+    ),
+    (
+        of_reader(
+            "waybill_recoveries_applied_total",
+            "Recoveries that were applied",
+        ),
+        |s| s.recoveries,
+    ),
+    (
+        of_reader(
+            "waybill_recoveries_void_total",
+            "Recoveries that came too late to mean anything",
+        ),
+        |s| s.recoveries_void,
+    ),
+    (
+        of_reader(
+            "waybill_recoveries_refused_total",
+            "Recoveries that did not fit the operation's state",
+        ),
+        |s| s.recoveries_refused,
+    ),
+    (
+        of_reader(
+            "waybill_requests_duplicate_total",
+            "Requests that repeat an operation",
+        ),
+        |s| s.duplicates,
+    ),
+    (
+        of_reader(
+            "waybill_requests_rejected_total",
+            "Requests with the id of an operation and another body",
+        ),
+        |s| s.rejected,
+    ),
+    (
+        of_reader(
+            "waybill_step_retries_total",
+            "Attempts beyond a step's first",
+        ),
+        |s| s.retries,
+    ),
+    (
+        of_reader(
+            "waybill_step_compensations_total",
+            "Steps whose undo was begun",
+        ),
+        |s| s.compensations,
+    ),
+    (
+        of_reader(
+            "waybill_step_timeouts_total",
+            "Attempts that outlived complete-by",
+        ),
+        |s| s.time_outs,
+    ),
+    (
+        of_reader(
+            "waybill_step_unknown_outcomes_total",
+            "Attempts of which the agent could not say how they ended",
+        ),
+        |s| s.unknown_outcomes,
+    ),
+    (
+        of_reader(
+            "waybill_step_put_off_total",
+            "Attempts put off to spare an agent",
+        ),
+        |s| s.put_off,
+    ),
+    (
+        of_reader(
+            "waybill_step_not_attempted_total",
+            "Attempts that the agent had no room for",
+        ),
+        |s| s.not_attempted,
+    ),
+    (
+        of_reader(
+            "waybill_replies_stale_total",
+            "Replies to superseded attempts",
+        ),
+        |s| s.stale_replies,
+    ),
+    (
+        of_reader(
+            "waybill_replies_late_success_total",
+            "Successes of superseded attempts that proved an effect",
+        ),
+        |s| s.late_successes,
+    ),
+    (
+        of_reader(
+            "waybill_replies_unknown_total",
+            "Replies of operations without a row",
+        ),
+        |s| s.unknown_replies,
+    ),
+    (
+        of_reader(
+            "waybill_operations_handed_off_total",
+            "Operations moved to the deadline index",
+        ),
+        |s| s.handed_off,
+    ),
+    (
+        of_reader(
+            "waybill_operations_resumed_total",
+            "Operations taken over from an earlier ownership",
+        ),
+        |s| s.resumed,
+    ),
+    (
+        of_reader(
+            "waybill_records_unreadable_total",
+            "Records that cannot be decoded",
+        ),
+        |s| s.unreadable,
+    ),
+    (
+        of_reader(
+            "waybill_records_misplaced_total",
+            "Records that belong to another partition",
+        ),
+        |s| s.misplaced,
+    ),
+    (
+        of_reader(
+            "waybill_records_dead_lettered_total",
+            "Records sent to a dead-letter topic",
+        ),
+        |s| s.dead_lettered,
+    ),
+    (
+        of_reader(
+            "waybill_engine_internal_errors_total",
+            "Operations parked because the engine failed on them",
+        ),
+        |s| s.internal_errors,
+    ),
+];
+
+/// So many readers divide the work.
+pub(super) fn show_layout(readers: u32) {
+    LAYOUT_READERS.of([]).set(f64::from(readers));
+}
+
+/// Requests are kept for so long.
+pub fn show_requests_retention(retention: Duration) {
+    REQUESTS_RETENTION.of([]).set(retention.as_secs_f64());
+}
+
+/// An alert of this kind was raised.
+pub(super) fn alert_raised(kind: AlertKind) {
+    ALERTS_RAISED.of([kind.as_str()]).increment(1);
+}
+
+/// Of the group commits.
+pub(super) struct CommitMetrics {
+    /// How long a commit takes, from its beginning until it is durable.
+    pub duration: Histogram,
+    /// How many rows it writes.
+    pub rows: Histogram,
+    /// Batches whose messages were not sent because the lease had ended.
+    pub fenced: Counter,
+    /// Commits that the store did not say were durable, though it was asked for as long as it may be.
+    pub failed: Counter,
+}
+
+impl CommitMetrics {
+    pub(super) fn new() -> Self {
+        // Shown from the beginning, though their handles are only taken when something happens.
+        for rare in [LEASES_LOST, UNSENDABLE, COPIES_DROPPED] {
+            rare.of([]).increment(0);
+        }
+        for what in [Task::Commit, Task::Load] {
+            STUCK.of([what.name()]).increment(0);
+        }
+        for task in Task::ALL {
+            TASK_PANICS.of([task.name()]).increment(0);
+        }
+        Self {
+            duration: COMMIT_DURATION.of([]),
+            rows: COMMIT_ROWS.of([]),
+            fenced: FENCED.of([]),
+            failed: COMMITS_FAILED.of([]),
+        }
+    }
+}
+
+/// Of one reader.
+pub(super) struct PartitionMetrics {
+    in_flight: Gauge,
+    lanes: ByLane<LaneMetrics>,
+    owned: Gauge,
+    operations: [(Gauge, Gauge); ProcessState::ALL.len()],
+    counters: Vec<(Counter, CountOf)>,
+}
+
+/// Of the requests of one lane.
+struct LaneMetrics {
+    waiting: Gauge,
+    checkpoint: Gauge,
+    checkpoint_age: Gauge,
+    consumed: Gauge,
+    lag: Gauge,
+    lag_seconds: Gauge,
+}
+
+/// How far a reader is with the requests of one lane.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct LaneView {
+    /// Requests that wait for room.
+    pub waiting: usize,
+    /// Below it all are done.
+    pub checkpoint: Offset,
+    /// What holds it.
+    pub held_by: Option<HeldView>,
+    /// Below it all have a row or an answer.
+    pub consumed: Offset,
+    /// How far that is behind the end.
+    pub lag: Lag,
+}
+
+impl LaneMetrics {
+    fn new([partition, reader]: [&str; 2], lane: &str) -> Self {
+        let of = [partition, reader, lane];
+        Self {
+            waiting: WAITING.of(of),
+            checkpoint: CHECKPOINT.of(of),
+            checkpoint_age: CHECKPOINT_AGE.of(of),
+            consumed: CONSUMED.of(of),
+            lag: LAG.of(of),
+            lag_seconds: LAG_SECONDS.of(of),
+        }
+    }
+
+    fn show(&self, view: &LaneView, now: Timestamp) {
+        self.waiting.set(view.waiting as f64);
+        self.checkpoint.set(view.checkpoint.0 as f64);
+        // What waits for room holds it up as the backlog does, of which the lag tells.
+        let held = view.held_by.filter(|held| !held.waits);
+        let held = held.map(|held| seconds_between(held.since_us, now));
+        self.checkpoint_age.set(held.unwrap_or_default());
+        self.consumed.set(view.consumed.0 as f64);
+        self.lag.set(view.lag.records as f64);
+        self.lag_seconds.set(view.lag.seconds);
+    }
+
+    /// Those that say nothing of a reader that another process has.
+    fn gauges(&self) -> [&Gauge; 4] {
+        [
+            &self.waiting,
+            &self.checkpoint_age,
+            &self.lag,
+            &self.lag_seconds,
+        ]
+    }
+}
+
+impl PartitionMetrics {
+    pub(super) fn new(reader: ReaderId, partition: PartitionId) -> Self {
+        let labels = [partition.to_string(), reader.to_string()];
+        let of = labels.each_ref().map(String::as_str);
+        let counters = ENGINE_COUNTERS.iter();
+        Self {
+            in_flight: IN_FLIGHT.of(of),
+            lanes: ByLane {
+                ordinary: LaneMetrics::new(of, "ordinary"),
+                expedited: LaneMetrics::new(of, "expedited"),
+            },
+            owned: OWNED.of(of),
+            operations: ProcessState::ALL.map(|state| {
+                let of = [of[0], of[1], state.as_str()];
+                (OPERATIONS.of(of), OLDEST.of(of))
+            }),
+            counters: counters
+                .map(|(metric, count)| (metric.of(of), *count))
+                .collect(),
+        }
+    }
+
+    /// Adds what the engine has counted.
+    pub(super) fn count(&self, stats: &EngineStats) {
+        for (counter, count) in &self.counters {
+            counter.increment(count(stats));
+        }
+    }
+
+    /// Shows what is in memory.
+    pub(super) fn show_census(&self, census: &[Census], now: Timestamp) {
+        for ((operations, oldest), counted) in self.operations.iter().zip(census) {
+            operations.set(counted.operations as f64);
+            oldest.set(counted.oldest.map_or(0.0, |at| seconds_between(at, now)));
+        }
+    }
+
+    /// The reader is not one of this process any more.
+    pub(super) fn forget(&self) {
+        let of_lanes = Lane::ALL
+            .into_iter()
+            .flat_map(|lane| self.lanes[lane].gauges());
+        let counted = self
+            .operations
+            .iter()
+            .flat_map(|(operations, oldest)| [operations, oldest]);
+        [&self.in_flight, &self.owned]
+            .into_iter()
+            .chain(of_lanes)
+            .chain(counted)
+            .for_each(|gauge| gauge.set(0.0));
+    }
+
+    /// Shows how far the reader is.
+    pub(super) fn show(&self, view: &SchedulerView, lanes: &ByLane<LaneView>, now: Timestamp) {
+        self.in_flight.set(view.in_flight as f64);
+        for lane in Lane::ALL {
+            self.lanes[lane].show(&lanes[lane], now);
+        }
+        self.owned.set(if view.epoch.is_some() { 1.0 } else { 0.0 });
+    }
+}
+
+fn seconds_between(from: Timestamp, to: Timestamp) -> f64 {
+    (to.as_micros() - from.as_micros()).max(0) as f64 / 1e6
+}

@@ -1,0 +1,270 @@
+//! The outlet on librdkafka's mock cluster: what leaves it, and what the loop hears of it.
+
+use std::sync::mpsc::{self, Receiver};
+
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::mocking::MockCluster;
+use rdkafka::producer::DefaultProducerContext;
+use rdkafka::{ClientConfig, Message as _, Offset as At, TopicPartitionList};
+use waybill_agent::testing::StepRequestBuilder;
+use waybill_agent::{BoxFuture, DirectConfig, Handler, StepCall, success};
+use waybill_engine::{
+    Action, Attempt, Outcome, StepDefinition, StepError, StepState, Timestamp, Workflow,
+    WorkflowDefinition,
+};
+use waybill_messages::VALUE_BYTES_MAX;
+use waybill_store::ReplyKey;
+
+use super::*;
+use crate::Own;
+use crate::input::{Input, Inputs};
+
+/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+const PATIENCE: Duration = Duration::from_secs(20);
+const KIB: usize = 1024;
+
+struct World {
+    cluster: MockCluster<'static, DefaultProducerContext>,
+    topics: Topics,
+    outlet: Outlet,
+    inputs: Receiver<Input>,
+}
+
+fn nonces() -> Nonces {
+    Nonces::new(&ReplyKey::new([1; ReplyKey::BYTES]))
+}
+
+/// Whoever the outlet sends for.
+fn asker() -> Asker {
+    Asker {
+        reader: ReaderId(3),
+        generation: Generation::default(),
+        partition: PartitionId(0),
+    }
+}
+
+/// Does whatever it is asked.
+struct Willing;
+
+impl Handler for Willing {
+    fn run<'a>(&'a self, _call: &'a StepCall) -> BoxFuture<'a, Outcome> {
+        Box::pin(async { success(Vec::new()) })
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        Self::with_agents(|_| None)
+    }
+
+    /// One with agents that are asked directly.
+    fn with_agents(agents: impl FnOnce(Inputs) -> Option<DirectAgents<Asker>>) -> Self {
+        let cluster = MockCluster::new(1).unwrap();
+        let topics = Topics::default();
+        let failed = topics.failed_operations();
+        for topic in [failed, topics.step_replies()] {
+            cluster.create_topic(topic, 1, 1).unwrap();
+        }
+        let elsewhere = topics.step_requests("elsewhere");
+        cluster.create_topic(&elsewhere, 1, 1).unwrap();
+        let (sender, inputs) = mpsc::channel();
+        let outlet = Outlet::start(
+            &KafkaSettings::new(cluster.bootstrap_servers()),
+            &topics,
+            &Workflows::new(vec![workflow()]).unwrap(),
+            &settings(),
+            1,
+            nonces(),
+            agents(sender),
+        );
+        Self {
+            cluster,
+            topics,
+            outlet: outlet.unwrap(),
+            inputs,
+        }
+    }
+
+    /// Sends messages and waits until the loop hears that all are settled.
+    fn send(&mut self, messages: impl Into<Vec<Message>>) {
+        self.outlet.send(7, asker(), messages.into());
+        assert_eq!(self.settled(), Ok(()));
+    }
+
+    /// What became of the messages that were sent under number 7, once that is known.
+    fn settled(&self) -> Result<(), String> {
+        let settled = self.outlet.settled.1.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(settled.number, 7);
+        settled.result
+    }
+
+    /// The failed operations that were told of, in order.
+    fn told(&self) -> Vec<FailedOperation> {
+        self.values(self.topics.failed_operations())
+    }
+
+    /// What lies on a topic.
+    fn values<R: Record>(&self, topic: &str) -> Vec<R> {
+        let consumer: BaseConsumer = ClientConfig::new()
+            .set("bootstrap.servers", self.cluster.bootstrap_servers())
+            .set("group.id", "test")
+            .create()
+            .unwrap();
+        let (low, high) = consumer.fetch_watermarks(topic, 0, PATIENCE).unwrap();
+        let mut partitions = TopicPartitionList::new();
+        partitions
+            .add_partition_offset(topic, 0, At::Beginning)
+            .unwrap();
+        consumer.assign(&partitions).unwrap();
+        (low..high)
+            .map(|_| {
+                let record = consumer.poll(PATIENCE).unwrap().unwrap();
+                R::decode(record.payload().unwrap()).unwrap()
+            })
+            .collect()
+    }
+}
+
+pub(crate) fn settings() -> SchedulerSettings {
+    let second = Duration::from_secs(1);
+    SchedulerSettings {
+        step_partitions: 1,
+        own: Own::All,
+        in_flight_max: 1,
+        in_flight_bytes_max: 1,
+        read_ahead_max: 1,
+        read_ahead_bytes_max: 1,
+        known_max: 2,
+        expedited_weight: 1,
+        hand_off_after: second,
+        retention: second,
+        timeout_grace: second,
+        fresh_for: second,
+        checkpoint_every: second,
+        checkpoint_records: 1,
+        lease: second,
+        lease_margin: second,
+        drain: second,
+        decide_within: second,
+        tell_steps: false,
+        start_without_state: false,
+        stuck_after: second,
+        skip_deleted_requests: false,
+        reply_to_prefixes: Vec::new(),
+    }
+}
+
+/// One with a step for an agent of this process, and one for another's.
+pub(crate) fn workflow() -> Workflow {
+    let steps = vec![
+        StepDefinition::new("here", "here"),
+        StepDefinition::new("there", "elsewhere"),
+    ];
+    Workflow::try_from(WorkflowDefinition::new("pair", 1, steps)).unwrap()
+}
+
+fn request(agent: &str) -> StepRequest {
+    StepRequestBuilder::new(agent, agent).build()
+}
+
+/// An operation that failed with an input and an error's message of so many bytes.
+fn failed(caller_id: &str, input: usize, message: usize) -> FailedOperation {
+    let operation = OperationId::of_caller("", caller_id);
+    FailedOperation {
+        event_id: operation.0,
+        operation,
+        caller_id: Some(caller_id.to_owned()),
+        workflow: "order".to_owned(),
+        workflow_version: 1,
+        tenant: String::new(),
+        failing_step: Some("ship".to_owned()),
+        failing_agent: Some("shipper".to_owned()),
+        failing_attempt: Attempt(3),
+        failing_action: Action::Run,
+        awaits_decision: true,
+        error: StepError {
+            code: "refused".to_owned(),
+            message: "x".repeat(message),
+        },
+        completed_steps: vec!["pay".to_owned()],
+        failure_counts: vec![("ship".to_owned(), 3)],
+        step_states: vec![
+            ("pay".to_owned(), StepState::Completed),
+            ("ship".to_owned(), StepState::Failed),
+        ],
+        input: [b"{\"note\":\"", "y".repeat(input).as_bytes(), b"\"}"].concat(),
+        requested_at: Timestamp(1),
+        failed_at: Timestamp(2),
+    }
+}
+
+fn messages<const COUNT: usize>(failed: &[FailedOperation; COUNT]) -> [Message; COUNT] {
+    failed
+        .each_ref()
+        .map(|failed| Message::Failed(Box::new(failed.clone())))
+}
+
+#[test]
+fn a_failure_that_is_too_large_for_a_record_is_told_without_its_input() {
+    let mut world = World::new();
+    let fits = failed("fits", 600 * KIB, KIB);
+    let too_large = failed("too-large", 600 * KIB, 500 * KIB);
+    assert!(too_large.input.len() + too_large.error.message.len() > VALUE_BYTES_MAX);
+    world.send(messages(&[too_large.clone(), fits.clone()]));
+
+    let without_input = FailedOperation {
+        input: b"{}".to_vec(),
+        ..too_large
+    };
+    assert_eq!(world.told(), [without_input, fits]);
+}
+
+#[test]
+fn a_failure_that_no_record_can_tell_holds_up_no_other() {
+    let mut world = World::new();
+    let hopeless = failed("hopeless", 0, VALUE_BYTES_MAX);
+    let small = failed("small", 0, 0);
+    world.send(messages(&[hopeless, small.clone()]));
+    assert_eq!(world.told(), [small]);
+}
+
+#[test]
+fn agents_of_this_process_are_asked_without_a_record_and_others_over_their_topics() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let _inside = runtime.enter();
+    let mut world = World::with_agents(|inputs| {
+        let agents = vec![("here".to_owned(), Arc::new(Willing) as Arc<dyn Handler>)];
+        let roomy = DirectConfig {
+            in_flight_max: 10,
+            in_flight_bytes_max: 1_000_000,
+        };
+        let tell = move || inputs.send(Input::Answered).unwrap();
+        Some(DirectAgents::start(agents, roomy, tell).unwrap())
+    });
+    let (here, mut there) = (request("here"), request("elsewhere"));
+    let asked = [here.clone(), there.clone()].map(Message::Step);
+    world.outlet.send(7, asker(), asked.into());
+    assert_eq!(world.settled(), Ok(()));
+    let answered = world.inputs.recv_timeout(PATIENCE).unwrap();
+    assert!(matches!(answered, Input::Answered), "{answered:?}");
+    let answers = world.outlet.answers();
+    assert_eq!(answers.len(), 1);
+    let outputs = Vec::new();
+    let reply = StepReply::to(&here, Outcome::Success { outputs });
+    assert_eq!(answers[0].0.reader, asker().reader);
+    assert_eq!(answers[0].1, reply);
+    let elsewhere = world.topics.step_requests("elsewhere");
+    there.nonce = Some(nonces().of_request(&there));
+    assert_eq!(world.values::<StepRequest>(&elsewhere), [there]);
+
+    // An answer for whoever has the partition by now.
+    world.outlet.pass_on(&asker(), reply.clone());
+    world.outlet.producer.flush(PATIENCE).unwrap();
+    let replies = world.values::<StepReply>(world.topics.step_replies());
+    let proven = StepReply {
+        nonce: Some(nonces().of_request(&here)),
+        ..reply
+    };
+    assert_eq!(replies, [proven]);
+    assert_eq!(nonces().verify(&replies[0]), Ok(()));
+}

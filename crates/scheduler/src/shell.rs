@@ -1,0 +1,548 @@
+//! The loop that drives the engines of all readers of this process.
+//!
+//! One thread owns every engine. It takes what arrived, applies all of it, hands everything that
+//! changed to one group commit, sends the messages once the commit is durable, and lets their
+//! acknowledgements move the checkpoints. While a commit is under way it goes on applying: what
+//! comes meanwhile is the next commit. So batches grow with the load; a commit waits for company only
+//! when another with many rows began less than a millisecond before it.
+//!
+//! What must hold here:
+//!
+//! * a message is sent only after the commit that holds its row, and only while the lease is valid;
+//! * a reader whose lease is lost drops its engine and everything that was on its way for it;
+//! * whatever the loop waits for ends: a task that panics says so, and a reader whose rows are written or read for too
+//!   long without an answer is given up;
+//! * the loop never blocks on the store, on a lease or on a consumer; on a full producer queue it
+//!   waits for a second a reader at most, and then begins it again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use waybill_engine::{
+    EngineConfig, Event, Lane, OperationId, OwnerId, ReaderId, Room, Source, Timestamp, Workflows,
+};
+use waybill_store::{Layout, RowRead, Store};
+use waybill_telemetry::chain;
+
+use super::SchedulerSettings;
+use super::clock::{Clock, Standstill};
+use super::commit::Commits;
+use super::credit::{Amount, room_beside};
+use super::inlet::Inlets;
+use super::input::{Arrived, Generation, Input, Inputs};
+use super::metrics::STUCK;
+use super::partition::{Owned, Slot, SlotState};
+use super::tasks::{self, Task, TaskError};
+use super::unreadable::UnreadableRows;
+use super::upkeep::RETRY_AFTER;
+use super::view::Views;
+use crate::control::ControlError;
+
+/// How many inputs are applied before the loop looks after commits and leases again.
+const INPUTS_PER_TURN_MAX: usize = 256;
+/// How long the loop sleeps at most when nothing arrives.
+const TURN_MAX: Duration = Duration::from_millis(50);
+/// How often the views that the admin port shows are renewed.
+const VIEW_INTERVAL: Duration = Duration::from_millis(200);
+
+/// The loop and all that it owns.
+pub(super) struct Shell {
+    pub settings: SchedulerSettings,
+    pub engine_config: Arc<EngineConfig>,
+    pub workflows: Arc<Workflows>,
+    pub owner: OwnerId,
+    pub store: Arc<dyn Store>,
+    pub runtime: Handle,
+    pub inputs: Receiver<Input>,
+    pub sender: Inputs,
+    pub inlets: Inlets,
+    pub commits: Commits,
+    pub views: Views,
+    pub unloadable: UnreadableRows,
+    pub slots: BTreeMap<ReaderId, Slot>,
+    pub layout: Layout,
+    /// When the layout was last asked for, and whether the answer is awaited.
+    pub layout_asked: (Instant, bool),
+    /// Whether it could not be read, or not be followed, when it was last asked for: that is told once.
+    pub layout_unread: bool,
+    /// The newest assignment of any reader.
+    pub assigned: Generation,
+    pub clock: Clock,
+    /// Whose requests were let in first in the last turn.
+    pub first_in_turn: ReaderId,
+    pub stopping: Option<Instant>,
+    pub failure: Option<anyhow::Error>,
+}
+
+impl Shell {
+    /// Runs until a shutdown is through, or the store fails.
+    pub(super) fn run(mut self) -> anyhow::Result<()> {
+        let mut viewed = Instant::now();
+        loop {
+            let patience = self.commits.patience().unwrap_or(TURN_MAX);
+            let all_taken = match self.inputs.recv_timeout(patience) {
+                Ok(input) => self.take_all(input),
+                Err(RecvTimeoutError::Timeout) => true,
+                Err(RecvTimeoutError::Disconnected) => break,
+            };
+            match self.clock.turn(TURN_MAX) {
+                Some(Standstill::Suspended(suspended)) => self.was_suspended(suspended),
+                Some(Standstill::Paused(pause)) => self.stood_still(pause),
+                None => {}
+            }
+            self.turn(all_taken);
+            if viewed.elapsed() >= VIEW_INTERVAL {
+                viewed = Instant::now();
+                self.views
+                    .show(&mut self.slots, &self.inlets, self.clock.last());
+                self.commits.show();
+            }
+            if self.failure.is_some() || self.is_stopped() {
+                break;
+            }
+        }
+        self.views
+            .show(&mut self.slots, &self.inlets, self.clock.last());
+        self.inlets.stop();
+        self.commits.close();
+        self.failure.map_or(Ok(()), Err)
+    }
+
+    /// Takes an input and those that wait behind it, up to a limit. Returns whether all were taken.
+    fn take_all(&mut self, first: Input) -> bool {
+        self.take(first);
+        for _ in 1..INPUTS_PER_TURN_MAX {
+            let Ok(input) = self.inputs.try_recv() else {
+                return true;
+            };
+            self.take(input);
+        }
+        false
+    }
+
+    /// What the loop does after it took what had arrived. While more waits there is no tick: a
+    /// reply that waits must not be overtaken by its time-out.
+    fn turn(&mut self, all_taken: bool) {
+        let now = self.clock.read();
+        let failed = self.commits.settle(&mut self.slots, now);
+        self.begin_again(failed, "a message could not be delivered");
+        self.read_layout();
+        self.start_wanted();
+        self.fence_expired();
+        self.give_up_stuck();
+        if all_taken {
+            self.tick();
+        }
+        self.admit(now);
+        self.load();
+        self.commits.go_on(&mut self.slots, now);
+        self.renew();
+        self.offer_room();
+    }
+
+    fn take(&mut self, input: Input) {
+        match input {
+            Input::Records {
+                source,
+                amount,
+                records,
+            } => self.records(source, amount, records),
+            Input::Answered => self.answered(),
+            Input::Lost {
+                source,
+                generation,
+                reader,
+                cause,
+            } => {
+                self.lost(source, generation, reader, &cause);
+            }
+            Input::Acquired {
+                reader,
+                generation,
+                result,
+            } => {
+                self.acquired(reader, generation, result);
+            }
+            Input::Renewed {
+                reader,
+                generation,
+                renewal,
+                result,
+                copy,
+            } => {
+                self.renewed(reader, generation, renewal, result, copy);
+            }
+            Input::Committed { number, result } => {
+                let now = self.clock.last();
+                match self.commits.committed(number, result, &mut self.slots, now) {
+                    Ok(unknown) => self.begin_again(unknown, "its rows could not be written"),
+                    Err(error) => self.failure = Some(error),
+                }
+            }
+            Input::Loaded {
+                reader,
+                generation,
+                result,
+            } => {
+                self.loaded(reader, generation, result);
+            }
+            Input::InboxEnd {
+                reader,
+                generation,
+                end,
+            } => {
+                let now = self.clock.last();
+                let Ok(end) = end else {
+                    return self.begin_again([(reader, generation)], "its inbox cannot be read");
+                };
+                if let Some(owned) = self.owned(reader, generation) {
+                    owned.inbox_end_awaited = false;
+                    owned.engine.apply(Event::InboxEnd(end), now);
+                    self.inlets.read_to(reader, end);
+                }
+            }
+            Input::SetRunning {
+                reader,
+                running,
+                answer,
+            } => {
+                self.set_running(reader, running, answer);
+            }
+            Input::Blocked {
+                source,
+                generation,
+                reader,
+                why,
+            } => {
+                if let Some(owned) = self.owned(reader, generation) {
+                    owned.blocked.retain(|(of, _)| *of != source);
+                    owned.blocked.extend(why.map(|why| (source, why)));
+                }
+            }
+            Input::Layout(result) => self.layout_read(result),
+            Input::Panicked(panicked) => self.failure = Some(panicked.into()),
+            Input::Shutdown => {
+                self.stopping
+                    .get_or_insert_with(|| Instant::now() + self.settings.drain);
+            }
+        }
+    }
+
+    /// Gives up those of the readers that still run under their assignments.
+    fn begin_again(
+        &mut self,
+        parts: impl IntoIterator<Item = (ReaderId, Generation)>,
+        reason: &'static str,
+    ) {
+        for (reader, generation) in parts {
+            if self.owned(reader, generation).is_some() {
+                self.give_up(reader, reason);
+            }
+        }
+    }
+
+    pub(super) fn owned(&mut self, reader: ReaderId, generation: Generation) -> Option<&mut Owned> {
+        self.slots.get_mut(&reader)?.owned(generation)
+    }
+
+    fn records(&mut self, source: Source, amount: Amount, records: Vec<Arrived>) {
+        self.inlets.credit(source).received(amount);
+        let now = self.clock.read();
+        for Arrived {
+            generation,
+            reader,
+            event,
+        } in records
+        {
+            if let Some(owned) = self.owned(reader, generation) {
+                owned.engine.apply(event, now);
+            }
+        }
+    }
+
+    /// Takes what agents of this process have answered. What is for a reader that does not run any more, or
+    /// takes no further batch, goes where its successor finds it.
+    fn answered(&mut self) {
+        let now = self.clock.read();
+        for (asker, reply) in self.commits.answers() {
+            match self.owned(asker.reader, asker.generation) {
+                Some(owned) if owned.releasing_since.is_none() => {
+                    owned.engine.apply(Event::DirectReply(reply), now);
+                }
+                _ => self.commits.pass_on(&asker, reply),
+            }
+        }
+    }
+
+    fn loaded(
+        &mut self,
+        reader: ReaderId,
+        generation: Generation,
+        result: Result<Vec<(OperationId, RowRead)>, TaskError>,
+    ) {
+        let now = self.clock.last();
+        let rows = match result {
+            Ok(rows) => rows,
+            Err(error) => {
+                tracing::error!(%reader, error = %chain(&error), "rows cannot be read");
+                return self.begin_again([(reader, generation)], "rows cannot be read");
+            }
+        };
+        let Some(owned) = self.owned(reader, generation) else {
+            return;
+        };
+        owned.loading_since = None;
+        let mut corrupt = Vec::new();
+        for (operation, row) in rows {
+            let event = match row {
+                Ok(row) => Event::Loaded {
+                    operation,
+                    row: row.map(Box::new),
+                },
+                Err(unreadable) => {
+                    let cause = chain(&unreadable);
+                    corrupt.push(unreadable);
+                    Event::Unloadable { operation, cause }
+                }
+            };
+            owned.engine.apply(event, now);
+        }
+        for row in &corrupt {
+            self.unloadable.met(row);
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = self.clock.last();
+        for slot in self.slots.values_mut() {
+            if let SlotState::Owned(owned) = &mut slot.state
+                && !owned.inbox_end_awaited
+                && owned.engine.next_timer().is_some_and(|timer| timer <= now)
+            {
+                owned.engine.apply(Event::Tick, now);
+            }
+        }
+    }
+
+    /// Reads the rows that engines asked for: one read a reader at a time.
+    fn load(&mut self) {
+        for (&reader, slot) in &mut self.slots {
+            let generation = slot.generation;
+            let SlotState::Owned(owned) = &mut slot.state else {
+                continue;
+            };
+            if owned.loading_since.is_some() {
+                continue;
+            }
+            let ids = owned.engine.loads();
+            if ids.is_empty() {
+                continue;
+            }
+            owned.loading_since = Some(Instant::now());
+            let store = self.store.clone();
+            let loading = async move {
+                let rows = store.get_many(ids.clone()).await?;
+                Ok(ids.into_iter().zip(rows).collect())
+            };
+            let input = move |result| Input::Loaded {
+                reader,
+                generation,
+                result,
+            };
+            tasks::spawn(&self.runtime, &self.sender, Task::Load, loading, input);
+        }
+    }
+
+    /// Gives up readers whose rows have been written or read for too long without an answer: while they wait, their
+    /// leases are renewed, and nobody else could run them.
+    fn give_up_stuck(&mut self) {
+        let commits = self.commits.give_up_stuck();
+        self.begin_again(commits, "a commit of its rows had no answer");
+        let stuck_after = self.settings.stuck_after;
+        let mut loads = Vec::new();
+        for (&reader, slot) in &self.slots {
+            let SlotState::Owned(owned) = &slot.state else {
+                continue;
+            };
+            let age = owned.loading_since.map(|since| since.elapsed());
+            if let Some(age) = age.filter(|age| *age >= stuck_after) {
+                STUCK.of([Task::Load.name()]).increment(1);
+                tracing::error!(%reader, ?age, "giving up a load of rows without an answer");
+                loads.push((reader, slot.generation));
+            }
+        }
+        self.begin_again(loads, "a read of its rows had no answer");
+    }
+
+    /// What is held by all engines together.
+    pub(super) fn in_flight(&self) -> Amount {
+        let mut sum = Amount::default();
+        for slot in self.slots.values() {
+            if let SlotState::Owned(owned) = &slot.state {
+                let held = owned.engine.in_flight();
+                sum.records += held.operations + held.loading;
+                sum.bytes += held.bytes;
+            }
+        }
+        sum
+    }
+
+    /// Lets requests in that wait, while the window has room: of each engine as many, and the rest of whoever has
+    /// more. Another one is the first each time, so that the last few places are nobody's for good.
+    fn admit(&mut self, now: Timestamp) {
+        if self.stopping.is_some() {
+            return;
+        }
+        let held = self.in_flight();
+        let mut room = Room {
+            operations: self.settings.in_flight_max.saturating_sub(held.records),
+            bytes: self.settings.in_flight_bytes_max.saturating_sub(held.bytes),
+        };
+        let slots = self.slots.iter();
+        let waiting =
+            slots.filter(|(_, slot)| slot.has_waiting() && !slot.has_reached_end(&self.layout));
+        let mut waiting: Vec<ReaderId> = waiting.map(|(&reader, _)| reader).collect();
+        let first = waiting
+            .iter()
+            .position(|reader| *reader > self.first_in_turn);
+        waiting.rotate_left(first.unwrap_or_default());
+        if let Some(first) = waiting.first() {
+            self.first_in_turn = *first;
+        }
+        while room.operations > 0 && room.bytes > 0 && !waiting.is_empty() {
+            let each = Room {
+                operations: room.operations.div_ceil(waiting.len()),
+                bytes: room.bytes.div_ceil(waiting.len()),
+            };
+            waiting.retain(|reader| {
+                let Some(slot) = self.slots.get_mut(reader) else {
+                    return false;
+                };
+                let SlotState::Owned(owned) = &mut slot.state else {
+                    return false;
+                };
+                let own = Room {
+                    operations: each.operations.min(room.operations),
+                    bytes: each.bytes.min(room.bytes),
+                };
+                let left = owned.engine.admit(own, now);
+                room.operations -= own.operations - left.operations;
+                room.bytes -= own.bytes - left.bytes;
+                slot.has_waiting()
+            });
+        }
+    }
+
+    /// Has the consumers read on, as far as more may wait.
+    fn offer_room(&mut self) {
+        let most = Amount {
+            records: self.settings.read_ahead_max,
+            bytes: self.settings.read_ahead_bytes_max,
+        };
+        for lane in Lane::ALL {
+            let mut waiting = Amount::default();
+            let mut known = 0;
+            for slot in self.slots.values() {
+                // What waits with one that stops goes with it.
+                if let SlotState::Owned(owned) = &slot.state
+                    && owned.releasing_since.is_none()
+                {
+                    let of_it = owned.engine.waiting(lane);
+                    waiting.records += of_it.requests;
+                    waiting.bytes += of_it.bytes;
+                    known += owned.engine.tracked(lane);
+                }
+            }
+            let room = match self.stopping {
+                Some(_) => Amount::default(),
+                None => room_beside(most, waiting, self.settings.known_max, known),
+            };
+            self.inlets.credit(lane.source()).offer(room);
+        }
+        self.inlets
+            .credit(Source::Replies)
+            .offer(self.settings.inbox_room());
+    }
+
+    /// The machine was suspended, or moved to another host. Other owners may have taken over by any clock but
+    /// this machine's, so every lease is taken anew.
+    fn was_suspended(&mut self, suspended: Duration) {
+        tracing::warn!(
+            ?suspended,
+            "the machine was suspended; dropping all partitions"
+        );
+        let readers: Vec<ReaderId> = self.slots.keys().copied().collect();
+        for reader in readers {
+            self.give_up(reader, "the machine was suspended");
+        }
+    }
+
+    /// The process stood still for longer than a turn takes: replies may wait in the inbox that are
+    /// older than the time-outs that would be applied now. So none is, until the inbox was read to
+    /// the end that it has now.
+    fn stood_still(&mut self, pause: Duration) {
+        tracing::warn!(
+            ?pause,
+            "the scheduler stood still; reading the inbox before any time-out"
+        );
+        for (&reader, slot) in &mut self.slots {
+            let generation = slot.generation;
+            let SlotState::Owned(owned) = &mut slot.state else {
+                continue;
+            };
+            let partition = owned.partition();
+            owned.inbox_end_awaited = true;
+            let ends = self.inlets.ends_reader();
+            let asking = async move {
+                loop {
+                    match ends.read(partition).await {
+                        Ok(ends) => break Ok(ends.next.replies),
+                        Err(error) => {
+                            tracing::warn!(%partition, %error, "asking again for the inbox's end");
+                            tokio::time::sleep(RETRY_AFTER).await;
+                        }
+                    }
+                }
+            };
+            let input = move |end| Input::InboxEnd {
+                reader,
+                generation,
+                end,
+            };
+            tasks::spawn(&self.runtime, &self.sender, Task::InboxEnd, asking, input);
+        }
+    }
+
+    fn set_running(
+        &mut self,
+        reader: ReaderId,
+        running: bool,
+        answer: oneshot::Sender<Result<(), ControlError>>,
+    ) {
+        let Some(slot) = self.slots.get_mut(&reader) else {
+            let _ = answer.send(Err(ControlError::NotHere(reader)));
+            return;
+        };
+        slot.wanted = running;
+        if running && let SlotState::Refused(_) = slot.state {
+            slot.state = SlotState::Idle;
+        }
+        if slot.is(running) {
+            let _ = answer.send(Ok(()));
+        } else {
+            slot.answers.push((running, answer));
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopping.is_some()
+            && self
+                .slots
+                .values()
+                .all(|slot| !matches!(slot.state, SlotState::Owned(_)))
+    }
+}

@@ -1,0 +1,212 @@
+//! What the admin port shows of the readers, copied out of the loop a few times a second.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use waybill_engine::{ByLane, Lane, Offset, ReaderId, Timestamp};
+use waybill_store::Layout;
+use waybill_telemetry::health::{Condition, Heartbeat, Liveness, Readiness};
+
+use super::inlet::Inlets;
+use super::lag::{Lag, LagClock};
+use super::metrics::{LaneView, PartitionMetrics, show_layout};
+use super::partition::{Slot, SlotState};
+use super::relayout::Own;
+use crate::control::{CheckpointView, HeldView, SchedulerState, SchedulerView};
+
+/// A loop that gives no sign of life for this long counts as dead.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// The newest views. Clones share them.
+#[derive(Clone)]
+pub(super) struct Views {
+    shown: Arc<Mutex<BTreeMap<ReaderId, Shown>>>,
+    readiness: Readiness,
+    /// Whether any reader of the layout is one of this process.
+    has_any: Condition,
+    heartbeat: Arc<Heartbeat>,
+}
+
+struct Shown {
+    view: SchedulerView,
+    ready: Condition,
+    metrics: PartitionMetrics,
+    lag: ByLane<LagClock>,
+    /// What was shown last.
+    lanes: ByLane<LaneView>,
+}
+
+impl Views {
+    /// Views of no reader yet; see [`Views::relay`].
+    pub(super) fn new(readiness: &Readiness, liveness: &Liveness) -> Self {
+        Self {
+            shown: Arc::default(),
+            readiness: readiness.clone(),
+            has_any: readiness.expect("a reader of its own in the layout"),
+            heartbeat: Arc::new(liveness.register("scheduler", SILENCE_MAX)),
+        }
+    }
+
+    /// Shows the readers of this process in a layout; others go when they stand still.
+    pub(super) fn relay(&self, own: Own, layout: &Layout) {
+        let division = layout.division();
+        show_layout(division.readers());
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        for reader in own.of(division) {
+            let partition = division.partition_of(reader);
+            let ready = self.readiness.expect(match division.readers_per_partition {
+                1 => format!("lease of partition {partition}"),
+                _ => format!("lease of reader {reader} of partition {partition}"),
+            });
+            if let Some(shown) = shown.get_mut(&reader) {
+                shown.view.layout = layout.generation().0;
+                std::mem::replace(&mut shown.ready, ready).withdraw();
+                continue;
+            }
+            let new = Shown {
+                view: SchedulerView {
+                    reader,
+                    partition,
+                    layout: layout.generation().0,
+                    state: SchedulerState::Acquiring,
+                    epoch: None,
+                    checkpoint: CheckpointView::default(),
+                    consumed: Offset(0),
+                    consumed_expedited: Offset(0),
+                    in_flight: 0,
+                    waiting: 0,
+                    held_by: None,
+                    expedited_held_by: None,
+                    reason: None,
+                },
+                ready,
+                metrics: PartitionMetrics::new(reader, partition),
+                lag: ByLane::default(),
+                lanes: ByLane::default(),
+            };
+            shown.insert(reader, new);
+        }
+        self.has_any.set(own.of(division).next().is_some());
+    }
+
+    pub(super) fn list(&self) -> Vec<SchedulerView> {
+        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        shown.values().map(|shown| shown.view.clone()).collect()
+    }
+
+    /// Copies the state of all readers, and answers those who waited for a change of it.
+    pub(super) fn show(
+        &self,
+        slots: &mut BTreeMap<ReaderId, Slot>,
+        inlets: &Inlets,
+        now: Timestamp,
+    ) {
+        self.heartbeat.beat();
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        for (&reader, slot) in slots.iter_mut() {
+            if let Some(shown) = shown.get_mut(&reader) {
+                shown.update(slot, inlets, now);
+            }
+        }
+        shown.retain(|reader, shown| {
+            let stays = slots.contains_key(reader);
+            if !stays {
+                shown.ready.withdraw();
+                shown.metrics.forget();
+            }
+            stays
+        });
+        drop(shown);
+        for (&reader, slot) in slots.iter_mut() {
+            slot.answer(reader);
+        }
+    }
+}
+
+impl Shown {
+    fn update(&mut self, slot: &mut Slot, inlets: &Inlets, now: Timestamp) {
+        let wanted = slot.wanted;
+        if let SlotState::Owned(owned) = &slot.state {
+            let (key, partition) = (owned.lease.row.key, owned.partition());
+            self.view.layout = key.generation.0;
+            if self.view.partition != partition {
+                self.view.partition = partition;
+                self.metrics.forget();
+                self.metrics = PartitionMetrics::new(self.view.reader, partition);
+                self.lag = ByLane::default();
+            }
+        }
+        self.view.state = match &slot.state {
+            SlotState::Owned(_) if !wanted => SchedulerState::Stopping,
+            SlotState::Owned(_) => SchedulerState::Running,
+            SlotState::Idle if !wanted => SchedulerState::Stopped,
+            SlotState::Idle | SlotState::Acquiring => SchedulerState::Acquiring,
+            SlotState::Refused(_) => SchedulerState::Refused,
+        };
+        self.view.epoch = None;
+        self.view.in_flight = 0;
+        for lane in Lane::ALL {
+            // Where it was stays to be seen; what it has is nobody's.
+            self.lanes[lane] = LaneView {
+                checkpoint: self.lanes[lane].checkpoint,
+                consumed: self.lanes[lane].consumed,
+                ..LaneView::default()
+            };
+        }
+        self.view.reason = match &slot.state {
+            SlotState::Refused(reason) => Some(reason.clone()),
+            SlotState::Owned(owned) if !owned.blocked.is_empty() => {
+                let said = owned.blocked.iter().map(|(_, why)| why.as_str());
+                Some(said.collect::<Vec<_>>().join("; "))
+            }
+            SlotState::Idle | SlotState::Acquiring | SlotState::Owned(_) => None,
+        };
+        let is_blocked =
+            matches!(self.view.state, SchedulerState::Running) && self.view.reason.is_some();
+        self.metrics.forget();
+        if let SlotState::Owned(owned) = &mut slot.state {
+            let reached = owned.engine.checkpoint();
+            self.view.epoch = Some(owned.lease.row.epoch);
+            self.view.in_flight = owned.engine.in_flight().operations;
+            self.view.checkpoint.replies = reached.at.replies;
+            for lane in Lane::ALL {
+                let consumed = reached.consumed[lane].max(owned.lease.row.consumed[lane]);
+                let end = inlets.known_end(lane, owned.partition());
+                self.lanes[lane] = LaneView {
+                    waiting: owned.engine.waiting(lane).requests,
+                    checkpoint: reached.at.on(lane.source()),
+                    held_by: owned.engine.oldest_held(lane).map(|held| HeldView {
+                        operation: held.operation,
+                        offset: held.offset,
+                        since_us: held.since,
+                        waits: held.waits,
+                    }),
+                    consumed,
+                    lag: end.map_or(Lag::default(), |end| self.lag[lane].lag(end, consumed, now)),
+                };
+            }
+            self.metrics.count(&owned.engine.take_stats());
+            self.metrics.show_census(&owned.engine.census(), now);
+        }
+        let ByLane {
+            ordinary,
+            expedited,
+        } = self.lanes;
+        self.view.checkpoint.requests = ordinary.checkpoint;
+        self.view.checkpoint.expedited = expedited.checkpoint;
+        self.view.consumed = ordinary.consumed;
+        self.view.consumed_expedited = expedited.consumed;
+        self.view.held_by = ordinary.held_by;
+        self.view.expedited_held_by = expedited.held_by;
+        self.view.waiting = ordinary.waiting + expedited.waiting;
+        // A partition that a person stopped is as it should be.
+        let is_as_wanted = matches!(
+            self.view.state,
+            SchedulerState::Running | SchedulerState::Stopped | SchedulerState::Stopping
+        );
+        self.ready.set(is_as_wanted && !is_blocked);
+        self.ready.note(self.view.reason.as_deref());
+        self.metrics.show(&self.view, &self.lanes, now);
+    }
+}

@@ -1,0 +1,264 @@
+//! Readiness, liveness and low disk space, which roles report and the admin listener reads.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Everything that must be true before the process is ready for traffic. Clones share one list.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness {
+    conditions: Arc<Mutex<Vec<Stated>>>,
+    warnings: Arc<Mutex<Vec<Warnings>>>,
+}
+
+/// Says what is wrong at the moment though traffic can go on.
+struct Warnings(Box<dyn Fn() -> Vec<String> + Send + Sync>);
+
+impl fmt::Debug for Warnings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Warnings").finish_non_exhaustive()
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Stated {
+    what: String,
+    holds: Arc<AtomicBool>,
+    /// Why it cannot come to hold by itself.
+    note: Arc<Mutex<Option<String>>>,
+}
+
+impl Readiness {
+    /// Adds a condition that does not hold yet. Say what is waited for, as in `lease of
+    /// partition 2`. A role states all its conditions before it starts, so that the process is
+    /// never ready by mistake in between.
+    #[must_use = "a condition that nobody sets never holds"]
+    pub fn expect(&self, what: impl Into<String>) -> Condition {
+        let stated = Stated {
+            what: what.into(),
+            holds: Arc::default(),
+            note: Arc::default(),
+        };
+        self.conditions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(stated.clone());
+        Condition {
+            stated,
+            among: self.clone(),
+        }
+    }
+
+    /// Adds a source of warnings: what is wrong though the process can work. It is asked each time that
+    /// readiness is.
+    pub fn warn_of(&self, warnings: impl Fn() -> Vec<String> + Send + Sync + 'static) {
+        self.warnings
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Warnings(Box::new(warnings)));
+    }
+
+    /// What is wrong though the process can work.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        warnings.iter().flat_map(|of| of.0()).collect()
+    }
+
+    /// The conditions that do not hold, in the order in which they were stated.
+    #[must_use]
+    pub fn missing(&self) -> Vec<String> {
+        let conditions = self
+            .conditions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        conditions
+            .iter()
+            .filter(|stated| !stated.holds.load(Ordering::Relaxed))
+            .map(|stated| {
+                let note = stated.note.lock().unwrap_or_else(PoisonError::into_inner);
+                match &*note {
+                    Some(note) => format!("{} ({note})", stated.what),
+                    None => stated.what.clone(),
+                }
+            })
+            .collect()
+    }
+}
+
+/// One condition of [`Readiness`]. It keeps its last value when it is dropped.
+#[derive(Clone, Debug)]
+pub struct Condition {
+    stated: Stated,
+    among: Readiness,
+}
+
+impl Condition {
+    /// Says whether it holds now; it may cease to, as when a lease is lost.
+    pub fn set(&self, holds: bool) {
+        self.stated.holds.store(holds, Ordering::Relaxed);
+    }
+
+    /// Says why it does not come to hold by itself, if it does not.
+    pub fn note(&self, why: Option<&str>) {
+        let mut note = self
+            .stated
+            .note
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if note.as_deref() != why {
+            *note = why.map(str::to_owned);
+        }
+    }
+
+    /// Takes it back: nobody waits for it any more.
+    pub fn withdraw(&self) {
+        let mut conditions = self
+            .among
+            .conditions
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        conditions.retain(|stated| !Arc::ptr_eq(&stated.holds, &self.stated.holds));
+    }
+}
+
+/// The loops that must keep giving signs of life. Clones share one list.
+#[derive(Clone, Debug)]
+pub struct Liveness {
+    started: Instant,
+    loops: Arc<Mutex<Vec<Watched>>>,
+}
+
+#[derive(Debug)]
+struct Watched {
+    name: String,
+    silence_max: Duration,
+    last_ms: Arc<AtomicU64>,
+}
+
+impl Default for Liveness {
+    fn default() -> Self {
+        Self {
+            started: Instant::now(),
+            loops: Arc::default(),
+        }
+    }
+}
+
+impl Liveness {
+    /// Watches a loop from now on. It counts as dead once it was silent for longer than
+    /// `silence_max`; a loop that is done says so by dropping its heartbeat.
+    #[must_use = "a loop whose heartbeat was dropped is not watched"]
+    pub fn register(&self, name: impl Into<String>, silence_max: Duration) -> Heartbeat {
+        let last_ms = Arc::new(AtomicU64::new(millis_since(self.started)));
+        self.loops
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Watched {
+                name: name.into(),
+                silence_max,
+                last_ms: Arc::clone(&last_ms),
+            });
+        Heartbeat {
+            started: self.started,
+            last_ms,
+        }
+    }
+
+    /// The loops that were silent for too long, and for how long.
+    #[must_use]
+    pub fn silent(&self) -> Vec<String> {
+        self.silent_after(millis_since(self.started))
+    }
+
+    fn silent_after(&self, now_ms: u64) -> Vec<String> {
+        let mut loops = self.loops.lock().unwrap_or_else(PoisonError::into_inner);
+        loops.retain(|watched| Arc::strong_count(&watched.last_ms) > 1);
+        loops
+            .iter()
+            .filter_map(|watched| {
+                let silence = now_ms.saturating_sub(watched.last_ms.load(Ordering::Relaxed));
+                let silence = Duration::from_millis(silence);
+                (silence > watched.silence_max)
+                    .then(|| format!("{} for {} s", watched.name, silence.as_secs()))
+            })
+            .collect()
+    }
+}
+
+/// The sign of life of one loop.
+#[derive(Debug)]
+pub struct Heartbeat {
+    started: Instant,
+    last_ms: Arc<AtomicU64>,
+}
+
+impl Heartbeat {
+    /// Gives a sign of life. Cheap: once per turn of a loop is fine.
+    pub fn beat(&self) {
+        self.last_ms
+            .store(millis_since(self.started), Ordering::Relaxed);
+    }
+}
+
+fn millis_since(started: Instant) -> u64 {
+    u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Whether free disk space is low. Clones share the state; one that nothing watches is never low.
+#[derive(Clone, Debug, Default)]
+pub struct LowDisk(Arc<AtomicBool>);
+
+impl LowDisk {
+    /// Whether new requests are to be refused.
+    #[must_use]
+    pub fn is_low(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Says whether they are, from now on.
+    pub fn set(&self, is_low: bool) {
+        self.0.store(is_low, Ordering::Relaxed);
+    }
+
+    /// The flag, for the embedded broker.
+    #[must_use]
+    pub fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_condition_that_ceases_to_hold_is_missing_again() {
+        let readiness = Readiness::default();
+        let lease = readiness.expect("lease of partition 0");
+        lease.set(true);
+        assert!(readiness.missing().is_empty());
+        lease.set(false);
+        assert_eq!(readiness.missing(), ["lease of partition 0"]);
+    }
+
+    #[test]
+    fn a_loop_is_missed_when_it_was_silent_for_too_long_and_not_once_it_ended() {
+        let liveness = Liveness::default();
+        let heartbeat = liveness.register("inbox", Duration::from_secs(1));
+        assert!(liveness.silent_after(1_000).is_empty());
+        heartbeat.last_ms.store(2_000, Ordering::Relaxed);
+        assert!(liveness.silent_after(3_000).is_empty());
+        assert_eq!(liveness.silent_after(5_500), ["inbox for 3 s"]);
+        heartbeat.beat();
+        assert!(
+            liveness
+                .silent_after(millis_since(liveness.started))
+                .is_empty()
+        );
+
+        drop(heartbeat);
+        assert!(liveness.silent_after(60_000).is_empty());
+    }
+}
