@@ -1,5 +1,6 @@
 //! Waiting until operations have ended, in balance with the services' ledger.
 
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, stream};
@@ -51,36 +52,41 @@ impl World {
             .filter(|body: &Value| body["state"].is_string())
     }
 
-    /// Waits until every operation has ended or is parked, and returns how each one is then.
+    /// Waits until every operation has ended or is parked, and returns how each one is then. It asks for few at a time,
+    /// those that were sent first: questions that come too early cost the servers more than the operations do.
     pub async fn all_end(&self, ids: &[String]) -> Vec<Value> {
         let deadline = Instant::now() + PATIENCE;
         let mut ends = vec![Value::Null; ids.len()];
-        let mut open: Vec<usize> = (0..ids.len()).collect();
-        loop {
-            let asked = stream::iter(&open).map(|index| self.operation(&ids[*index]));
+        let mut open: VecDeque<usize> = (0..ids.len()).collect();
+        while !open.is_empty() {
+            let first: Vec<usize> = open.drain(..open.len().min(QUESTIONS)).collect();
+            let asked = stream::iter(&first).map(|index| self.operation(&ids[*index]));
             let answers: Vec<Option<Value>> = asked.buffered(QUESTIONS).collect().await;
             let mut still_open = Vec::new();
-            for (index, answer) in open.into_iter().zip(answers) {
+            for (index, answer) in first.into_iter().zip(answers) {
                 let has_ended = answer.as_ref().is_some_and(has_ended);
                 ends[index] = answer.unwrap_or_default();
                 if !has_ended {
                     still_open.push(index);
                 }
             }
-            open = still_open;
-            let Some(first) = open.first() else {
-                return ends;
+            let Some(first) = still_open.first() else {
+                continue;
             };
             assert!(
                 Instant::now() < deadline,
-                "{} of {} operations have not ended; one is {:#}\n{}",
-                open.len(),
+                "at least {} of {} operations have not ended; one is {:#}\n{}",
+                still_open.len(),
                 ids.len(),
                 ends[*first],
                 self.log_tail()
             );
+            for index in still_open.into_iter().rev() {
+                open.push_front(index);
+            }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
+        ends
     }
 
     /// Waits until every operation has ended and the ledger agrees with how it did. What ended may
