@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use contract::{Subject, created, fresh_id, fresh_partition, row, rows, state, write};
+use scylla::client::execution_profile::ExecutionProfile;
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use scylla::serialize::row::SerializeRow;
@@ -68,7 +69,11 @@ impl Cql {
     /// A session behind the store's back.
     async fn session(&self) -> Session {
         let server = self.server.as_ref().unwrap();
-        let session = SessionBuilder::new().known_node(server);
+        // Dropping a keyspace takes a server long that shares the machine with a build.
+        let patient = ExecutionProfile::builder().request_timeout(Some(Duration::from_secs(180)));
+        let session = SessionBuilder::new()
+            .known_node(server)
+            .default_execution_profile_handle(patient.build().into_handle());
         session.build().await.unwrap()
     }
 
