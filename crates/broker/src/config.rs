@@ -64,8 +64,8 @@ pub struct BrokerConfig {
     pub stored_groups_max: usize,
     /// Members of one consumer group. Default: 500.
     pub group_members_max: usize,
-    /// Ids, subscriptions and assignments of all members of all consumer groups, in bytes. Who would exceed it is refused.
-    /// Default: 32 MiB.
+    /// Memory of all consumer groups: ids, subscriptions and assignments of their members. A join or an assignment that
+    /// would exceed it is refused. Default: 32 MiB.
     pub group_bytes_max: usize,
     /// Idempotent producers remembered per partition; the longest unused is forgotten first.
     /// Default: 1,000.

@@ -58,9 +58,9 @@ pub struct Stats {
     pub groups: u64,
     /// Consumer groups that may have members.
     pub groups_max: u64,
-    /// Memory of the members of all consumer groups, in bytes: ids, subscriptions, assignments.
+    /// Memory of all consumer groups, in bytes: ids, subscriptions and assignments of their members.
     pub group_bytes: u64,
-    /// Memory that the members of all consumer groups may take, in bytes.
+    /// Memory that all consumer groups may take, in bytes.
     pub group_bytes_max: u64,
     /// Consumer groups with committed offsets, at most: one whose first commit fails counts until the groups are counted
     /// again.

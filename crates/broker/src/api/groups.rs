@@ -27,6 +27,9 @@ use crate::wire::Malformed;
 /// The longest session and rebalance time-outs, in milliseconds: 30 minutes, as in Kafka.
 const SESSION_MS_MAX: i32 = 30 * 60 * 1000;
 
+/// The longest name of a group, and of a kind of assignment protocols.
+const NAME_BYTES_MAX: usize = 1024;
+
 /// A member joins and is answered when all have.
 pub(super) fn join(
     call: Call,
@@ -37,8 +40,11 @@ pub(super) fn join(
     let refused = |error: ResponseError, member_id: StrBytes| {
         answer_join(&call, Err((error, member_id))).map(Reply::Now)
     };
-    if request.group_id.is_empty() {
+    if !(1..=NAME_BYTES_MAX).contains(&request.group_id.len()) {
         return refused(ResponseError::InvalidGroupId, request.member_id);
+    }
+    if request.protocol_type.len() > NAME_BYTES_MAX {
+        return refused(ResponseError::InconsistentGroupProtocol, request.member_id);
     }
     if let Err(error) = call.may_use_group(&request.group_id) {
         return refused(error, request.member_id);

@@ -30,30 +30,44 @@ pub(crate) struct GroupLimits {
     pub(crate) groups_max: usize,
     /// Members of a group.
     pub(crate) members_max: usize,
-    /// What all groups hold in memory, in bytes, as [`Group::bytes`] counts it.
+    /// Memory of all groups, in bytes, as [`Group::bytes`] counts it. Members may join up to three quarters of it; the
+    /// last quarter is for assignments, so that groups which are there go on.
     pub(crate) bytes_max: usize,
 }
 
 #[derive(Default)]
 struct Groups {
     by_name: HashMap<Arc<str>, Group>,
-    /// The sum of [`Group::bytes`].
+    /// The sum of [`bytes_of`].
     bytes: usize,
 }
 
 impl Groups {
-    /// Changes a group and counts anew what it holds; a group whose last member is gone ends. `None` if there is no such
+    /// Changes a group and counts its memory anew; a group whose last member is gone ends. `None` if there is no such
     /// group.
     fn change<T>(&mut self, name: &str, change: impl FnOnce(&mut Group) -> T) -> Option<T> {
         let group = self.by_name.get_mut(name)?;
-        self.bytes -= group.bytes();
+        let before = bytes_of(name, group);
         let changed = change(group);
-        self.bytes += group.bytes();
+        let mut after = bytes_of(name, group);
         if group.is_empty() {
             self.by_name.remove(name);
+            after = 0;
         }
+        self.bytes = (self.bytes + after).saturating_sub(before);
         Some(changed)
     }
+
+    /// Adds a group without members. The next [`Groups::change`] removes it again if none joins.
+    fn add(&mut self, name: &str, group: Group) {
+        self.bytes += bytes_of(name, &group);
+        self.by_name.insert(name.into(), group);
+    }
+}
+
+/// The memory of a group and its name, in bytes.
+fn bytes_of(name: &str, group: &Group) -> usize {
+    name.len() + group.bytes()
 }
 
 impl Coordinator {
@@ -74,13 +88,21 @@ impl Coordinator {
         if known.is_none() && groups.by_name.len() >= self.limits.groups_max {
             return None;
         }
-        let replaced = known.map_or(0, |known| known.bytes_of(&join));
-        if groups.bytes - replaced + join.bytes() > self.limits.bytes_max {
+        let new = Group::new(self.limits.members_max);
+        let (needed, replaced) = match known {
+            Some(known) => (join.bytes(), known.bytes_of(&join)),
+            None => (join.bytes() + bytes_of(group, &new), 0),
+        };
+        let allowed = self.limits.bytes_max / 4 * 3;
+        if needed > replaced && groups.bytes - replaced + needed > allowed {
+            tracing::warn!(
+                group,
+                "refused a group member: the memory for members is used up"
+            );
             return None;
         }
         if known.is_none() {
-            let new = Group::new(self.limits.members_max);
-            groups.by_name.insert(group.into(), new);
+            groups.add(group, new);
         }
         groups.change(group, |state| {
             state.join(Instant::now(), self.limits.initial_delay, join, answer);
@@ -94,12 +116,11 @@ impl Coordinator {
     pub(crate) fn sync(&self, group: &str, sync: Sync) -> oneshot::Receiver<SyncAnswer> {
         let (answer, answered) = oneshot::channel();
         let mut groups = locked(&self.groups);
-        if groups.bytes + sync.bytes() > self.limits.bytes_max {
-            let _ = answer.send(Err(ResponseError::GroupMaxSizeReached));
-            return answered;
-        }
+        let room = self.limits.bytes_max.saturating_sub(groups.bytes);
         if groups.by_name.contains_key(group) {
-            groups.change(group, |state| state.sync(Instant::now(), sync, answer));
+            groups.change(group, |state| {
+                state.sync(Instant::now(), sync, room, answer)
+            });
         } else {
             let _ = answer.send(Err(ResponseError::UnknownMemberId));
         }
@@ -233,9 +254,9 @@ mod tests {
 
     #[test]
     fn members_of_all_groups_hold_so_much_memory_together() {
-        let coordinator = coordinator(2 * MIB);
+        let coordinator = coordinator(4 * MIB);
         let anew = StrBytes::new();
-        let (first, _) = joined(&coordinator, "a", join(&anew, MIB));
+        let (first, _) = joined(&coordinator, "a", join(&anew, 2 * MIB));
         joined(&coordinator, "b", join(&anew, MIB / 2));
         assert!(coordinator.join("c", join(&anew, MIB)).is_none());
         assert_eq!(
@@ -245,7 +266,7 @@ mod tests {
         );
 
         // What a known member held before is not counted when it joins again.
-        joined(&coordinator, "a", join(&first, MIB + MIB / 4));
+        joined(&coordinator, "a", join(&first, 2 * MIB + MIB / 4));
 
         let leaver = Leaver {
             member_id: first,
@@ -272,9 +293,54 @@ mod tests {
             };
             coordinator.sync("a", sync).try_recv().unwrap()
         };
-        assert_eq!(sync(MIB), Err(ResponseError::GroupMaxSizeReached));
+        assert_eq!(sync(MIB), Err(ResponseError::CoordinatorNotAvailable));
         assert!(sync(MIB / 2).is_ok());
         assert!(coordinator.join("b", join(&StrBytes::new(), MIB)).is_none());
+    }
+
+    #[test]
+    fn a_full_memory_stops_no_group_that_is_there() {
+        let coordinator = coordinator(2 * MIB);
+        let anew = StrBytes::new();
+        let (member, _) = joined(&coordinator, "a", join(&anew, MIB));
+        joined(&coordinator, "b", join(&anew, MIB / 4 + MIB / 8));
+        assert!(coordinator.join("c", join(&anew, MIB / 4)).is_none());
+        let (_, generation) = joined(&coordinator, "a", join(&member, MIB));
+        let sync = Sync {
+            membership: Membership {
+                member_id: member.clone(),
+                instance_id: None,
+                generation,
+            },
+            protocol_type: None,
+            protocol: None,
+            assignments: vec![(member, Bytes::from(vec![0; MIB / 4]))],
+        };
+        assert!(coordinator.sync("a", sync).try_recv().unwrap().is_ok());
+    }
+
+    #[test]
+    fn names_count_and_nothing_is_left_of_groups_that_ended() {
+        let coordinator = coordinator(2 * MIB);
+        let name = "g".repeat(MIB / 2);
+        let mut ids = Vec::new();
+        for at in 0..2 {
+            let (id, _) = joined(
+                &coordinator,
+                &format!("{name}{at}"),
+                join(&StrBytes::new(), 0),
+            );
+            ids.push(id);
+        }
+        assert!(coordinator.totals().1 > MIB);
+        for (at, member_id) in ids.into_iter().enumerate() {
+            let leaver = Leaver {
+                member_id,
+                instance_id: None,
+            };
+            coordinator.leave(&format!("{name}{at}"), &leaver).unwrap();
+        }
+        assert_eq!(coordinator.totals(), (0, 0));
     }
 
     #[test]
@@ -284,13 +350,14 @@ mod tests {
             coordinator.join(
                 group,
                 Join {
-                    client_id: StrBytes::from_string("c".repeat(MIB / 3)),
+                    client_id: StrBytes::from_string("c".repeat(MIB / 8)),
                     takes_generated_id: true,
                     ..join(&StrBytes::new(), 0)
                 },
             )
         };
-        assert!(promised("a").is_some() && promised("a").is_some());
+        let taken = (0..10).take_while(|_| promised("a").is_some()).count();
+        assert_eq!(taken, 4, "a member that joins has the client's id twice");
         assert!(promised("b").is_none());
     }
 

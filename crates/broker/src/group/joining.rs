@@ -8,8 +8,9 @@ use kafka_protocol::protocol::StrBytes;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use super::member::Member;
 use super::messages::{Join, JoinAnswer};
-use super::state::{Group, Member, State};
+use super::state::{Group, State};
 
 /// Assignment protocols of one member. Each is compared with each of every other member; clients have two or three.
 const PROTOCOLS_MAX: usize = 32;

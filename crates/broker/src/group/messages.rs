@@ -5,6 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use kafka_protocol::error::ResponseError;
 use kafka_protocol::protocol::StrBytes;
+use uuid::fmt::Hyphenated;
+
+use super::member::Member;
 
 /// What a member says when it joins.
 pub(crate) struct Join {
@@ -24,17 +27,24 @@ pub(crate) struct Join {
 }
 
 impl Join {
-    /// What a member that joins so holds in memory, in bytes.
+    /// The memory that its member will take, in bytes, at least.
     pub(crate) fn bytes(&self) -> usize {
-        let ids = [&self.member_id, &self.client_id, &self.client_host];
-        ids.map(|id| id.len()).iter().sum::<usize>()
+        // Of an id that is still to be generated, its beginning is the instance's or the client's.
+        let generated = self.instance_id.as_ref().unwrap_or(&self.client_id).len();
+        let id = match self.member_id.len() {
+            0 => generated + 1 + Hyphenated::LENGTH,
+            known => known,
+        };
+        size_of::<Member>()
+            + id
+            + self.client_id.len()
+            + self.client_host.len()
             + self.instance_id.as_ref().map_or(0, |id| id.len())
-            + self.protocol_type.len()
             + protocols_bytes(&self.protocols)
     }
 }
 
-/// What assignment protocols with their subscriptions hold in memory, in bytes.
+/// The memory of assignment protocols with their subscriptions, in bytes.
 pub(super) fn protocols_bytes(protocols: &[(StrBytes, Bytes)]) -> usize {
     let held = |(name, subscription): &(StrBytes, Bytes)| {
         size_of::<(StrBytes, Bytes)>() + name.len() + subscription.len()

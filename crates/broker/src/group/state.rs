@@ -23,9 +23,10 @@ use kafka_protocol::protocol::StrBytes;
 use tokio::sync::oneshot;
 
 use super::joining::same_instance;
+use super::member::Member;
 use super::messages::{
     CommitCheck, Described, DescribedMember, Join, JoinAnswer, Joined, Leaver, Membership, Sync,
-    SyncAnswer, protocols_bytes,
+    SyncAnswer,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,32 +44,6 @@ pub(super) enum State {
         deadline: Instant,
     },
     Stable,
-}
-
-pub(super) struct Member {
-    pub(super) id: StrBytes,
-    pub(super) instance_id: Option<StrBytes>,
-    pub(super) client_id: StrBytes,
-    pub(super) client_host: StrBytes,
-    pub(super) session_timeout: Duration,
-    pub(super) rebalance_timeout: Duration,
-    pub(super) protocols: Vec<(StrBytes, Bytes)>,
-    pub(super) assignment: Bytes,
-    pub(super) session_deadline: Instant,
-    pub(super) joining: Option<oneshot::Sender<JoinAnswer>>,
-    pub(super) syncing: Option<oneshot::Sender<SyncAnswer>>,
-    pub(super) synced: bool,
-}
-
-impl Member {
-    fn bytes(&self) -> usize {
-        let ids = [&self.id, &self.client_id, &self.client_host];
-        size_of::<Self>()
-            + ids.map(|id| id.len()).iter().sum::<usize>()
-            + self.instance_id.as_ref().map_or(0, |id| id.len())
-            + protocols_bytes(&self.protocols)
-            + self.assignment.len()
-    }
 }
 
 /// One group.
@@ -103,23 +78,38 @@ impl Group {
         self.members.is_empty() && self.promised.is_empty()
     }
 
-    /// What its members, present and promised, hold in memory, in bytes.
+    /// Its memory and that of its members, present and promised, in bytes.
     pub(crate) fn bytes(&self) -> usize {
+        let texts = [&self.protocol_type, &self.protocol, &self.leader];
         let promised = self.promised.iter().map(|(id, _)| id.len());
-        self.members.iter().map(Member::bytes).sum::<usize>() + promised.sum::<usize>()
+        size_of::<Self>()
+            + texts.map(|text| text.len()).iter().sum::<usize>()
+            + self.members.capacity() * size_of::<Member>()
+            + self.members.iter().map(Member::bytes).sum::<usize>()
+            + self.promised.capacity() * size_of::<(StrBytes, Instant)>()
+            + promised.sum::<usize>()
     }
 
-    /// What the member holds that `join` is of, if it is known; see [`Group::bytes`].
+    /// The memory of the member that joins again by `join`, without its assignment; 0 if it is unknown.
     pub(crate) fn bytes_of(&self, join: &Join) -> usize {
         let known = self
             .members
             .iter()
             .find(|member| member.id == join.member_id || same_instance(member, join));
-        known.map_or(0, Member::bytes)
+        known.map_or(0, |known| {
+            size_of::<Member>() + known.bytes() - known.assignment.len()
+        })
     }
 
     /// A member asks for its assignment; the leader brings all of them.
-    pub(crate) fn sync(&mut self, now: Instant, sync: Sync, answer: oneshot::Sender<SyncAnswer>) {
+    /// `room` is how many bytes of memory these may take.
+    pub(crate) fn sync(
+        &mut self,
+        now: Instant,
+        sync: Sync,
+        room: usize,
+        answer: oneshot::Sender<SyncAnswer>,
+    ) {
         let at = match self.member(&sync.membership) {
             Ok(at) => at,
             Err(error) => {
@@ -150,6 +140,14 @@ impl Group {
             }
             State::Stable => {
                 let _ = answer.send(Ok(self.assignment(at)));
+            }
+            State::Completing { .. }
+                if self.members[at].id == self.leader && sync.bytes() > room =>
+            {
+                tracing::warn!(
+                    "refused the assignments of a group: the memory for members is used up"
+                );
+                let _ = answer.send(Err(ResponseError::CoordinatorNotAvailable));
             }
             State::Completing { .. } => {
                 self.members[at].syncing = Some(answer);

@@ -76,7 +76,7 @@ impl Fixture {
                 .map(|&(id, bytes)| (id.clone(), Bytes::from_static(bytes)))
                 .collect(),
         };
-        self.group.sync(self.now, sync, answer);
+        self.group.sync(self.now, sync, usize::MAX, answer);
         answered
     }
 

@@ -196,7 +196,7 @@ static GAUGES: [Counted<Gauge>; 12] = [
     (
         Metric::new(
             "waybill_broker_group_bytes",
-            "Memory of the members of all consumer groups: ids, subscriptions, assignments",
+            "Memory of all consumer groups in bytes: ids, subscriptions and assignments of their members",
             [],
         ),
         |s| s.group_bytes,
@@ -204,7 +204,7 @@ static GAUGES: [Counted<Gauge>; 12] = [
     (
         Metric::new(
             "waybill_broker_group_bytes_max",
-            "Memory that the members of all consumer groups may take",
+            "Memory that all consumer groups may take in bytes",
             [],
         ),
         |s| s.group_bytes_max,
