@@ -463,7 +463,7 @@ fn check_settings(name: &str, config: &HttpConfig) -> Result<(), LoadError> {
     if !name_fits {
         return Err(LoadError::invalid(
             "name",
-            "must have 1 to 100 of the lower-case characters a-z, the digits 0-9 and '-'",
+            "must have 1 to 100 characters, only lower-case a-z, 0-9 and '-'",
         ));
     }
     for (key, value) in [

@@ -30,7 +30,7 @@ const UNREADABLE: Metric<Counter, 1> = Metric::new(
 );
 const WAITING: Metric<Gauge, 1> = Metric::new(
     "waybill_alerts_waiting",
-    "Alerts that were read for a receiver and are not settled yet, or are behind one that is not",
+    "Alerts that were read for a receiver, from the oldest one on that is not settled",
     ["receiver"],
 );
 const OWNERS_DELIVERED: Metric<Counter, 1> = Metric::new(
@@ -65,7 +65,7 @@ const OWNERS_UNREADABLE: Metric<Counter, 1> = Metric::new(
 );
 const OWNERS_WAITING: Metric<Gauge, 1> = Metric::new(
     "waybill_owner_notices_waiting",
-    "Notices that were read for a channel and are not settled yet, or are behind one that is not",
+    "Notices that were read for a channel, from the oldest one on that is not settled",
     ["way"],
 );
 

@@ -1,7 +1,7 @@
 //! What the HTTP API takes: the ids of operations, requests with what can be wrong with them, and the rates of tenants.
 //!
-//! Ingestion checks requests by these rules before it accepts them, and the scheduler checks by the same rules what came
-//! through a topic. What must hold: both come to the same verdict and the same hash of a request.
+//! Ingestion checks requests by these rules before it accepts them. The scheduler repeats the checks that follow from the
+//! record alone, for requests that came through a topic. What must hold: both compute the same hash of a request.
 //!
 //! Deliberately absent: connections, routes and the broker.
 

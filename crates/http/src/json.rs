@@ -1,7 +1,7 @@
 //! Strict JSON: one parse serves validation, hash and canonical form.
 //!
 //! What must hold: two readers of one accepted text cannot understand different things. So a key
-//! that stands twice in an object is refused (readers differ on which one counts), as are nesting
+//! that appears twice in an object is refused (readers differ on which one counts), as are nesting
 //! deeper than the limit, invalid UTF-8, anything after the value, and integers of more than 64 bits, of which many
 //! readers keep the first digits only (RFC 8259, section 6). Every refusal says where. Other numbers are the nearest
 //! that binary64 has.

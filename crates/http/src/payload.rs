@@ -1,16 +1,17 @@
-//! Bodies, in both directions.
+//! Request and response bodies: bounded reading, and streaming.
 
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use crate::problem::{Kind, Problem};
 use bytes::{Bytes, BytesMut};
 use futures_util::FutureExt as _;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::mpsc;
+
+use crate::problem::{Kind, Problem};
 
 /// An answer's body.
 #[derive(Debug)]

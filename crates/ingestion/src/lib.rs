@@ -4,11 +4,11 @@
 //! became of them. It is the load leveller: a spike goes into the topic, at the pace of the broker,
 //! and pressure comes back as 503.
 //!
-//! The way of a request: a server of `waybill_http` accepts its connection and checks its head; `service` finds out what it asks for, and whether whoever sends it may; `json` and `request` check it and make the
-//! record; `intake` looks for what it repeats and has it produced. A `batch` goes the same way
-//! line by line. `status` answers questions afterwards, and has `peek` read a request back; `events`
-//! tells those who follow an operation. `ops` passes on what callers and operators ask of operations
-//! that exist, and lists those that need somebody.
+//! The path of a request: a server of `waybill_http` accepts its connection and checks its head; `service` finds its route and
+//! checks that the caller may use it; `waybill_http::json` and `waybill_api::request` check it and make the record; `intake` looks
+//! for what it repeats and has it produced. A `batch` goes the same way line by line. `status` answers questions afterwards, and
+//! has `peek` read a request back; `events` streams an operation's events. `ops` passes on what callers and operators ask of
+//! operations that exist, and lists those that need somebody.
 //!
 //! What must hold: no 202 for what is not durable; nothing of a request that is refused reaches a
 //! topic; every queue is bounded; and memory does not grow with offered load.
@@ -24,7 +24,7 @@ mod flow;
 mod intake;
 mod logs;
 mod measure;
-pub mod ops;
+mod ops;
 mod peek;
 mod reads;
 mod recent;

@@ -57,7 +57,7 @@ pub enum BackupError {
     /// The logs could not be noted.
     #[error("the logs cannot be noted")]
     Logs(#[from] CopyError),
-    /// The process is on its way out.
+    /// The process is shutting down.
     #[error("the process is shutting down")]
     ShuttingDown,
 }

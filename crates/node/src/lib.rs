@@ -3,7 +3,8 @@
 //! [`config`] says what is wanted, [`admin`] and [`telemetry`] show what is going on, [`disk`] watches the free space,
 //! [`backup`] keeps a copy, and [`shutdown`] ends everything in order.
 //!
-//! Deliberately absent: any role, and the commands, which are the program's.
+//! Deliberately absent: any decision about an operation, which is the engine's; the roles, which have crates of their own;
+//! their wiring and the commands, which are the program's.
 
 pub mod admin;
 pub mod backup;

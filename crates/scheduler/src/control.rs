@@ -1,4 +1,4 @@
-//! How single schedulers are shown, stopped and started.
+//! How single shards are shown, stopped and started.
 
 use futures_util::future::BoxFuture;
 use serde::Serialize;
@@ -47,7 +47,7 @@ pub struct SchedulerView {
     pub held_by: Option<HeldView>,
     /// The one that the checkpoint on the expedited requests waits for.
     pub expedited_held_by: Option<HeldView>,
-    /// Why it is refused, and what mends that.
+    /// Why it is refused, and how to fix it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -101,7 +101,7 @@ pub enum ControlError {
     /// Another process runs it, or nobody.
     #[error("reader {0} is not run by this process")]
     NotHere(ReaderId),
-    /// The scheduler is on its way out and takes no orders any more.
+    /// The scheduler is shutting down and takes no orders any more.
     #[error("the scheduler is shutting down")]
     ShuttingDown,
     /// It was tried and failed.

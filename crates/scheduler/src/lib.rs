@@ -175,8 +175,8 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Starts the scheduler and begins to take the leases of its readers, whose readiness it
-    /// reports.
+    /// Starts the scheduler and begins to take the leases of its readers. It reports to `readiness` and
+    /// `liveness`.
     ///
     /// # Errors
     ///

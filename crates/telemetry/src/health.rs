@@ -1,4 +1,4 @@
-//! Readiness, liveness and low disk space, which roles report and the admin listener reads.
+//! Readiness and liveness, which roles report and the admin listener reads; and whether disk space is low.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -217,7 +217,7 @@ impl LowDisk {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Says whether they are, from now on.
+    /// Sets whether new requests are to be refused.
     pub fn set(&self, is_low: bool) {
         self.0.store(is_low, Ordering::Relaxed);
     }

@@ -1,7 +1,6 @@
-//! What every part says of itself in the same way: metrics that are declared once, spans ([`trace`]), and whether it is
-//! alive and ready ([`health`]). A metric's
-//! name, meaning and labels stand in one place, from which they are described to the recorder, registered, and listed
-//! in documents.
+//! What every part reports of itself in the same way: metrics that are declared once, spans ([`trace`]), and whether it is
+//! alive and ready ([`health`]). A metric's name, meaning and labels are in one place, from which they are described to the
+//! recorder, registered, and listed in documents.
 //!
 //! Names follow Prometheus' conventions: a base unit as suffix (`_seconds`, `_bytes`), `_total` for what only
 //! grows. Labels have few values; no id of anything that comes and goes is one.

@@ -204,8 +204,8 @@ fn refuse_harm(findings: &[Finding]) -> anyhow::Result<()> {
             key = finding.key,
             found = finding.found,
             expected = finding.expected,
-            mend = finding.fix,
-            "a topic is not as it should be"
+            fix = finding.fix,
+            "a topic differs from its required configuration"
         );
     }
     let harm: Vec<String> = harm.iter().map(ToString::to_string).collect();

@@ -110,7 +110,7 @@ fn sections() -> [Section; 13] {
         ),
         section(
             "Alerts and owners",
-            "Notifications of alerts and to owners, with the role `supervisor`.",
+            "Delivery of alerts to receivers and of notices to owners, with the role `supervisor`.",
             waybill_alerts::METRICS.to_vec(),
         ),
         section(

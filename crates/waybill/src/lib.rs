@@ -3,7 +3,8 @@
 //! `main.rs` only reads the command line and starts what it asks for. [`cli`] has the commands, [`roles`] starts what a
 //! process is to do, [`catalogue`] knows every metric, and `transfer` moves operations elsewhere.
 //!
-//! Deliberately absent: what roles do, which is in `waybill-node`.
+//! Deliberately absent: what roles do, which is in their own crates, such as `waybill-ingestion` and
+//! `waybill-scheduler`.
 
 mod broker_access;
 pub mod catalogue;

@@ -274,12 +274,12 @@ fn a_topic_that_is_not_as_it_must_be_is_found_with_what_mends_it(world: &World) 
     );
     let size = finding("max.message.bytes");
     assert_eq!(size["harm"], false);
-    let mend = format!(
+    let fix = format!(
         "kafka-configs.sh --bootstrap-server {} --alter --entity-type topics --entity-name {requests} \
          --add-config max.message.bytes=1114112",
         world.brokers
     );
-    assert_eq!(size["mend"], mend.as_str());
+    assert_eq!(size["fix"], fix.as_str());
 
     // And no role starts with it.
     let dir = tempfile::tempdir().unwrap();
@@ -294,7 +294,9 @@ fn a_topic_that_is_not_as_it_must_be_is_found_with_what_mends_it(world: &World) 
     );
     assert!(refused.err.contains(&why), "{refused:?}");
     assert!(
-        refused.err.contains("a topic is not as it should be"),
+        refused
+            .err
+            .contains("a topic differs from its required configuration"),
         "the size is a warning: {refused:?}"
     );
 }

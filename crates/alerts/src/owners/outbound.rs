@@ -27,7 +27,8 @@ const SUBJECT: &str = "{{notice.text}}";
 const TEXT: &str = "{{notice.text}}\n\n\
     Operation: {{notice.operation}}\n\
     Time: {{notice.at}}\n\n\
-    You receive this because your address was given for notifications of this operation.\n\
+    You are receiving this message because this address was registered for notifications about \
+    this operation.\n\
     This is an automated message; replies are not read.\n";
 
 /// A way to owners.

@@ -191,7 +191,7 @@ const HTML: &str = "text/html";
 
 const INTRODUCTION: &str = "Waybill runs operations of several steps over remote services as one: \
     each that is accepted completes, or ends visibly.\n\nA 202 is sent once the request is durable. \
-    Get its Location for the state of the operation.\n\nWhat is refused is answered with problem \
+    GET the URL in its Location header to read the operation's state.\n\nWhat is refused is answered with problem \
     details (RFC 9457); every wrong field is named, and so is every wrong or unknown query parameter.";
 
 const CREATING: &str = "Answered once the request is durable. With an id of your own, repeating \

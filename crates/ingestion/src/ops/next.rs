@@ -119,7 +119,7 @@ fn sentence(row: &OperationRow, verbs: &[&str]) -> String {
             "Nothing: it was cancelled, and all of its effects are undone.".to_owned()
         }
         ProcessState::Error | ProcessState::CompensationFailed if state.abandoned => {
-            "Nothing: an operator abandoned it.".to_owned()
+            "Nothing: an operator abandoned it; its effects remain.".to_owned()
         }
         ProcessState::Error | ProcessState::CompensationFailed => {
             let open = verbs.iter().filter(|verb| **verb != CANCEL);

@@ -132,7 +132,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             is_topic_name(&kafka.topic_prefix),
             "kafka.topicPrefix",
             format!(
-                "is {:?}, and must have 1 to 100 of the characters a-z, A-Z, 0-9, '.', '_' and '-'",
+                "is {:?}, and must have 1 to 100 characters, only a-z, A-Z, 0-9, '.', '_' and '-'",
                 kafka.topic_prefix
             ),
         ),

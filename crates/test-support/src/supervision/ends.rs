@@ -75,9 +75,10 @@ impl World {
             };
             assert!(
                 Instant::now() < deadline,
-                "at least {} of {} operations have not ended; one is {:#}\n{}",
+                "{} of {} operations have not ended, and {} were not asked for again; one is {:#}\n{}",
                 still_open.len(),
                 ids.len(),
+                open.len(),
                 ends[*first],
                 self.log_tail()
             );

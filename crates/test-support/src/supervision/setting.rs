@@ -66,10 +66,11 @@ impl Setting {
     pub fn world(self) -> World {
         let world = World::of_either_kind("");
         let sections = self.sections(&world.path(""));
-        // So few at once that each step gets its turn within its complete-by on slow servers, too.
+        // On servers so few at once that each step gets its turn within its complete-by.
+        let in_flight_max = if world.is_on_servers() { 300 } else { 4_000 };
         let config = format!(
             "partitions: 4\n\
-             scheduler: {{ inFlightMax: 300, handOffAfter: 1s, timeoutGrace: 200ms }}\n\
+             scheduler: {{ inFlightMax: {in_flight_max}, handOffAfter: 1s, timeoutGrace: 200ms }}\n\
              {sections}"
         );
         std::fs::write(world.path("waybill.yaml"), config).expect("the directory is writable");

@@ -305,7 +305,7 @@ pub(super) fn topic_from_text(text: &str) -> Result<String, String> {
     if is_topic_name(text) {
         Ok(text.to_owned())
     } else {
-        Err("must be 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'".to_owned())
+        Err("must have 1 to 249 characters, and only a-z, A-Z, 0-9, '.', '_' and '-'".to_owned())
     }
 }
 

@@ -48,7 +48,7 @@ impl ExportArgs {
                 counted(waiting, "request")
             ),
             None => eprintln!(
-                "warning: unread requests are not in it, and cannot be counted without --brokers"
+                "warning: the export lacks requests that no scheduler has read yet; give --brokers to count them"
             ),
         }
         if exported.owned > 0 {

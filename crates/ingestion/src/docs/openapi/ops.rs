@@ -280,7 +280,7 @@ fn events() -> OperationBuilder {
         .description(Some(
             "Server-sent events: `received`, `step`, `state` and, at the end, `final`, which ends the \
              stream. Give the id of the last event as `Last-Event-ID` to go on where you were, also \
-             after a restart; if no events are left, the answer is 204. A silent stream has a \
+             after a restart; if the client has the `final` event, the answer is 204. A silent stream has a \
              comment from time to time.",
         ))
         .parameter(header(

@@ -90,7 +90,7 @@ struct Row<'a> {
     key: &'a str,
     found: &'a str,
     expected: &'a str,
-    mend: &'a str,
+    fix: &'a str,
     /// Whether roles refuse to start with it.
     harm: bool,
 }
@@ -110,7 +110,7 @@ impl<'a> Row<'a> {
             key,
             found,
             expected,
-            mend: fix,
+            fix,
             harm: *weight == Weight::Harm,
         }
     }
