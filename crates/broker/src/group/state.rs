@@ -25,8 +25,7 @@ use tokio::sync::oneshot;
 use super::joining::same_instance;
 use super::member::Member;
 use super::messages::{
-    CommitCheck, Described, DescribedMember, Join, JoinAnswer, Joined, Leaver, Membership, Sync,
-    SyncAnswer,
+    CommitCheck, Described, DescribedMember, Join, Joined, Leaver, Membership, Sync, SyncAnswer,
 };
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

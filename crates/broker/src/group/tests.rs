@@ -1,4 +1,4 @@
-use super::super::messages::Join;
+use super::super::messages::JoinAnswer;
 use super::*;
 
 const SESSION: Duration = Duration::from_secs(10);
