@@ -33,11 +33,7 @@ async fn of_two_schedulers_with_the_same_partitions_one_works_and_the_other_take
     ready_after(&second, "a takeover from a killed scheduler", killed_at).await;
     ingestion.world.all_reach(&ids, "Processed").await;
     let after_kill = second.epochs().await;
-    assert_eq!(
-        after_kill,
-        risen(&before),
-        "each partition has its next owner"
-    );
+    assert_later_owners(&before, &after_kill);
 
     first.start_again();
     waits(&first).await;
@@ -46,7 +42,7 @@ async fn of_two_schedulers_with_the_same_partitions_one_works_and_the_other_take
     let ended = asked_at.elapsed().as_secs_f64();
     println!("measured: an idle scheduler ends {ended:.1} s after SIGTERM");
     ready_after(&first, "a takeover from a scheduler asked to end", asked_at).await;
-    assert_eq!(first.epochs().await, risen(&after_kill));
+    assert_later_owners(&after_kill, &first.epochs().await);
     ids.extend(deliver(&ingestion, "released", DELIVERIES).await);
     ingestion.world.all_reach(&ids, "Processed").await;
     ingestion
@@ -111,10 +107,16 @@ async fn a_scheduler_that_stood_still_past_its_lease_does_no_harm_when_it_goes_o
     cluster.remove().await;
 }
 
-/// The next ownership of each partition.
-fn risen(epochs: &[u64]) -> Vec<u64> {
-    assert_eq!(epochs.len(), PARTITIONS as usize, "all are owned");
-    epochs.iter().map(|epoch| epoch + 1).collect()
+/// Asserts that each partition has a later owner. On a busy machine an owner may have renewed a lease too late, and have taken
+/// it once more.
+fn assert_later_owners(before: &[u64], after: &[u64]) {
+    let all = PARTITIONS as usize;
+    assert_eq!((before.len(), after.len()), (all, all), "all are owned");
+    let are_later = before
+        .iter()
+        .zip(after)
+        .all(|(before, after)| after > before);
+    assert!(are_later, "{before:?} before, {after:?} after");
 }
 
 /// Waits until a scheduler waits for all leases.
