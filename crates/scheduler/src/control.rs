@@ -70,7 +70,7 @@ pub struct HeldView {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum SchedulerState {
-    /// Nothing: it was told to stop.
+    /// Nothing: an operator stopped it.
     Stopped,
     /// Waiting for the lease of the partition, or reading where its owner left off.
     Acquiring,

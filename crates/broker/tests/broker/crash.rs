@@ -12,7 +12,7 @@ use waybill_broker::{Broker, BrokerConfig};
 
 use crate::common::*;
 
-/// What a broker process is told: where its data is, and where it listens.
+/// The environment of a broker process: its data directory, and the address that it listens on.
 const DATA_DIR: &str = "WAYBILL_TEST_BROKER_DATA_DIR";
 const LISTEN: &str = "WAYBILL_TEST_BROKER_LISTEN";
 const LISTENING: &str = "listening on ";
