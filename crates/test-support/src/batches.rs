@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// A batch with a right checksum. Each record is its bytes, from the length on. The lowest bits of `attributes` say how
 /// the records are compressed.
@@ -27,8 +27,24 @@ pub fn batch(attributes: u16, records: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// Appends a batch, whatever it holds, to partition 0 of a topic. Returns the broker's error code.
-pub fn produce(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
-    const TIMEOUT_MS: u32 = 10_000;
+///
+/// A broker that does not lead the partition is asked again for a while, as clients do: it may not know yet that it leads
+/// the partition of a new topic, also once the topic's metadata names it.
+pub fn produce(broker: impl ToSocketAddrs + Copy, topic: &str, batch: &[u8]) -> i16 {
+    const NOT_LEADER: i16 = 6;
+    let deadline = Instant::now() + 2 * TIMEOUT;
+    loop {
+        let code = request(broker, topic, batch);
+        if code != NOT_LEADER || Instant::now() > deadline {
+            return code;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+fn request(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
     const NONE: [u8; 2] = u16::MAX.to_be_bytes();
     const ALL: [u8; 2] = u16::MAX.to_be_bytes();
     let one = 1_u32.to_be_bytes();
@@ -37,11 +53,11 @@ pub fn produce(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
     // Produce, version 7, correlation 0, and no client's name.
     let mut request = [&[0, 0, 0, 7][..], &[0; 4], &NONE].concat();
     // No transaction, acknowledged by all replicas: one topic, one partition, which is 0.
-    request.extend([&NONE[..], &ALL, &TIMEOUT_MS.to_be_bytes()].concat());
+    let timeout_ms = u32::try_from(TIMEOUT.as_millis()).unwrap();
+    request.extend([&NONE[..], &ALL, &timeout_ms.to_be_bytes()].concat());
     request.extend([&one[..], &topic, &one, &[0; 4], &length(batch), batch].concat());
     let mut broker = TcpStream::connect(broker).unwrap();
-    let timeout = Duration::from_millis(2 * u64::from(TIMEOUT_MS));
-    broker.set_read_timeout(Some(timeout)).unwrap();
+    broker.set_read_timeout(Some(2 * TIMEOUT)).unwrap();
     let frame = [&length(&request)[..], &request].concat();
     broker.write_all(&frame).unwrap();
     // Length, correlation, one topic with its name, one partition with its number, and the code.
