@@ -30,11 +30,11 @@ pub fn batch(attributes: u16, records: &[Vec<u8>]) -> Vec<u8> {
 ///
 /// A broker that does not lead the partition is asked again for a while, as clients do: it may not know yet that it leads
 /// the partition of a new topic, also once the topic's metadata names it.
-pub fn produce(broker: impl ToSocketAddrs + Copy, topic: &str, batch: &[u8]) -> i16 {
+pub fn produce(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
     const NOT_LEADER: i16 = 6;
     let deadline = Instant::now() + 2 * TIMEOUT;
     loop {
-        let code = request(broker, topic, batch);
+        let code = request(&broker, topic, batch);
         if code != NOT_LEADER || Instant::now() > deadline {
             return code;
         }
