@@ -13,6 +13,7 @@ mod traces;
 mod validate;
 mod workflows;
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -21,6 +22,7 @@ use waybill_alerts::AlertsConfig;
 use waybill_config::{ConfigError, Configuration, SecretFiles, units};
 use waybill_engine::Division;
 use waybill_http::auth::AuthConfig;
+use waybill_kafka::KafkaSettings;
 use waybill_supervisor::SupervisorConfig;
 use waybill_topology::{EmbeddedTopics, KafkaConfig, TopologySettings};
 
@@ -127,6 +129,29 @@ impl Configuration for Config {
 }
 
 impl Config {
+    /// How to reach the brokers: the configured ones, else the embedded one.
+    #[must_use]
+    pub fn kafka_settings(&self, embedded: Option<SocketAddr>) -> KafkaSettings {
+        let brokers = match (&self.kafka.brokers, embedded) {
+            (Some(brokers), _) => brokers.join(","),
+            (None, Some(address)) => address.to_string(),
+            (None, None) => String::new(),
+        };
+        let mut settings = KafkaSettings::new(brokers);
+        settings.group_prefix.clone_from(&self.kafka.topic_prefix);
+        let properties = self.kafka.properties.iter();
+        settings
+            .properties
+            .extend(properties.map(|(name, value)| (name.into(), value.into())));
+        settings
+    }
+
+    /// The consumer group that agents share.
+    #[must_use]
+    pub fn agents_group(&self) -> String {
+        format!("{}-agents", self.kafka.topic_prefix)
+    }
+
     /// The same for so many partitions.
     #[must_use]
     pub fn with_partitions(&self, partitions: u32) -> Self {

@@ -11,5 +11,11 @@ pub mod backup;
 pub mod config;
 pub mod data_dir;
 pub mod disk;
+pub mod exposure;
+pub mod measured_store;
+pub mod open_files;
+mod role;
 pub mod shutdown;
 pub mod telemetry;
+
+pub use role::{Needs, Role};

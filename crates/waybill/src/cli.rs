@@ -3,35 +3,11 @@
 //! Flags are global, so that they may stand before or after the command. Each one sets one key of
 //! the configuration; everything else is set there.
 //!
-//! The commands that look at topics and operations, and end by themselves, lie below this module.
+//! The commands that look at topics and operations, and end by themselves, are in `waybill-ops`.
 
-mod access;
-mod admin_port;
-mod agent_check;
-mod avro;
-mod backup;
-mod broker;
-mod broker_login;
-mod broker_ready;
-mod capacity;
-mod connection;
-mod dead_letter_topics;
-mod dlq;
-mod exposure;
-mod log;
-mod ops;
-mod readers;
-mod ready;
-mod records;
 mod reference;
-mod role;
-mod schemas;
 mod shell;
-mod shown;
-mod store;
 mod token;
-mod topics;
-mod transfer;
 mod workflow;
 
 use std::net::SocketAddr;
@@ -40,31 +16,17 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 use clap_complete::Shell;
 use waybill_config::{ConfigError, Environment, address_from_text, load};
-
-pub use access::AdminArgs;
-pub use agent_check::AgentCheckArgs;
-pub use backup::{BackupArgs, RestoreArgs};
-pub use broker::BrokerCommand;
-pub use capacity::CapacityArgs;
-pub use dlq::DlqCommand;
-pub(crate) use exposure::listeners;
-pub use exposure::{Listens, exposed, in_the_clear, open_to_all};
-pub use log::LogArgs;
-pub use ops::{DoctorArgs, ExplainArgs, OpsArgs, OpsError};
-pub use readers::ReadersCommand;
-pub use ready::ReadyArgs;
-pub use records::RecordsArgs;
-pub use reference::Reference;
-pub use role::Role;
-pub use schemas::SchemasCommand;
-pub use shown::Written;
-pub use store::StoreCommand;
-pub use token::TokenCommand;
-pub use topics::TopicsCommand;
-pub use transfer::{ExportArgs, ImportArgs};
-pub use workflow::WorkflowCommand;
-
 use waybill_node::config::{Config, LogFormat};
+use waybill_node::{Role, exposure};
+use waybill_ops::{
+    AdminArgs, AgentCheckArgs, BackupArgs, BrokerCommand, CapacityArgs, DlqCommand, DoctorArgs,
+    ExplainArgs, ExportArgs, ImportArgs, LogArgs, OpsArgs, ReadersCommand, ReadyArgs, RecordsArgs,
+    RestoreArgs, SchemasCommand, StoreCommand, TopicsCommand, Written, named_file,
+};
+
+pub use reference::Reference;
+pub use token::TokenCommand;
+pub use workflow::{WorkflowCommand, check_configuration};
 
 const EXIT_CODES: &str = "\
 Configuration: defaults, then the file, then the environment, then flags; later ones win.
@@ -297,7 +259,7 @@ pub struct Flags {
         global = true,
         value_name = "FILE",
         env = "WAYBILL_CONFIG",
-        value_parser = access::named_file("WAYBILL_CONFIG")
+        value_parser = named_file("WAYBILL_CONFIG")
     )]
     pub config: Option<PathBuf>,
     /// Where the embedded broker, the store and the services' ledger keep their files [default:
@@ -453,13 +415,22 @@ fn set<T>(value: &mut T, flag: Option<T>) {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
+    use clap::{CommandFactory, ValueEnum as _};
 
     use super::*;
 
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_role_is_called_what_is_typed_to_start_it() {
+        let program = Cli::command();
+        for role in Role::value_variants() {
+            let name = role.to_string();
+            assert!(program.find_subcommand(&name).is_some(), "{name}");
+        }
     }
 
     #[test]

@@ -103,7 +103,7 @@ fn is_coloured() -> bool {
 }
 
 /// Whose lines there are: the crates that write any, and librdkafka, which writes under its own name.
-const WRITERS: [&str; 21] = [
+const WRITERS: [&str; 22] = [
     "waybill",
     "waybill_agent",
     "waybill_alerts",
@@ -116,6 +116,7 @@ const WRITERS: [&str; 21] = [
     "waybill_ingestion",
     "waybill_kafka",
     "waybill_node",
+    "waybill_ops",
     "waybill_registry",
     "waybill_scheduler",
     "waybill_store",
@@ -128,15 +129,7 @@ const WRITERS: [&str; 21] = [
 ];
 
 /// The modules of the program's own crate. What roles do is in the other crates.
-const PROGRAM_MODULES: [&str; 7] = [
-    "broker_access",
-    "catalogue",
-    "cli",
-    "open_files",
-    "registry",
-    "roles",
-    "transfer",
-];
+const PROGRAM_MODULES: [&str; 4] = ["broker_access", "catalogue", "cli", "roles"];
 
 /// Why a log filter cannot be read.
 #[derive(Debug, thiserror::Error)]

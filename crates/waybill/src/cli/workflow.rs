@@ -6,11 +6,11 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 use serde::Serialize;
+use waybill_node::Role;
 use waybill_node::config::{Config, load_workflow};
+use waybill_ops::{Written, named_elsewhere};
 use waybill_telemetry::visible::counted;
 
-use super::Role;
-use super::shown::Written;
 use crate::roles::{agents_elsewhere, check_for, check_to_run, load_agents_file};
 
 /// How to look at workflows.
@@ -65,24 +65,26 @@ impl WorkflowCommand {
     }
 }
 
-impl Written {
-    /// What `waybill config check` says of a configuration that can be used, by one role or by every role in one process.
-    ///
-    /// # Errors
-    ///
-    /// If a workflow or an agent that the role reads cannot work, or it would have no agent to run.
-    pub fn check(self, role: Option<Role>, config: &Config) -> anyhow::Result<String> {
-        let checked = match role {
-            Some(role) => check_for(role, config)?,
-            None => check_to_run(config)?,
-        };
-        Ok(self.text(&Verdict {
-            role: role.map(Role::name),
-            workflow: None,
-            agents_elsewhere: checked.agents_elsewhere(),
-            disk: checked.disk_bounds_exceed(config),
-        })?)
-    }
+/// What `waybill config check` says of a configuration that can be used, by one role or by every role in one process.
+///
+/// # Errors
+///
+/// If a workflow or an agent that the role reads cannot work, or it would have no agent to run.
+pub fn check_configuration(
+    role: Option<Role>,
+    written: Written,
+    config: &Config,
+) -> anyhow::Result<String> {
+    let checked = match role {
+        Some(role) => check_for(role, config)?,
+        None => check_to_run(config)?,
+    };
+    Ok(written.text(&Verdict {
+        role: role.map(Role::name),
+        workflow: None,
+        agents_elsewhere: checked.agents_elsewhere(),
+        disk: checked.disk_bounds_exceed(config),
+    })?)
 }
 
 /// What a check says where nothing is wrong.
@@ -134,16 +136,5 @@ impl fmt::Display for Verdict {
             Some(disk) => write!(f, "\nwarning: {disk}"),
             None => Ok(()),
         }
-    }
-}
-
-/// What is said of agents that are in no file.
-pub(super) fn named_elsewhere(agents: &[String]) -> String {
-    match agents {
-        [] => String::new(),
-        agents => format!(
-            "; agents that are in none of the files: {}",
-            agents.join(", ")
-        ),
     }
 }

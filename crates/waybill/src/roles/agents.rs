@@ -54,7 +54,7 @@ pub(super) async fn start(
 ) -> anyhow::Result<()> {
     let settings = &config.agents;
     let mut agents_config = AgentsConfig::new(kafka, topics);
-    agents_config.group = group(config);
+    agents_config.group = config.agents_group();
     let place = match &settings.instance_id {
         Some(_) => None,
         None => instance::place(config, INSTANCES_DIR),
@@ -84,11 +84,6 @@ pub(super) async fn start(
         Ok(agents.shutdown().await?)
     });
     Ok(())
-}
-
-/// The consumer group of the agents of a configuration.
-pub(crate) fn group(config: &Config) -> String {
-    format!("{}-agents", config.kafka.topic_prefix)
 }
 
 /// Every agent of the configuration, by name, checked against the workflows.

@@ -4,10 +4,10 @@
 
 use waybill_agent::http::NamedHandler;
 use waybill_engine::Workflows;
+use waybill_node::Role;
 use waybill_node::config::{AgentReach, Config, load_workflows};
 
 use super::{agents, disk_bounds_exceed};
-use crate::cli::Role;
 
 /// The workflows and agents of a configuration that can be used.
 pub(crate) struct Checked {
@@ -44,12 +44,22 @@ impl Checked {
     }
 }
 
+/// Checks what a configuration refers to, and returns the agents of its workflows that are in none of its files and not
+/// built in.
+///
+/// # Errors
+///
+/// If a file cannot be read, or what it says cannot work.
+pub fn agents_elsewhere_of(config: &Config) -> anyhow::Result<Vec<String>> {
+    Ok(check(config)?.agents_elsewhere().unwrap_or_default())
+}
+
 /// Checks what a configuration refers to: its workflows and its agents, alone and together.
 ///
 /// # Errors
 ///
 /// If a file cannot be read, or what it says cannot work.
-pub(crate) fn check(config: &Config) -> anyhow::Result<Checked> {
+fn check(config: &Config) -> anyhow::Result<Checked> {
     let workflows = load_workflows(&config.workflows)?;
     let handlers = agents::load_to_check(config, &workflows)?;
     Ok(Checked {

@@ -15,7 +15,7 @@ use waybill_node::shutdown::{Running, Stage};
 use waybill_node::telemetry::announce;
 use waybill_telemetry::health::LowDisk;
 
-use super::agents::{Reached, group};
+use super::agents::Reached;
 use super::broker_metrics::BrokerMetrics;
 use crate::broker_access::BrokerLogins;
 
@@ -48,7 +48,7 @@ pub(super) async fn broker(
     let settings = &config.broker;
     let logins = admin.auth().authenticator().map(|authenticator| {
         let topics = Topics::new(&config.kafka.topic_prefix);
-        let logins = BrokerLogins::new(Arc::clone(authenticator), topics, group(config));
+        let logins = BrokerLogins::new(Arc::clone(authenticator), topics, config.agents_group());
         Arc::new(logins)
     });
     let mut broker_config = BrokerConfig::new(data_dir::of_broker(&config.data_dir));

@@ -6,12 +6,12 @@ use waybill_http::auth::Auth;
 use waybill_http::{Tls, reread};
 use waybill_node::admin::Admin;
 use waybill_node::config::Config;
+use waybill_node::exposure::{exposed, in_the_clear, open_to_all};
 use waybill_node::shutdown::{Running, Signals, Stage};
 use waybill_node::telemetry::{Telemetry, traces};
+use waybill_node::{Role, open_files};
 
 use super::{ports, prepare_data_dir, start};
-use crate::cli::{Role, exposed, in_the_clear, open_to_all};
-use crate::open_files;
 
 /// Runs a role until a signal or a failure ends it.
 ///

@@ -12,9 +12,9 @@ mod embedded;
 mod ingestion;
 mod instance;
 mod life;
-mod measured;
 mod ports;
 mod reach;
+mod registry;
 mod samples;
 mod scheduler;
 mod store;
@@ -29,6 +29,7 @@ use waybill_config::Environment;
 use waybill_engine::Workflows;
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
+use waybill_node::Role;
 use waybill_node::admin::Admin;
 use waybill_node::backup::Backups;
 use waybill_node::config::{AgentReach, Config, load_workflows, readers_of_this_process};
@@ -40,17 +41,13 @@ use waybill_topology::partition_map::PartitionMap;
 use waybill_topology::topics::{self, BrokerKind};
 
 use self::agents::Reached;
-use crate::cli::Role;
-use crate::registry;
 
-pub(crate) use agents::{
-    elsewhere as agents_elsewhere, group as agents_group, load_file as load_agents_file,
-};
+pub(crate) use agents::{elsewhere as agents_elsewhere, load_file as load_agents_file};
 pub(crate) use broker_metrics::declared as broker_metrics;
+pub use check::agents_elsewhere_of;
 pub use check::check_files_of;
-pub(crate) use check::{check, check_for, check_to_run};
+pub(crate) use check::{check_for, check_to_run};
 pub use life::run;
-pub(crate) use measured::METRICS as STORE_METRICS;
 
 /// The disk that the embedded broker and store of this process share.
 #[derive(Default)]
@@ -134,7 +131,7 @@ async fn start(
         Role::Services => embedded::services(config, running).await.map(drop),
         Role::Agents => {
             let workflows = load_workflows(&config.workflows)?;
-            let kafka = kafka_settings(config, None);
+            let kafka = config.kafka_settings(None);
             let names = registry::topics(config, &workflows, &admin.readiness).await?;
             let handlers = agents::load(config, &Reached::elsewhere(config), &workflows)?;
             if config.agents.reach == AgentReach::Direct {
@@ -247,7 +244,7 @@ async fn world(
     running: &Running,
 ) -> anyhow::Result<World> {
     let workflows = load_workflows(&config.workflows)?;
-    let kafka = kafka_settings(config, broker);
+    let kafka = config.kafka_settings(broker);
     let store::Opened { store, embedded } = store::open(role, config, running).await?;
     let looked_at = Arc::downgrade(&store);
     admin.readiness.warn_of(move || {
@@ -322,20 +319,4 @@ pub(crate) fn disk_bounds_exceed(config: &Config, workflows: &Workflows) -> Opti
         space,
         &config.data_dir,
     )
-}
-
-/// How to reach the brokers: the configured ones, else the embedded one.
-pub(crate) fn kafka_settings(config: &Config, embedded: Option<SocketAddr>) -> KafkaSettings {
-    let brokers = match (&config.kafka.brokers, embedded) {
-        (Some(brokers), _) => brokers.join(","),
-        (None, Some(address)) => address.to_string(),
-        (None, None) => String::new(),
-    };
-    let mut settings = KafkaSettings::new(brokers);
-    settings.group_prefix.clone_from(&config.kafka.topic_prefix);
-    let properties = config.kafka.properties.iter();
-    settings
-        .properties
-        .extend(properties.map(|(name, value)| (name.into(), value.into())));
-    settings
 }

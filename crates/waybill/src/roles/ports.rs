@@ -5,9 +5,9 @@ use std::io;
 use std::net::SocketAddr;
 
 use tokio::net::TcpSocket;
+use waybill_node::Role;
 use waybill_node::config::Config;
-
-use crate::cli::{Role, listeners};
+use waybill_node::exposure::listeners;
 
 /// Refuses a role some of whose addresses cannot be bound. A configuration that names one address twice does not come so
 /// far.

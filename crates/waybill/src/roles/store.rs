@@ -4,15 +4,14 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use waybill_node::Role;
 use waybill_node::config::Config;
 use waybill_node::data_dir;
+use waybill_node::measured_store::Measured;
 use waybill_node::shutdown::{Running, Stage};
 use waybill_store::{CqlStore, DamageReport, EmbeddedConfig, EmbeddedStore, Store, StoreError};
 use waybill_telemetry::chain;
 use waybill_telemetry::visible::counted;
-
-use super::measured::Measured;
-use crate::cli::Role;
 
 /// How long a database may take to come up.
 const DATABASE_PATIENCE: Duration = Duration::from_secs(60);

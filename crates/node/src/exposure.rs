@@ -1,0 +1,371 @@
+//! Listeners that others can reach though nobody there has to say who they are, and those that take the address of
+//! another.
+//!
+//! What must hold: no process listens so unless somebody said that it may. Only the loopback interface is taken to be
+//! out of others' reach: what a network lets through is not for a program to guess.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use waybill_config::ConfigError;
+use waybill_http::Tls;
+use waybill_http::auth::Auth;
+
+use crate::Role;
+use crate::config::{Config, TlsConfig};
+
+/// A listener of a role.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Listens {
+    /// The key of its address.
+    key: &'static str,
+    /// The flag that sets it.
+    flag: &'static str,
+    address: SocketAddr,
+    /// Whether it can ask, and how connections to it are encrypted.
+    guard: Guard,
+}
+
+/// What a listener has against those who should not come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Guard {
+    /// It can ask for tokens, which come in the clear or not.
+    Tokens { encrypted: bool },
+    /// Nothing; what else there is than the loopback interface.
+    None { way_out: &'static str },
+}
+
+impl Listens {
+    /// Where it listens by configuration.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl fmt::Display for Listens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            key, flag, address, ..
+        } = self;
+        write!(f, "{key} ({flag}) is {address}")
+    }
+}
+
+/// The listeners of a role that others can reach and that ask nobody who they are.
+#[must_use]
+pub fn exposed(role: Role, config: &Config) -> Vec<Listens> {
+    let mut open = reachable(role, config);
+    let asks = |guard| matches!(guard, Guard::Tokens { .. }) && config.auth.is_on();
+    open.retain(|listener| !asks(listener.guard));
+    open
+}
+
+/// The listeners of a role that others can reach and that are sent tokens unencrypted.
+#[must_use]
+pub fn in_the_clear(role: Role, config: &Config) -> Vec<Listens> {
+    let mut open = reachable(role, config);
+    open.retain(|listener| {
+        config.auth.is_on() && listener.guard == Guard::Tokens { encrypted: false }
+    });
+    open
+}
+
+/// The listeners of a role that ask for no token because authentication is off, in one line; `None` where it is on or
+/// the role has none that could ask.
+#[must_use]
+pub fn open_to_all(role: Role, config: &Config) -> Option<String> {
+    if config.auth.is_on() {
+        return None;
+    }
+    let asks = |listener: &Listens| matches!(listener.guard, Guard::Tokens { .. });
+    let open: Vec<String> = listeners(role, config)
+        .into_iter()
+        .filter(asks)
+        .map(|listener| format!("{} {}", listener.key, listener.address))
+        .collect();
+    (!open.is_empty()).then(|| open.join(", "))
+}
+
+/// The listeners of a role that others can reach.
+fn reachable(role: Role, config: &Config) -> Vec<Listens> {
+    let mut open = listeners(role, config);
+    open.retain(|listener| !is_loopback(listener.address.ip()));
+    open
+}
+
+/// All listeners of a role.
+#[must_use]
+pub fn listeners(role: Role, config: &Config) -> Vec<Listens> {
+    let listener = |key, flag, address, guard| Listens {
+        key,
+        flag,
+        address,
+        guard,
+    };
+    let asking = |tls: &TlsConfig| Guard::Tokens {
+        encrypted: tls.is_on(),
+    };
+    let http = &config.http;
+    let http = listener("http.listen", "--http", http.listen, asking(&http.tls));
+    let admin = &config.admin;
+    let admin = listener("admin.listen", "--admin", admin.listen, asking(&admin.tls));
+    let broker = listener(
+        "broker.listen",
+        "--broker-listen",
+        config.broker.listen,
+        Guard::Tokens { encrypted: false },
+    );
+    let services = listener(
+        "services.listen",
+        "--services",
+        config.services.listen,
+        Guard::None {
+            way_out: "leave the simulated services out (--no-services)",
+        },
+    );
+    let mut open = vec![admin];
+    match role {
+        Role::Up {
+            services: has_services,
+            ..
+        } => {
+            open.push(http);
+            if config.kafka.brokers.is_none() {
+                open.push(broker);
+            }
+            if has_services {
+                open.push(services);
+            }
+        }
+        Role::Ingestion => open.push(http),
+        Role::Broker => open.push(broker),
+        Role::Services => open.push(services),
+        Role::Agents | Role::Scheduler | Role::Supervisor => {}
+    }
+    open
+}
+
+/// Whether a process may listen as this role does, can do so at all its addresses at once, and has the files that it needs
+/// for it. Said before it starts, it is a refusal and no failure.
+///
+/// # Errors
+///
+/// If it may not, or a file of tokens, keys or certificates cannot be used.
+pub fn check_with_files(role: Role, config: &Config) -> Result<(), ConfigError> {
+    check(role, config)?;
+    check_distinct(role, config)?;
+    check_files(role, config)
+}
+
+/// The same of a process that starts everything. The simulated services need no address of their own where they, or the
+/// brokers, are elsewhere: that is no configuration to try things out.
+///
+/// # Errors
+///
+/// As [`check_with_files`].
+pub fn check_everything(config: &Config) -> Result<(), ConfigError> {
+    check(Role::EVERYTHING, config)?;
+    let distinct = Role::Up {
+        agents: true,
+        services: config.kafka.brokers.is_none() && config.services.address.is_none(),
+        samples: 0,
+    };
+    check_distinct(distinct, config)?;
+    check_files(Role::EVERYTHING, config)
+}
+
+fn check_files(role: Role, config: &Config) -> Result<(), ConfigError> {
+    Auth::load(&config.auth)?;
+    Tls::load("admin.tls", &config.admin.tls)?;
+    if matches!(role, Role::Up { .. } | Role::Ingestion) {
+        Tls::load("http.tls", &config.http.tls)?;
+    }
+    Ok(())
+}
+
+/// Refuses a role that would be exposed, unless it may be.
+fn check(role: Role, config: &Config) -> Result<(), ConfigError> {
+    let exposed = exposed(role, config);
+    let Some(first) = exposed.first().filter(|_| !config.insecure) else {
+        return Ok(());
+    };
+    let ways = exposed.iter().map(|listener| match listener.guard {
+        Guard::Tokens { .. } => "have it ask for tokens (auth.tokensFile, auth.jwt.jwksFile)",
+        Guard::None { way_out } => way_out,
+    });
+    let mut ways: Vec<&str> = ways.collect();
+    ways.dedup();
+    let also: String = exposed[1..]
+        .iter()
+        .map(|listener| format!(", and {listener}"))
+        .collect();
+    Err(ConfigError::invalid(
+        format!("{first}{also}:"),
+        format!(
+            "others can reach that, and nobody there has to say who they are. Listen on a loopback address such as \
+             127.0.0.1, or {}, or say --insecure (insecure: true)",
+            ways.join(", or ")
+        ),
+    ))
+}
+
+/// Refuses a role two of whose listeners would take one address.
+fn check_distinct(role: Role, config: &Config) -> Result<(), ConfigError> {
+    let listeners = listeners(role, config);
+    for (index, listener) in listeners.iter().enumerate() {
+        let mut earlier = listeners[..index].iter();
+        if let Some(other) = earlier.find(|other| overlap(other.address, listener.address)) {
+            return Err(ConfigError::invalid(
+                format!("{listener} and {other}:"),
+                "these addresses overlap: give each listener one of its own",
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a listener at one address also takes the other. Port 0 is any that is free; `0.0.0.0` is every address of
+/// IPv4, and `::` every address.
+fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
+    let [a, b] = [one, other].map(|address| address.ip().to_canonical());
+    let is_any = |ip: IpAddr| ip.is_unspecified();
+    let is_same = a == b
+        || (is_any(a) && (a.is_ipv6() || b.is_ipv4()))
+        || (is_any(b) && (b.is_ipv6() || a.is_ipv4()));
+    one.port() != 0 && one.port() == other.port() && is_same
+}
+
+fn is_loopback(ip: IpAddr) -> bool {
+    ip.to_canonical().is_loopback()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_loopback_interface_is_out_of_others_reach() {
+        for (ip, expected) in [
+            ("127.0.0.1", true),
+            ("127.9.9.9", true),
+            ("::1", true),
+            ("::ffff:127.0.0.1", true),
+            ("0.0.0.0", false),
+            ("::", false),
+            ("10.0.0.1", false),
+            ("169.254.1.1", false),
+            ("fe80::1", false),
+        ] {
+            assert_eq!(is_loopback(ip.parse().unwrap()), expected, "{ip}");
+        }
+    }
+
+    #[test]
+    fn a_role_is_held_to_the_listeners_that_it_opens() {
+        let mut config = Config::default();
+        let everywhere = |port: u16| SocketAddr::from(([0, 0, 0, 0], port));
+        config.http.listen = everywhere(1);
+        config.admin.listen = everywhere(2);
+        config.broker.listen = everywhere(3);
+        config.services.listen = everywhere(4);
+        let up = |services| Role::Up {
+            agents: true,
+            services,
+            samples: 0,
+        };
+        let ports = |role, config: &Config| -> Vec<u16> {
+            let exposed = exposed(role, config);
+            exposed.iter().map(|found| found.address.port()).collect()
+        };
+        for (role, expected) in [
+            (up(true), vec![2, 1, 3, 4]),
+            (up(false), vec![2, 1, 3]),
+            (Role::Ingestion, vec![2, 1]),
+            (Role::Broker, vec![2, 3]),
+            (Role::Services, vec![2, 4]),
+            (Role::Agents, vec![2]),
+            (Role::Scheduler, vec![2]),
+            (Role::Supervisor, vec![2]),
+        ] {
+            assert_eq!(ports(role, &config), expected, "{role:?}");
+            assert!(check(role, &config).is_err(), "{role:?}");
+        }
+        config.kafka.brokers = Some(vec!["a:1".to_owned()]);
+        assert_eq!(ports(up(false), &config), [2, 1], "no broker is embedded");
+        config.auth.tokens_file = Some("tokens.yaml".into());
+        assert_eq!(ports(up(true), &config), [4], "the other two ask");
+        let clear = |config: &Config| in_the_clear(up(true), config).len();
+        assert_eq!(clear(&config), 2);
+        config.http.tls.cert_file = Some("cert.pem".into());
+        assert_eq!(clear(&config), 1);
+        config.insecure = true;
+        assert!(check(up(true), &config).is_ok());
+        assert_eq!(exposed(up(true), &Config::default()), []);
+    }
+
+    #[test]
+    fn two_listeners_at_one_address_are_refused_by_both_settings() {
+        for (one, other, overlaps) in [
+            ("127.0.0.1:80", "127.0.0.1:80", true),
+            ("127.0.0.1:80", "127.0.0.1:81", false),
+            ("127.0.0.1:80", "127.0.0.2:80", false),
+            ("127.0.0.1:0", "127.0.0.1:0", false),
+            ("127.0.0.1:80", "0.0.0.0:80", true),
+            ("0.0.0.0:80", "0.0.0.0:80", true),
+            ("0.0.0.0:0", "127.0.0.1:0", false),
+            ("0.0.0.0:80", "[::1]:80", false),
+            ("0.0.0.0:80", "[::ffff:127.0.0.1]:80", true),
+            ("[::]:80", "[::1]:80", true),
+            ("[::]:80", "127.0.0.1:80", true),
+            ("[::]:80", "0.0.0.0:80", true),
+            ("[::]:80", "0.0.0.0:81", false),
+        ] {
+            let [a, b] = [one, other].map(|address| address.parse().unwrap());
+            assert_eq!(overlap(a, b), overlaps, "{one} {other}");
+            assert_eq!(overlap(b, a), overlaps, "{other} {one}");
+        }
+        let mut config = Config::default();
+        config.services.listen = "0.0.0.0:8080".parse().unwrap();
+        let refused = check_distinct(Role::EVERYTHING, &config)
+            .unwrap_err()
+            .to_string();
+        assert_eq!(
+            refused,
+            "services.listen (--services) is 0.0.0.0:8080 and http.listen (--http) is 127.0.0.1:8080: these addresses \
+             overlap: give each listener one of its own"
+        );
+        for role in [Role::Services, Role::Ingestion] {
+            assert!(check_distinct(role, &config).is_ok(), "it has one of them");
+        }
+    }
+
+    #[test]
+    fn simulated_services_are_in_nobodys_way_where_they_or_the_brokers_are_elsewhere() {
+        let mut config = Config::default();
+        config.http.listen = config.services.listen;
+        assert!(check_everything(&config).is_err());
+        config.services.address = Some("a:1".to_owned());
+        assert!(check_everything(&config).is_ok());
+        config.services.address = None;
+        config.kafka.brokers = Some(vec!["a:1".to_owned()]);
+        assert!(check_everything(&config).is_ok());
+        assert!(check_with_files(Role::EVERYTHING, &config).is_err());
+    }
+
+    #[test]
+    fn a_refusal_names_every_listener_and_the_ways_out() {
+        let mut config = Config::default();
+        config.http.listen = "0.0.0.0:80".parse().unwrap();
+        config.broker.listen = "[::]:92".parse().unwrap();
+        let refused = check(Role::EVERYTHING, &config).unwrap_err().to_string();
+        for part in [
+            "http.listen (--http) is 0.0.0.0:80, and broker.listen (--broker-listen) is [::]:92: ",
+            "loopback",
+            "auth.tokensFile",
+            "--insecure",
+        ] {
+            assert!(refused.contains(part), "{part}: {refused}");
+        }
+    }
+}

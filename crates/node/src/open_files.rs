@@ -1,0 +1,108 @@
+//! How many files and connections this process may have open.
+//!
+//! Why it exists. Many systems start a process with a limit of 1,024 open files, and let it raise that by itself. Every
+//! connection is one: at the limit no listener can accept, not even that of probes.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::Role;
+use crate::config::Config;
+
+/// More is of no use, and a larger table of open files takes memory.
+const LIMIT_MAX: u64 = 1 << 20;
+
+/// Files that are open beside connections: of the log, the store, clients and the program itself.
+const OTHERS: u64 = 512;
+/// The same for each partition: segments of its topics.
+const PER_PARTITION: u64 = 32;
+
+/// Raises the limit as far as the system lets this process, and warns where the configured bounds do not fit into it.
+pub fn prepare(role: Role, config: &Config) {
+    let limit = raise();
+    let wanted = wanted(role, config);
+    if limit < wanted {
+        tracing::warn!(
+            limit,
+            wanted,
+            "the limit of open files is below what the configured connections may need: raise it (ulimit -Hn, \
+             LimitNOFILE=), or lower connectionsMax of http, admin, broker and services"
+        );
+    }
+}
+
+/// Raises the limit, and returns what it is now.
+fn raise() -> u64 {
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let now = current.unwrap_or(LIMIT_MAX);
+    let wanted = maximum.unwrap_or(LIMIT_MAX).min(LIMIT_MAX);
+    if now >= wanted {
+        return now;
+    }
+    let raised = Rlimit {
+        current: Some(wanted),
+        maximum,
+    };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => wanted,
+        Err(error) => {
+            tracing::warn!(%error, now, wanted, "the limit of open files could not be raised");
+            now
+        }
+    }
+}
+
+/// How many files a process with this role may have open, by its configured bounds.
+fn wanted(role: Role, config: &Config) -> u64 {
+    let is_up = matches!(role, Role::Up { .. });
+    let has_api = is_up || role == Role::Ingestion;
+    let has_broker = is_up && config.kafka.brokers.is_none() || role == Role::Broker;
+    let has_services = matches!(role, Role::Up { services: true, .. } | Role::Services);
+    let mut wanted = OTHERS + config.admin.connections_max as u64;
+    if has_api {
+        wanted += config.http.connections_max as u64;
+    }
+    if has_broker {
+        wanted += config.broker.connections_max as u64;
+        wanted += u64::from(config.partitions) * PER_PARTITION;
+    }
+    if has_services {
+        wanted += config.services.connections_max as u64;
+    }
+    wanted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_limit_is_raised_to_what_the_system_lets_the_process_have() {
+        let limit = raise();
+        let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+        assert_eq!(current, Some(limit));
+        assert!(maximum.is_none_or(|maximum| limit == maximum.min(LIMIT_MAX) || limit > LIMIT_MAX));
+        assert_eq!(raise(), limit);
+    }
+
+    #[test]
+    fn each_listener_of_a_role_counts_with_its_bound() {
+        let mut config = Config::default();
+        config.admin.connections_max = 1;
+        config.http.connections_max = 20;
+        config.broker.connections_max = 300;
+        config.services.connections_max = 4_000;
+        config.partitions = 2;
+        assert_eq!(wanted(Role::Supervisor, &config), 1 + OTHERS);
+        assert_eq!(wanted(Role::Ingestion, &config), 21 + OTHERS);
+        let up = |services| Role::Up {
+            agents: true,
+            services,
+            samples: 0,
+        };
+        let all = 321 + 2 * PER_PARTITION + OTHERS;
+        assert_eq!(wanted(up(false), &config), all);
+        assert_eq!(wanted(up(true), &config), all + 4_000);
+        config.kafka.brokers = Some(vec!["kafka:9092".to_owned()]);
+        assert_eq!(wanted(up(false), &config), 21 + OTHERS);
+    }
+}

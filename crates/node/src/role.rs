@@ -1,0 +1,114 @@
+//! What lasts: the roles, and what each cannot do without.
+
+use std::fmt;
+
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
+
+/// A command that starts roles and lasts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    /// All roles.
+    Up {
+        /// Whether the agents run in this process.
+        agents: bool,
+        /// Whether the simulated services run in this process.
+        services: bool,
+        /// How many sample deliveries to send.
+        samples: u64,
+    },
+    /// The embedded broker.
+    Broker,
+    /// The agents.
+    Agents,
+    /// The simulated services.
+    Services,
+    /// The HTTP API.
+    Ingestion,
+    /// The scheduler.
+    Scheduler,
+    /// The supervisor, and what tells people of alerts.
+    Supervisor,
+}
+
+/// As it is typed.
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl ValueEnum for Role {
+    fn value_variants<'a>() -> &'a [Self] {
+        &[
+            Self::EVERYTHING,
+            Self::Broker,
+            Self::Agents,
+            Self::Services,
+            Self::Ingestion,
+            Self::Scheduler,
+            Self::Supervisor,
+        ]
+    }
+
+    fn to_possible_value(&self) -> Option<PossibleValue> {
+        Some(PossibleValue::new(self.name()))
+    }
+}
+
+impl Role {
+    /// `up` with all that it can start.
+    pub const EVERYTHING: Self = Self::Up {
+        agents: true,
+        services: true,
+        samples: 0,
+    };
+
+    /// The command that starts it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Up { .. } => "up",
+            Self::Broker => "broker",
+            Self::Agents => "agents",
+            Self::Services => "services",
+            Self::Ingestion => "ingestion",
+            Self::Scheduler => "scheduler",
+            Self::Supervisor => "supervisor",
+        }
+    }
+
+    /// What the process is called where the spans of many are looked at.
+    #[must_use]
+    pub const fn service(self) -> &'static str {
+        match self {
+            Self::Up { .. } => "waybill",
+            Self::Broker => "waybill-broker",
+            Self::Agents => "waybill-agents",
+            Self::Services => "waybill-services",
+            Self::Ingestion => "waybill-ingestion",
+            Self::Scheduler => "waybill-scheduler",
+            Self::Supervisor => "waybill-supervisor",
+        }
+    }
+
+    /// What it cannot do without if it runs alone: nothing of that is in its process.
+    #[must_use]
+    pub fn needs(self) -> Needs {
+        let (brokers, store) = match self {
+            Self::Up { .. } | Self::Broker | Self::Services => (false, false),
+            Self::Agents => (true, false),
+            Self::Ingestion | Self::Scheduler | Self::Supervisor => (true, true),
+        };
+        Needs { brokers, store }
+    }
+}
+
+/// What has to run elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub struct Needs {
+    /// The brokers.
+    pub brokers: bool,
+    /// The state store.
+    pub store: bool,
+}

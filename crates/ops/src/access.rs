@@ -1,0 +1,308 @@
+//! How commands get in where it is asked who one is, and know whom they talk to.
+//!
+//! What must hold: no token is an argument or the value of a variable, where others of the machine can read it.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use reqwest::header::{AUTHORIZATION, HeaderMap};
+use reqwest::{Certificate, ClientBuilder};
+use waybill_node::config::Config;
+
+use crate::address::ApiAddress;
+use crate::broker_login::with_login;
+use crate::credentials::{AccessError, file_refused, named_file, read_bearer};
+
+/// What a command needs to get in.
+#[derive(Clone, Debug, Default, Args)]
+pub struct AccessArgs {
+    /// The file with the bearer token, where one is asked for
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "WAYBILL_TOKEN_FILE",
+        value_parser = named_file("WAYBILL_TOKEN_FILE")
+    )]
+    token_file: Option<PathBuf>,
+    /// Certificates (PEM) that are trusted beside the system's
+    #[arg(
+        long,
+        global = true,
+        value_name = "FILE",
+        env = "WAYBILL_CA_FILE",
+        value_parser = named_file("WAYBILL_CA_FILE")
+    )]
+    ca_file: Option<PathBuf>,
+}
+
+/// What a command needs to ask an admin port.
+#[derive(Clone, Debug, Default, Args)]
+pub struct AdminArgs {
+    /// The admin port's address as a URL, where it is not at --admin
+    #[arg(long, global = true, value_name = "URL")]
+    admin_url: Option<ApiAddress>,
+    #[command(flatten)]
+    pub(crate) access: AccessArgs,
+}
+
+impl AccessArgs {
+    /// The same for who asks what anybody may: a token goes nowhere without need, and none has to be there.
+    pub(crate) fn without_token(&self) -> Self {
+        Self {
+            token_file: None,
+            ..self.clone()
+        }
+    }
+
+    /// The client with what the files say.
+    pub(crate) fn apply(&self, mut client: ClientBuilder) -> Result<ClientBuilder, AccessError> {
+        if let Some(path) = &self.token_file {
+            let (_, bearer) = read_bearer(path)?;
+            client = client.default_headers(HeaderMap::from_iter([(AUTHORIZATION, bearer)]));
+        }
+        if let Some(path) = &self.ca_file {
+            let refused = |problem: &str| file_refused("--ca-file", path, problem);
+            let text = std::fs::read(path)
+                .map_err(|error| refused(&format!("cannot be read: {error}")))?;
+            let trusted = Certificate::from_pem_bundle(&text)
+                .ok()
+                .filter(|trusted| !trusted.is_empty())
+                .ok_or_else(|| refused("holds no certificate (PEM)"))?;
+            for certificate in trusted {
+                client = client.add_root_certificate(certificate);
+            }
+        }
+        Ok(client)
+    }
+}
+
+impl AdminArgs {
+    /// The configuration with the login at the embedded broker that the token is.
+    pub(crate) fn broker_login(&self, config: &Config) -> anyhow::Result<Config> {
+        with_login(config, self.access.token_file.as_deref())
+    }
+
+    /// The URL of a page on the admin port.
+    pub(crate) fn url(&self, config: &Config, path: &str) -> anyhow::Result<String> {
+        Ok(format!("{}{path}", self.address(config)?))
+    }
+
+    /// Whether somebody said where the admin port is, be it in the configuration.
+    pub(crate) fn is_named(&self, config: &Config) -> bool {
+        self.admin_url.is_some() || config.admin.listen != Config::default().admin.listen
+    }
+
+    /// Where the admin port is.
+    fn address(&self, config: &Config) -> anyhow::Result<ApiAddress> {
+        match &self.admin_url {
+            Some(address) => Ok(address.clone()),
+            None => {
+                let admin = &config.admin;
+                ApiAddress::of_listener(admin.listen, admin.tls.is_on(), "--admin")
+                    .map_err(|problem| anyhow::anyhow!(problem))
+            }
+        }
+    }
+}
+
+/// What to look at where somebody ends a connection on which HTTP is spoken.
+const ANOTHER_PROTOCOL: &str = "is it the port of another protocol, such as https or Kafka's?";
+
+/// Why there was no answer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Silence {
+    /// Nobody was there, or the connection broke; and how.
+    Away(String),
+    /// Somebody was there who is not taken for whom was asked; and why, with what helps.
+    Distrusted(String),
+}
+
+impl Silence {
+    pub(crate) fn of(error: &reqwest::Error) -> Self {
+        let first: &dyn std::error::Error = error;
+        let causes = std::iter::successors(Some(first), |cause| cause.source());
+        let silence = Self::told_by(causes.map(ToString::to_string));
+        match error.url().is_some_and(|url| url.scheme() == "http") {
+            true => silence.of_plain_http(),
+            false => silence,
+        }
+    }
+
+    /// The same of somebody who was asked without TLS: who expects it takes the connection and ends it.
+    fn of_plain_http(self) -> Self {
+        let is_cut_off = |why: &str| {
+            let cuts = ["Connection reset", "connection closed"];
+            cuts.iter().any(|cut| why.starts_with(cut))
+        };
+        match self {
+            Self::Away(why) if is_cut_off(&why) => Self::Away(format!("{why}; {ANOTHER_PROTOCOL}")),
+            other => other,
+        }
+    }
+
+    /// The innermost cause says what happened; the ones above it only say that something did. Why a certificate was
+    /// refused stands above what OpenSSL says.
+    fn told_by(causes: impl Iterator<Item = String>) -> Self {
+        let mut innermost = String::new();
+        for cause in causes {
+            if let Some(why) = distrust(&cause) {
+                return Self::Distrusted(why);
+            }
+            innermost = cause;
+        }
+        Self::Away(of_openssl(&innermost).unwrap_or(innermost))
+    }
+}
+
+/// Why the other side's certificate is not taken, if that is what an error says.
+fn distrust(text: &str) -> Option<String> {
+    let (_, behind) = text.split_once("certificate verify failed")?;
+    let why = behind.rsplit_once('(').map(|(_, why)| why);
+    let why = why.and_then(|why| why.strip_suffix(')'));
+    let why = why.unwrap_or("no reason was given");
+    let is_about = |word: &str| why.to_ascii_lowercase().contains(word);
+    Some(if is_about("mismatch") {
+        format!("its certificate is for another name ({why}); ask by a name that it is for")
+    } else if is_about("expired") || is_about("not yet valid") {
+        format!("its certificate is not valid now ({why})")
+    } else {
+        format!(
+            "its certificate is not trusted ({why}); --ca-file or WAYBILL_CA_FILE names a file with the one to trust"
+        )
+    })
+}
+
+/// What OpenSSL says, without the places in its sources: `error:CODE:LIBRARY:FUNCTION:REASON:FILE:LINE:`.
+fn of_openssl(text: &str) -> Option<String> {
+    let reason = text.strip_prefix("error:")?.split(':').nth(3)?;
+    Some(match reason {
+        "wrong version number" | "packet length too long" | "record layer failure" => {
+            format!("TLS: {reason}; does it speak TLS at all, or is it http://?")
+        }
+        reason => format!("TLS: {reason}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn apply(args: &AccessArgs) -> Result<ClientBuilder, String> {
+        args.apply(reqwest::Client::builder())
+            .map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn whose_certificate_is_not_taken_is_not_away_and_no_source_of_openssl_is_named() {
+        const REFUSED: &str = "error:0A000086:SSL routines:tls_post_process_server_certificate:certificate verify \
+                               failed:../ssl/statem/statem_clnt.c:1889:";
+        let told = |why: &str| {
+            let causes = [
+                "client error (Connect)",
+                &format!("{REFUSED}{why}"),
+                REFUSED,
+            ];
+            match Silence::told_by(causes.map(str::to_owned).into_iter()) {
+                Silence::Distrusted(why) => why,
+                Silence::Away(why) => panic!("{why}"),
+            }
+        };
+        for (why, expected) in [
+            (
+                " (self-signed certificate)",
+                "its certificate is not trusted (self-signed certificate); --ca-file or WAYBILL_CA_FILE names",
+            ),
+            (
+                " (hostname mismatch)",
+                "its certificate is for another name (hostname mismatch); ask by",
+            ),
+            (
+                " (certificate has expired)",
+                "its certificate is not valid now (certificate has expired)",
+            ),
+            ("", "its certificate is not trusted (no reason was given)"),
+        ] {
+            let told = told(why);
+            assert!(told.starts_with(expected), "{told}");
+            assert!(!told.contains("statem"), "{told}");
+        }
+        let away = |text: &str| Silence::told_by([text.to_owned()].into_iter());
+        assert_eq!(
+            away(
+                "error:0A00010B:SSL routines:ssl3_get_record:wrong version number:../ssl/record/x.c:354:"
+            ),
+            Silence::Away(
+                "TLS: wrong version number; does it speak TLS at all, or is it http://?".to_owned()
+            )
+        );
+        assert_eq!(
+            away("Connection refused (os error 111)"),
+            Silence::Away("Connection refused (os error 111)".to_owned())
+        );
+    }
+
+    #[test]
+    fn who_cuts_a_plain_connection_off_is_asked_for_https() {
+        let of_plain_http = |why: &str| Silence::Away(why.to_owned()).of_plain_http();
+        for why in [
+            "Connection reset by peer (os error 104)",
+            "connection closed before message completed",
+        ] {
+            let hinted = Silence::Away(format!("{why}; {ANOTHER_PROTOCOL}"));
+            assert_eq!(of_plain_http(why), hinted);
+        }
+        let refused = "Connection refused (os error 111)";
+        assert_eq!(of_plain_http(refused), Silence::Away(refused.to_owned()));
+    }
+
+    #[test]
+    fn a_token_comes_from_its_file_and_is_shown_by_nobody() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let args = AccessArgs {
+            token_file: Some(file.path().to_owned()),
+            ca_file: None,
+        };
+        assert!(apply(&args).unwrap_err().ends_with("is empty"));
+        std::fs::write(file.path(), "wb_secret\n").unwrap();
+        let client = apply(&args).unwrap();
+        assert!(!format!("{client:?} {args:?}").contains("wb_secret"));
+        std::fs::write(file.path(), "two\nlines").unwrap();
+        assert!(apply(&args).unwrap_err().ends_with("holds no token"));
+    }
+
+    #[test]
+    fn an_empty_path_is_refused_with_the_variable_to_unset() {
+        let arg = clap::Arg::new("file").long("file");
+        let command = clap::Command::new("x").arg(arg.value_parser(named_file("WAYBILL_X")));
+        let parse = |path: &str| command.clone().try_get_matches_from(["x", "--file", path]);
+        let refused = parse("").unwrap_err().to_string();
+        assert!(
+            refused.contains("unset the variable WAYBILL_X"),
+            "{refused}"
+        );
+        assert!(parse("a").is_ok());
+    }
+
+    #[test]
+    fn files_that_cannot_be_used_are_refused_by_their_flags() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let (some, none) = (Some(file.path().to_owned()), Some("/nonexistent".into()));
+        for (token_file, ca_file, expected) in [
+            (
+                none.clone(),
+                None,
+                "--token-file: /nonexistent cannot be read",
+            ),
+            (None, none, "--ca-file: /nonexistent cannot be read"),
+            (None, some, "--ca-file: "),
+        ] {
+            let args = AccessArgs {
+                token_file,
+                ca_file,
+            };
+            let refused = apply(&args).unwrap_err();
+            assert!(refused.starts_with(expected), "{refused}");
+        }
+    }
+}

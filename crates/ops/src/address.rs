@@ -1,0 +1,146 @@
+//! Where the API is.
+
+use std::fmt;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+
+use reqwest::Url;
+use waybill_node::config::Config;
+
+/// The address of the API, or of an admin port: what stands before its paths.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct ApiAddress {
+    url: String,
+    /// The setting of the listener, where a person did not give the URL.
+    setting: Option<&'static str>,
+}
+
+impl ApiAddress {
+    /// The API that a person named, or else the one of the configuration.
+    pub(super) fn of_configuration(named: Option<&Self>, config: &Config) -> Result<Self, String> {
+        let http = &config.http;
+        match named {
+            Some(address) => Ok(address.clone()),
+            None => {
+                Self::of_listener(http.listen, http.tls.is_on(), "--http").map(|address| Self {
+                    setting: Some("http.listen (--http)"),
+                    ..address
+                })
+            }
+        }
+    }
+
+    /// Where the API's address comes from, and what names another.
+    pub(super) fn origin(&self) -> String {
+        match self.setting {
+            Some(setting) => {
+                format!("the address is that of {setting}; --api URL names another")
+            }
+            None => "the address is that of --api".to_owned(),
+        }
+    }
+
+    /// Who listens there by configuration, which `flag` sets; who listens everywhere is asked on this machine.
+    pub(crate) fn of_listener(
+        listener: SocketAddr,
+        is_encrypted: bool,
+        flag: &str,
+    ) -> Result<Self, String> {
+        if listener.port() == 0 {
+            return Err(format!(
+                "the port of {listener} is chosen when the API starts: give the address that it \
+                 printed then, with {flag}"
+            ));
+        }
+        let ip = match listener.ip() {
+            ip if !ip.is_unspecified() => ip,
+            ip if ip.is_ipv4() => Ipv4Addr::LOCALHOST.into(),
+            _ => Ipv6Addr::LOCALHOST.into(),
+        };
+        let address = SocketAddr::new(ip, listener.port());
+        let scheme = if is_encrypted { "https" } else { "http" };
+        Ok(Self {
+            url: format!("{scheme}://{address}"),
+            setting: None,
+        })
+    }
+}
+
+impl FromStr for ApiAddress {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let url = Url::parse(text).map_err(|_| "expected a URL such as https://host:8080")?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err("expected a URL that begins with http:// or https://");
+        }
+        // It is shown when the API cannot be reached.
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err("a name or password does not belong into the address");
+        }
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err("expected a URL without a query or a fragment");
+        }
+        Ok(Self {
+            url: url.as_str().trim_end_matches('/').to_owned(),
+            setting: None,
+        })
+    }
+}
+
+impl fmt::Display for ApiAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.url)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listener(text: &str) -> Result<String, String> {
+        ApiAddress::of_listener(text.parse().unwrap(), false, "--http")
+            .map(|address| address.to_string())
+    }
+
+    #[test]
+    fn an_api_that_listens_everywhere_is_asked_on_this_machine() {
+        assert_eq!(listener("0.0.0.0:81").unwrap(), "http://127.0.0.1:81");
+        assert_eq!(listener("[::]:81").unwrap(), "http://[::1]:81");
+        assert_eq!(listener("10.1.2.3:81").unwrap(), "http://10.1.2.3:81");
+        let encrypted = ApiAddress::of_listener("[::1]:81".parse().unwrap(), true, "--admin");
+        assert_eq!(encrypted.unwrap().to_string(), "https://[::1]:81");
+        assert!(listener("127.0.0.1:0").unwrap_err().contains("--http"));
+    }
+
+    #[test]
+    fn an_address_says_where_it_comes_from() {
+        let origin = |named: Option<&str>| {
+            let named = named.map(|url| url.parse().unwrap());
+            let address = ApiAddress::of_configuration(named.as_ref(), &Config::default());
+            address.unwrap().origin()
+        };
+        assert_eq!(
+            origin(None),
+            "the address is that of http.listen (--http); --api URL names another"
+        );
+        assert_eq!(origin(Some("http://h")), "the address is that of --api");
+    }
+
+    #[test]
+    fn an_address_may_have_a_path_and_nothing_behind_it_and_no_secret() {
+        let read = |text: &str| text.parse().map(|address: ApiAddress| address.to_string());
+        assert_eq!(read("https://h/").unwrap(), "https://h");
+        assert_eq!(read("http://h:81/way/").unwrap(), "http://h:81/way");
+        for bad in [
+            "h:81",
+            "ftp://h",
+            "http://a:b@h",
+            "http://h?x=1",
+            "http://h#x",
+            "",
+        ] {
+            assert!(read(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! `waybill agent-check`: plays the scheduler's part against an agent in any language, and says which
+//! rules of the topic contract it keeps.
+//!
+//! What must hold: no installation is touched. The check has topics under a prefix of its own, at
+//! which the agent must have been started; a prefix that an installation uses is refused.
+
+mod ledger;
+
+use std::fmt;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use serde::Serialize;
+use waybill_agent::check::{CheckError, CheckSettings, Finding, Ledger, Report, Rule, check};
+use waybill_config::duration_from_text;
+use waybill_messages::Topics;
+use waybill_node::config::Config;
+use waybill_telemetry::visible::{counted, escaped, to_json};
+
+use self::ledger::HttpLedger;
+use crate::broker_login::BrokerLogin;
+use crate::connection::until_reader_leaves;
+use crate::shown::Output;
+
+/// What stands behind an agent's name in its topic.
+const TOPIC_END: &str = ".requests.v1";
+/// The most requests of a burst.
+const BURST_MAX: usize = 5_000;
+
+/// The arguments of `waybill agent-check`.
+#[derive(Clone, Debug, Args)]
+pub struct AgentCheckArgs {
+    /// The agent, by its name: it reads {PREFIX}.{NAME}.requests.v1
+    #[arg(long, value_name = "NAME", required_unless_present = "topic")]
+    agent: Option<String>,
+    /// The agent, by its whole topic: {PREFIX}.{NAME}.requests.v1
+    #[arg(long, value_name = "TOPIC", conflicts_with_all = ["agent", "prefix"], value_parser = topic_parts)]
+    topic: Option<TopicParts>,
+    /// The prefix of topics at which the agent was started for the check; never an installation's
+    #[arg(long, value_name = "PREFIX", default_value = "agent-check")]
+    prefix: String,
+    /// The step to ask for
+    #[arg(long, value_name = "NAME")]
+    step: String,
+    /// The input with which the step succeeds, a JSON object; {{operation}} in it becomes the
+    /// operation's id [default: {}]
+    #[arg(long, value_name = "FILE")]
+    input: Option<PathBuf>,
+    /// An input with which the step takes longer than a second
+    #[arg(long, value_name = "FILE")]
+    slow_input: Option<PathBuf>,
+    /// What an earlier step produced; may be repeated
+    #[arg(long = "result", value_name = "STEP.NAME=VALUE", value_parser = result_parts)]
+    results: Vec<(String, String)>,
+    /// The workflow that the requests name
+    #[arg(long, value_name = "NAME", default_value = "agent-check")]
+    workflow: String,
+    /// The tenant that the requests name
+    #[arg(long, value_name = "NAME", default_value = "")]
+    tenant: String,
+    /// The agent's consumer group; without it {PREFIX}-agents, if that has committed anything
+    #[arg(long, value_name = "NAME")]
+    group: Option<String>,
+    /// How long the agent may take for its first answer
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration_from_text)]
+    wait: Duration,
+    /// How long each further request has until its complete-by
+    #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration_from_text)]
+    complete_by: Duration,
+    /// How far the agent's clock may be off
+    #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = duration_from_text)]
+    clock_tolerance: Duration,
+    /// How many requests a burst has
+    #[arg(long, value_name = "N", default_value_t = 200, value_parser = burst)]
+    burst: usize,
+    /// The agent undoes: one that refuses every undo is broken
+    #[arg(long)]
+    must_undo: bool,
+    /// The agent can be probed: one that refuses every probe is broken
+    #[arg(long)]
+    must_probe: bool,
+    /// A rule that is not tried; may be repeated
+    #[arg(long, value_name = "RULE")]
+    without: Vec<Rule>,
+    /// The address of the simulated services, whose ledger says which effects were made
+    #[arg(long, value_name = "URL")]
+    ledger: Option<String>,
+    /// How the verdicts are written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    login: BrokerLogin,
+}
+
+/// What a topic's name says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct TopicParts {
+    prefix: String,
+    agent: String,
+}
+
+impl AgentCheckArgs {
+    /// Plays the rules and prints the verdicts. Returns whether no rule was broken.
+    ///
+    /// # Errors
+    ///
+    /// If the check could not be played: the prefix is an installation's, a file cannot be read, or
+    /// the brokers are away.
+    pub fn run(&self, config: &Config) -> anyhow::Result<bool> {
+        let settings = self.settings(&self.login.on(config)?)?;
+        let ledger = self.ledger.as_deref().map(HttpLedger::new).transpose()?;
+        let ledger = ledger.as_ref().map(|ledger| ledger as &dyn Ledger);
+        let report = check(&settings, ledger).map_err(explained)?;
+        until_reader_leaves(self.print(&report, &mut io::stdout().lock()))?;
+        eprintln!("{}", tidied(&report));
+        Ok(report.is_passed())
+    }
+
+    fn settings(&self, config: &Config) -> anyhow::Result<CheckSettings> {
+        let (prefix, agent) = match (&self.topic, &self.agent) {
+            (Some(TopicParts { prefix, agent }), _) => (prefix, agent),
+            (None, Some(agent)) => (&self.prefix, agent),
+            (None, None) => anyhow::bail!("--agent or --topic is needed"),
+        };
+        // Where the installation is yet to come, the topics of the check would stand in its way.
+        anyhow::ensure!(
+            *prefix != config.kafka.topic_prefix,
+            "the check is refused: {prefix} is the prefix of the installation itself \
+             (kafka.topicPrefix); start the agent under another one, and check it there"
+        );
+        let kafka = config.kafka_settings(Some(config.broker.listen));
+        let defaults = CheckSettings::new(kafka, Topics::new(prefix), agent, &self.step);
+        let input = self.input.as_deref().map(read_input).transpose()?;
+        Ok(CheckSettings {
+            replication: config.kafka.replication_factor,
+            group: self.group.clone(),
+            workflow: self.workflow.clone(),
+            tenant: self.tenant.clone(),
+            input: input.unwrap_or_else(|| defaults.input.clone()),
+            slow_input: self.slow_input.as_deref().map(read_input).transpose()?,
+            results: self.results.clone(),
+            patience: self.wait,
+            complete_within: self.complete_by,
+            clock_tolerance: self.clock_tolerance,
+            burst: self.burst,
+            must_undo: self.must_undo,
+            must_probe: self.must_probe,
+            without: self.without.iter().copied().collect(),
+            ..defaults
+        })
+    }
+
+    fn print(&self, report: &Report, out: &mut dyn Write) -> anyhow::Result<()> {
+        if self.output == Output::Table {
+            writeln!(out, "{}", Row::HEADING)?;
+        }
+        for finding in &report.findings {
+            let row = Row::from(finding);
+            match self.output {
+                Output::Json => writeln!(out, "{}", to_json(&row)?)?,
+                Output::Table => writeln!(out, "{row}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A verdict as it is printed.
+#[derive(Serialize)]
+struct Row<'a> {
+    rule: &'a str,
+    verdict: &'a str,
+    demand: &'a str,
+    seen: &'a str,
+}
+
+impl Row<'_> {
+    const HEADING: &'static str = "RULE            VERDICT    SEEN";
+}
+
+impl<'a> From<&'a Finding> for Row<'a> {
+    fn from(finding: &'a Finding) -> Self {
+        Self {
+            rule: finding.rule.name(),
+            verdict: finding.verdict.name(),
+            demand: finding.rule.demand(),
+            seen: &finding.seen,
+        }
+    }
+}
+
+/// As a line of the table; a rule that is broken says what it demands.
+impl fmt::Display for Row<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            rule,
+            verdict,
+            demand,
+            seen,
+        } = self;
+        write!(f, "{rule:<14}  {verdict:<9}  ")?;
+        if *verdict == "fail" {
+            write!(f, "{demand}, but: ")?;
+        }
+        f.write_str(&escaped(seen))
+    }
+}
+
+/// What is left of a check.
+fn tidied(report: &Report) -> String {
+    let Report {
+        operations, left, ..
+    } = report;
+    match left {
+        0 => format!("{}; none left an effect", counted(*operations, "operation")),
+        _ => format!(
+            "{}; {left} may have left an effect",
+            counted(*operations, "operation")
+        ),
+    }
+}
+
+/// Says what to do where the prefix is refused.
+fn explained(error: CheckError) -> anyhow::Error {
+    match error {
+        error @ CheckError::Installation { .. } => {
+            anyhow::Error::new(error).context("the check is refused")
+        }
+        error => error.into(),
+    }
+}
+
+fn read_input(path: &Path) -> anyhow::Result<String> {
+    let shown = path.display();
+    let text = fs::read_to_string(path).with_context(|| format!("{shown} cannot be read"))?;
+    let object: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(&text).with_context(|| format!("{shown} is not a JSON object"))?;
+    Ok(serde_json::Value::Object(object).to_string())
+}
+
+fn topic_parts(topic: &str) -> Result<TopicParts, String> {
+    let expected = || format!("expected a prefix, the agent's name, and {TOPIC_END}");
+    // Names of agents have no dots; a prefix may.
+    let names = topic.strip_suffix(TOPIC_END).ok_or_else(expected)?;
+    match names.rsplit_once('.') {
+        Some((prefix, agent)) if !prefix.is_empty() && !agent.is_empty() => Ok(TopicParts {
+            prefix: prefix.to_owned(),
+            agent: agent.to_owned(),
+        }),
+        _ => Err(expected()),
+    }
+}
+
+fn result_parts(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((name, value)) if name.contains('.') => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("expected step.name=value".to_owned()),
+    }
+}
+
+fn burst(text: &str) -> Result<usize, String> {
+    let count = text.parse().ok();
+    count
+        .filter(|count| (1..=BURST_MAX).contains(count))
+        .ok_or_else(|| format!("expected 1 to {BURST_MAX}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use waybill_agent::check::Verdict;
+
+    use super::*;
+
+    #[test]
+    fn a_topic_names_prefix_and_agent() {
+        let parts = |topic| topic_parts(topic).map(|parts| (parts.prefix, parts.agent));
+        let expected = |prefix: &str, agent: &str| Ok((prefix.to_owned(), agent.to_owned()));
+        assert_eq!(parts("trial.stock.requests.v1"), expected("trial", "stock"));
+        assert_eq!(parts("a.b.stock.requests.v1"), expected("a.b", "stock"));
+        for bad in ["stock.requests.v1", "trial.stock", ".stock.requests.v1"] {
+            assert!(parts(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_broken_rule_says_what_it_demands() {
+        let row = |verdict| {
+            let finding = Finding {
+                rule: Rule::Echo,
+                verdict,
+                seen: "a\nb".to_owned(),
+            };
+            Row::from(&finding).to_string()
+        };
+        assert_eq!(row(Verdict::Pass), "echo            pass       a\\nb");
+        let failed = row(Verdict::Fail);
+        assert!(failed.contains("repeats operation"), "{failed}");
+        for cell in ["VERDICT", "SEEN"] {
+            let at = Row::HEADING.find(cell).unwrap();
+            assert_ne!(&row(Verdict::Pass)[at..=at], " ", "{cell}");
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! `waybill backup` and `waybill restore`: what `up` keeps, as a file, and a data directory made of one.
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use clap::Args;
+use reqwest::Response;
+use waybill_clock::time_text;
+use waybill_node::backup::{self, Contents, partial_of, private_file, put_in_place};
+use waybill_node::config::Config;
+use waybill_telemetry::visible::counted;
+
+use crate::access::AdminArgs;
+use crate::admin_port;
+
+/// How long the process may take for the next piece.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The arguments of `waybill backup`.
+#[derive(Clone, Debug, Args)]
+pub struct BackupArgs {
+    /// The file to make; one that is there is replaced once the new one is whole
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// The arguments of `waybill restore`.
+#[derive(Clone, Debug, Args)]
+pub struct RestoreArgs {
+    /// The file that `waybill backup` made
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+impl BackupArgs {
+    /// Has the process make a backup, and says what it holds.
+    ///
+    /// # Errors
+    ///
+    /// If the process does not answer, refuses it or does not finish it, or the file cannot be written. No
+    /// file has the name then, or the one that had it before.
+    pub fn run(&self, config: &Config) -> anyhow::Result<String> {
+        let url = self.admin.url(config, "/backup")?;
+        let client = admin_port::streaming_client(&self.admin.access, PATIENCE)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let partial = partial_of(&self.file);
+        let answer = runtime.block_on(admin_port::accepted(&url, client.post(&url)))?;
+        let written = runtime
+            .block_on(write(answer, &partial))
+            .with_context(|| format!("{} was not written whole", partial.display()))
+            .and_then(|()| {
+                let checked = backup::check(&partial);
+                checked.with_context(|| format!("{url} did not finish it"))
+            })
+            .and_then(|contents| {
+                put_in_place(&partial, &self.file)
+                    .with_context(|| format!("{} cannot be put in place", self.file.display()))?;
+                Ok(contents)
+            });
+        match written {
+            Ok(contents) => Ok(told(&self.file, contents)),
+            Err(error) => {
+                // The reason that it failed for is the one to tell.
+                let _ = fs::remove_file(&partial);
+                Err(error)
+            }
+        }
+    }
+}
+
+impl RestoreArgs {
+    /// Makes the data directory of a file, and says what it holds.
+    ///
+    /// # Errors
+    ///
+    /// If the file is not whole, something is in the directory, or it cannot be written.
+    pub fn run(&self, config: &Config) -> anyhow::Result<String> {
+        let contents = backup::restore(&self.file, &config.data_dir)?;
+        Ok(told(&config.data_dir, contents))
+    }
+}
+
+/// Writes the answer to a file that nobody else can read: it holds what clients sent.
+async fn write(mut answer: Response, path: &Path) -> anyhow::Result<()> {
+    let mut file = private_file(path)?;
+    while let Some(piece) = answer.chunk().await? {
+        file.write_all(&piece)?;
+    }
+    file.sync_all()?;
+    Ok(())
+}
+
+fn told(path: &Path, contents: Contents) -> String {
+    let Contents {
+        operations,
+        records,
+        at,
+    } = contents;
+    let size = fs::metadata(path).ok().filter(fs::Metadata::is_file);
+    let size = size.map_or_else(String::new, |file| format!(", {} bytes", file.len()));
+    format!(
+        "{}: {}, {}{size}, as of {}",
+        path.display(),
+        counted(operations, "operation"),
+        counted(records, "record"),
+        time_text(at)
+    )
+}

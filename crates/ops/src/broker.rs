@@ -1,0 +1,139 @@
+//! `waybill broker repair`: drops what is damaged of the embedded broker's logs, knowingly.
+
+use std::fmt;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+use serde::Serialize;
+use waybill_broker::{LogRepair, repair_logs};
+use waybill_node::config::Config;
+use waybill_node::data_dir;
+use waybill_telemetry::visible::counted;
+
+use crate::connection::until_reader_leaves;
+use crate::shown::Written;
+
+/// What to do with the embedded broker's files, instead of running it.
+#[derive(Clone, Debug, Subcommand)]
+pub enum BrokerCommand {
+    /// Verify the logs below --data-dir, on which no process may run, and say what is damaged; drop it with --apply
+    Repair(RepairArgs),
+}
+
+/// The arguments of `waybill broker repair`.
+#[derive(Clone, Debug, Args)]
+pub struct RepairArgs {
+    /// Only this topic, by its full name
+    #[arg(long, value_name = "NAME")]
+    topic: Option<String>,
+    /// Only this partition
+    #[arg(long, value_name = "N", requires = "topic")]
+    partition: Option<i32>,
+    /// Drop what is damaged: its records are lost, its bytes are kept in files below DIR/broker/damaged
+    #[arg(long)]
+    apply: bool,
+    #[command(flatten)]
+    written: Written,
+}
+
+impl BrokerCommand {
+    /// Runs the command and prints its findings.
+    ///
+    /// # Errors
+    ///
+    /// If something is damaged and was not dropped, the directory is in use, or the disk fails.
+    pub fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let Self::Repair(arguments) = self;
+        let dir = data_dir::of_broker(&config.data_dir);
+        anyhow::ensure!(
+            dir.is_dir(),
+            "{} holds no data of an embedded broker (--data-dir)",
+            config.data_dir.display()
+        );
+        let found = repair_logs(
+            &dir,
+            arguments.topic.as_deref(),
+            arguments.partition,
+            arguments.apply,
+        )
+        .context("the logs cannot be repaired")?;
+        let mut out = io::stdout().lock();
+        for repair in &found {
+            let view = RepairView::new(repair, arguments.apply);
+            let text = arguments.written.text(&view)?;
+            until_reader_leaves(writeln!(out, "{text}").map_err(Into::into))?;
+        }
+        anyhow::ensure!(
+            found.is_empty() || arguments.apply,
+            "logs are damaged in {} places; nothing was changed (--apply drops the records above)",
+            found.len()
+        );
+        if found.is_empty() {
+            eprintln!("nothing is damaged");
+        }
+        Ok(())
+    }
+}
+
+/// A repair as it is shown.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct RepairView<'a> {
+    topic: &'a str,
+    partition: i32,
+    file: &'a PathBuf,
+    position: u64,
+    bytes: u64,
+    first_offset: i64,
+    records: u64,
+    /// Where the bytes are kept; `null` if there are none.
+    aside: Option<&'a PathBuf>,
+    applied: bool,
+}
+
+impl<'a> RepairView<'a> {
+    fn new(repair: &'a LogRepair, applied: bool) -> Self {
+        Self {
+            topic: &repair.topic,
+            partition: repair.partition,
+            file: &repair.path,
+            position: repair.position,
+            bytes: repair.bytes,
+            first_offset: repair.first_offset,
+            records: repair.records,
+            aside: repair.aside.as_ref(),
+            applied,
+        }
+    }
+}
+
+impl fmt::Display for RepairView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            topic,
+            partition,
+            file,
+            position,
+            bytes,
+            first_offset,
+            records,
+            aside,
+            applied,
+        } = self;
+        let verb = if *applied { "dropped" } else { "would drop" };
+        write!(
+            f,
+            "{verb} {} of {topic} partition {partition} from offset {first_offset} on: {} at byte {position} of {}",
+            counted(*records, "record"),
+            counted(*bytes, "damaged byte"),
+            file.display()
+        )?;
+        match aside {
+            Some(aside) if *applied => write!(f, ", kept in {}", aside.display()),
+            Some(aside) => write!(f, ", to be kept in {}", aside.display()),
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! How commands wait for the brokers: not for long where nobody listens, and with what helps where a login is missing.
+
+use std::io;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::net::TcpStream;
+use waybill_kafka::{Admin, AdminError, KafkaSettings, SPEAKS_HTTP};
+use waybill_node::config::Config;
+use waybill_telemetry::chain;
+
+/// How long an address may take to accept or refuse a connection. One that does neither may be slow.
+const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
+/// How often addresses that refuse are tried, and how long after each other: brokers may be about to listen.
+const TRIES: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Waits until a broker answers.
+///
+/// # Errors
+///
+/// If none did so in time; or if every address refused connections, which takes no longer than a second.
+pub(crate) async fn wait_ready(
+    admin: &Admin,
+    config: &Config,
+    patience: Duration,
+) -> anyhow::Result<()> {
+    let presence = presence(&settings(config).brokers).await;
+    if let Presence::Nobody(refusals) = &presence {
+        anyhow::bail!("no broker answered at {}", refusals.join("; "));
+    }
+    let is_there = presence == Presence::Somebody;
+    let answered = admin.wait_ready(patience).await;
+    answered.map_err(|error| match hint(config, &error, is_there) {
+        Some(hint) => anyhow::anyhow!("{}; {hint}", chain(&error)),
+        None => error.into(),
+    })
+}
+
+/// Whether somebody listens where brokers should.
+#[derive(PartialEq, Eq, Debug)]
+enum Presence {
+    /// At one of the addresses, at least.
+    Somebody,
+    /// Every address refuses connections; each with its refusal.
+    Nobody(Vec<String>),
+    /// Some address does not answer, or cannot be found.
+    Unknown,
+}
+
+/// Asks at the addresses, which commas separate.
+async fn presence(brokers: &str) -> Presence {
+    let mut tries = 1;
+    loop {
+        match look(brokers).await {
+            Presence::Nobody(_) if tries < TRIES => {
+                tries += 1;
+                tokio::time::sleep(PAUSE).await;
+            }
+            found => return found,
+        }
+    }
+}
+
+async fn look(brokers: &str) -> Presence {
+    let mut tried: FuturesUnordered<_> = brokers.split(',').map(connect).collect();
+    let mut refusals = Vec::new();
+    let mut are_all_refusals = true;
+    while let Some((address, answer)) = tried.next().await {
+        match answer {
+            Ok(()) => return Presence::Somebody,
+            Err(error) => {
+                are_all_refusals &= error.kind() == io::ErrorKind::ConnectionRefused;
+                refusals.push(format!("{address}: {error}"));
+            }
+        }
+    }
+    refusals.sort();
+    match are_all_refusals {
+        true => Presence::Nobody(refusals),
+        false => Presence::Unknown,
+    }
+}
+
+async fn connect(address: &str) -> (&str, io::Result<()>) {
+    let connected = tokio::time::timeout(CONNECT_PATIENCE, TcpStream::connect(address)).await;
+    let answer = connected.map_err(io::Error::from).flatten();
+    (address, answer.map(drop))
+}
+
+/// Which flags may help. `is_there` says that somebody took a connection.
+fn hint(config: &Config, error: &AdminError, is_there: bool) -> Option<&'static str> {
+    let is_embedded = config.kafka.brokers.is_none();
+    match error {
+        AdminError::NotReady { .. } if !is_there || config.kafka.has_login() => None,
+        AdminError::NotReady { .. } if is_embedded => Some(
+            "no login was sent, because authentication is off in this configuration: if it is on there, name the \
+             broker's configuration (--config) and a token (--token-file)",
+        ),
+        AdminError::NotReady { .. } => Some(
+            "no login was sent: if one is needed, name a configuration that has it in kafka.properties (--config); \
+             --token-file is for the embedded broker alone",
+        ),
+        AdminError::Refused { reason, .. } if reason == SPEAKS_HTTP => Some(
+            "the address is that of --brokers (kafka.brokers), or without it of --broker-listen (broker.listen)",
+        ),
+        AdminError::Refused { .. } if is_embedded && config.auth.is_on() => Some(
+            "a token was sent, because authentication is on in this configuration: check that it is the broker's \
+             configuration (--config), and that the broker knows the token (--token-file)",
+        ),
+        _ => None,
+    }
+}
+
+/// How to reach the brokers, the embedded one of another process included.
+pub(crate) fn settings(config: &Config) -> KafkaSettings {
+    config.kafka_settings(Some(config.broker.listen))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use tokio::net::TcpSocket;
+
+    use super::*;
+
+    /// An address where nobody listens: the socket holds it, and does not listen.
+    fn held() -> (TcpSocket, String) {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = socket.local_addr().unwrap().to_string();
+        (socket, address)
+    }
+
+    #[tokio::test]
+    async fn nobody_is_there_only_if_every_address_refuses_and_each_refusal_is_told() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let there = listener.local_addr().unwrap().to_string();
+        let ((_one, one), (_other, other)) = (held(), held());
+        assert_eq!(look(&there).await, Presence::Somebody);
+        assert_eq!(look(&format!("{one},{there}")).await, Presence::Somebody);
+        let Presence::Nobody(refusals) = presence(&format!("{one},{other}")).await else {
+            panic!("nobody listens")
+        };
+        assert_eq!(refusals.len(), 2, "{refusals:?}");
+        for address in [&one, &other] {
+            let told = refusals
+                .iter()
+                .find(|told| told.starts_with(&format!("{address}: ")));
+            assert!(
+                told.is_some_and(|told| told.contains("refused")),
+                "{refusals:?}"
+            );
+        }
+        let unknown = format!("{one},an-address-without-a-port");
+        assert_eq!(look(&unknown).await, Presence::Unknown);
+    }
+
+    #[test]
+    fn what_may_help_names_the_flags() {
+        let not_ready = AdminError::NotReady {
+            brokers: "a:1".to_owned(),
+            waited: Duration::from_secs(1),
+            reason: None,
+            source: None,
+        };
+        let refused = AdminError::Refused {
+            brokers: "a:1".to_owned(),
+            reason: "no".to_owned(),
+        };
+        let (plain, mut guarded, mut elsewhere) =
+            (Config::default(), Config::default(), Config::default());
+        guarded.auth.tokens_file = Some("tokens.yaml".into());
+        guarded.kafka.log_in("waybill-cli", &"wb_x".into());
+        elsewhere.kafka.brokers = Some(vec!["a:1".to_owned()]);
+        let flags = |config, error, is_there| {
+            let hint = hint(config, error, is_there).unwrap_or_default();
+            ["--config", "--token-file", "kafka.properties"].map(|flag| hint.contains(flag))
+        };
+        assert_eq!(flags(&plain, &not_ready, true), [true, true, false]);
+        assert_eq!(flags(&elsewhere, &not_ready, true), [true, true, true]);
+        assert_eq!(flags(&guarded, &refused, true), [true, true, false]);
+        for (config, error, is_there) in [
+            (&plain, &not_ready, false),
+            (&guarded, &not_ready, true),
+            (&plain, &refused, true),
+            (&elsewhere, &refused, true),
+        ] {
+            assert_eq!(flags(config, error, is_there), [false; 3]);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The files that say who asks: of a token, and of certificates.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use reqwest::header::HeaderValue;
+use waybill_config::{Secret, file_modes};
+use waybill_http::auth::bearer;
+
+/// Reads the path of a file, which a variable may give as well. An empty one is refused with what to do.
+pub fn named_file(variable: &'static str) -> impl TypedValueParser<Value = PathBuf> {
+    OsStringValueParser::new().try_map(move |path| match path.is_empty() {
+        true => Err(format!(
+            "it is empty; name a file, or unset the variable {variable}"
+        )),
+        false => Ok(PathBuf::from(path)),
+    })
+}
+
+/// Why one cannot get in.
+#[derive(Debug)]
+pub(crate) struct AccessError(String);
+
+impl fmt::Display for AccessError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for AccessError {}
+
+/// The token of a file.
+pub(crate) fn read_token(path: &Path) -> Result<Secret, AccessError> {
+    read_bearer(path).map(|(token, _)| token)
+}
+
+/// A token, and the header that gives it. A file of several lines, such as a private key, is refused.
+pub(crate) fn read_bearer(path: &Path) -> Result<(Secret, HeaderValue), AccessError> {
+    let refused = |problem: &str| file_refused("--token-file", path, problem);
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| refused(&format!("cannot be read: {error}")))?;
+    let token = Secret::from(text.trim());
+    if token.reveal().is_empty() {
+        return Err(refused("is empty"));
+    }
+    let bearer = bearer(&token).map_err(|_| refused("holds no token"))?;
+    file_modes::warn_if_they_may_read(path, "the token");
+    Ok((token, bearer))
+}
+
+pub(crate) fn file_refused(flag: &str, path: &Path, problem: &str) -> AccessError {
+    AccessError(format!("{flag}: {} {problem}", path.display()))
+}

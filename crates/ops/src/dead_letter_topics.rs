@@ -1,0 +1,76 @@
+//! The dead-letter topics, as far as a login may look at them: for `waybill dlq`, and for `waybill doctor`.
+
+use std::collections::BTreeMap;
+
+use anyhow::ensure;
+use waybill_kafka::Admin;
+use waybill_messages::Topics;
+use waybill_topology::topics::is_forbidden;
+
+/// The dead-letter topics, as far as the user may look at them.
+#[derive(Default)]
+pub(crate) struct DeadLetterTopics {
+    /// How many partitions each has, by name.
+    pub(crate) topics: BTreeMap<String, u32>,
+    /// Those that the user may not look at.
+    pub(crate) forbidden: Vec<String>,
+}
+
+impl DeadLetterTopics {
+    /// All whose names begin with the prefix: brokers may be shared with other applications.
+    ///
+    /// A broker's list leaves out what the user may not look at. Those of `known` are asked for by name, so that none
+    /// of them is left out in silence.
+    pub(crate) async fn find(
+        admin: &Admin,
+        topic_prefix: &str,
+        known: Vec<String>,
+    ) -> anyhow::Result<Self> {
+        let mut topics = admin.topics().await?;
+        topics.retain(|name, _| {
+            let rest = name.strip_prefix(topic_prefix);
+            let is_ours = rest.is_some_and(|rest| rest.starts_with('.'));
+            is_ours && Topics::source_of_dead_letter(name).is_some()
+        });
+        let mut forbidden = Vec::new();
+        for name in known {
+            if topics.contains_key(&name) {
+                continue;
+            }
+            match admin.topic_partitions(&name).await.map_err(Into::into) {
+                Ok(Some(partitions)) => drop(topics.insert(name, partitions)),
+                Ok(None) => {}
+                Err(error) if is_forbidden(&error) => forbidden.push(name),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Self { topics, forbidden })
+    }
+
+    /// # Errors
+    ///
+    /// If the user may not look at all of them.
+    pub(crate) fn require_all(&self) -> anyhow::Result<()> {
+        ensure!(
+            self.forbidden.is_empty(),
+            "not listed, because this login may not look at them: {}",
+            self.forbidden.join(", ")
+        );
+        Ok(())
+    }
+}
+
+/// Those of the topics that roles read, whatever workflows there are.
+pub(crate) fn of_roles(topic_prefix: &str) -> Vec<String> {
+    let topics = Topics::new(topic_prefix);
+    let sources = [
+        topics.requests(),
+        topics.expedited(),
+        topics.step_replies(),
+        topics.recovery(),
+        topics.failed_operations(),
+        topics.operator_alerts(),
+        topics.owner_notices(),
+    ];
+    sources.map(Topics::dead_letter).to_vec()
+}

@@ -1,0 +1,485 @@
+//! `waybill dlq replay`: dead letters go to where they lay before, byte for byte.
+//!
+//! Key, value and headers are the record's own, without the headers that made it a dead letter, and
+//! with one that names the letter. The partition is the one that the record lay in. The timestamp
+//! is that of sending: by its own, retention might take the record before it is read.
+//!
+//! What must hold: a letter counts as replayed only once its record is acknowledged; then a
+//! receipt says so, and a repeat of the command passes the letter over. Records go out in the
+//! letters' order, at most a second's worth of them unacknowledged.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::num::{NonZeroU32, NonZeroU64};
+use std::ops::ControlFlow;
+use std::ops::Range;
+use std::str::FromStr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use tokio::sync::oneshot;
+use waybill_engine::{Offset, PartitionId};
+use waybill_kafka::{Delivery, Header, OutRecord, Producer, ProducerOptions};
+use waybill_messages::DEAD_LETTER_BYTES_MAX;
+use waybill_node::config::Config;
+use waybill_telemetry::chain;
+use waybill_telemetry::visible::to_json;
+
+use super::letter::{Letter, Position, REPLAYED_FROM};
+use super::outcome::{Line, Outcome, Tally, Target};
+use super::receipts::{REPLAYED, Receipts, is_receipt};
+use super::show::letter_at;
+use crate::broker_login::BrokerLogin;
+use crate::connection::{CLIENT_ID, Connection, chosen, topic_from_text};
+use crate::shown::Output;
+
+/// At most so many letters wait for their acknowledgement.
+const BATCH_LETTERS_MAX: usize = 100;
+/// At most so much waits for it.
+const QUEUE_KIB_MAX: u32 = 16 * 1024;
+/// How long the producer may take to find room for a record.
+const ROOM_PATIENCE: Duration = Duration::from_secs(30);
+
+type LetterProducer = Producer<Box<oneshot::Sender<Delivery>>>;
+
+/// The arguments of `waybill dlq replay`.
+#[derive(Clone, Debug, Args)]
+pub struct ReplayArgs {
+    /// The topic that they came from or lie on, by its whole name or short
+    #[arg(value_parser = topic_from_text)]
+    topic: String,
+    /// The partition that they lie in; with --all, only this one
+    #[arg(required_unless_present = "all")]
+    partition: Option<u32>,
+    /// Their offsets there
+    #[arg(
+        value_name = "OFFSET",
+        required_unless_present = "all",
+        conflicts_with = "all",
+        value_parser = clap::value_parser!(i64).range(0..)
+    )]
+    offsets: Vec<i64>,
+    /// Every letter that is there now and was not replayed yet
+    #[arg(long)]
+    all: bool,
+    /// With --all: stop after so many letters; the next run goes on behind them
+    #[arg(long, value_name = "N", conflicts_with = "offsets")]
+    limit: Option<NonZeroU64>,
+    /// Those that were replayed before, too
+    #[arg(long)]
+    again: bool,
+    /// Say what would be replayed, and send nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// At most so many a second
+    #[arg(long, value_name = "N/s")]
+    rate: Option<Rate>,
+    /// How the outcome of each letter is written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    login: BrokerLogin,
+}
+
+/// Letters a second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Rate(NonZeroU32);
+
+impl FromStr for Rate {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let number = text.strip_suffix("/s").unwrap_or(text);
+        let rate = number.parse().map(Self);
+        rate.map_err(|_| "expected a number of dead letters per second, such as 50/s")
+    }
+}
+
+impl ReplayArgs {
+    pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let connection = Connection::open(&self.login.on(config)?)?;
+        let (topic, partitions) = connection.dead_letter_topic(&self.topic)?;
+        let partitions = chosen(&topic, partitions, self.partition)?;
+        let mut replay = Replay::new(self, &connection, io::stdout().lock())?;
+        for partition in partitions {
+            let flow = match self.all {
+                true => replay.all_of(&topic, partition),
+                false => replay.chosen_of(&topic, partition, &self.offsets),
+            };
+            // Also what was sent before a failure is settled, and said.
+            let settled = replay.settle(&topic, partition);
+            let flow = flow?;
+            settled?;
+            if flow.is_break() {
+                break;
+            }
+        }
+        replay.conclude()
+    }
+}
+
+/// A replay that is under way.
+struct Replay<'a, W> {
+    arguments: &'a ReplayArgs,
+    connection: &'a Connection,
+    /// None if nothing is to be sent.
+    producer: Option<LetterProducer>,
+    pace: Pace,
+    batch_max: usize,
+    /// Letters that are still to be replayed; `None` for all.
+    left: Option<u64>,
+    /// Topics that letters came from, and how many partitions they have.
+    sources: BTreeMap<String, Option<u32>>,
+    waiting: Vec<Waiting>,
+    tally: Tally,
+    out: W,
+}
+
+/// A letter whose record was sent.
+struct Waiting {
+    letter: Position,
+    to: Target,
+    delivery: oneshot::Receiver<Delivery>,
+}
+
+impl<'a, W: Write> Replay<'a, W> {
+    fn new(arguments: &'a ReplayArgs, connection: &'a Connection, out: W) -> anyhow::Result<Self> {
+        let producer = match arguments.dry_run {
+            true => None,
+            false => {
+                let mut options = ProducerOptions::new(CLIENT_ID);
+                options.queue_kib_max = QUEUE_KIB_MAX;
+                options.message_bytes_max = DEAD_LETTER_BYTES_MAX;
+                Some(Producer::new(connection.settings(), &options)?)
+            }
+        };
+        Ok(Self {
+            arguments,
+            connection,
+            producer,
+            pace: Pace::new(arguments.rate),
+            batch_max: batch_max(arguments.rate),
+            left: arguments.limit.map(NonZeroU64::get),
+            sources: BTreeMap::new(),
+            waiting: Vec::new(),
+            tally: Tally::default(),
+            out,
+        })
+    }
+
+    /// Replays what a partition holds now: what comes back as a new letter is left for another run.
+    fn all_of(&mut self, topic: &str, partition: PartitionId) -> anyhow::Result<ControlFlow<()>> {
+        let connection = self.connection;
+        let range = connection.offsets(topic, partition)?;
+        let replayed = self.replayed(topic, partition, range.clone())?;
+        connection.read(topic, partition, range, &mut |record| {
+            if is_receipt(&record) {
+                return Ok(ControlFlow::Continue(()));
+            }
+            if replayed.contains(record.offset().0) {
+                self.tally.skipped += 1;
+                return Ok(ControlFlow::Continue(()));
+            }
+            if self.left == Some(0) {
+                return Ok(ControlFlow::Break(()));
+            }
+            self.take(Letter::of(record.to_raw()))?;
+            Ok(ControlFlow::Continue(()))
+        })
+    }
+
+    /// The letters to pass over, by the receipts in a range of the partition's offsets.
+    fn replayed(
+        &self,
+        topic: &str,
+        partition: PartitionId,
+        range: Range<i64>,
+    ) -> anyhow::Result<Receipts> {
+        match self.arguments.again {
+            true => Ok(Receipts::default()),
+            false => Receipts::read(self.connection, topic, partition, range),
+        }
+    }
+
+    /// Replays the letters at these offsets, in order.
+    fn chosen_of(
+        &mut self,
+        topic: &str,
+        partition: PartitionId,
+        offsets: &[i64],
+    ) -> anyhow::Result<ControlFlow<()>> {
+        let mut offsets = offsets.to_vec();
+        offsets.sort_unstable();
+        offsets.dedup();
+        let mut held = self.connection.offsets(topic, partition)?;
+        // A receipt lies behind its letter.
+        held.start = held.start.max(offsets.first().copied().unwrap_or(0));
+        let replayed = self.replayed(topic, partition, held)?;
+        for offset in offsets {
+            let line = |outcome, note| Line {
+                letter: Position {
+                    topic: topic.to_owned(),
+                    partition,
+                    offset: Offset(offset),
+                },
+                outcome,
+                to: None,
+                note: Some(note),
+            };
+            if replayed.contains(offset) {
+                let note = "it was replayed before; --again replays it again";
+                self.say(line(Outcome::Skipped, note.to_owned()))?;
+                continue;
+            }
+            match letter_at(self.connection, topic, partition, offset) {
+                Ok(letter) => self.take(letter)?,
+                Err(error) => self.say(line(Outcome::Failed, chain(&*error)))?,
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Sends one letter's record, unless it has no place to go.
+    fn take(&mut self, letter: Letter) -> anyhow::Result<()> {
+        let to = match self.destination(&letter)? {
+            Ok(to) => to,
+            Err(reason) => {
+                return self.say(Line {
+                    letter: letter.position,
+                    outcome: Outcome::Failed,
+                    to: None,
+                    note: Some(reason),
+                });
+            }
+        };
+        if let Some(left) = &mut self.left {
+            *left -= 1;
+        }
+        let Some(producer) = &self.producer else {
+            return self.say(Line {
+                letter: letter.position,
+                outcome: Outcome::WouldReplay,
+                to: Some(to),
+                note: None,
+            });
+        };
+        self.pace.wait();
+        let (sender, delivery) = oneshot::channel();
+        let mark = letter.position.to_string();
+        let headers = headers(&letter, &mark);
+        let record = OutRecord {
+            topic: &to.topic,
+            partition: to.partition,
+            key: letter.key.as_deref(),
+            value: letter.value.as_deref(),
+            headers: &headers,
+        };
+        if let Err(refused) = producer.send_or_wait(&record, Box::new(sender), ROOM_PATIENCE) {
+            // Told like one that the brokers refused.
+            let (sender, error) = refused.into_parts();
+            drop(sender.send(Delivery::failed(to.partition, error)));
+        }
+        let position = letter.position;
+        self.waiting.push(Waiting {
+            letter: position.clone(),
+            to,
+            delivery,
+        });
+        if self.waiting.len() >= self.batch_max {
+            self.settle(&position.topic, position.partition)?;
+        }
+        Ok(())
+    }
+
+    /// Where a letter's record goes, or why it cannot go anywhere.
+    fn destination(&mut self, letter: &Letter) -> anyhow::Result<Result<Target, String>> {
+        let Position {
+            topic, partition, ..
+        } = match letter.destination() {
+            Ok(source) => source,
+            Err(unplaced) => return Ok(Err(unplaced.to_string())),
+        };
+        let partitions = match self.sources.get(&topic) {
+            Some(partitions) => *partitions,
+            None => {
+                let partitions = self.connection.partitions(&topic)?;
+                self.sources.insert(topic.clone(), partitions);
+                partitions
+            }
+        };
+        Ok(match partitions {
+            None => Err(format!("there is no topic {topic} any more")),
+            Some(partitions) if partition.0 >= partitions => Err(format!(
+                "{topic} has no partition {partition}: it has {partitions}, from 0 on"
+            )),
+            Some(_) => Ok(Target {
+                topic,
+                partition,
+                offset: None,
+            }),
+        })
+    }
+
+    /// Waits for the acknowledgements of what was sent, writes the receipt for it, and only then
+    /// says it: whoever reads may be gone.
+    ///
+    /// Fails if the brokers stopped taking records: then the letters that follow would fare no
+    /// better. A record that they refuse for its own sake stops nothing.
+    fn settle(&mut self, topic: &str, partition: PartitionId) -> anyhow::Result<()> {
+        let mut replayed = Receipts::default();
+        let mut stopped = None;
+        let mut lines = Vec::new();
+        for sent in std::mem::take(&mut self.waiting) {
+            let delivery = sent
+                .delivery
+                .blocking_recv()
+                .context("the producer ended before it reported the outcome of a record")?;
+            let (outcome, note) = match delivery.result {
+                Ok(()) => {
+                    replayed.add(sent.letter.offset.0);
+                    (Outcome::Replayed, None)
+                }
+                Err(error) => {
+                    match &mut self.left {
+                        // The next run would meet it again: it must not take another's place.
+                        Some(left) if error.is_permanent() => *left += 1,
+                        _ => {}
+                    }
+                    if !error.is_permanent() {
+                        stopped = Some(error);
+                    }
+                    (Outcome::Failed, Some(chain(&error)))
+                }
+            };
+            let to = Target {
+                offset: delivery.offset,
+                ..sent.to
+            };
+            lines.push(Line {
+                letter: sent.letter,
+                outcome,
+                to: Some(to),
+                note,
+            });
+        }
+        if !replayed.is_empty()
+            && let Err(error) = self.write_receipt(topic, partition, &replayed)
+        {
+            tracing::warn!(
+                topic,
+                partition = partition.0,
+                letters = replayed.to_text(),
+                error = chain(&*error),
+                "could not write a receipt; a repeat would replay these dead letters again"
+            );
+        }
+        for line in lines {
+            self.say(line)?;
+        }
+        match stopped {
+            None => Ok(()),
+            Some(error) => Err(anyhow::Error::new(error).context("the replay stopped")),
+        }
+    }
+
+    fn write_receipt(
+        &self,
+        topic: &str,
+        partition: PartitionId,
+        replayed: &Receipts,
+    ) -> anyhow::Result<()> {
+        let producer = self.producer.as_ref().context("nothing is sent")?;
+        let text = replayed.to_text();
+        let header = Header {
+            key: REPLAYED,
+            value: Some(text.as_bytes()),
+        };
+        let record = OutRecord {
+            topic,
+            partition,
+            key: None,
+            value: None,
+            headers: &[header],
+        };
+        let (sender, delivery) = oneshot::channel();
+        producer
+            .send_or_wait(&record, Box::new(sender), ROOM_PATIENCE)
+            .map_err(|refused| refused.into_parts().1)?;
+        Ok(delivery.blocking_recv()?.result?)
+    }
+
+    /// Writes what became of a letter, and counts it.
+    fn say(&mut self, line: Line) -> anyhow::Result<()> {
+        self.tally.count(line.outcome);
+        match self.arguments.output {
+            Output::Json => writeln!(self.out, "{}", to_json(&line)?)?,
+            Output::Table => writeln!(self.out, "{line}")?,
+        }
+        Ok(())
+    }
+
+    fn conclude(self) -> anyhow::Result<()> {
+        let Tally {
+            replayed,
+            would_replay,
+            skipped,
+            failed,
+        } = self.tally;
+        if self.arguments.dry_run {
+            eprintln!("{would_replay} to replay, {skipped} replayed before, {failed} cannot be");
+        } else {
+            eprintln!("{replayed} replayed, {skipped} replayed before, {failed} failed");
+        }
+        ensure!(failed == 0, "not every letter could be replayed");
+        Ok(())
+    }
+}
+
+/// A record's own headers and the mark of its replay, in place of an older one.
+fn headers<'a>(letter: &'a Letter, mark: &'a str) -> Vec<Header<'a>> {
+    let own = letter.headers.iter().map(|(key, value)| Header {
+        key,
+        value: value.as_deref(),
+    });
+    let mark = Header {
+        key: REPLAYED_FROM,
+        value: Some(mark.as_bytes()),
+    };
+    own.filter(|header| header.key != REPLAYED_FROM)
+        .chain([mark])
+        .collect()
+}
+
+/// How many letters may wait for their acknowledgement: at most what goes out in a second, so that
+/// a replay that is slow on purpose and is killed leaves few without a receipt.
+fn batch_max(rate: Option<Rate>) -> usize {
+    let of_rate = rate.and_then(|Rate(rate)| usize::try_from(rate.get()).ok());
+    of_rate.map_or(BATCH_LETTERS_MAX, |rate| rate.min(BATCH_LETTERS_MAX))
+}
+
+/// Keeps to a rate.
+struct Pace {
+    interval: Duration,
+    next: Instant,
+}
+
+impl Pace {
+    fn new(rate: Option<Rate>) -> Self {
+        let interval = rate.map(|Rate(rate)| Duration::from_secs(1) / rate.get());
+        Self {
+            interval: interval.unwrap_or_default(),
+            next: Instant::now(),
+        }
+    }
+
+    fn wait(&mut self) {
+        let now = Instant::now();
+        thread::sleep(self.next.saturating_duration_since(now));
+        self.next = self.next.max(now) + self.interval;
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+//! `waybill dlq show`: one dead letter, in full.
+
+use std::io::{self, Write};
+use std::ops::ControlFlow;
+
+use anyhow::{Context as _, ensure};
+use clap::Args;
+use waybill_engine::PartitionId;
+use waybill_kafka::RawRecord;
+use waybill_messages::headers;
+use waybill_node::config::Config;
+use waybill_telemetry::visible::escaped;
+
+use super::letter::Letter;
+use super::receipts::is_receipt;
+use crate::broker_login::BrokerLogin;
+use crate::connection::{Connection, chosen, topic_from_text};
+use crate::shown::{Bytes, NOTHING, time};
+
+/// Bytes on a line of a dump.
+const LINE_BYTES: usize = 16;
+
+/// The arguments of `waybill dlq show`.
+#[derive(Clone, Debug, Args)]
+pub struct ShowArgs {
+    /// The topic that it came from or lies on, by its whole name or short
+    #[arg(value_parser = topic_from_text)]
+    topic: String,
+    /// The partition that it lies in
+    partition: u32,
+    /// Its offset there
+    #[arg(value_parser = clap::value_parser!(i64).range(0..))]
+    offset: i64,
+    /// Write its value and nothing else, byte for byte
+    #[arg(long)]
+    raw: bool,
+    #[command(flatten)]
+    login: BrokerLogin,
+}
+
+impl ShowArgs {
+    pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let connection = Connection::open(&self.login.on(config)?)?;
+        let (topic, partitions) = connection.dead_letter_topic(&self.topic)?;
+        chosen(&topic, partitions, Some(self.partition))?;
+        let letter = letter_at(
+            &connection,
+            &topic,
+            PartitionId(self.partition),
+            self.offset,
+        )?;
+        let mut out = io::stdout().lock();
+        if self.raw {
+            let value = letter.value.as_deref().context("it has no value")?;
+            out.write_all(value)?;
+            return Ok(out.flush()?);
+        }
+        Ok(write(&letter, &mut out)?)
+    }
+}
+
+/// The letter at an offset of a partition that exists.
+pub(super) fn letter_at(
+    connection: &Connection,
+    topic: &str,
+    partition: PartitionId,
+    offset: i64,
+) -> anyhow::Result<Letter> {
+    let held = connection.offsets(topic, partition)?;
+    ensure!(
+        held.contains(&offset),
+        "{topic} partition {partition} has no letter at offset {offset}: it holds {} up to {}",
+        held.start,
+        held.end
+    );
+    let mut found: Option<RawRecord> = None;
+    let mut receipt = false;
+    // The reader stops behind the record; that it does is no news.
+    let _ = connection.read(topic, partition, offset..offset + 1, &mut |record| {
+        receipt = is_receipt(&record);
+        found = Some(record.to_raw());
+        Ok(ControlFlow::Break(()))
+    })?;
+    ensure!(
+        !receipt,
+        "offset {offset} of {topic} partition {partition} is the receipt of a replay, and no letter"
+    );
+    let record = found.with_context(|| {
+        format!("{topic} partition {partition} has no letter at offset {offset} any more")
+    })?;
+    Ok(Letter::of(record))
+}
+
+fn write(letter: &Letter, out: &mut dyn Write) -> io::Result<()> {
+    let said = |name: &str| match letter.error(name) {
+        Some(text) => escaped(&text),
+        None => NOTHING.to_owned(),
+    };
+    let source = match letter.source() {
+        Ok(source) => source.to_string(),
+        Err(unplaced) => format!("{NOTHING} ({unplaced})"),
+    };
+    writeln!(out, "letter     {}", letter.position)?;
+    writeln!(
+        out,
+        "time       {}",
+        time(letter.timestamp_ms).as_deref().unwrap_or(NOTHING)
+    )?;
+    writeln!(out, "source     {source}")?;
+    writeln!(out, "stage      {}", said(headers::ERRORS_STAGE))?;
+    writeln!(out, "component  {}", said(headers::ERRORS_CLASS_NAME))?;
+    writeln!(
+        out,
+        "kind       {}",
+        said(headers::ERRORS_EXCEPTION_CLASS_NAME)
+    )?;
+    writeln!(
+        out,
+        "cause      {}",
+        said(headers::ERRORS_EXCEPTION_MESSAGE)
+    )?;
+    writeln!(out, "headers    {}", letter.headers.len())?;
+    for (name, value) in &letter.headers {
+        let name = escaped(name);
+        match value {
+            Some(value) => writeln!(out, "  {name}: {}", Bytes(value))?,
+            None => writeln!(out, "  {name}: {NOTHING}")?,
+        }
+    }
+    dump("key", letter.key.as_deref(), out)?;
+    dump("value", letter.value.as_deref(), out)
+}
+
+/// Bytes in hexadecimal, and as text beside it.
+fn dump(name: &str, bytes: Option<&[u8]>, out: &mut dyn Write) -> io::Result<()> {
+    let Some(bytes) = bytes else {
+        return writeln!(out, "{name:<9}  none");
+    };
+    writeln!(out, "{name:<9}  {} bytes", bytes.len())?;
+    for (index, line) in bytes.chunks(LINE_BYTES).enumerate() {
+        let at = index * LINE_BYTES;
+        let digits: String = line.iter().map(|byte| format!("{byte:02x} ")).collect();
+        let text: String = line.iter().map(|byte| visible(*byte)).collect();
+        writeln!(out, "  {at:08x}  {digits:<48} |{text}|")?;
+    }
+    Ok(())
+}
+
+fn visible(byte: u8) -> char {
+    match byte {
+        b' '..=b'~' => char::from(byte),
+        _ => '.',
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dump_shows_every_byte_as_hexadecimal_and_as_text() {
+        let dumped = |bytes: Option<&[u8]>| {
+            let mut out = Vec::new();
+            dump("value", bytes, &mut out).unwrap();
+            String::from_utf8(out).unwrap()
+        };
+        let all = dumped(Some(b"\xc3\x01 poison, byte for byte"));
+        let expected = "value      24 bytes\n  \
+             00000000  c3 01 20 70 6f 69 73 6f 6e 2c 20 62 79 74 65 20  |.. poison, byte |\n  \
+             00000010  66 6f 72 20 62 79 74 65                          |for byte|\n";
+        assert_eq!(all, expected);
+        assert_eq!(dumped(Some(b"")), "value      0 bytes\n");
+        assert_eq!(dumped(None), "value      none\n");
+    }
+}

@@ -1,0 +1,84 @@
+//! `waybill dlq topics`: which dead-letter topics there are, and how much lies on each.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use clap::Args;
+use serde::Serialize;
+use waybill_node::config::Config;
+use waybill_telemetry::visible::to_json;
+
+use crate::broker_login::BrokerLogin;
+use crate::connection::{Connection, chosen};
+use crate::shown::Output;
+
+/// The arguments of `waybill dlq topics`.
+#[derive(Clone, Debug, Args)]
+pub struct TopicsArgs {
+    /// How they are written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    login: BrokerLogin,
+}
+
+impl TopicsArgs {
+    pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let connection = Connection::open(&self.login.on(config)?)?;
+        let mut out = io::stdout().lock();
+        let found = connection.dead_letter_topics()?;
+        if self.output == Output::Table && !found.topics.is_empty() {
+            writeln!(out, "{}", Row::HEADING)?;
+        }
+        for (topic, &partitions) in &found.topics {
+            let row = Row::of(&connection, topic, partitions)?;
+            match self.output {
+                Output::Json => writeln!(out, "{}", to_json(&row)?)?,
+                Output::Table => writeln!(out, "{row}")?,
+            }
+        }
+        if found.topics.is_empty() && found.forbidden.is_empty() {
+            eprintln!("no dead-letter topics");
+        }
+        found.require_all()
+    }
+}
+
+/// A topic as it is listed.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row<'a> {
+    topic: &'a str,
+    partitions: u32,
+    /// By the offsets that the partitions hold: letters, and the receipts of their replays.
+    records: i64,
+}
+
+impl<'a> Row<'a> {
+    const HEADING: &'static str = "PARTITIONS     RECORDS  TOPIC";
+
+    fn of(connection: &Connection, topic: &'a str, partitions: u32) -> anyhow::Result<Self> {
+        let mut records = 0;
+        for partition in chosen(topic, partitions, None)? {
+            let held = connection.offsets(topic, partition)?;
+            records += held.end - held.start;
+        }
+        Ok(Self {
+            topic,
+            partitions,
+            records,
+        })
+    }
+}
+
+/// As a line of the table.
+impl fmt::Display for Row<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            topic,
+            partitions,
+            records,
+        } = self;
+        write!(f, "{partitions:>10}  {records:>10}  {topic}")
+    }
+}

@@ -1,0 +1,46 @@
+//! `waybill log`: which log lines a process writes, seen and changed while it runs, on its admin port.
+
+use clap::Args;
+use serde::Deserialize;
+use serde_json::json;
+use waybill_node::config::Config;
+
+use crate::access::AdminArgs;
+use crate::admin_port;
+
+/// The arguments of `waybill log`.
+#[derive(Clone, Debug, Args)]
+pub struct LogArgs {
+    /// What it is to write from now on: a level (error, warn, info, debug, trace, off), or pairs as in
+    /// info,waybill=debug
+    #[arg(value_name = "FILTER")]
+    filter: Option<String>,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+#[derive(Deserialize)]
+struct Applies {
+    filter: String,
+}
+
+impl LogArgs {
+    /// The filter that applies then.
+    ///
+    /// # Errors
+    ///
+    /// If the process does not answer, or refuses the filter.
+    pub fn run(&self, config: &Config) -> anyhow::Result<String> {
+        let url = self.admin.url(config, "/log")?;
+        let client = admin_port::client(&self.admin.access)?;
+        let request = match &self.filter {
+            Some(filter) => client.put(&url).json(&json!({ "filter": filter })),
+            None => client.get(&url),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let applies: Applies = runtime.block_on(admin_port::answered(&url, request))?;
+        Ok(applies.filter)
+    }
+}

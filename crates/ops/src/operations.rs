@@ -1,0 +1,160 @@
+//! `waybill ops`: operations that need a person, seen and repaired over the HTTP API.
+//!
+//! What is asked is judged by the operation's scheduler alone, by its state when it is read. So
+//! these commands decide nothing, and whatever they ask may be asked again: the key of an asking
+//! comes from the operation as it was seen, so that a repeat of the command, or somebody else who
+//! does the same at the same time, asks no second time.
+//!
+//! Deliberately absent: brokers and the store. Whoever reaches the API, and has a token where it asks for one, can work
+//! with operations.
+
+mod api;
+mod ask;
+mod course;
+mod doctor;
+mod explain;
+mod filter;
+mod follow;
+mod line;
+mod list;
+mod redrive;
+mod show;
+mod single;
+mod verb;
+mod wire;
+
+use std::io;
+
+use clap::{Args, Subcommand};
+
+pub use self::doctor::{DoctorArgs, FileCheck};
+pub use self::explain::ExplainArgs;
+
+use self::api::{Api, ApiError};
+use self::verb::Verb;
+use crate::access::AccessArgs;
+use crate::address::ApiAddress;
+use waybill_node::config::Config;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done
+  1  refused for what the operation is, or it did not come to what was asked
+  2  the command line or the token is wrong, or the API could not be reached or could not answer";
+
+/// The arguments of `waybill ops`.
+#[derive(Clone, Debug, Args)]
+#[command(after_help = EXIT_CODES)]
+pub struct OpsArgs {
+    /// The API's address as a URL, where it is not at --http
+    #[arg(long, global = true, value_name = "URL")]
+    api: Option<ApiAddress>,
+    #[command(flatten)]
+    access: AccessArgs,
+    /// What to do with them.
+    #[command(subcommand)]
+    command: OpsCommand,
+}
+
+/// What to do with operations.
+#[derive(Clone, Debug, Subcommand)]
+enum OpsCommand {
+    /// List those that linger, failed or wait for a person
+    List(list::ListArgs),
+    /// Show one: every step, attempt and time, what happens next, and what can be asked
+    Show(show::ShowArgs),
+    /// Go on at the step that failed; with --as-new, run it again as a new operation
+    Resubmit(ask::ResubmitArgs),
+    /// Undo what was done
+    Compensate(ask::PlainArgs),
+    /// End one that waits for a person as it stands
+    Abandon(ask::AbandonArgs),
+    /// Undo again what could not be undone
+    RetryCompensation(ask::PlainArgs),
+    /// Say that a person undid a step
+    Undone(ask::UndoneArgs),
+    /// Cancel on behalf of the caller: what was done is undone
+    Cancel(ask::PlainArgs),
+}
+
+/// Why a command did not do what it was told.
+#[derive(Debug, thiserror::Error)]
+pub enum OpsError {
+    /// The arguments do not fit together.
+    #[error("{0}")]
+    Usage(String),
+    /// The API refused, or could not answer.
+    #[error(transparent)]
+    Api(#[from] ApiError),
+    /// What was asked was refused, or it came to something else.
+    #[error("{0}")]
+    Missed(String),
+    /// The API went away in the middle of a verb for many.
+    #[error("{0}")]
+    BrokenOff(String),
+    /// What is to be shown could not be written.
+    #[error("the output cannot be written")]
+    Output(#[from] io::Error),
+    /// The client could not be made.
+    #[error("the HTTP client cannot be made: {0}")]
+    Client(String),
+}
+
+impl OpsError {
+    /// The exit code that tells it.
+    #[must_use]
+    pub fn exit_code(&self) -> u8 {
+        const REFUSED: u8 = 1;
+        const NOT_ASKED: u8 = 2;
+        match self {
+            Self::Missed(_) => REFUSED,
+            Self::Api(error) if error.is_about_the_operation() => REFUSED,
+            Self::Api(_)
+            | Self::BrokenOff(_)
+            | Self::Usage(_)
+            | Self::Output(_)
+            | Self::Client(_) => NOT_ASKED,
+        }
+    }
+}
+
+impl OpsArgs {
+    /// Does it.
+    ///
+    /// # Errors
+    ///
+    /// If the API cannot be reached, or what is asked is refused or comes to something else.
+    pub fn run(&self, config: &Config) -> Result<(), OpsError> {
+        let address = ApiAddress::of_configuration(self.api.as_ref(), config);
+        let address = address.map_err(OpsError::Usage)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| OpsError::Client(error.to_string()))?;
+        let api = Api::new(address, &self.access)?;
+        runtime.block_on(self.command.run(&api))
+    }
+}
+
+impl OpsCommand {
+    async fn run(&self, api: &Api) -> Result<(), OpsError> {
+        match self {
+            Self::List(arguments) => until_reader_leaves(arguments.run(api).await),
+            Self::Show(arguments) => until_reader_leaves(arguments.run(api).await),
+            Self::Resubmit(arguments) => arguments.run(api).await,
+            Self::Compensate(arguments) => arguments.run(api, Verb::Compensate).await,
+            Self::Abandon(arguments) => arguments.run(api).await,
+            Self::RetryCompensation(arguments) => arguments.run(api, Verb::RetryCompensation).await,
+            Self::Undone(arguments) => arguments.run(api).await,
+            Self::Cancel(arguments) => arguments.run(api, Verb::Cancel).await,
+        }
+    }
+}
+
+/// A reader that has seen enough is no failure of a command that only shows.
+fn until_reader_leaves(result: Result<(), OpsError>) -> Result<(), OpsError> {
+    match result {
+        Err(OpsError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        other => other,
+    }
+}

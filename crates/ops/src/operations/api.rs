@@ -1,0 +1,477 @@
+//! The HTTP API as these commands ask it.
+//!
+//! What must hold: no question waits for ever, and no answer is held beyond a bound. A request
+//! whose fate is not known is repeated with the same key, which asks no second time.
+
+mod path;
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use reqwest::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER};
+use reqwest::redirect::Policy;
+use reqwest::{Client, Method, Response, StatusCode};
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+use waybill_telemetry::VERSION;
+use waybill_telemetry::visible::escaped;
+
+use self::path::{OPERATIONS, path_of, query_of, tenant_pair};
+use super::OpsError;
+use super::wire::{Asked, Operation, Page, Problem};
+use crate::access::{AccessArgs, Silence};
+use crate::address::ApiAddress;
+
+/// How long the API may take to accept a connection.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+/// How long an answer may take; longer than the API waits for the brokers.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
+/// The same for somebody who waits.
+const SOON: Duration = Duration::from_secs(3);
+/// The longest answer.
+const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// How often a request is made while the API is busy or says nothing.
+const TRIES_MAX: u32 = 4;
+/// How long to wait between the tries, where the API does not say.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The longest such time, also where the API asks for a longer one.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How many wrong fields are told.
+const FIELDS_TOLD_MAX: usize = 10;
+
+const JSON: &str = "application/json";
+/// The type of the problem that there is no such operation. Any other 404 is about the address.
+const UNKNOWN: &str = "/problems/unknown-or-expired";
+
+/// The type of the problem that there is nothing at an address.
+const NOT_FOUND: &str = "/problems/not-found";
+
+/// Why there is no answer to work with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fault {
+    /// There is no such operation.
+    Unknown,
+    /// The operation's state forbids it.
+    Refused,
+    /// What the API holds of this operation is broken.
+    Broken,
+    /// The request is wrong, whatever operation it is about.
+    Wrong,
+    /// Whoever asks may not.
+    Forbidden,
+    /// Who answers is not taken for the API.
+    Distrusted,
+    /// The API cannot be reached, or cannot answer now.
+    Away,
+}
+
+/// Why there is no answer to work with.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ApiError {
+    fault: Fault,
+    text: String,
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl std::error::Error for ApiError {}
+
+impl ApiError {
+    /// Whether it is about this one operation: others may fare better.
+    pub(super) fn is_about_the_operation(&self) -> bool {
+        match self.fault {
+            Fault::Unknown | Fault::Refused | Fault::Broken => true,
+            Fault::Wrong | Fault::Forbidden | Fault::Distrusted | Fault::Away => false,
+        }
+    }
+
+    /// Whether the API cannot be reached, or cannot answer now.
+    pub(super) fn is_away(&self) -> bool {
+        self.fault == Fault::Away
+    }
+
+    /// Whether it answered that whoever asks may not.
+    pub(super) fn is_forbidden(&self) -> bool {
+        self.fault == Fault::Forbidden
+    }
+
+    /// Whether there is no such operation.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.fault == Fault::Unknown
+    }
+
+    /// What helps where an id is not known that was looked up without a tenant.
+    fn of_id(mut self, tenant: Option<&str>) -> Self {
+        if self.is_unknown() && tenant.is_none() {
+            let hint = " (if it is a tenant's: --tenant NAME, or use the operation's id)";
+            self.text.push_str(hint);
+        }
+        self
+    }
+
+    fn away(text: String) -> Self {
+        Self {
+            fault: Fault::Away,
+            text,
+        }
+    }
+
+    fn of_answer(status: StatusCode, body: &[u8], address: &ApiAddress) -> Self {
+        let problem: Problem = serde_json::from_slice(body).unwrap_or_default();
+        let fault = match status {
+            StatusCode::NOT_FOUND if problem.r#type == UNKNOWN => Fault::Unknown,
+            StatusCode::CONFLICT => Fault::Refused,
+            StatusCode::FORBIDDEN => Fault::Forbidden,
+            StatusCode::INTERNAL_SERVER_ERROR => Fault::Broken,
+            status if status.is_client_error() => Fault::Wrong,
+            _ => Fault::Away,
+        };
+        let mut text = problem_text(status, &problem);
+        if status == StatusCode::UNAUTHORIZED {
+            text.push_str(" (--token-file)");
+        }
+        // Something else may be at the address.
+        let says_nothing = problem.detail.is_empty() && problem.title.is_empty();
+        if says_nothing || problem.r#type == NOT_FOUND {
+            let origin = address.origin();
+            text = format!("{address} answers {status}: {text} Is it the API? ({origin})");
+        }
+        Self { fault, text }
+    }
+}
+
+/// An operation that was found.
+pub(super) struct Found {
+    /// As it came.
+    pub(super) json: Bytes,
+    pub(super) operation: Operation,
+}
+
+/// What became of an asking.
+pub(super) enum Answer {
+    /// It is on its way to the operation's scheduler.
+    Asked(Asked),
+    /// It was so already.
+    AsItIs(Box<Operation>),
+}
+
+/// The API.
+#[derive(Clone)]
+pub(super) struct Api {
+    client: Client,
+    address: ApiAddress,
+    patience: Duration,
+    tries_max: u32,
+}
+
+impl Api {
+    pub(super) fn new(address: ApiAddress, access: &AccessArgs) -> Result<Self, OpsError> {
+        Self::with_tries(address, access, TRIES_MAX, ANSWER_PATIENCE)
+    }
+
+    /// The same API for somebody who waits: each question is asked once, and answered soon or not at all.
+    pub(super) fn asked_once(address: ApiAddress, access: &AccessArgs) -> Result<Self, OpsError> {
+        Self::with_tries(address, access, 1, SOON)
+    }
+
+    fn with_tries(
+        address: ApiAddress,
+        access: &AccessArgs,
+        tries_max: u32,
+        answer_patience: Duration,
+    ) -> Result<Self, OpsError> {
+        let client = access
+            .apply(Client::builder())
+            .map_err(|error| OpsError::Usage(error.to_string()))?
+            .user_agent(format!("waybill/{VERSION}"))
+            .redirect(Policy::none())
+            .no_proxy()
+            .connect_timeout(CONNECT_PATIENCE)
+            .timeout(answer_patience)
+            .build()
+            .map_err(|error| OpsError::Client(error.to_string()))?;
+        Ok(Self {
+            client,
+            address,
+            patience: Duration::ZERO,
+            tries_max,
+        })
+    }
+
+    /// The same API, asked again for so long while it cannot be reached or cannot answer.
+    pub(super) fn with_patience(&self, patience: Duration) -> Self {
+        Self {
+            patience,
+            ..self.clone()
+        }
+    }
+
+    /// Looks an operation up, by its id or by the one that `tenant` knows it by.
+    pub(super) async fn find(&self, id: &str, tenant: Option<&str>) -> Result<Found, ApiError> {
+        let path = format!("{}{}", path_of(id), query_of(&tenant_pair(tenant)));
+        let found = self.send(Method::GET, &path, None).await;
+        let json = found.map_err(|error| error.of_id(tenant))?.1;
+        let operation = self.read(&json)?;
+        Ok(Found { json, operation })
+    }
+
+    /// A page of a list.
+    pub(super) async fn page(&self, query: &[(&str, String)]) -> Result<Page, ApiError> {
+        let path = format!("{OPERATIONS}{}", query_of(query));
+        self.read(&self.send(Method::GET, &path, None).await?.1)
+    }
+
+    /// Asks something of an operation. Askings with the same key are one.
+    pub(super) async fn ask(
+        &self,
+        id: &str,
+        tenant: Option<&str>,
+        verb: &str,
+        body: &serde_json::Value,
+        key: &str,
+    ) -> Result<Answer, ApiError> {
+        let query = query_of(&tenant_pair(tenant));
+        let path = format!("{}:{verb}{query}", path_of(id));
+        let body = Asking {
+            body: body.to_string().into(),
+            key,
+        };
+        let (status, json) = self.send(Method::POST, &path, Some(body)).await?;
+        match status {
+            StatusCode::ACCEPTED => Ok(Answer::Asked(self.read(&json)?)),
+            _ => Ok(Answer::AsItIs(self.read(&json)?)),
+        }
+    }
+
+    /// Reads an answer, or a part of one.
+    pub(super) fn read<T: DeserializeOwned>(&self, json: &[u8]) -> Result<T, ApiError> {
+        serde_json::from_slice(json).map_err(|error| self.unexpected(&error.to_string()))
+    }
+
+    /// The answer of something that is not the API, or of another version.
+    pub(super) fn unexpected(&self, why: &str) -> ApiError {
+        let address = &self.address;
+        let origin = address.origin();
+        ApiError::away(format!(
+            "an answer of {address} is not as expected: {why} ({origin})"
+        ))
+    }
+
+    /// Makes a request until it is answered for good, or tries and patience are spent.
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        asking: Option<Asking<'_>>,
+    ) -> Result<(StatusCode, Bytes), ApiError> {
+        let until = Instant::now() + self.patience;
+        let mut tries = 1;
+        loop {
+            let (error, pause, tries_max) =
+                match self.try_once(&method, path, asking.as_ref()).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(Failed::ForGood(error)) => return Err(error),
+                    Err(Failed::ForNow(error, pause)) => (error, pause, self.tries_max),
+                    Err(Failed::Unreachable(error)) => (error, PAUSE, 1),
+                };
+            // Where nobody answers, longer and longer.
+            let pause = pause.max(PAUSE * (tries / TRIES_MAX)).min(PAUSE_MAX);
+            if tries >= tries_max && Instant::now() + pause > until {
+                return Err(error);
+            }
+            tries += 1;
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn try_once(
+        &self,
+        method: &Method,
+        path: &str,
+        asking: Option<&Asking<'_>>,
+    ) -> Result<(StatusCode, Bytes), Failed> {
+        let url = format!("{}{path}", self.address);
+        let mut request = self
+            .client
+            .request(method.clone(), url)
+            .header(ACCEPT, JSON);
+        if let Some(asking) = asking {
+            request = request
+                .header(CONTENT_TYPE, JSON)
+                .header("idempotency-key", asking.key)
+                .body(asking.body.clone());
+        }
+        let answered = match request.send().await {
+            Ok(response) => self.read_whole(response).await,
+            Err(error) => Err(self.not_answered(&error)),
+        };
+        let (status, pause, body) = answered?;
+        if status.is_success() {
+            return Ok((status, body));
+        }
+        let error = ApiError::of_answer(status, &body, &self.address);
+        let is_passing = matches!(
+            status,
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
+        );
+        Err(match is_passing {
+            true => Failed::ForNow(error, pause),
+            false => Failed::ForGood(error),
+        })
+    }
+
+    async fn read_whole(
+        &self,
+        mut response: Response,
+    ) -> Result<(StatusCode, Duration, Bytes), Failed> {
+        let status = response.status();
+        let pause = pause_of(&response);
+        let mut body = Vec::new();
+        loop {
+            match response.chunk().await {
+                Ok(None) => return Ok((status, pause, body.into())),
+                Ok(Some(chunk)) if body.len() + chunk.len() <= ANSWER_BYTES_MAX => {
+                    body.extend_from_slice(&chunk);
+                }
+                Ok(Some(_)) => {
+                    let why = format!("it is longer than {ANSWER_BYTES_MAX} bytes");
+                    return Err(Failed::ForGood(self.unexpected(&why)));
+                }
+                Err(error) => return Err(self.not_answered(&error)),
+            }
+        }
+    }
+
+    /// A connection that nobody takes is no passing thing, unless there is patience for it; one that was
+    /// lost may be.
+    fn not_answered(&self, error: &reqwest::Error) -> Failed {
+        let address = &self.address;
+        let why = match Silence::of(error) {
+            Silence::Away(why) => why,
+            Silence::Distrusted(why) => {
+                return Failed::ForGood(ApiError {
+                    fault: Fault::Distrusted,
+                    text: format!("the API at {address} answers, but {why}"),
+                });
+            }
+        };
+        if error.is_connect() {
+            let origin = address.origin();
+            let text = format!("the API at {address} cannot be reached: {why} ({origin})");
+            return Failed::Unreachable(ApiError::away(text));
+        }
+        let origin = address.origin();
+        let text = format!("the API at {address} did not answer: {why} ({origin})");
+        Failed::ForNow(ApiError::away(text), PAUSE)
+    }
+}
+
+/// What is asked with a request that changes something.
+struct Asking<'a> {
+    body: Bytes,
+    key: &'a str,
+}
+
+/// Why one try failed.
+enum Failed {
+    /// Another would fare no better.
+    ForGood(ApiError),
+    /// Another may be made after this time.
+    ForNow(ApiError, Duration),
+    /// Nobody is there. It was surely not asked.
+    Unreachable(ApiError),
+}
+
+fn pause_of(response: &Response) -> Duration {
+    let asked = response.headers().get(RETRY_AFTER);
+    asked
+        .and_then(|value| value.to_str().ok()?.trim().parse().ok())
+        .map_or(PAUSE, Duration::from_secs)
+        .min(PAUSE_MAX)
+}
+
+fn problem_text(status: StatusCode, problem: &Problem) -> String {
+    let text = match (problem.detail.as_str(), problem.title.as_str()) {
+        ("", "") => "It does not say why.".to_owned(),
+        ("", title) => title.to_owned(),
+        (detail, _) => detail.to_owned(),
+    };
+    // Who may not is told so by the problem's type alone.
+    let by_type = || {
+        let name = problem.r#type.strip_prefix("/problems/");
+        name.filter(|_| status == StatusCode::FORBIDDEN)
+    };
+    let mut text = match problem.code.as_deref().or_else(by_type) {
+        Some(code) => format!("{code}: {text}"),
+        None => text,
+    };
+    for field in problem.errors.iter().take(FIELDS_TOLD_MAX) {
+        let said = format!("{} {}", field.place(), field.detail);
+        text.push_str("; ");
+        text.push_str(said.trim_start());
+    }
+    escaped(&text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_problem_is_told_with_its_code_its_detail_and_every_wrong_field() {
+        let error = |status: u16, body: &str| {
+            let address = "http://a:1".parse().unwrap();
+            ApiError::of_answer(
+                StatusCode::from_u16(status).unwrap(),
+                body.as_bytes(),
+                &address,
+            )
+        };
+        let refused = error(
+            409,
+            r#"{"type": "/x", "title": "t", "detail": "It is final.", "code": "final"}"#,
+        );
+        assert_eq!(refused.to_string(), "final: It is final.");
+        let forbidden = r#"{"type": "/problems/insufficient-scope", "detail": "No."}"#;
+        assert_eq!(error(403, forbidden).to_string(), "insufficient-scope: No.");
+        let wrong = error(
+            422,
+            r#"{"detail": "2 fields.", "errors": [{"parameter": "limit", "detail": "is bad"},
+                {"pointer": "/by", "detail": "is\u001b bad"}]}"#,
+        );
+        assert_eq!(
+            wrong.to_string(),
+            "2 fields.; limit is bad; /by is\\u{1b} bad"
+        );
+        assert_eq!(
+            error(502, "<html>").to_string(),
+            "http://a:1 answers 502 Bad Gateway: It does not say why. Is it the API? (the address is that of --api)"
+        );
+    }
+
+    #[test]
+    fn only_what_is_about_one_operation_lets_others_be_tried() {
+        let unknown = format!(r#"{{"type": "{UNKNOWN}"}}"#);
+        for (status, body, about_one) in [
+            (404, &*unknown, true),
+            (404, "", false),
+            (409, "", true),
+            (500, "", true),
+            (400, "", false),
+            (422, "", false),
+            (503, "", false),
+            (504, "", false),
+        ] {
+            let status = StatusCode::from_u16(status).unwrap();
+            let address = "http://a:1".parse().unwrap();
+            let error = ApiError::of_answer(status, body.as_bytes(), &address);
+            assert_eq!(error.is_about_the_operation(), about_one, "{status} {body}");
+            assert_eq!(error.is_unknown(), body == unknown, "{status} {body}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! `waybill doctor`: whether everything that an installation lives on is as it must be; and, with the id of an
+//! operation, what it waits for, who has it, and what happens next.
+//!
+//! It looks at everything once, from where it is run, and changes nothing. What it cannot look at from there it
+//! says.
+
+mod dead_letters;
+mod installation;
+mod operation;
+
+use std::fmt;
+use std::io::{self, Write};
+
+use clap::Args;
+use serde::Serialize;
+use waybill_node::config::Config;
+use waybill_telemetry::visible::{escaped, to_json};
+
+use super::api::Api;
+use crate::access::AdminArgs;
+use crate::address::ApiAddress;
+use crate::connection::until_reader_leaves;
+use crate::readers::readers;
+use crate::shown::Output;
+
+/// The arguments of `waybill doctor`.
+#[derive(Clone, Debug, Args)]
+pub struct DoctorArgs {
+    /// An operation, by its id or by its caller's; without it, the installation
+    #[arg(value_name = "ID")]
+    id: Option<String>,
+    /// The tenant that knows the operation by this id
+    #[arg(long, value_name = "NAME", requires = "id")]
+    tenant: Option<String>,
+    /// The API's address as a URL, where it is not at --http
+    #[arg(long, value_name = "URL")]
+    api: Option<ApiAddress>,
+    /// How it is written; JSON has a line for each finding
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// How something is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    /// As it must be.
+    Ok,
+    /// A person should know.
+    Note,
+    /// Somebody has to look now.
+    Bad,
+}
+
+/// What was found.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+struct Finding {
+    what: &'static str,
+    verdict: Verdict,
+    said: String,
+}
+
+impl Finding {
+    fn new(what: &'static str, verdict: Verdict, said: impl Into<String>) -> Self {
+        let said = said.into();
+        Self {
+            what,
+            verdict,
+            said,
+        }
+    }
+
+    fn ok(what: &'static str, said: impl Into<String>) -> Self {
+        Self::new(what, Verdict::Ok, said)
+    }
+
+    fn note(what: &'static str, said: impl Into<String>) -> Self {
+        Self::new(what, Verdict::Note, said)
+    }
+
+    fn bad(what: &'static str, said: impl Into<String>) -> Self {
+        Self::new(what, Verdict::Bad, said)
+    }
+
+    fn failed(what: &'static str, error: &anyhow::Error) -> Self {
+        Self::bad(what, format!("{error:#}"))
+    }
+
+    fn is_bad(&self) -> bool {
+        self.verdict == Verdict::Bad
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            what,
+            verdict,
+            said,
+        } = self;
+        let verdict = match verdict {
+            Verdict::Ok => "ok",
+            Verdict::Note => "note",
+            Verdict::Bad => "BAD",
+        };
+        write!(f, "{verdict:<5} {what:<14} {}", escaped(said))
+    }
+}
+
+/// Checks the workflows and agents that a configuration names, and returns the agents that other processes have to run.
+pub type FileCheck = dyn Fn(&Config) -> anyhow::Result<Vec<String>>;
+
+impl DoctorArgs {
+    /// Looks, and prints what it found.
+    ///
+    /// # Errors
+    ///
+    /// If something was found that somebody has to look at now.
+    pub fn run(&self, config: &Config, check: &FileCheck) -> anyhow::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let mut bad = 0;
+        let mut out = io::stdout().lock();
+        let told = runtime.block_on(self.look(config, check, &mut |findings| {
+            bad += findings.iter().filter(|finding| finding.is_bad()).count();
+            self.write(findings, &mut out)
+        }));
+        until_reader_leaves(told)?;
+        match bad {
+            0 => Ok(()),
+            1 => anyhow::bail!("1 thing is bad"),
+            count => anyhow::bail!("{count} things are bad"),
+        }
+    }
+
+    /// Looks at the operation, if one is named, and at the parts of the installation, all at once. They are told of in
+    /// the order in which they need each other.
+    async fn look(
+        &self,
+        config: &Config,
+        check: &FileCheck,
+        tell: &mut dyn FnMut(&[Finding]) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let Self { admin, .. } = self;
+        let layout = readers(config, admin, None).await;
+        let address = ApiAddress::of_configuration(self.api.as_ref(), config);
+        let api = address.and_then(|address| {
+            Api::asked_once(address, &admin.access).map_err(|error| error.to_string())
+        });
+        if let Some(id) = &self.id {
+            let tenant = self.tenant.as_deref();
+            tell(&operation::of_id(&api, id, tenant, &layout).await)?;
+        }
+        let mut tell_part = |mut part: Vec<Finding>| {
+            if self.id.is_some() {
+                // Only what stands in its way.
+                part.retain(Finding::is_bad);
+            }
+            tell(&part)
+        };
+        let answers = async {
+            match self.id {
+                Some(_) => Vec::new(),
+                None => installation::api(&api, self.names_api(config)).await,
+            }
+        };
+        let (brokers, store, registry, process, answers) = tokio::join!(
+            installation::brokers(self.admin.broker_login(config), layout.as_ref().ok()),
+            installation::store(config),
+            installation::registry(config),
+            installation::process(config, admin),
+            answers
+        );
+        for part in [
+            vec![installation::configuration(config, check)],
+            brokers,
+            store,
+            registry,
+            installation::leases(&layout, admin.is_named(config)),
+            process,
+            answers,
+        ] {
+            tell_part(part)?;
+        }
+        Ok(())
+    }
+
+    /// Whether somebody said where the API is, be it in the configuration.
+    fn names_api(&self, config: &Config) -> bool {
+        self.api.is_some() || config.http.listen != Config::default().http.listen
+    }
+
+    fn write(&self, findings: &[Finding], out: &mut dyn Write) -> anyhow::Result<()> {
+        for finding in findings {
+            match self.output {
+                Output::Json => writeln!(out, "{}", to_json(finding)?)?,
+                Output::Table => writeln!(out, "{finding}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,67 @@
+//! How many records lie on dead-letter topics, and which of these topics may not be looked at.
+
+use std::collections::BTreeMap;
+
+use waybill_telemetry::visible::counted;
+
+use super::Finding;
+use crate::topics::Site;
+
+/// What is said of them.
+pub(super) const DEAD_LETTERS: &str = "dead letters";
+/// How many topics are named that hold records.
+const TOPICS_NAMED_MAX: usize = 5;
+
+pub(super) async fn dead_letters(site: &Site) -> Vec<Finding> {
+    match site.dead_letters().await {
+        Ok((records, forbidden)) => found(&records, &forbidden),
+        Err(error) => vec![Finding::failed(DEAD_LETTERS, &error)],
+    }
+}
+
+/// What is to be said of topics with so many records each, and of those that may not be looked at.
+pub(super) fn found(records: &BTreeMap<String, u64>, forbidden: &[String]) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if !records.is_empty() || forbidden.is_empty() {
+        findings.push(held(records));
+    }
+    if !forbidden.is_empty() {
+        let said = format!(
+            "not known of topics that this login may not look at: {}",
+            forbidden.join(", ")
+        );
+        findings.push(Finding::note(DEAD_LETTERS, said));
+    }
+    findings
+}
+
+fn held(records: &BTreeMap<String, u64>) -> Finding {
+    let mut most_first: Vec<_> = records
+        .iter()
+        .filter(|(_, records)| **records > 0)
+        .collect();
+    most_first.sort_by_key(|(_, records)| std::cmp::Reverse(**records));
+    let (topics, holding) = (records.len(), most_first.len());
+    if holding == 0 {
+        let topics = counted(topics, "dead-letter topic");
+        let said = format!("none: no record lies on the {topics}");
+        return Finding::ok(DEAD_LETTERS, said);
+    }
+    let total: u64 = records.values().sum();
+    let named = most_first.iter().take(TOPICS_NAMED_MAX);
+    let named: Vec<String> = named
+        .map(|(topic, records)| format!("{topic} ({records})"))
+        .collect();
+    let more = match holding - named.len() {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let said = format!(
+        "{}, receipts of replays included, on {holding} of {}: {}{more}; `waybill dlq list --open` lists those that \
+         were not replayed",
+        counted(total, "record"),
+        counted(topics, "dead-letter topic"),
+        named.join(", ")
+    );
+    Finding::note(DEAD_LETTERS, said)
+}

@@ -1,0 +1,660 @@
+//! The parts of an installation, in the order in which they need each other.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use reqwest::Client;
+use serde::Deserialize;
+use uuid::Uuid;
+use waybill_engine::{Lane, PartitionId};
+use waybill_messages::Topics;
+use waybill_node::config::{AgentReach, Config, load_workflows};
+use waybill_node::disk::{Space, bounds_exceed};
+use waybill_node::exposure::check_everything;
+use waybill_store::{CqlProblem, CqlStore};
+use waybill_topology::readers::show::{LayoutView, ReaderView};
+use waybill_topology::topics::{Weight, disk_bytes_max, is_forbidden};
+
+use super::dead_letters::{DEAD_LETTERS, dead_letters};
+use super::{FileCheck, Finding, Verdict};
+use crate::access::{AdminArgs, Silence};
+use crate::admin_port::{Away, Refused};
+use crate::named_elsewhere;
+use crate::operations::api::{Api, ApiError};
+use crate::operations::wire::Item;
+use crate::ready::{self, Readiness};
+use crate::schemas::{subjects, subjects_of};
+use crate::topics::Site;
+
+/// How long the brokers may take to answer: whoever asks a doctor waits for him.
+const BROKER_PATIENCE: Duration = Duration::from_secs(3);
+/// So many requests that nobody has read are told of: more than arrive in a moment.
+const LAG_TOLD_FROM: i64 = 10_000;
+/// How many pages of operations that need a person are looked at.
+const PAGES_MAX: usize = 5;
+/// How long after its due time a live operation is told of: by then the supervisor's audit should have woken it.
+const OVERDUE_AFTER: Duration = Duration::from_secs(15 * 60);
+/// How many of these are named.
+const NAMED_MAX: usize = 5;
+/// The metric that says how breakers stand, and its values.
+const BREAKER_STATE: &str = "waybill_agent_breaker_state";
+const HALF_OPEN: &str = "1";
+const OPEN: &str = "2";
+/// What is said of topics, of agents, and of leases.
+const TOPICS: &str = "topics";
+const AGENTS: &str = "agents";
+const LEASES: &str = "leases";
+/// What is said of files that cannot be read.
+const DAMAGE: &str = "damage";
+
+pub(super) fn configuration(config: &Config, check: &FileCheck) -> Finding {
+    const WHAT: &str = "configuration";
+    let checked = check_everything(config).map_err(anyhow::Error::from);
+    match checked.and_then(|()| check(config)) {
+        Ok(elsewhere) => {
+            let said = "it can be used, with its workflows and agents";
+            Finding::ok(WHAT, format!("{said}{}", named_elsewhere(&elsewhere)))
+        }
+        Err(error) => Finding::failed(WHAT, &error),
+    }
+}
+
+/// The brokers, their topics, how many requests nobody has read, and how many dead letters there are.
+pub(super) async fn brokers(
+    config: anyhow::Result<Config>,
+    layout: Option<&LayoutView>,
+) -> Vec<Finding> {
+    const LAG: &str = "lag";
+    let opened = async {
+        let config = config?;
+        let site = Site::open_within(&config, BROKER_PATIENCE).await?;
+        anyhow::Ok((site, config))
+    };
+    let (site, config) = match opened.await {
+        Ok(opened) => opened,
+        Err(error) => {
+            let unknown = |what| Finding::note(what, "not known, as the brokers cannot be asked");
+            let away = Finding::failed("brokers", &error);
+            return vec![away, unknown(LAG), unknown(DEAD_LETTERS)];
+        }
+    };
+    let config = &config;
+    let mut findings = vec![Finding::ok("brokers", "they answer")];
+    let topics = match topics(&site, config, layout).await {
+        Ok(findings) => findings,
+        Err(error) if is_forbidden(&error) => {
+            findings.push(Finding::note(TOPICS, format!("{error:#}")));
+            for unknown in [AGENTS, LAG] {
+                let said = "not known, as the topics may not be looked at";
+                findings.push(Finding::note(unknown, said));
+            }
+            findings.extend(dead_letters(&site).await);
+            return findings;
+        }
+        Err(error) => vec![Finding::failed(TOPICS, &error)],
+    };
+    findings.extend(topics);
+    findings.extend(match agents(&site, config).await {
+        Ok(findings) => findings,
+        Err(error) => vec![Finding::note(AGENTS, format!("{error:#}"))],
+    });
+    findings.push(match layout {
+        Some(layout) => match lag(&site, config, layout).await {
+            Ok(finding) => finding,
+            Err(error) => Finding::failed(LAG, &error),
+        },
+        None => Finding::note(
+            LAG,
+            "not known, as nobody said how far readers are (see leases)",
+        ),
+    });
+    findings.extend(dead_letters(&site).await);
+    findings
+}
+
+async fn topics(
+    site: &Site,
+    config: &Config,
+    layout: Option<&LayoutView>,
+) -> anyhow::Result<Vec<Finding>> {
+    let mut wrong = site.findings(config).await?;
+    if let Some(layout) = layout {
+        site.drop_numbers_that_stand(&mut wrong, layout);
+    }
+    if wrong.is_empty() {
+        let said = format!("{} topics are as they must be", site.topics());
+        return Ok(vec![Finding::ok(TOPICS, said)]);
+    }
+    let told = wrong.iter().map(|wrong| {
+        let verdict = match wrong.weight {
+            Weight::Harm => Verdict::Bad,
+            Weight::Warning => Verdict::Note,
+        };
+        Finding::new(TOPICS, verdict, wrong.to_string())
+    });
+    Ok(told.collect())
+}
+
+/// Whether somebody reads what agents are asked.
+async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
+    let topics = Topics::new(&config.kafka.topic_prefix);
+    let read = site.topics_read().await?;
+    if read.groups == 0 {
+        let said = "no consumer group is visible: whether agents read their requests is unknown";
+        return Ok(vec![Finding::note(AGENTS, said)]);
+    }
+    let mut findings = Vec::new();
+    for agent in load_workflows(&config.workflows)?.agents() {
+        let topic = topics.step_requests(&agent);
+        if read.topics.contains(&topic) {
+            continue;
+        }
+        let group = config.agents_group();
+        let waiting = site.waiting(config, &topic, &group).await?;
+        let is_direct = config.agents.reach == AgentReach::Direct;
+        findings.extend(unread(&agent, &topic, waiting, &read.untold, is_direct));
+    }
+    if findings.is_empty() {
+        findings.push(Finding::ok(AGENTS, "what they are asked is read"));
+    }
+    Ok(findings)
+}
+
+/// What is to be said of an agent whose topic no member of a group reads, as far as groups tell.
+pub(super) fn unread(
+    agent: &str,
+    topic: &str,
+    waiting: u64,
+    untold: &[String],
+    is_direct: bool,
+) -> Option<Finding> {
+    let nobody = format!("nobody reads {topic}");
+    match (waiting, untold) {
+        (0, _) if is_direct => None,
+        (0, []) => Some(Finding::note(
+            AGENTS,
+            format!("{nobody}, where nothing waits: no process runs the agent {agent}"),
+        )),
+        (_, []) => Some(Finding::bad(
+            AGENTS,
+            format!(
+                "{nobody}, where requests wait ({waiting}): no process runs the agent {agent}, or a workflow has its name \
+                 wrong"
+            ),
+        )),
+        (_, untold) => Some(Finding::note(
+            AGENTS,
+            format!(
+                "unknown who reads {topic}, where requests wait ({waiting}): these groups are rebalancing, or do not show \
+                 their members: {}",
+                untold.join(", ")
+            ),
+        )),
+    }
+}
+
+/// How many requests are in no row yet, and whether any are gone that should be read.
+async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Result<Finding> {
+    const WHAT: &str = "lag";
+    let topics = Topics::new(&config.kafka.topic_prefix);
+    let partitions: Vec<_> = (0..layout.partitions).map(PartitionId).collect();
+    let (mut not_consumed, mut held) = (0, 0);
+    let (mut gone, mut shorter) = (Vec::new(), Vec::new());
+    for lane in Lane::ALL {
+        let topic = topics.of_lane(lane);
+        let offsets = site.offsets(topic, &partitions).await?;
+        for (partition, (start, end)) in partitions.iter().zip(offsets) {
+            let of_it = || {
+                let views = layout.readers.iter();
+                views.filter(|view| view.partition == partition.0)
+            };
+            let consumed = of_it().map(|view| view.consumed(lane)).min();
+            not_consumed += (end.0 - consumed.map_or(0, |consumed| consumed.0)).max(0);
+            let behind = |view: &ReaderView| (view.consumed(lane).0 - view.done(lane).0).max(0);
+            held += of_it().map(behind).max().unwrap_or(0);
+            if consumed.is_some_and(|consumed| consumed < start) {
+                gone.push(format!("{topic}[{partition}]"));
+            }
+            if of_it().any(|view| view.done(lane) > end) {
+                shorter.push(format!("{topic}[{partition}]"));
+            }
+        }
+    }
+    if !gone.is_empty() {
+        let said = format!(
+            "requests of {} are gone that nobody has read: retention took them",
+            gone.join(", ")
+        );
+        return Ok(Finding::bad(WHAT, said));
+    }
+    if !shorter.is_empty() {
+        let said = format!(
+            "the checkpoint of {} is beyond the end of its log: the topic was recreated, and requests may be lost; its \
+             schedulers refuse it, and say what to do",
+            shorter.join(", ")
+        );
+        return Ok(Finding::bad(WHAT, said));
+    }
+    let said = format!(
+        "requests not consumed: {not_consumed}, consumed and behind a checkpoint: {held}; `waybill explain lag` says \
+         what holds it"
+    );
+    Ok(match not_consumed > LAG_TOLD_FROM {
+        true => Finding::note(WHAT, said),
+        false => Finding::ok(WHAT, said),
+    })
+}
+
+/// The servers of the store. An embedded one is in the process that owns the leases.
+pub(super) async fn store(config: &Config) -> Vec<Finding> {
+    const WHAT: &str = "store";
+    const CLOCKS: &str = "clocks";
+    let Some(cql) = config.store.scylla.cql() else {
+        return Vec::new();
+    };
+    let report = match CqlStore::check(&cql).await {
+        Ok(report) => report,
+        Err(error) => return vec![Finding::failed(WHAT, &error.into())],
+    };
+    let version = report.schema_version.unwrap_or(0);
+    let said = format!(
+        "{}, keyspace {}, schema {version}",
+        report.server, cql.keyspace
+    );
+    let mut findings = vec![Finding::ok(WHAT, said)];
+    let problems = report.problems();
+    let are_apart = problems
+        .iter()
+        .any(|problem| matches!(problem, CqlProblem::ClocksApart(_)));
+    if !are_apart {
+        let farthest = report.clocks.iter().map(|clock| clock.ahead_ms.abs()).max();
+        let said = format!(
+            "those of {} nodes are at most {} ms from this machine's",
+            report.clocks.len(),
+            farthest.unwrap_or(0)
+        );
+        findings.push(match farthest {
+            Some(_) => Finding::ok(CLOCKS, said),
+            None => Finding::note(CLOCKS, "no node reported its clock"),
+        });
+    }
+    findings.extend(problems.iter().map(|problem| {
+        let verdict = match problem.is_fatal() {
+            true => Verdict::Bad,
+            false => Verdict::Note,
+        };
+        let what = match problem {
+            CqlProblem::ClocksApart(_) => CLOCKS,
+            _ => WHAT,
+        };
+        Finding::new(what, verdict, problem.to_string())
+    }));
+    findings
+}
+
+/// Whether the schema registry has every schema, if there is one.
+pub(super) async fn registry(config: &Config) -> Vec<Finding> {
+    const WHAT: &str = "registry";
+    let missing = async {
+        let Some(registry) = config.schema_registry.client()? else {
+            return anyhow::Ok(None);
+        };
+        let mut subjects = subjects::check(&registry, &subjects_of(config)?).await?;
+        subjects.retain(|subject| subject.schema.is_none());
+        let missing = subjects.into_iter().map(|subject| subject.subject);
+        Ok(Some(missing.collect::<Vec<_>>().join(", ")))
+    };
+    let missing = match missing.await {
+        Ok(missing) => missing,
+        Err(error) => return vec![Finding::failed(WHAT, &error)],
+    };
+    let found = missing.map(|missing| match missing.as_str() {
+        "" => Finding::ok(WHAT, "it has every schema"),
+        missing => {
+            let said = format!("{missing}: missing; `waybill schemas register` registers them");
+            match config.schema_registry.auto_register {
+                true => Finding::note(WHAT, said),
+                false => Finding::bad(WHAT, said),
+            }
+        }
+    });
+    found.into_iter().collect()
+}
+
+/// Whether every reader has an owner that shows signs of life. Where nobody said where to ask, whoever knows may be
+/// elsewhere.
+pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec<Finding> {
+    let layout = match layout {
+        Ok(layout) => layout,
+        Err(error) => return vec![leases_not_told(error, is_named)],
+    };
+    let of_reader = |view: &ReaderView| {
+        let place = format!("reader {} of partition {}", view.reader, view.partition);
+        let waits = view.waits_for.join("; ");
+        match &view.owner {
+            Some(owner) if view.silent => Some(Finding::bad(
+                LEASES,
+                format!(
+                    "{place} was owned by {owner}, whose lease has run out: is there a scheduler of it?"
+                ),
+            )),
+            Some(_) => None,
+            // Whom it follows lets go first: that is how the work is divided anew.
+            None if waits_for_another(view) => {
+                let said = format!("{place} has yet to begin: it waits for {waits}");
+                Some(Finding::note(LEASES, said))
+            }
+            None => Some(Finding::bad(
+                LEASES,
+                format!(
+                    "nobody owns {place}: it waits for {waits}; is there a scheduler of it, and does it run?"
+                ),
+            )),
+        }
+    };
+    let findings: Vec<Finding> = layout.readers.iter().filter_map(of_reader).collect();
+    if !findings.is_empty() {
+        return findings;
+    }
+    let said = format!("all {} readers have an owner", layout.readers.len());
+    vec![Finding::ok(LEASES, said)]
+}
+
+/// What is to be said where nobody told who owns the readers.
+fn leases_not_told(error: &anyhow::Error, is_named: bool) -> Finding {
+    let refused = error.downcast_ref::<Refused>();
+    if refused.is_some_and(Refused::is_forbidden) {
+        let said = format!(
+            "not known: {error:#} It needs a token for all tenants, with the scope read or admin"
+        );
+        return Finding::note(LEASES, said);
+    }
+    if !is_named && error.is::<Away>() {
+        let said = "not known: nothing answers at the default address; `waybill up` starts all of it there, and what \
+                    runs elsewhere is named with --admin, --admin-url or --scylla";
+        return Finding::note(LEASES, said);
+    }
+    Finding::failed(LEASES, error)
+}
+
+/// Whether a reader waits for one of the layout before.
+fn waits_for_another(view: &ReaderView) -> bool {
+    view.waits_for
+        .iter()
+        .any(|what| what.starts_with("reader "))
+}
+
+/// What the process at --admin says of itself, of its readers and of its breakers. Somewhere else there may be
+/// others.
+pub(super) async fn process(config: &Config, admin: &AdminArgs) -> Vec<Finding> {
+    match asked_process(config, admin).await {
+        Ok(findings) => findings,
+        Err(error) => vec![Finding::failed("process", &error)],
+    }
+}
+
+async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec<Finding>> {
+    const WHAT: &str = "process";
+    let url = |path: &str| admin.url(config, path);
+    let at = url("/readyz")?;
+    let client = ready::client(&admin.access)?;
+    let mut findings = match ready::asked(&client, &at).await {
+        Readiness::Ready(warnings) => {
+            let ready = Finding::ok(WHAT, format!("the one at {at} is ready"));
+            let warnings = warnings.into_iter();
+            let damaged = warnings.map(|warning| Finding::bad(DAMAGE, warning));
+            std::iter::once(ready).chain(damaged).collect()
+        }
+        Readiness::Waits(what) => {
+            let said = format!("the one at {at} is not ready: {}", what.join("; "));
+            vec![Finding::bad(WHAT, said)]
+        }
+        Readiness::Silent => {
+            let said = format!("the one at {at} takes connections and does not answer");
+            return Ok(vec![Finding::bad(WHAT, said)]);
+        }
+        Readiness::Away(why) => {
+            let said = format!(
+                "nobody answers at {at} ({why}): name the admin port of one with --admin or --admin-url"
+            );
+            return Ok(vec![match admin.is_named(config) {
+                true => Finding::bad(WHAT, said),
+                false => Finding::note(WHAT, said),
+            }]);
+        }
+        Readiness::Distrusted(why) => {
+            let said = format!("the one at {at} answers, but {why}");
+            return Ok(vec![Finding::bad(WHAT, said)]);
+        }
+        Readiness::Refuses(why) => {
+            let said = format!("the one at {at} refuses the question: {why}");
+            return Ok(vec![Finding::bad(WHAT, said)]);
+        }
+    };
+    let schedulers = url("/schedulers")?;
+    match stopped_readers(&client, &schedulers).await {
+        Ok(stopped) => findings.extend(stopped.into_iter().map(|reader| {
+            let how = format!(r#"`PUT {schedulers}/{reader}` with {{"running": true}} starts it"#);
+            let said = format!("its reader {reader} is stopped, as requested; {how}");
+            Finding::note(WHAT, said)
+        })),
+        Err(error) => {
+            let why = error.status().map_or_else(
+                || match Silence::of(&error) {
+                    Silence::Away(why) | Silence::Distrusted(why) => why,
+                },
+                |status| format!("{status} (--token-file)"),
+            );
+            let said = format!("{schedulers} does not say whether its readers stand still: {why}");
+            findings.push(Finding::note(WHAT, said));
+        }
+    }
+    if let Ok(metrics) = text_at(&client, &url("/metrics")?).await {
+        findings.extend(breakers(&metrics));
+        findings.extend(disk(&metrics, config));
+    }
+    Ok(findings)
+}
+
+/// The readers of a process that were told to stand still.
+async fn stopped_readers(client: &Client, url: &str) -> reqwest::Result<Vec<u32>> {
+    #[derive(Deserialize)]
+    struct Reader {
+        reader: u32,
+        state: String,
+    }
+    let text = text_at(client, url).await?;
+    let readers: Vec<Reader> = serde_json::from_str(&text).unwrap_or_default();
+    let stopped = readers.iter().filter(|it| it.state == "stopped");
+    Ok(stopped.map(|it| it.reader).collect())
+}
+
+async fn text_at(client: &Client, url: &str) -> reqwest::Result<String> {
+    client
+        .get(url)
+        .send()
+        .await?
+        .error_for_status()?
+        .text()
+        .await
+}
+
+/// The breakers that are not closed, by what a process says of itself in Prometheus' text format.
+pub(super) fn breakers(metrics: &str) -> Vec<Finding> {
+    const WHAT: &str = "breakers";
+    let states = metrics.lines().filter_map(|line| {
+        let (labels, value) = line.strip_prefix(BREAKER_STATE)?.rsplit_once(' ')?;
+        let agent = labels.strip_prefix("{agent=\"")?.strip_suffix("\"}")?;
+        match value {
+            OPEN => {
+                let said = format!("that of {agent} is open: its service fails, and is left alone");
+                Some(Finding::bad(WHAT, said))
+            }
+            HALF_OPEN => {
+                let said = format!(
+                    "that of {agent} is half open: its service is tried; it closes after successful calls"
+                );
+                Some(Finding::note(WHAT, said))
+            }
+            _ => None,
+        }
+    });
+    states.collect()
+}
+
+/// How much room there is, by what a process says of itself that keeps the embedded broker or store.
+pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
+    const WHAT: &str = "disk";
+    let value = |name: &str| {
+        let of_metric = |line: &str| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok();
+        metrics.lines().find_map(of_metric)
+    };
+    let (Some(free), Some(size), Some(mark), Some(is_low)) = (
+        value("waybill_disk_free_bytes"),
+        value("waybill_disk_size_bytes"),
+        value("waybill_disk_free_min_bytes"),
+        value("waybill_disk_low"),
+    ) else {
+        return Vec::new();
+    };
+    let bytes = |value: f64| value as u64;
+    let mib = |value: f64| bytes(value) >> 20;
+    let room = format!(
+        "{} of {} MiB are free, and storage.freeMin is {} MiB",
+        mib(free),
+        mib(size),
+        mib(mark)
+    );
+    let mut findings = vec![match is_low > 0.0 {
+        true => Finding::bad(
+            WHAT,
+            format!("{room}: new requests are answered 503 until space is freed"),
+        ),
+        false => Finding::ok(WHAT, room),
+    }];
+    let space = Space {
+        free: bytes(free),
+        size: bytes(size),
+    };
+    if config.kafka.brokers.is_none()
+        && let Ok(workflows) = load_workflows(&config.workflows)
+    {
+        let bounds = disk_bytes_max(&config.topology(), &workflows);
+        let exceed = bounds_exceed(bounds, space, &config.data_dir);
+        findings.extend(exceed.map(|said| Finding::note(WHAT, said)));
+    }
+    findings
+}
+
+/// Whether the API answers, how many operations need a person, and which of these cannot go on for want of their
+/// workflow. Where nobody said where it is, it may be elsewhere.
+pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Finding> {
+    const WHAT: &str = "api";
+    let api = match api {
+        Ok(api) => api,
+        Err(problem) if is_named => return vec![Finding::bad(WHAT, problem)],
+        Err(problem) => return vec![Finding::note(WHAT, problem)],
+    };
+    let (waiting, has_more) = match listed(api, "Error,CompensationFailed").await {
+        Ok(listed) => listed,
+        Err(error) if error.is_forbidden() => {
+            let said = format!("it answers, and does not say more: {error}");
+            return vec![Finding::note(WHAT, said)];
+        }
+        Err(error) if is_named || !error.is_away() => {
+            return vec![Finding::bad(WHAT, error.to_string())];
+        }
+        Err(error) => {
+            let said = format!("{error}; name it with --api");
+            return vec![Finding::note(WHAT, said)];
+        }
+    };
+    let more = if has_more { " or more" } else { "" };
+    let wait = match (waiting.len(), has_more) {
+        (1, false) => "operation waits",
+        _ => "operations wait",
+    };
+    let said = format!(
+        "it answers; {}{more} {wait} for a person (`waybill ops list`)",
+        waiting.len()
+    );
+    let mut findings = vec![match waiting.is_empty() && !has_more {
+        true => Finding::ok(WHAT, said),
+        false => Finding::note(WHAT, said),
+    }];
+    let stranded = count_stranded(waiting.values());
+    findings.extend(stranded.iter().map(|(workflow, count)| {
+        let said = format!(
+            "operations that wait for a person and cannot go on: {count}{more}; their version of {workflow} is not known; \
+             `waybill ops show` says what to do"
+        );
+        Finding::bad("workflows", said)
+    }));
+    match listed(api, "Processing,Compensating").await {
+        Ok((live, _)) => findings.extend(overdue(live.values(), jiff::Timestamp::now())),
+        Err(error) => findings.push(Finding::note(WHAT, error.to_string())),
+    }
+    findings
+}
+
+/// The first operations in these states, by id, and whether there are more.
+async fn listed(api: &Api, states: &str) -> Result<(BTreeMap<Uuid, Item>, bool), ApiError> {
+    // One operation may be on several pages.
+    let (mut listed, mut cursor) = (BTreeMap::new(), None);
+    for _ in 0..PAGES_MAX {
+        let mut query = vec![("state", states.to_owned()), ("limit", "100".to_owned())];
+        query.extend(cursor.take().map(|cursor| ("cursor", cursor)));
+        let page = api.page(&query).await?;
+        let items = page.items.iter();
+        let items = items.filter_map(|item| serde_json::from_str::<Item>(item.get()).ok());
+        listed.extend(items.map(|item| (item.id, item)));
+        cursor = page.next;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    Ok((listed, cursor.is_some()))
+}
+
+/// The live operations that should have gone on long before `now`.
+pub(super) fn overdue<'a>(
+    items: impl Iterator<Item = &'a Item>,
+    now: jiff::Timestamp,
+) -> Option<Finding> {
+    let is_overdue = |item: &&Item| {
+        let due = item.next_due.as_deref()?.parse::<jiff::Timestamp>().ok()?;
+        Duration::try_from(now - due)
+            .ok()
+            .filter(|late| *late > OVERDUE_AFTER)
+    };
+    let overdue: Vec<&Item> = items.filter(|item| is_overdue(item).is_some()).collect();
+    if overdue.is_empty() {
+        return None;
+    }
+    let named: Vec<String> = overdue
+        .iter()
+        .take(NAMED_MAX)
+        .map(|item| item.id.to_string())
+        .collect();
+    let said = format!(
+        "{} live operations were due more than {} minutes ago and have not moved ({}): check that a supervisor and the \
+         scheduler of their partitions run, and that no partition is refused",
+        overdue.len(),
+        OVERDUE_AFTER.as_secs() / 60,
+        named.join(", ")
+    );
+    Some(Finding::bad("overdue", said))
+}
+
+/// Counts the operations that cannot go on for want of their workflow, by workflow and version.
+pub(super) fn count_stranded<'a>(items: impl Iterator<Item = &'a Item>) -> BTreeMap<String, usize> {
+    let mut stranded: BTreeMap<String, usize> = BTreeMap::new();
+    for item in items.filter(|item| item.workflow_unknown) {
+        let workflow = match item.workflow_version {
+            Some(version) => format!("version {version} of workflow {}", item.workflow),
+            None => format!("workflow {}", item.workflow),
+        };
+        *stranded.entry(workflow).or_default() += 1;
+    }
+    stranded
+}

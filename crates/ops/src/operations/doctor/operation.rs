@@ -1,0 +1,136 @@
+//! An operation: what it waits for, who has it, and what happens next.
+
+use waybill_engine::{Action, Division, OperationId};
+use waybill_telemetry::visible::counted;
+use waybill_topology::readers::show::LayoutView;
+
+use super::Finding;
+use crate::operations::api::{Api, ApiError};
+use crate::operations::explain::why;
+use crate::operations::wire::{Failure, Operation, Step};
+
+/// What is to be said of the operation with this id, or with this id of its caller's.
+pub(super) async fn of_id(
+    api: &Result<Api, String>,
+    id: &str,
+    tenant: Option<&str>,
+    layout: &anyhow::Result<LayoutView>,
+) -> Vec<Finding> {
+    match api {
+        Ok(api) => {
+            let found = api.find(id, tenant).await;
+            of_operation(found.map(|found| found.operation), layout.as_ref().ok())
+        }
+        Err(problem) => vec![Finding::bad("api", problem)],
+    }
+}
+
+pub(super) fn of_operation(
+    found: Result<Operation, ApiError>,
+    layout: Option<&LayoutView>,
+) -> Vec<Finding> {
+    let operation = match found {
+        Ok(operation) => operation,
+        Err(error) => return vec![Finding::bad("operation", error.to_string())],
+    };
+    let state = operation.state.as_str();
+    let waits_for_a_person =
+        matches!(state, "Error" | "CompensationFailed") && !operation.abandoned;
+    let said = format!("{}: {state}", operation.id);
+    let mut findings = vec![match waits_for_a_person {
+        true => Finding::note("operation", said),
+        false => Finding::ok("operation", said),
+    }];
+    findings.extend(left(&operation));
+    if matches!(state, "Pending" | "Processing" | "Compensating") {
+        findings.push(Finding::ok("waits for", why(&operation)));
+        findings.extend(layout.and_then(|layout| holder(&operation, layout)));
+    }
+    if let Some(ahead) = operation.ahead {
+        let said = format!("{} ahead of it in its topic", counted(ahead, "request"));
+        findings.push(Finding::ok("queue", said));
+    }
+    findings.extend(attempts_that_failed(&operation));
+    for (what, failure) in [
+        ("error", &operation.error),
+        ("failed before", &operation.cause),
+    ] {
+        let told = failure.as_ref().map(Failure::to_string);
+        findings.extend(told.map(|said| Finding::note(what, said)));
+    }
+    let next = operation.what_next;
+    let next = next.unwrap_or_else(|| "its scheduler reads its request".to_owned());
+    findings.push(match operation.workflow_unknown {
+        true => Finding::bad("next", next),
+        false => Finding::ok("next", next),
+    });
+    findings.extend(operation.next_due.map(|due| Finding::ok("next due", due)));
+    findings
+}
+
+/// Why the last attempt failed of each step that is tried again.
+fn attempts_that_failed(operation: &Operation) -> impl Iterator<Item = Finding> {
+    let under_way = operation.steps.iter().filter(|step| step.is_under_way());
+    under_way.filter_map(|step| {
+        let error = Failure {
+            step: Some(step.name.clone()),
+            ..step.error.clone()?
+        };
+        let is_told = operation.error.as_ref() == Some(&error);
+        (!is_told).then(|| Finding::note("error", error.to_string()))
+    })
+}
+
+/// The steps that are left to do, or to undo.
+fn left(operation: &Operation) -> Option<Finding> {
+    let (what, is_left): (_, fn(&Step) -> bool) = match operation.state.as_str() {
+        "Compensated" | "Cancelled" => return None,
+        "Compensating" | "CompensationFailed" => ("to be undone", is_to_be_undone),
+        _ => ("missing", |step| {
+            !matches!(step.state.as_str(), "Completed" | "Skipped" | "Compensated")
+        }),
+    };
+    let steps = operation.steps.iter().filter(|step| is_left(step));
+    let names: Vec<&str> = steps.map(|step| step.name.as_str()).collect();
+    (!names.is_empty()).then(|| Finding::ok(what, names.join(", ")))
+}
+
+/// Of an operation that is being undone, or could not be.
+fn is_to_be_undone(step: &Step) -> bool {
+    let could_not_be = || step.action.as_deref() == Some(Action::Compensate.as_str());
+    match step.state.as_str() {
+        "Compensating" => true,
+        "Failed" | "TimedOut" => could_not_be(),
+        _ => false,
+    }
+}
+
+/// Who has an operation that goes on.
+fn holder(operation: &Operation, layout: &LayoutView) -> Option<Finding> {
+    const WHAT: &str = "has it";
+    let id: OperationId = operation.id.parse().ok()?;
+    let division = Division {
+        partitions: layout.partitions,
+        readers_per_partition: layout.per_partition,
+    };
+    let reader = division.reader_of(id);
+    let view = layout.readers.iter().find(|view| view.reader == reader.0)?;
+    let place = format!("reader {reader} of partition {}", view.partition);
+    Some(match (&view.owner, operation.handed_off) {
+        (None, _) => {
+            let waits = view.waits_for.join("; ");
+            let said = format!("{place}, which nobody owns: it waits for {waits}");
+            Finding::bad(WHAT, said)
+        }
+        (Some(owner), _) if view.silent => {
+            let said = format!("{place}, whose owner {owner} has let its lease run out");
+            Finding::bad(WHAT, said)
+        }
+        (Some(_), true) => {
+            let said =
+                format!("the deadline index: a supervisor asks {place} to go on when it is due");
+            Finding::ok(WHAT, said)
+        }
+        (Some(owner), false) => Finding::ok(WHAT, format!("{place}, owned by {owner}")),
+    })
+}

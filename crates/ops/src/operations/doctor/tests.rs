@@ -1,0 +1,366 @@
+use waybill_engine::Offset;
+use waybill_topology::readers::show::{CheckpointView, LayoutView, ReaderView};
+
+use super::dead_letters::found;
+use super::installation::{breakers, count_stranded, disk, leases, overdue, unread};
+use super::operation::of_operation;
+use super::*;
+use crate::admin_port::Away;
+use crate::operations::wire::{Failure, Item, Operation, Step};
+
+const ID: &str = "01890a5d-ac96-774b-bcce-b302099a8057";
+
+fn layout(owner: Option<&str>) -> LayoutView {
+    let reader = |reader| ReaderView {
+        reader,
+        partition: reader,
+        owner: owner.map(str::to_owned),
+        silent: false,
+        epoch: 3,
+        checkpoint: CheckpointView {
+            requests: Offset(1),
+            expedited: Offset(0),
+            replies: Offset(1),
+            recoveries: Offset(0),
+        },
+        consumed: Offset(2),
+        consumed_expedited: Offset(0),
+        waits_for: owner.map_or(vec!["an owner".to_owned()], |_| Vec::new()),
+    };
+    LayoutView {
+        generation: 0,
+        partitions: 2,
+        per_partition: 1,
+        becomes: None,
+        topics_may_have: vec![2],
+        readers: vec![reader(0), reader(1)],
+    }
+}
+
+fn operation(state: &str) -> Operation {
+    let step = |name: &str, state: &str, complete_by: Option<&str>| Step {
+        name: name.to_owned(),
+        state: state.to_owned(),
+        attempt: 1,
+        complete_by: complete_by.map(str::to_owned),
+        ..Step::default()
+    };
+    Operation {
+        id: ID.to_owned(),
+        state: state.to_owned(),
+        what_next: Some("Its steps go on.".to_owned()),
+        steps: vec![
+            step("account", "Completed", None),
+            step("drone", "Running", Some("10:00")),
+            step("delivery", "NotStarted", None),
+        ],
+        ..Operation::default()
+    }
+}
+
+fn said(findings: &[Finding]) -> Vec<String> {
+    findings.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn of_an_operation_it_is_said_what_is_missing_who_has_it_and_what_comes_next() {
+    let findings = of_operation(Ok(operation("Processing")), Some(&layout(Some("me"))));
+    let found = said(&findings);
+    assert_eq!(found[0], format!("ok    operation      {ID}: Processing"));
+    assert_eq!(found[1], "ok    missing        drone, delivery");
+    assert_eq!(
+        found[2],
+        "ok    waits for      step drone, attempt 1, until 10:00"
+    );
+    assert!(
+        found[3].starts_with("ok    has it         reader "),
+        "{}",
+        found[3]
+    );
+    assert!(found[3].ends_with("owned by me"), "{}", found[3]);
+    assert_eq!(found[4], "ok    next           Its steps go on.");
+}
+
+#[test]
+fn of_one_that_is_undone_it_is_said_what_is_still_to_be_undone() {
+    let step = |name: &str, state: &str, action: &str| Step {
+        name: name.to_owned(),
+        state: state.to_owned(),
+        action: Some(action.to_owned()),
+        ..Step::default()
+    };
+    let undone = Operation {
+        steps: vec![
+            step("seat", "Compensating", "Run"),
+            step("room", "Failed", "Compensate"),
+            step("bill", "Compensated", "Compensate"),
+            step("mail", "NotStarted", "Run"),
+        ],
+        ..operation("CompensationFailed")
+    };
+    let found = said(&of_operation(Ok(undone), None));
+    assert_eq!(found[1], "ok    to be undone   seat, room");
+    assert!(!found.iter().any(|line| line.contains("missing")));
+}
+
+#[test]
+fn a_partition_that_nobody_owns_is_what_an_operation_waits_for() {
+    let findings = of_operation(Ok(operation("Processing")), Some(&layout(None)));
+    let bad: Vec<_> = findings.iter().filter(|finding| finding.is_bad()).collect();
+    assert_eq!(bad.len(), 1);
+    assert!(
+        bad[0]
+            .said
+            .ends_with("which nobody owns: it waits for an owner")
+    );
+    let nobodys = leases(&Ok(layout(None)), false);
+    assert_eq!(nobodys.len(), 2);
+    assert!(nobodys.iter().all(Finding::is_bad));
+    assert_eq!(
+        said(&leases(&Ok(layout(Some("me"))), false)),
+        ["ok    leases         all 2 readers have an owner"]
+    );
+}
+
+#[test]
+fn nobody_at_the_default_address_is_a_note_that_names_the_ways_and_at_a_named_one_is_bad() {
+    let asked = |is_named| {
+        let away = Err(Away::new("http://127.0.0.1:8081/readers", "refused").into());
+        said(&leases(&away, is_named)).concat()
+    };
+    let note = asked(false);
+    assert!(note.starts_with("note  leases         not known: nothing answers at the default"));
+    for way in ["`waybill up`", "--admin", "--scylla"] {
+        assert!(note.contains(way), "{way}: {note}");
+    }
+    let bad = asked(true);
+    assert!(bad.starts_with("BAD   leases         http://127.0.0.1:8081/readers does not answer"));
+    let broken = Err(anyhow::anyhow!("no layout"));
+    assert!(leases(&broken, false)[0].is_bad());
+}
+
+#[test]
+fn of_a_step_that_is_tried_again_it_is_said_why_its_last_attempt_failed() {
+    let mut retried = operation("Processing");
+    retried.steps[0].error = Some(Failure {
+        code: "old".to_owned(),
+        ..Failure::default()
+    });
+    retried.steps[1] = Step {
+        name: "drone".to_owned(),
+        state: "Failed".to_owned(),
+        attempt: 1,
+        retry_at: Some("10:00".to_owned()),
+        error: Some(Failure {
+            code: "connect-failed".to_owned(),
+            message: "nobody is there".to_owned(),
+            step: None,
+        }),
+        ..Step::default()
+    };
+    let found = said(&of_operation(Ok(retried), None));
+    assert_eq!(
+        found[2..],
+        [
+            "ok    waits for      step drone, attempt 1 failed, again at 10:00",
+            "note  error          connect-failed at step drone: nobody is there",
+            "ok    next           Its steps go on.",
+        ]
+    );
+}
+
+#[test]
+fn one_that_is_parked_is_a_note_and_waits_for_nobody_else() {
+    let parked = Operation {
+        error: Some(Failure {
+            code: "no-drone".to_owned(),
+            message: "none is free".to_owned(),
+            step: Some("drone".to_owned()),
+        }),
+        ..operation("Error")
+    };
+    let found = said(&of_operation(Ok(parked), Some(&layout(None))));
+    assert_eq!(found[0], format!("note  operation      {ID}: Error"));
+    assert!(
+        found.contains(&"note  error          no-drone at step drone: none is free".to_owned())
+    );
+    assert!(!found.iter().any(|line| line.contains("has it")));
+}
+
+#[test]
+fn one_that_cannot_go_on_for_want_of_its_workflow_is_bad_and_both_failures_are_told() {
+    let failure = |code: &str| Failure {
+        code: code.to_owned(),
+        message: "as it happens".to_owned(),
+        step: Some("drone".to_owned()),
+    };
+    let parked = Operation {
+        error: Some(failure("undo-refused")),
+        cause: Some(failure("suspended")),
+        workflow_unknown: true,
+        ..operation("CompensationFailed")
+    };
+    let found = said(&of_operation(Ok(parked), None));
+    assert_eq!(
+        found[1..],
+        [
+            "note  error          undo-refused at step drone: as it happens",
+            "note  failed before  suspended at step drone: as it happens",
+            "BAD   next           Its steps go on.",
+        ]
+    );
+}
+
+#[test]
+fn those_that_are_stranded_are_counted_by_workflow_and_version() {
+    let items = [
+        r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "workflow": "order", "workflowVersion": 1}"#,
+        r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "workflow": "order", "workflowVersion": 2,
+            "workflowUnknown": true}"#,
+        r#"{"id": "01890a5d-ac96-774b-bcce-b302099a8057", "state": "Error", "workflow": "nope", "workflowUnknown": true}"#,
+    ];
+    let items = items.map(|item| serde_json::from_str::<Item>(item).unwrap());
+    let again = &items[1..2];
+    let expected = [("version 2 of workflow order", 2), ("workflow nope", 1)];
+    assert_eq!(
+        count_stranded(items.iter().chain(again)),
+        expected
+            .map(|(workflow, count)| (workflow.to_owned(), count))
+            .into()
+    );
+}
+
+#[test]
+fn requests_that_nobody_reads_are_bad_only_where_it_is_sure_that_nobody_does() {
+    let told = |waiting, untold: &[&str], is_direct| {
+        let untold: Vec<String> = untold.iter().map(|group| (*group).to_owned()).collect();
+        let found = unread("pay", "w.pay.v1", waiting, &untold, is_direct);
+        found.map(|finding| finding.to_string())
+    };
+    let nobody = "nobody reads w.pay.v1, where";
+    assert_eq!(
+        told(7, &[], false).unwrap(),
+        format!(
+            "BAD   agents         {nobody} requests wait (7): no process runs the agent pay, or a workflow has its name \
+             wrong"
+        )
+    );
+    assert_eq!(
+        told(7, &[], true),
+        told(7, &[], false),
+        "they wait all the same"
+    );
+    assert_eq!(
+        told(0, &[], false).unwrap(),
+        format!("note  agents         {nobody} nothing waits: no process runs the agent pay")
+    );
+    assert_eq!(told(0, &[], true), None, "it is asked without its topic");
+    for waiting in [0, 7] {
+        let unsure = told(waiting, &["w-agents"], false).unwrap();
+        assert!(unsure.starts_with("note  agents"), "{unsure}");
+        assert!(unsure.ends_with(" w-agents"), "{unsure}");
+    }
+}
+
+#[test]
+fn breakers_are_told_of_unless_they_are_closed() {
+    let metrics = "# TYPE waybill_agent_breaker_state gauge\n\
+                   waybill_agent_breaker_state{agent=\"drone\"} 2\n\
+                   waybill_agent_breaker_state{agent=\"account\"} 0\n\
+                   waybill_agent_breaker_state{agent=\"package\"} 1\n\
+                   waybill_agent_calls_total{agent=\"drone\"} 2\n";
+    assert_eq!(
+        said(&breakers(metrics)),
+        [
+            "BAD   breakers       that of drone is open: its service fails, and is left alone",
+            "note  breakers       that of package is half open: its service is tried; it closes after successful calls",
+        ]
+    );
+}
+
+#[test]
+fn live_operations_that_were_due_long_ago_are_named() {
+    let now: jiff::Timestamp = "2030-01-01T10:00:00Z".parse().unwrap();
+    let item = |number: u128, due: Option<&str>| Item {
+        id: uuid::Uuid::from_u128(number),
+        next_due: due.map(str::to_owned),
+        ..Item::default()
+    };
+    let well = [
+        item(1, None),
+        item(2, Some("2030-01-01T09:50:00.5Z")),
+        item(3, Some("2030-01-01T11:00:00Z")),
+    ];
+    assert_eq!(overdue(well.iter(), now), None);
+    let late = (4..20).map(|number| item(number, Some("2030-01-01T09:44:00Z")));
+    let items: Vec<Item> = well.into_iter().chain(late).collect();
+    let finding = overdue(items.iter(), now).unwrap();
+    assert!(finding.is_bad());
+    let said = finding.said;
+    assert!(
+        said.starts_with("16 live operations were due more than 15 minutes ago"),
+        "{said}"
+    );
+    let named = |number: u128| said.contains(&uuid::Uuid::from_u128(number).to_string());
+    assert!(named(4) && named(8) && !named(3) && !named(9), "{said}");
+}
+
+#[test]
+fn a_disk_that_is_low_is_bad_and_bounds_beyond_it_are_noted() {
+    let metrics = |low, free_mib: u64, size_gib: u64| {
+        format!(
+            "waybill_disk_free_bytes {}\nwaybill_disk_size_bytes {}\nwaybill_disk_free_min_bytes 536870912\n\
+             waybill_disk_low {low}\n",
+            free_mib << 20,
+            size_gib << 30
+        )
+    };
+    let config = Config::default();
+    assert_eq!(
+        said(&disk(&metrics(0, 900_000, 1_000), &config)),
+        ["ok    disk           900000 of 1024000 MiB are free, and storage.freeMin is 512 MiB"]
+    );
+    let small = said(&disk(&metrics(1, 100, 10), &config));
+    assert_eq!(
+        small[0],
+        "BAD   disk           100 of 10240 MiB are free, and storage.freeMin is 512 MiB: new requests are answered \
+         503 until space is freed"
+    );
+    assert!(
+        small[1].starts_with("note  disk           the topics of the embedded broker may take "),
+        "{small:?}"
+    );
+    assert!(small[1].contains("has 10GiB"), "{small:?}");
+    assert_eq!(disk("waybill_build_info 1\n", &config), []);
+}
+
+#[test]
+fn dead_letters_are_counted_by_topic_and_topics_that_may_not_be_looked_at_are_named() {
+    let told = |records: &[(&str, u64)], forbidden: &[&str]| {
+        let records = records
+            .iter()
+            .map(|(topic, count)| ((*topic).to_owned(), *count));
+        let forbidden: Vec<String> = forbidden.iter().map(|topic| (*topic).to_owned()).collect();
+        said(&found(&records.collect(), &forbidden))
+    };
+    let none = "ok    dead letters   none: no record lies on the 2 dead-letter topics";
+    assert_eq!(told(&[("a.dlq", 0), ("b.dlq", 0)], &[]), [none]);
+    let unknown =
+        "note  dead letters   not known of topics that this login may not look at: c.dlq, d.dlq";
+    assert_eq!(
+        told(&[("a.dlq", 0), ("b.dlq", 0)], &["c.dlq", "d.dlq"]),
+        [none, unknown]
+    );
+    assert_eq!(told(&[], &["c.dlq", "d.dlq"]), [unknown]);
+    assert_eq!(
+        told(&[("a.dlq", 1), ("b.dlq", 0), ("c.dlq", 7)], &[]),
+        [
+            "note  dead letters   8 records, receipts of replays included, on 2 of 3 dead-letter topics: c.dlq (7), \
+             a.dlq (1); `waybill dlq list --open` lists those that were not replayed"
+        ]
+    );
+    let many = ["a", "b", "c", "d", "e", "f", "g"].map(|topic| (topic, 1));
+    let told = told(&many, &[]).concat();
+    assert!(told.contains("on 7 of 7"), "{told}");
+    assert!(told.contains(" e (1) and 2 more; "), "{told}");
+}

@@ -1,0 +1,499 @@
+//! `waybill explain lag`: how far each reader of a partition is behind, which operations hold its checkpoint, and
+//! what these wait for.
+//!
+//! A checkpoint says that everything before it is done, so it stands at the first request whose operation is
+//! not: whatever runs longest holds it. That is no harm while requests behind it are consumed and done; it is
+//! what a restart reads again.
+//!
+//! It is read where it stands: ownership and checkpoints in the state store, ends and requests in the topic, and
+//! the operations over the API. It changes nothing, and joins no group.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io::{self, Write};
+use std::num::NonZeroUsize;
+use std::ops::{ControlFlow, Range};
+
+use clap::{Args, Subcommand};
+use futures_util::{StreamExt as _, stream};
+use serde::Serialize;
+use waybill_engine::{ByLane, Division, KeyHash, Lane, OperationId, PartitionId};
+use waybill_node::config::Config;
+use waybill_telemetry::visible::{escaped, to_json};
+use waybill_topology::readers::show::ReaderView;
+
+use super::api::{Api, ApiError};
+use super::wire::{Operation, Step};
+use crate::access::AdminArgs;
+use crate::address::ApiAddress;
+use crate::connection::{Connection, chosen, until_reader_leaves};
+use crate::readers::readers;
+use crate::shown::Output;
+
+/// The topics of requests, short.
+const REQUESTS: ByLane<&str> = ByLane {
+    ordinary: "operation-requests",
+    expedited: "expedited-requests",
+};
+/// How many requests behind a checkpoint are looked at.
+const LOOKED_AT_MAX: usize = 200;
+/// How many operations are asked for at once.
+const ASKED_AT_ONCE: usize = 16;
+
+/// The arguments of `waybill explain`.
+#[derive(Clone, Debug, Args)]
+pub struct ExplainArgs {
+    /// The API's address as a URL, where it is not at --http
+    #[arg(long, global = true, value_name = "URL")]
+    api: Option<ApiAddress>,
+    #[command(flatten)]
+    admin: AdminArgs,
+    /// What to explain.
+    #[command(subcommand)]
+    what: What,
+}
+
+/// What to explain.
+#[derive(Clone, Debug, Subcommand)]
+enum What {
+    /// How far each reader is behind, which operations hold its checkpoint, and what they wait for
+    Lag {
+        /// Only this partition
+        #[arg(long, value_name = "P")]
+        partition: Option<u32>,
+        /// How many operations to name of each reader
+        #[arg(long, value_name = "N", default_value = "3")]
+        operations: NonZeroUsize,
+        /// How it is written; JSON has a line for each reader, and one for its expedited requests
+        #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+        output: Output,
+    },
+}
+
+impl ExplainArgs {
+    /// Explains it.
+    ///
+    /// # Errors
+    ///
+    /// If the state store or the brokers cannot be asked. Where the API cannot, that is said.
+    pub fn run(&self, config: &Config) -> anyhow::Result<()> {
+        until_reader_leaves(self.explain(config, &mut io::stdout().lock()))
+    }
+
+    fn explain(&self, config: &Config, out: &mut dyn Write) -> anyhow::Result<()> {
+        let What::Lag {
+            partition,
+            operations,
+            output,
+        } = self.what;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let layout = runtime.block_on(readers(config, &self.admin, None))?;
+        let division = Division {
+            partitions: layout.partitions,
+            readers_per_partition: layout.per_partition,
+        };
+        let address = ApiAddress::of_configuration(self.api.as_ref(), config);
+        let api = Api::asked_once(address.map_err(anyhow::Error::msg)?, &self.admin.access)?;
+        let connection = Connection::open(&self.admin.broker_login(config)?)?;
+        let mut topics = ByLane::default();
+        for lane in Lane::ALL {
+            (topics[lane], _) = connection.topic(REQUESTS[lane])?;
+        }
+        let partitions = chosen(&topics.ordinary, layout.partitions, partition)?;
+        let wanted = |view: &&ReaderView| partitions.contains(&PartitionId(view.partition));
+        let of_lanes = |view| Lane::ALL.into_iter().map(move |lane| (view, lane));
+        let mut is_away = false;
+        for (view, lane) in layout.readers.iter().filter(wanted).flat_map(of_lanes) {
+            let topic = &topics[lane];
+            let mut lag = Lag::of(view, lane, &connection, topic)?;
+            if lane == Lane::Expedited && lag.end == 0 {
+                continue;
+            }
+            let open = unended(&connection, topic, division, view, lane)?;
+            is_away = runtime.block_on(lag.look(&api, &open, operations.get(), is_away));
+            match output {
+                Output::Json => writeln!(out, "{}", to_json(&lag)?)?,
+                Output::Table => write!(out, "{lag}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// How far a reader is.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Lag {
+    partition: u32,
+    reader: u32,
+    /// Whether it is about the expedited requests.
+    expedited: bool,
+    owner: Option<String>,
+    /// Whether the owner has let its lease run out.
+    silent: bool,
+    /// What it waits for, if nobody owns it.
+    waits_for: Vec<String>,
+    /// Everything before it is done.
+    checkpoint: i64,
+    /// The next request that has no row.
+    consumed: i64,
+    /// The offset that the next request gets.
+    end: i64,
+    /// Requests of the partition, of all its readers, that have no row.
+    not_consumed: i64,
+    /// Requests of the partition, of all its readers, between the checkpoint and what was consumed.
+    held: i64,
+    /// The operations that hold the checkpoint, the first one first.
+    held_by: Vec<Holder>,
+    /// Whether there may be more than those that were looked at.
+    has_more: bool,
+}
+
+/// An operation that holds a checkpoint.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Holder {
+    operation: String,
+    /// Of its request.
+    offset: i64,
+    /// Its state; `None` if it could not be asked for.
+    state: Option<String>,
+    /// What it waits for.
+    why: String,
+}
+
+impl Lag {
+    fn of(
+        view: &ReaderView,
+        lane: Lane,
+        connection: &Connection,
+        topic: &str,
+    ) -> anyhow::Result<Self> {
+        let end = connection.offsets(topic, PartitionId(view.partition))?.end;
+        let (checkpoint, consumed) = (view.done(lane).0, view.consumed(lane).0);
+        Ok(Self {
+            partition: view.partition,
+            reader: view.reader,
+            expedited: lane == Lane::Expedited,
+            owner: view.owner.clone(),
+            silent: view.silent,
+            waits_for: view.waits_for.clone(),
+            checkpoint,
+            consumed,
+            end,
+            not_consumed: (end - consumed).max(0),
+            held: (consumed - checkpoint).max(0),
+            held_by: Vec::new(),
+            has_more: false,
+        })
+    }
+
+    /// Asks for the operations of these requests, until as many are known as are wanted that have something left
+    /// to do. Where nobody answers, the operations are named without their states, and nobody is asked again:
+    /// returns whether that is so.
+    async fn look(&mut self, api: &Api, open: &Open, wanted: usize, is_away: bool) -> bool {
+        self.has_more = open.has_more;
+        if is_away {
+            self.name_unasked(open, wanted, "the API cannot be asked");
+            return true;
+        }
+        let asked = open.requests.iter().map(|&(offset, id)| async move {
+            let found = api.find(&id.to_string(), None).await;
+            (offset, id, found.map(|found| found.operation))
+        });
+        let mut answers = stream::iter(asked).buffered(ASKED_AT_ONCE);
+        while let Some((offset, id, found)) = answers.next().await {
+            if let Err(error) = &found
+                && error.is_away()
+            {
+                self.name_unasked(open, wanted, &error.to_string());
+                return true;
+            }
+            // Whatever its state, the first one is where the checkpoint stands.
+            let is_first = offset == self.checkpoint;
+            let Some(holder) = Holder::of(id, offset, found, is_first) else {
+                continue;
+            };
+            if self.held_by.len() == wanted {
+                self.has_more = true;
+                return false;
+            }
+            self.held_by.push(holder);
+        }
+        false
+    }
+
+    fn name_unasked(&mut self, open: &Open, wanted: usize, why: &str) {
+        let left = wanted.saturating_sub(self.held_by.len());
+        let named = self.held_by.iter().map(|holder| holder.offset).max();
+        let further = open
+            .requests
+            .iter()
+            .filter(|(offset, _)| Some(*offset) > named);
+        self.held_by
+            .extend(further.take(left).map(|&(offset, id)| Holder {
+                operation: id.to_string(),
+                offset,
+                state: None,
+                why: why.to_owned(),
+            }));
+        self.has_more |= open.requests.len() > wanted;
+    }
+}
+
+impl Holder {
+    /// `None` if the operation has ended or was handed off, so that it holds nothing once its messages are
+    /// acknowledged; the one that stands first is named all the same.
+    fn of(
+        id: OperationId,
+        offset: i64,
+        found: Result<Operation, ApiError>,
+        is_first: bool,
+    ) -> Option<Self> {
+        let (state, why) = match found {
+            Ok(operation) if operation.is_at_rest() || operation.handed_off => {
+                if !is_first {
+                    return None;
+                }
+                let why =
+                    "it has ended or was handed off; its messages may not be acknowledged yet";
+                (Some(operation.state), why.to_owned())
+            }
+            Ok(operation) => {
+                let why = why(&operation);
+                (Some(operation.state), why)
+            }
+            Err(error) if error.is_unknown() => return None,
+            Err(error) => (None, error.to_string()),
+        };
+        Some(Self {
+            operation: id.to_string(),
+            offset,
+            state,
+            why,
+        })
+    }
+}
+
+/// What an operation waits for.
+pub(super) fn why(operation: &Operation) -> String {
+    let under_way = operation.steps.iter().filter(|step| step.is_under_way());
+    let steps = under_way.map(|step| {
+        let Step { name, attempt, .. } = step;
+        match (&step.complete_by, &step.retry_at) {
+            (Some(until), _) => format!("step {name}, attempt {attempt}, until {until}"),
+            (None, Some(at)) if *attempt == 0 => format!("step {name}, put off until {at}"),
+            (None, Some(at)) => format!("step {name}, attempt {attempt} failed, again at {at}"),
+            (None, None) => format!("step {name}"),
+        }
+    });
+    let steps: Vec<String> = steps.collect();
+    match (steps.is_empty(), &operation.what_next) {
+        (false, _) => steps.join("; "),
+        (true, Some(next)) => next.clone(),
+        (true, None) => "nothing is known of what it waits for".to_owned(),
+    }
+}
+
+/// Requests behind a checkpoint.
+#[derive(Default)]
+struct Open {
+    /// Each operation once, by its first request.
+    requests: Vec<(i64, OperationId)>,
+    has_more: bool,
+}
+
+/// The requests of a reader between its checkpoint and what it has consumed: the first ones.
+fn unended(
+    connection: &Connection,
+    topic: &str,
+    division: Division,
+    view: &ReaderView,
+    lane: Lane,
+) -> anyhow::Result<Open> {
+    let partition = PartitionId(view.partition);
+    let held = connection.offsets(topic, partition)?;
+    let range = Range {
+        start: view.done(lane).0.max(held.start),
+        end: view.consumed(lane).0.min(held.end),
+    };
+    let mut open = Open::default();
+    let mut seen = BTreeSet::new();
+    let mut looked_at = 0;
+    let _ = connection.read(topic, partition, range, &mut |record| {
+        let key = record.key().unwrap_or_default();
+        if division.taker(partition, KeyHash::of(key)).0 != view.reader {
+            return Ok(ControlFlow::Continue(()));
+        }
+        looked_at += 1;
+        if looked_at > LOOKED_AT_MAX {
+            open.has_more = true;
+            return Ok(ControlFlow::Break(()));
+        }
+        let id = std::str::from_utf8(key)
+            .ok()
+            .and_then(|key| key.parse().ok());
+        // What has no such key went to the dead-letter topic.
+        if let Some(id) = id.filter(|&id| seen.insert(id)) {
+            open.requests.push((record.offset().0, id));
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(open)
+}
+
+impl fmt::Display for Lag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            partition,
+            reader,
+            expedited,
+            owner,
+            silent,
+            waits_for,
+            checkpoint,
+            consumed,
+            end,
+            not_consumed,
+            held,
+            held_by,
+            has_more,
+        } = self;
+        let owner = match owner {
+            Some(owner) if *silent => format!("owned by {owner}, whose lease has run out"),
+            Some(owner) => format!("owned by {owner}"),
+            None => format!("nobody owns it: it waits for {}", waits_for.join("; ")),
+        };
+        writeln!(
+            f,
+            "partition {partition}, reader {reader}{}: {not_consumed} not consumed, {held} behind the checkpoint \
+             (checkpoint {checkpoint}, consumed {consumed}, end {end}); {owner}",
+            if *expedited {
+                ", expedited requests"
+            } else {
+                ""
+            }
+        )?;
+        for Holder {
+            operation,
+            offset,
+            state,
+            why,
+        } in held_by
+        {
+            let state = state.as_deref().unwrap_or("state unknown");
+            writeln!(f, "  {operation} at {offset}: {state}; {}", escaped(why))?;
+        }
+        match (held_by.is_empty(), has_more, *held > 0) {
+            (false, true, _) => writeln!(f, "  and more"),
+            (true, true, _) => writeln!(
+                f,
+                "  the first {LOOKED_AT_MAX} of them have ended or were handed off"
+            ),
+            (true, false, true) => writeln!(
+                f,
+                "  all of them have ended or were handed off: the checkpoint moves when their messages are \
+                 acknowledged, and within scheduler.checkpointEvery"
+            ),
+            (_, false, _) => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn operation(state: &str, steps: Vec<Step>) -> Operation {
+        Operation {
+            state: state.to_owned(),
+            what_next: Some("Its scheduler reads its request.".to_owned()),
+            steps,
+            ..Operation::default()
+        }
+    }
+
+    #[test]
+    fn an_operation_that_has_ended_or_was_handed_off_holds_nothing() {
+        let id = OperationId(uuid::Uuid::nil());
+        for state in [
+            "Processed",
+            "Compensated",
+            "Cancelled",
+            "Error",
+            "CompensationFailed",
+        ] {
+            assert!(
+                Holder::of(id, 7, Ok(operation(state, Vec::new())), false).is_none(),
+                "{state}"
+            );
+        }
+        let handed_off = Operation {
+            handed_off: true,
+            ..operation("Processing", Vec::new())
+        };
+        assert!(Holder::of(id, 7, Ok(handed_off), false).is_none());
+        let holder = Holder::of(id, 7, Ok(operation("Processing", Vec::new())), false).unwrap();
+        assert_eq!(holder.state.as_deref(), Some("Processing"));
+        assert_eq!(holder.why, "Its scheduler reads its request.");
+        let ended = Holder::of(id, 7, Ok(operation("Processed", Vec::new())), true).unwrap();
+        assert!(ended.why.starts_with("it has ended"), "{}", ended.why);
+    }
+
+    #[test]
+    fn what_it_waits_for_are_the_steps_under_way() {
+        let step = |name: &str, complete_by: Option<&str>, retry_at: Option<&str>| Step {
+            name: name.to_owned(),
+            attempt: 2,
+            complete_by: complete_by.map(str::to_owned),
+            retry_at: retry_at.map(str::to_owned),
+            ..Step::default()
+        };
+        let steps = vec![
+            step("account", None, None),
+            step("package", Some("10:00"), None),
+            step("drone", None, Some("10:05")),
+        ];
+        assert_eq!(
+            why(&operation("Processing", steps)),
+            "step package, attempt 2, until 10:00; step drone, attempt 2 failed, again at 10:05"
+        );
+    }
+
+    #[test]
+    fn a_page_says_who_owns_it_and_who_holds_it() {
+        let mut lag = Lag {
+            partition: 1,
+            reader: 1,
+            expedited: false,
+            owner: None,
+            silent: false,
+            waits_for: vec!["an owner".to_owned()],
+            checkpoint: 10,
+            consumed: 12,
+            end: 20,
+            not_consumed: 8,
+            held: 2,
+            held_by: vec![Holder {
+                operation: "x".to_owned(),
+                offset: 10,
+                state: Some("Processing".to_owned()),
+                why: "step drone".to_owned(),
+            }],
+            has_more: true,
+        };
+        assert_eq!(
+            lag.to_string(),
+            "partition 1, reader 1: 8 not consumed, 2 behind the checkpoint (checkpoint 10, consumed 12, end \
+             20); nobody owns it: it waits for an owner\n  x at 10: Processing; step drone\n  and more\n"
+        );
+        lag.held_by.clear();
+        lag.has_more = false;
+        assert!(
+            lag.to_string()
+                .contains("all of them have ended or were handed off")
+        );
+    }
+}

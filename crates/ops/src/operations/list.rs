@@ -1,0 +1,377 @@
+//! `waybill ops list`: operations that linger, failed or wait for a person.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::io::{self, Write};
+
+use clap::Args;
+use serde_json::value::RawValue;
+use uuid::Uuid;
+use waybill_telemetry::visible::escaped_json;
+
+use super::OpsError;
+use super::api::Api;
+use super::filter::Filter;
+use super::wire::Item;
+use crate::shown::{NOTHING, Output, line};
+
+/// The most operations that one command lists; their ids are kept to list each once.
+const LISTED_MAX: u64 = 1_000_000;
+/// What is asked for at once: what the API gives at most.
+const PAGE_ITEMS: u64 = 1_000;
+/// How many are listed where nothing is said.
+const LISTED: u64 = 100;
+
+/// The arguments of `waybill ops list`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ListArgs {
+    /// How many at most [default: 100]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u64).range(1..=LISTED_MAX)
+    )]
+    limit: Option<u64>,
+    /// All of them, up to a million
+    #[arg(long, conflicts_with = "limit")]
+    all: bool,
+    /// The newest first
+    #[arg(long)]
+    newest: bool,
+    /// How they are written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+    // Its heading stands over all that follows.
+    #[command(flatten)]
+    filter: Filter,
+}
+
+impl ListArgs {
+    pub(super) async fn run(&self, api: &Api) -> Result<(), OpsError> {
+        let mut query = self.filter.query();
+        if self.newest {
+            query.push(("order", "newest".to_owned()));
+        }
+        let limit = match (self.all, self.limit) {
+            (true, _) => LISTED_MAX,
+            (false, limit) => limit.unwrap_or(LISTED),
+        };
+        let mut listing = Listing::new(api, query, limit);
+        let mut page = listing.next_page().await?;
+        let mut out = io::stdout().lock();
+        let mut columns = None;
+        let mut is_empty = true;
+        while let Some(items) = page {
+            if !items.is_empty() {
+                is_empty = false;
+            }
+            let found = Columns::of(items.iter().map(|(_, item)| item));
+            // The first tenant may be on a later page.
+            if self.output == Output::Table && !items.is_empty() && columns < Some(found) {
+                writeln!(out, "{}", Row::heading(found))?;
+                columns = Some(found);
+            }
+            let columns = columns.unwrap_or(found);
+            for (json, item) in &items {
+                match self.output {
+                    Output::Json => writeln!(out, "{}", escaped_json(json.get()))?,
+                    Output::Table => writeln!(out, "{}", Row { item, columns })?,
+                }
+            }
+            page = listing.next_page().await?;
+        }
+        if listing.has_more() {
+            eprintln!("there are more: --all, or --limit above {limit}");
+        } else if is_empty {
+            eprintln!("{}", nothing_found(&self.filter));
+        }
+        Ok(())
+    }
+}
+
+/// What a list without operations says.
+fn nothing_found(filter: &Filter) -> &'static str {
+    match filter.is_empty() {
+        true => "no operations linger, failed, or wait for a person",
+        false => "no operations match",
+    }
+}
+
+/// A listing that is read page by page, each operation once.
+pub(super) struct Listing<'a> {
+    api: &'a Api,
+    query: Vec<(&'static str, String)>,
+    left: u64,
+    at: At,
+    seen: HashSet<Uuid>,
+}
+
+/// Where a listing stands.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum At {
+    Start,
+    /// The next page begins here.
+    Cursor(String),
+    End,
+}
+
+impl<'a> Listing<'a> {
+    /// The beginning of a list of at most `limit` operations.
+    pub(super) fn new(api: &'a Api, query: Vec<(&'static str, String)>, limit: u64) -> Self {
+        Self {
+            api,
+            query,
+            left: limit,
+            at: At::Start,
+            seen: HashSet::new(),
+        }
+    }
+
+    /// The next operations, each also as it came; there may be none though more follow. `None` at
+    /// the end, or when there are as many as were wanted.
+    pub(super) async fn next_page(
+        &mut self,
+    ) -> Result<Option<Vec<(Box<RawValue>, Item)>>, OpsError> {
+        let mut query = self.query.clone();
+        match &self.at {
+            _ if self.left == 0 => return Ok(None),
+            At::End => return Ok(None),
+            At::Start => {}
+            At::Cursor(cursor) => query.push(("cursor", cursor.clone())),
+        }
+        query.push(("limit", self.left.min(PAGE_ITEMS).to_string()));
+        let page = self.api.page(&query).await?;
+        let mut items = Vec::with_capacity(page.items.len());
+        for json in page.items {
+            let item: Item = self.api.read(json.get().as_bytes())?;
+            if self.left > 0 && self.seen.insert(item.id) {
+                self.left -= 1;
+                items.push((json, item));
+            }
+        }
+        let next = page.next.map_or(At::End, At::Cursor);
+        if next != At::End && next == self.at {
+            return Err(self.api.unexpected("the list does not go on").into());
+        }
+        self.at = next;
+        Ok(Some(items))
+    }
+
+    /// Whether it ended though more may follow.
+    pub(super) fn has_more(&self) -> bool {
+        self.at != At::End
+    }
+}
+
+/// Which columns a table has.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Columns {
+    /// Those that every operation has something for.
+    Plain,
+    /// One for the tenant as well.
+    WithTenant,
+}
+
+impl Columns {
+    /// What operations need.
+    pub(super) fn of<'a>(items: impl IntoIterator<Item = &'a Item>) -> Self {
+        let mut items = items.into_iter();
+        match items.any(|item| !item.tenant.is_empty()) {
+            true => Self::WithTenant,
+            false => Self::Plain,
+        }
+    }
+}
+
+/// An operation as a line of a table.
+pub(super) struct Row<'a> {
+    pub(super) item: &'a Item,
+    pub(super) columns: Columns,
+}
+
+impl Row<'_> {
+    /// Of the columns: 136 characters with the gaps. The last is what a narrower terminal can spare.
+    const WIDTHS: [usize; 8] = [36, 18, 4, 14, 11, 12, 19, 15];
+    const TENANT_WIDTH: usize = 12;
+
+    pub(super) fn heading(columns: Columns) -> String {
+        let names = [
+            "OPERATION",
+            "STATE",
+            "AGE",
+            "WORKFLOW",
+            "STEP",
+            "FINGERPRINT",
+            "ERROR",
+            "CALLER'S ID",
+        ];
+        Self::line(names, "TENANT", columns)
+    }
+
+    fn line(cells: [&str; 8], tenant: &str, columns: Columns) -> String {
+        let row = line(cells, Self::WIDTHS);
+        match columns {
+            Columns::Plain => row,
+            Columns::WithTenant => {
+                let [first @ .., last] = cells;
+                let [widths @ .., width] = Self::WIDTHS;
+                let before = format!("{:<121}", line(first, widths));
+                before + &line([tenant, last], [Self::TENANT_WIDTH, width])
+            }
+        }
+    }
+}
+
+impl fmt::Display for Row<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Item {
+            id,
+            state,
+            workflow,
+            caller_id,
+            step,
+            error,
+            fingerprint,
+            age_seconds,
+            abandoned,
+            tenant,
+            ..
+        } = self.item;
+        let error = error.as_ref().map_or(NOTHING, |error| &error.code);
+        let error = match abandoned {
+            true => &format!("abandoned: {error}"),
+            false => error,
+        };
+        let or_nothing = |text: &Option<String>| text.clone().unwrap_or_else(|| NOTHING.to_owned());
+        let named = |name: &'_ str| match name {
+            "" => NOTHING.to_owned(),
+            name => name.to_owned(),
+        };
+        let cells = [
+            &id.to_string(),
+            state,
+            &age(*age_seconds),
+            &named(workflow),
+            &or_nothing(step),
+            &or_nothing(fingerprint),
+            error,
+            &or_nothing(caller_id),
+        ];
+        f.write_str(&Self::line(cells, &named(tenant), self.columns))
+    }
+}
+
+/// A time span in its largest whole unit.
+fn age(seconds: u64) -> String {
+    const UNITS: [(u64, char); 3] = [(86_400, 'd'), (3_600, 'h'), (60, 'm')];
+    let unit = UNITS.iter().find(|(length, _)| seconds >= *length);
+    let (length, name) = unit.copied().unwrap_or((1, 's'));
+    format!("{}{name}", seconds / length)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::operations::wire::Failure;
+
+    fn item() -> Item {
+        Item {
+            id: Uuid::from_u128(1),
+            state: "CompensationFailed".to_owned(),
+            workflow: "drone-delivery".to_owned(),
+            workflow_version: Some(1),
+            workflow_unknown: false,
+            tenant: "acme".to_owned(),
+            caller_id: Some("order-17".to_owned()),
+            step: Some("third-party".to_owned()),
+            error: Some(Failure {
+                code: "drone-unavailable".to_owned(),
+                ..Failure::default()
+            }),
+            fingerprint: Some("0123456789ab".to_owned()),
+            age_seconds: 86_399,
+            next_due: None,
+            abandoned: false,
+        }
+    }
+
+    #[test]
+    fn an_empty_list_says_whether_a_filter_left_it_empty() {
+        let all = nothing_found(&Filter::default());
+        assert_eq!(all, "no operations linger, failed, or wait for a person");
+        let some = Filter::default().or_states(&[waybill_engine::ProcessState::Error]);
+        assert_eq!(nothing_found(&some), "no operations match");
+    }
+
+    #[test]
+    fn the_table_stands_under_its_heading() {
+        let item = &item();
+        let columns = Columns::of([item]);
+        assert_eq!(columns, Columns::WithTenant);
+        let (heading, row) = (Row::heading(columns), Row { item, columns }.to_string());
+        for (name, cell) in [
+            ("TENANT", "acme"),
+            ("OPERATION", "00000000-"),
+            ("STATE", "CompensationFailed"),
+            ("AGE", "23h"),
+            ("WORKFLOW", "drone-delivery"),
+            ("STEP", "third-party"),
+            ("FINGERPRINT", "0123456789ab"),
+            ("ERROR", "drone-unavailable"),
+            ("CALLER'S ID", "order-17"),
+        ] {
+            // `STEP` and `STATE` stand nowhere else in the heading.
+            assert_eq!(heading.find(name), row.find(cell), "{heading}\n{row}");
+        }
+    }
+
+    #[test]
+    fn no_line_is_longer_than_a_terminal_and_none_breaks() {
+        let long = || Some("lang\nname ".repeat(20));
+        let item = Item {
+            state: "x".repeat(99),
+            workflow: long().unwrap(),
+            caller_id: long(),
+            step: long(),
+            fingerprint: long(),
+            age_seconds: 9_999 * 86_400,
+            error: Some(Failure {
+                code: "ü".repeat(99),
+                ..Failure::default()
+            }),
+            abandoned: true,
+            ..item()
+        };
+        for (columns, width) in [(Columns::Plain, 136), (Columns::WithTenant, 149)] {
+            let item = &item;
+            let row = Row { item, columns }.to_string();
+            assert_eq!(row.chars().count(), width, "{row}");
+            assert!(!row.contains('\n') && row.contains("abandoned: ü"), "{row}");
+        }
+        let item = &Item::default();
+        let columns = Columns::of([item]);
+        assert_eq!(columns, Columns::Plain);
+        let nothing = Row { item, columns }.to_string();
+        assert_eq!(
+            nothing
+                .split_whitespace()
+                .filter(|cell| *cell == "-")
+                .count(),
+            5
+        );
+    }
+
+    #[test]
+    fn ages_are_told_in_their_largest_unit() {
+        for (seconds, expected) in [
+            (0, "0s"),
+            (59, "59s"),
+            (60, "1m"),
+            (3_599, "59m"),
+            (3_600, "1h"),
+            (86_400, "1d"),
+        ] {
+            assert_eq!(age(seconds), expected);
+        }
+    }
+}

@@ -1,0 +1,512 @@
+//! A verb for many operations: a few first, then the others at a bounded rate, and a halt by itself
+//! when they fail again.
+//!
+//! What must hold: an operation counts as done only when it was seen to be; no more than
+//! [`FOLLOWED_MAX`] are under way whose end is not known; and the command may be stopped at any
+//! point and run again, because what is done no longer matches the filter, and what is under way is
+//! not asked a second time.
+
+mod tally;
+
+use std::io::{self, Write};
+use std::num::NonZeroU32;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::Args;
+use futures_util::StreamExt as _;
+use futures_util::stream;
+use serde::Serialize;
+use serde_json::value::RawValue;
+use tokio::time::{Instant, Interval, MissedTickBehavior};
+use uuid::Uuid;
+use waybill_config::duration_from_text;
+use waybill_telemetry::visible::to_json;
+
+use self::tally::Tally;
+use super::OpsError;
+use super::api::{Api, ApiError};
+use super::course::{Canary, Course, Halt};
+use super::filter::Filter;
+use super::follow::Followed;
+use super::line::{Outcome, Report};
+use super::list::{Columns, Listing, Row};
+use super::single::{Sent, resubmitted_before, send};
+use super::verb::Asking;
+use super::wire::{Item, Operation};
+use crate::shown::Output;
+
+/// The most operations of one run.
+const MATCHING_MAX: u64 = 100_000;
+/// The most operations that are under way and whose end is not known.
+const FOLLOWED_MAX: usize = 100;
+/// How many of them are looked at at once.
+const LOOKS_AT_ONCE: usize = 8;
+/// How often they are looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often it is told how far it has come.
+const TELL_EVERY: Duration = Duration::from_secs(5);
+/// How many a dry run shows.
+const SHOWN_MAX: usize = 10;
+
+/// The arguments of a verb for many.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "With many operations")]
+pub(super) struct Many {
+    /// All that the verb is for, where no flag says which
+    #[arg(long, conflicts_with = "id")]
+    pub(super) all: bool,
+    /// Stop after so many; the next run goes on with the others
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "id",
+        default_value_t = MATCHING_MAX,
+        value_parser = clap::value_parser!(u64).range(1..=MATCHING_MAX)
+    )]
+    limit: u64,
+    /// Say how many match, show the first ten, and ask nothing
+    #[arg(long, conflicts_with = "id")]
+    dry_run: bool,
+    /// At most so many a second
+    #[arg(
+        long,
+        value_name = "N/s",
+        conflicts_with = "id",
+        default_value = "10/s"
+    )]
+    rate: Rate,
+    /// Try so many first, or such a share of them, at least one
+    #[arg(
+        long,
+        value_name = "N|SHARE%",
+        conflicts_with = "id",
+        default_value = "1%"
+    )]
+    canary: Canary,
+    /// How long each operation is followed to see what becomes of it
+    #[arg(
+        long,
+        value_name = "DURATION",
+        conflicts_with = "id",
+        default_value = "60s",
+        value_parser = duration_from_text
+    )]
+    canary_wait: Duration,
+    /// Go on though so many of those that were tried first fail again
+    #[arg(long, value_name = "N", conflicts_with = "id", default_value_t = 0)]
+    canary_failures: u64,
+    /// How long the API may be away in the middle before it is broken off
+    #[arg(
+        long,
+        value_name = "DURATION",
+        conflicts_with = "id",
+        default_value = "60s",
+        value_parser = duration_from_text
+    )]
+    away_max: Duration,
+}
+
+/// Operations a second.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Rate(NonZeroU32);
+
+impl Rate {
+    const MAX: u32 = 1_000;
+}
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let number = text.strip_suffix("/s").unwrap_or(text).parse().ok();
+        let rate = number.filter(|rate: &NonZeroU32| rate.get() <= Self::MAX);
+        rate.map(Self).ok_or_else(|| {
+            let max = Self::MAX;
+            format!("expected a number of operations a second up to {max}, such as 10/s")
+        })
+    }
+}
+
+/// Asks all operations that the filter lets pass.
+pub(super) async fn redrive(
+    api: &Api,
+    asking: &Asking,
+    filter: &Filter,
+    many: &Many,
+    output: Output,
+) -> Result<(), OpsError> {
+    let filter = filter.clone().or_states(asking.verb.usual_states());
+    if !filter.names_states() {
+        let verb = &asking.verb;
+        let problem = format!("to {verb}, say with --state which are meant, such as Compensated");
+        return Err(OpsError::Usage(problem));
+    }
+    if filter.names_unreadable() {
+        let problem = "nothing can be asked of operations that cannot be read";
+        return Err(OpsError::Usage(problem.to_owned()));
+    }
+    let plan = Plan::read(api, &filter, many.limit).await?;
+    if plan.has_more {
+        eprintln!("more than {} match: the first are meant", plan.ids.len());
+    }
+    let mut out = io::stdout().lock();
+    if many.dry_run {
+        return plan.show(many, output, &mut out);
+    }
+    let api = api.with_patience(many.away_max);
+    let mut redrive = Redrive::new(&api, asking, filter.tenant(), many, output, out);
+    redrive.run(plan.ids).await
+}
+
+/// Which operations are to be asked.
+struct Plan {
+    ids: Vec<Uuid>,
+    /// The first of them, as they came and as they are shown.
+    first: Vec<(Box<RawValue>, Item)>,
+    has_more: bool,
+}
+
+impl Plan {
+    async fn read(api: &Api, filter: &Filter, limit: u64) -> Result<Self, OpsError> {
+        let mut listing = Listing::new(api, filter.query(), limit);
+        let (mut ids, mut first) = (Vec::new(), Vec::new());
+        while let Some(items) = listing.next_page().await? {
+            for (json, item) in items {
+                ids.push(item.id);
+                if first.len() < SHOWN_MAX {
+                    first.push((json, item));
+                }
+            }
+        }
+        let has_more = listing.has_more();
+        Ok(Self {
+            ids,
+            first,
+            has_more,
+        })
+    }
+
+    fn show(&self, many: &Many, output: Output, out: &mut impl Write) -> Result<(), OpsError> {
+        let (matching, canaries) = (self.ids.len(), many.canary.of(self.ids.len()));
+        if output == Output::Json {
+            let plan = DryRun {
+                matching,
+                canaries,
+                has_more: self.has_more,
+                first: self.first.iter().map(|(json, _)| &**json).collect(),
+            };
+            let json = to_json(&plan).map_err(io::Error::from)?;
+            writeln!(out, "{json}")?;
+            return Ok(());
+        }
+        writeln!(out, "matching  {matching}")?;
+        writeln!(out, "canaries  {canaries}")?;
+        let columns = Columns::of(self.first.iter().map(|(_, item)| item));
+        if !self.first.is_empty() {
+            writeln!(out, "\n{}", Row::heading(columns))?;
+        }
+        for (_, item) in &self.first {
+            writeln!(out, "{}", Row { item, columns })?;
+        }
+        Ok(())
+    }
+}
+
+/// What a dry run says.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct DryRun<'a> {
+    matching: usize,
+    canaries: usize,
+    has_more: bool,
+    first: Vec<&'a RawValue>,
+}
+
+/// Why one was not asked, or may not have been.
+struct NotSent {
+    error: ApiError,
+    /// The operation as it was when the asking was sent, if it got so far.
+    seen: Option<Box<Operation>>,
+}
+
+impl From<ApiError> for NotSent {
+    fn from(error: ApiError) -> Self {
+        Self { error, seen: None }
+    }
+}
+
+/// What there is to say of an operation that the verb is not for, as it was seen.
+fn not_for(asking: &Asking, seen: &Operation) -> Option<Report> {
+    let verb = &asking.verb;
+    let is_offered = seen.verbs.iter().any(|it| it == verb.as_offered());
+    resubmitted_before(asking, seen).or_else(|| {
+        let skipped = Report::new(&seen.id, verb, Outcome::Skipped).with_state(seen);
+        (!is_offered).then(|| skipped.with_note("it cannot be asked of it now"))
+    })
+}
+
+/// Which operations are under way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Those that are tried first.
+    Canaries,
+    /// The others.
+    Others,
+}
+
+/// A verb for many that is under way.
+struct Redrive<'a, W> {
+    api: &'a Api,
+    asking: &'a Asking,
+    tenant: Option<&'a str>,
+    many: &'a Many,
+    output: Output,
+    pace: Interval,
+    course: Course,
+    followed: Vec<Followed>,
+    look_at: Instant,
+    tell_at: Instant,
+    tally: Tally,
+    /// The one in whose turn the API went away before it was asked.
+    turn_lost: usize,
+    out: W,
+}
+
+impl<'a, W: Write> Redrive<'a, W> {
+    fn new(
+        api: &'a Api,
+        asking: &'a Asking,
+        tenant: Option<&'a str>,
+        many: &'a Many,
+        output: Output,
+        out: W,
+    ) -> Self {
+        let mut pace = tokio::time::interval(Duration::from_secs(1) / many.rate.0.get());
+        // What was missed is not made up for.
+        pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let now = Instant::now();
+        Self {
+            api,
+            asking,
+            tenant,
+            many,
+            output,
+            pace,
+            course: Course::new(many.canary_failures),
+            followed: Vec::new(),
+            look_at: now + LOOK_EVERY,
+            tell_at: now + TELL_EVERY,
+            tally: Tally::default(),
+            turn_lost: 0,
+            out,
+        }
+    }
+
+    async fn run(&mut self, ids: Vec<Uuid>) -> Result<(), OpsError> {
+        let canaries = self.many.canary.of(ids.len());
+        let mut ids = ids.into_iter();
+        let walked = match self.walk(&mut ids, canaries).await {
+            Err(OpsError::Api(error)) => return self.break_off(&error, ids.len()),
+            walked => walked,
+        };
+        self.tell();
+        let told = match walked? {
+            Some(halt) => format!("halted: {halt}; {} were not asked", ids.len()),
+            None if self.tally.failed + self.tally.refused > 0 => {
+                "not all came to what was asked".to_owned()
+            }
+            None => return Ok(()),
+        };
+        Err(OpsError::Missed(told))
+    }
+
+    /// The API went away, or answers what nobody understands. Tells what is known of each operation, so
+    /// that the figures are true.
+    fn break_off(&mut self, error: &ApiError, not_asked: usize) -> Result<(), OpsError> {
+        for followed in std::mem::take(&mut self.followed) {
+            self.say(
+                &followed
+                    .given_up(None)
+                    .with_note("what became of it is not known"),
+            )?;
+        }
+        self.tell();
+        let not_asked = not_asked + self.turn_lost;
+        Err(OpsError::BrokenOff(format!(
+            "{error}; broken off: {not_asked} were not asked. Run the command again to go on: what was \
+             asked is not asked a second time"
+        )))
+    }
+
+    async fn walk(
+        &mut self,
+        ids: &mut impl ExactSizeIterator<Item = Uuid>,
+        canaries: usize,
+    ) -> Result<Option<Halt>, OpsError> {
+        let halt = self.ask_all(ids, canaries, Phase::Canaries).await?;
+        if halt.is_some() {
+            return Ok(halt);
+        }
+        self.ask_all(ids, usize::MAX, Phase::Others).await
+    }
+
+    /// Asks until `count` were asked, and follows them to their ends. Those that cannot be asked do
+    /// not count.
+    async fn ask_all(
+        &mut self,
+        ids: &mut impl Iterator<Item = Uuid>,
+        count: usize,
+        phase: Phase,
+    ) -> Result<Option<Halt>, OpsError> {
+        let (mut asked, mut halt) = (0, None);
+        while asked < count && halt.is_none() {
+            let Some(id) = ids.next() else { break };
+            self.settle_down_to(FOLLOWED_MAX - 1).await?;
+            asked += usize::from(self.ask(id).await?);
+            if Instant::now() >= self.look_at {
+                self.look().await?;
+            }
+            halt = self.halt(phase);
+        }
+        self.settle_down_to(0).await?;
+        // Those that ended since may speak for it or against it; what was decided stands.
+        Ok(self.halt(phase).or(halt))
+    }
+
+    fn halt(&self, phase: Phase) -> Option<Halt> {
+        match phase {
+            Phase::Canaries => self.course.canaries_halt(self.tally.open),
+            Phase::Others => self.course.share_halts(),
+        }
+    }
+
+    /// Asks one, in its turn. Returns whether it was asked.
+    async fn ask(&mut self, id: Uuid) -> Result<bool, OpsError> {
+        self.pace.tick().await;
+        let id = id.to_string();
+        let report = match self.try_ask(&id).await {
+            Ok(Sent::OnItsWay(followed)) => {
+                self.tally.asked += 1;
+                self.followed.push(followed);
+                return Ok(true);
+            }
+            Ok(Sent::Known(report)) => report,
+            Err(NotSent { error, .. }) if error.is_about_the_operation() => {
+                let refused = Report::new(&id, &self.asking.verb, Outcome::Refused);
+                refused.with_note(&error.to_string())
+            }
+            Err(NotSent { error, seen }) => {
+                match seen {
+                    None => self.turn_lost = 1,
+                    Some(seen) => {
+                        self.tally.asked += 1;
+                        let open = Report::new(&id, &self.asking.verb, Outcome::Open);
+                        let open = open.with_state(&seen);
+                        self.say(&open.with_note("whether it was asked is not known"))?;
+                    }
+                }
+                return Err(error.into());
+            }
+        };
+        self.say(&report)?;
+        Ok(false)
+    }
+
+    async fn try_ask(&self, id: &str) -> Result<Sent, NotSent> {
+        let Self {
+            api,
+            asking,
+            tenant,
+            ..
+        } = *self;
+        let seen = api.find(id, tenant).await?.operation;
+        if let Some(known) = not_for(asking, &seen) {
+            return Ok(Sent::Known(known));
+        }
+        let until = Instant::now() + self.many.canary_wait;
+        match send(api, asking, id, tenant, Some(&seen), until).await {
+            Ok(sent) => Ok(sent),
+            // It may have changed in between, as one does that was asked before; then it is as if it had been
+            // seen so.
+            Err(error) if error.is_about_the_operation() => {
+                let now = api.find(id, tenant).await?.operation;
+                not_for(asking, &now).map(Sent::Known).ok_or(NotSent {
+                    error,
+                    seen: Some(Box::new(seen)),
+                })
+            }
+            Err(error) => Err(NotSent {
+                error,
+                seen: Some(Box::new(seen)),
+            }),
+        }
+    }
+
+    /// Follows those that are under way until no more than `count` are left.
+    async fn settle_down_to(&mut self, count: usize) -> Result<(), OpsError> {
+        while self.followed.len() > count {
+            tokio::time::sleep_until(self.look_at).await;
+            self.look().await?;
+        }
+        Ok(())
+    }
+
+    /// Looks at all that are under way.
+    async fn look(&mut self) -> Result<(), OpsError> {
+        let looks = self.followed.iter().map(|followed| followed.look(self.api));
+        let looks: Vec<_> = stream::iter(looks).buffered(LOOKS_AT_ONCE).collect().await;
+        let now = Instant::now();
+        let mut away = None;
+        for (followed, look) in std::mem::take(&mut self.followed).into_iter().zip(looks) {
+            let operation = match look {
+                Ok(operation) => operation,
+                Err(error) if error.is_about_the_operation() => None,
+                Err(error) => {
+                    self.followed.push(followed);
+                    away = away.or(Some(error));
+                    continue;
+                }
+            };
+            let operation = operation.as_ref();
+            match operation.and_then(|operation| followed.judge(operation)) {
+                Some(report) => self.settle(&report)?,
+                None if now >= followed.until => self.settle(&followed.given_up(operation))?,
+                None => self.followed.push(followed),
+            }
+        }
+        if let Some(error) = away {
+            return Err(error.into());
+        }
+        self.look_at = Instant::now() + LOOK_EVERY;
+        if now >= self.tell_at {
+            self.tell();
+            self.tell_at = now + TELL_EVERY;
+        }
+        Ok(())
+    }
+
+    fn settle(&mut self, report: &Report) -> Result<(), OpsError> {
+        match report.outcome {
+            Outcome::Done => self.course.settle(false),
+            Outcome::Failed => self.course.settle(true),
+            // Of these it is not known whether they would have failed.
+            Outcome::Asked | Outcome::Refused | Outcome::Open | Outcome::Skipped => {}
+        }
+        self.say(report)
+    }
+
+    fn say(&mut self, report: &Report) -> Result<(), OpsError> {
+        self.tally.count(report.outcome);
+        report.write(self.output, &mut self.out)?;
+        Ok(self.out.flush()?)
+    }
+
+    /// Says on standard error how far it has come.
+    fn tell(&self) {
+        eprintln!("{}", self.tally);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,48 @@
+//! How far a verb for many has come, in figures.
+
+use std::fmt;
+
+use crate::operations::line::Outcome;
+
+/// How many met which outcome.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Tally {
+    pub(super) asked: u64,
+    done: u64,
+    pub(super) failed: u64,
+    pub(super) refused: u64,
+    pub(super) open: u64,
+    skipped: u64,
+}
+
+impl Tally {
+    /// Counts one.
+    pub(super) fn count(&mut self, outcome: Outcome) {
+        match outcome {
+            Outcome::Asked => self.asked += 1,
+            Outcome::Done => self.done += 1,
+            Outcome::Failed => self.failed += 1,
+            Outcome::Refused => self.refused += 1,
+            Outcome::Open => self.open += 1,
+            Outcome::Skipped => self.skipped += 1,
+        }
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            asked,
+            done,
+            failed,
+            refused,
+            open,
+            skipped,
+        } = self;
+        write!(
+            f,
+            "{asked} asked: {done} done, {failed} failed again, {open} still open; {refused} \
+             refused, {skipped} skipped"
+        )
+    }
+}

@@ -1,0 +1,318 @@
+//! `waybill ops show`: one operation, as a person wants to see it.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use clap::Args;
+use serde_json::value::RawValue;
+use waybill_ingestion::as_typed;
+use waybill_telemetry::visible::{escaped, escaped_json};
+
+use super::OpsError;
+use super::api::{Api, Found};
+use super::wire::{Failure, HistoryEntry, Operation, Step};
+use crate::shown::{NOTHING, Output, line};
+
+/// The arguments of `waybill ops show`.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ShowArgs {
+    /// The operation, by its id or by its caller's
+    #[arg(value_name = "ID")]
+    id: String,
+    /// The tenant that knows the operation by this id
+    #[arg(long, value_name = "NAME")]
+    tenant: Option<String>,
+    /// How it is written: json is what the API answers
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+}
+
+impl ShowArgs {
+    pub(super) async fn run(&self, api: &Api) -> Result<(), OpsError> {
+        let Found { json, operation } = api.find(&self.id, self.tenant.as_deref()).await?;
+        let mut out = io::stdout().lock();
+        match self.output {
+            Output::Json => {
+                let json: Box<RawValue> = api.read(&json)?;
+                writeln!(out, "{}", escaped_json(json.get()))?;
+            }
+            Output::Table => write!(out, "{}", Shown(&operation))?,
+        }
+        Ok(())
+    }
+}
+
+/// An operation on a page.
+struct Shown<'a>(&'a Operation);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        facts(self.0, f)?;
+        if !self.0.steps.is_empty() {
+            steps(&self.0.steps, f)?;
+        }
+        if !self.0.history.is_empty() {
+            history(&self.0.history, f)?;
+        }
+        Ok(())
+    }
+}
+
+fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    let Operation {
+        id,
+        state,
+        workflow,
+        workflow_version,
+        tenant,
+        caller_id,
+        ahead,
+        error,
+        cause,
+        what_next,
+        verbs,
+        cancel,
+        abandoned,
+        resubmission_of,
+        resubmitted_as,
+        failure_count,
+        next_due,
+        expedited,
+        handed_off,
+        locked_by,
+        epoch,
+        deadline,
+        created_at,
+        updated_at,
+        ..
+    } = operation;
+    let owner = epoch.map(|epoch| {
+        let owner = locked_by.as_deref().unwrap_or("none holds it in memory");
+        format!("{owner}, epoch {epoch}")
+    });
+    let typed: Vec<&str> = verbs.iter().map(|verb| as_typed(verb)).collect();
+    let verbs = (!typed.is_empty()).then(|| typed.join(", "));
+    let workflow = workflow.as_deref().map(|name| match workflow_version {
+        Some(version) => format!("{name}, version {version}"),
+        None => name.to_owned(),
+    });
+    let failures = (*failure_count > 0).then(|| failure_count.to_string());
+    let yes = |flag: bool| flag.then(|| "yes".to_owned());
+    let facts = [
+        ("operation", Some(id.clone())),
+        ("state", Some(state.clone())),
+        ("abandoned", yes(*abandoned)),
+        ("next", what_next.clone()),
+        ("can be asked", verbs),
+        ("error", error.as_ref().map(Failure::to_string)),
+        ("failed before", cause.as_ref().map(Failure::to_string)),
+        ("cancel", cancel.clone()),
+        ("workflow", workflow),
+        ("tenant", tenant.clone()),
+        ("caller's id", caller_id.clone()),
+        ("ahead of it", ahead.map(|ahead| ahead.to_string())),
+        ("resubmits", resubmission_of.clone()),
+        ("resubmitted as", resubmitted_as.clone()),
+        ("created", created_at.as_deref().map(time)),
+        ("changed", updated_at.as_deref().map(time)),
+        ("deadline", deadline.as_deref().map(time)),
+        ("next due", next_due.as_deref().map(time)),
+        ("expedited", yes(*expedited)),
+        ("handed off", yes(*handed_off)),
+        ("failures", failures),
+        ("owner", owner),
+    ];
+    for (name, fact) in facts {
+        if let Some(fact) = fact {
+            writeln!(f, "{name:<14}  {}", escaped(&fact))?;
+        }
+    }
+    Ok(())
+}
+
+fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// Of the columns: 121 characters with the gaps. An attempt may have five digits.
+    const WIDTHS: [usize; 7] = [16, 12, 16, 6, 11, 24, 30];
+    const HEADING: [&str; 7] = [
+        "STEP",
+        "STATE",
+        "ATTEMPT",
+        "FAILED",
+        "UNDO FAILED",
+        "CHANGED",
+        "UNTIL",
+    ];
+    writeln!(f, "\n{}", line(HEADING, WIDTHS))?;
+    for step in steps {
+        let attempt = match (&step.action, step.attempt) {
+            (_, 0) => NOTHING.to_owned(),
+            (Some(action), attempt) => format!("{attempt} {action}"),
+            (None, attempt) => attempt.to_string(),
+        };
+        let until = match (&step.complete_by, &step.retry_at) {
+            (Some(complete_by), _) => time(complete_by),
+            (None, Some(retry_at)) => format!("again {}", time(retry_at)),
+            (None, None) => NOTHING.to_owned(),
+        };
+        let changed = step.changed_at.as_deref().map(time);
+        let cells = [
+            &step.name,
+            &step.state,
+            &attempt,
+            &count(step.failure_count),
+            &count(step.undo_failure_count),
+            changed.as_deref().unwrap_or(NOTHING),
+            &until,
+        ];
+        writeln!(f, "{}", line(cells, WIDTHS))?;
+        if let Some(error) = &step.error {
+            writeln!(f, "    {}", escaped(&error.to_string()))?;
+        }
+        if let Some(attempt) = step.late_success {
+            writeln!(
+                f,
+                "    attempt {attempt}, which was given up, succeeded after all"
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn history(history: &[HistoryEntry], f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    writeln!(f, "\n{:<24}  WHAT WAS ASKED", "TIME")?;
+    for entry in history {
+        let HistoryEntry {
+            at,
+            by,
+            verb,
+            reason,
+            refused,
+        } = entry;
+        let mut line = format!("{:<24}  {verb} by {by}", time(at));
+        if let Some(code) = refused {
+            line.push_str(&format!(", refused: {code}"));
+        }
+        if !reason.is_empty() {
+            line.push_str(&format!(" ({reason})"));
+        }
+        writeln!(f, "{}", escaped(&line))?;
+    }
+    Ok(())
+}
+
+fn count(number: u32) -> String {
+    match number {
+        0 => NOTHING.to_owned(),
+        number => number.to_string(),
+    }
+}
+
+/// A time to the millisecond; one that is none as it came.
+fn time(text: &str) -> String {
+    match text.parse::<jiff::Timestamp>() {
+        Ok(time) => format!("{time:.3}"),
+        Err(_) => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Option<String> {
+        Some(text.to_owned())
+    }
+
+    #[test]
+    fn a_page_has_every_fact_step_and_asking_in_full() {
+        let failure = Failure {
+            code: "no-drone".to_owned(),
+            message: "none is free".to_owned(),
+            step: None,
+        };
+        let drone = Step {
+            name: "drone".to_owned(),
+            state: "Failed".to_owned(),
+            attempt: 20,
+            action: text("Compensate"),
+            failure_count: 3,
+            retry_at: text("2030-01-01T00:00:05.000001Z"),
+            changed_at: text("2030-01-01T00:00:00.25Z"),
+            late_success: Some(2),
+            error: Some(failure.clone()),
+            ..Step::default()
+        };
+        let account = Step {
+            name: "account".to_owned(),
+            state: "NotStarted".to_owned(),
+            ..Step::default()
+        };
+        let operation = Operation {
+            id: "x".to_owned(),
+            state: "Error".to_owned(),
+            what_next: text("It waits for a person: resubmit."),
+            verbs: vec!["resubmit".to_owned(), "abandon".to_owned()],
+            error: Some(Failure {
+                step: text("drone"),
+                ..failure
+            }),
+            cause: Some(Failure {
+                code: "suspended".to_owned(),
+                message: "it is late".to_owned(),
+                step: text("account"),
+            }),
+            workflow: text("order"),
+            workflow_version: Some(3),
+            epoch: Some(3),
+            failure_count: 3,
+            handed_off: true,
+            created_at: text("2030-01-01T00:00:00Z"),
+            steps: vec![account, drone],
+            history: vec![HistoryEntry {
+                at: "2030-01-01T00:00:01Z".to_owned(),
+                by: "kim".to_owned(),
+                verb: "compensate".to_owned(),
+                reason: "why\nnot".to_owned(),
+                refused: text("past-pivot"),
+            }],
+            ..Operation::default()
+        };
+        let expected = "\
+operation       x
+state           Error
+next            It waits for a person: resubmit.
+can be asked    resubmit, abandon
+error           no-drone at step drone: none is free
+failed before   suspended at step account: it is late
+workflow        order, version 3
+created         2030-01-01T00:00:00.000Z
+handed off      yes
+failures        3
+owner           none holds it in memory, epoch 3
+
+STEP             STATE        ATTEMPT          FAILED UNDO FAILED CHANGED                  UNTIL
+account          NotStarted   -                -      -           -                        -
+drone            Failed       20 Compensate    3      -           2030-01-01T00:00:00.250Z again 2030-01-01T00:00:05.000Z
+    no-drone: none is free
+    attempt 2, which was given up, succeeded after all
+
+TIME                      WHAT WAS ASKED
+2030-01-01T00:00:01.000Z  compensate by kim, refused: past-pivot (why\\nnot)
+";
+        assert_eq!(Shown(&operation).to_string(), expected);
+    }
+
+    #[test]
+    fn an_operation_that_no_scheduler_has_read_is_a_short_page() {
+        let pending = Operation {
+            id: "x".to_owned(),
+            state: "Pending".to_owned(),
+            ahead: Some(0),
+            ..Operation::default()
+        };
+        assert_eq!(
+            Shown(&pending).to_string(),
+            "operation       x\nstate           Pending\nahead of it     0\n"
+        );
+    }
+}

@@ -1,0 +1,184 @@
+//! A verb for one operation.
+
+use std::io::{self, Write as _};
+use std::time::Duration;
+
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::OpsError;
+use super::api::{Answer, Api, ApiError};
+use super::follow::Followed;
+use super::line::{Outcome, Report};
+use super::verb::{Asking, Verb, key};
+use super::wire::Operation;
+use crate::shown::Output;
+
+/// The operation that is asked, and what is wanted back.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Single<'a> {
+    /// Its id, or its caller's.
+    pub(super) id: &'a str,
+    /// The tenant that knows it by this id.
+    pub(super) tenant: Option<&'a str>,
+    /// How long to wait for what becomes of it.
+    pub(super) wait: Option<Duration>,
+    /// How that is written.
+    pub(super) output: Output,
+}
+
+/// What is said of a cancel of an id that no operation has.
+const KEPT: &str = "no operation is known by this id yet: the cancel is kept, and a later request with this id will end \
+                    Cancelled";
+
+/// What is known once something was asked.
+pub(super) enum Sent {
+    /// It is on its way.
+    OnItsWay(Followed),
+    /// Nothing is left to come.
+    Known(Report),
+}
+
+/// Asks one operation.
+pub(super) async fn ask_one(
+    api: &Api,
+    asking: &Asking,
+    single: Single<'_>,
+) -> Result<(), OpsError> {
+    let report = match asked(api, asking, single).await {
+        Ok(report) => report,
+        Err(error) if error.is_about_the_operation() && single.output == Output::Json => {
+            Report::new(single.id, &asking.verb, Outcome::Refused).with_note(&error.to_string())
+        }
+        Err(error) => return Err(error.into()),
+    };
+    let is_good = match report.outcome {
+        Outcome::Asked | Outcome::Done => true,
+        Outcome::Failed | Outcome::Refused | Outcome::Open | Outcome::Skipped => false,
+    };
+    if is_good || single.output == Output::Json {
+        let mut out = io::stdout().lock();
+        report.write(single.output, &mut out)?;
+        out.flush()?;
+    }
+    match is_good {
+        true => Ok(()),
+        false => Err(OpsError::Missed(report.to_string())),
+    }
+}
+
+async fn asked(api: &Api, asking: &Asking, single: Single<'_>) -> Result<Report, ApiError> {
+    let Single {
+        id, tenant, wait, ..
+    } = single;
+    let seen = match api.find(id, tenant).await {
+        Ok(found) => Some(found.operation),
+        // A cancel may come before the request that it cancels.
+        Err(error) if error.is_unknown() && asking.verb == Verb::Cancel => None,
+        Err(error) => return Err(error),
+    };
+    if let Some(report) = seen
+        .as_ref()
+        .and_then(|seen| resubmitted_before(asking, seen))
+    {
+        return Ok(report);
+    }
+    let until = Instant::now() + wait.unwrap_or_default();
+    let sent = send(api, asking, id, tenant, seen.as_ref(), until).await?;
+    let report = match (sent, wait) {
+        (Sent::Known(report), _) => report,
+        (Sent::OnItsWay(followed), None) => followed.asked(),
+        (Sent::OnItsWay(followed), Some(_)) => followed.wait(api).await?,
+    };
+    Ok(match seen {
+        Some(_) => report,
+        None => of_unknown(report),
+    })
+}
+
+/// The report of a cancel whose id was not known when it was sent.
+fn of_unknown(report: Report) -> Report {
+    match report.note {
+        None => report.with_note(KEPT),
+        Some(_) => report,
+    }
+}
+
+/// What there is to say where the operation runs again as a new one already. A second one would do
+/// everything twice, and if the first failed, it is the first that is to be repaired.
+pub(super) fn resubmitted_before(asking: &Asking, seen: &Operation) -> Option<Report> {
+    let new = seen.resubmitted_as.as_ref()?;
+    (asking.verb == Verb::ResubmitAsNew).then(|| {
+        Report::new(&seen.id, &asking.verb, Outcome::Skipped)
+            .with_new(new)
+            .with_note("it runs again under that id already")
+    })
+}
+
+/// Asks, with the key that the operation as it was seen gives.
+pub(super) async fn send(
+    api: &Api,
+    asking: &Asking,
+    id: &str,
+    tenant: Option<&str>,
+    seen: Option<&Operation>,
+    until: Instant,
+) -> Result<Sent, ApiError> {
+    let key = seen.and_then(key);
+    let key = key.unwrap_or_else(|| Uuid::now_v7().to_string());
+    let verb = &asking.verb;
+    let answer = api
+        .ask(id, tenant, verb.in_path(), &asking.body(), &key)
+        .await?;
+    Ok(match answer {
+        Answer::Asked(asked) => Sent::OnItsWay(Followed::new(seen, &asked, verb, tenant, until)),
+        Answer::AsItIs(now) => {
+            let done = Report::new(&now.id, verb, Outcome::Done).with_state(&now);
+            Sent::Known(done.with_note("it was so before it was asked"))
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cancel_of_an_unknown_id_says_that_it_is_kept_unless_there_is_more_to_say() {
+        let report = |outcome| Report::new("ghost", &Verb::Cancel, outcome);
+        let kept = of_unknown(report(Outcome::Asked));
+        assert_eq!(
+            kept.to_string(),
+            "asked       ghost  cancel  no operation is known by this id yet: the cancel is kept, and a later request \
+             with this id will end Cancelled"
+        );
+        let refused = report(Outcome::Refused).with_note("final");
+        assert_eq!(of_unknown(refused.clone()), refused);
+    }
+
+    #[test]
+    fn an_operation_that_runs_again_as_a_new_one_is_not_sent_a_second_time() {
+        let asking = |verb| Asking {
+            verb,
+            reason: None,
+            by: None,
+        };
+        let resubmitted = Operation {
+            id: "old".to_owned(),
+            resubmitted_as: Some("new".to_owned()),
+            ..Operation::default()
+        };
+        let report = resubmitted_before(&asking(Verb::ResubmitAsNew), &resubmitted).unwrap();
+        assert_eq!(report.outcome, Outcome::Skipped);
+        assert_eq!(report.resubmitted_as.as_deref(), Some("new"));
+        assert_eq!(
+            resubmitted_before(&asking(Verb::Resubmit), &resubmitted),
+            None
+        );
+        let fresh = Operation::default();
+        assert_eq!(
+            resubmitted_before(&asking(Verb::ResubmitAsNew), &fresh),
+            None
+        );
+    }
+}

@@ -1,0 +1,261 @@
+//! What can be asked of an operation, and how it shows that it was done.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+use waybill_engine::{ProcessState, StepState};
+
+use super::wire::{HistoryEntry, Operation};
+
+/// What is asked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Verb {
+    /// Go on at the step that failed.
+    Resubmit,
+    /// Run it again as a new operation.
+    ResubmitAsNew,
+    /// Undo what was done.
+    Compensate,
+    /// End it as it stands.
+    Abandon,
+    /// Undo again what could not be undone.
+    RetryCompensation,
+    /// A person undid this step.
+    Undone { step: String },
+    /// What its caller could ask: undo what was done, and end cancelled.
+    Cancel,
+}
+
+/// What is asked, and by whom, and why.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Asking {
+    pub(super) verb: Verb,
+    /// Why.
+    pub(super) reason: Option<String>,
+    /// Who asks; `None` where that is not told.
+    pub(super) by: Option<String>,
+}
+
+impl Verb {
+    /// Its name in the API's paths.
+    pub(super) const fn in_path(&self) -> &'static str {
+        match self {
+            Self::Resubmit | Self::ResubmitAsNew => "resubmit",
+            Self::Compensate => "compensate",
+            Self::Abandon => "abandon",
+            Self::RetryCompensation => "retry-compensation",
+            Self::Undone { .. } => "undone",
+            Self::Cancel => "cancel",
+        }
+    }
+
+    /// Its name among what an operation says can be asked of it.
+    pub(super) const fn as_offered(&self) -> &'static str {
+        match self {
+            Self::ResubmitAsNew => "resubmit-as-new",
+            other => other.in_path(),
+        }
+    }
+
+    /// The states in which it is usually asked for: what is meant where many are meant and no state
+    /// is given. None where a person has to say.
+    pub(super) const fn usual_states(&self) -> &'static [ProcessState] {
+        match self {
+            Self::Resubmit | Self::Compensate => &[ProcessState::Error],
+            Self::Abandon => &[ProcessState::Error, ProcessState::CompensationFailed],
+            Self::RetryCompensation | Self::Undone { .. } => &[ProcessState::CompensationFailed],
+            Self::Cancel => &[ProcessState::Processing, ProcessState::Error],
+            Self::ResubmitAsNew => &[],
+        }
+    }
+
+    /// Whether the operation is as it was to become.
+    pub(super) fn is_achieved(&self, operation: &Operation) -> bool {
+        let state = operation.process_state();
+        match self {
+            Self::Resubmit | Self::ResubmitAsNew => state == Some(ProcessState::Processed),
+            Self::Compensate | Self::RetryCompensation => matches!(
+                state,
+                Some(ProcessState::Compensated | ProcessState::Cancelled)
+            ),
+            Self::Abandon => operation.abandoned,
+            Self::Undone { step } => is_undone(operation, step),
+            Self::Cancel => state == Some(ProcessState::Cancelled),
+        }
+    }
+
+    /// Whether the operation, as it is before it is asked, is already on the way there, so that its
+    /// history will not tell of another asking.
+    pub(super) fn is_under_way(&self, operation: &Operation) -> bool {
+        match self {
+            Self::Compensate => operation.process_state() == Some(ProcessState::Compensating),
+            Self::Abandon => operation.abandoned,
+            Self::Undone { step } => is_undone(operation, step),
+            Self::Resubmit | Self::ResubmitAsNew | Self::RetryCompensation | Self::Cancel => false,
+        }
+    }
+
+    /// Whether an entry of the operation's history tells of it.
+    pub(super) fn is_told_by(&self, entry: &HistoryEntry) -> bool {
+        match self {
+            Self::Undone { step } => entry.verb.strip_prefix("undone ") == Some(step),
+            other => entry.verb == other.in_path(),
+        }
+    }
+}
+
+fn is_undone(operation: &Operation, step: &str) -> bool {
+    let mut steps = operation.steps.iter();
+    steps.any(|found| found.name == step && found.state == StepState::Compensated.as_str())
+}
+
+/// As a person would say it.
+impl fmt::Display for Verb {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ResubmitAsNew => f.write_str("resubmit as new"),
+            Self::Undone { step } => write!(f, "undone {step}"),
+            other => f.write_str(other.in_path()),
+        }
+    }
+}
+
+impl Asking {
+    /// The body that asks.
+    pub(super) fn body(&self) -> Value {
+        let mut body = Map::new();
+        let texts = [("reason", &self.reason), ("by", &self.by)];
+        for (name, text) in texts {
+            if let Some(text) = text.as_deref().filter(|text| !text.is_empty()) {
+                body.insert(name.to_owned(), text.into());
+            }
+        }
+        match &self.verb {
+            Verb::ResubmitAsNew => {
+                body.insert("asNew".to_owned(), true.into());
+            }
+            Verb::Undone { step } => {
+                body.insert("step".to_owned(), step.as_str().into());
+            }
+            Verb::Resubmit
+            | Verb::Compensate
+            | Verb::Abandon
+            | Verb::RetryCompensation
+            | Verb::Cancel => {}
+        }
+        Value::Object(body)
+    }
+}
+
+/// The key of an asking: the same for all that ask the same of the operation as it was seen, and
+/// another one once the operation has changed. The API adds operation and verb. `None` if there was
+/// nothing to be seen.
+pub(super) fn key(seen: &Operation) -> Option<String> {
+    Some(format!("seen-{}", seen.updated_at.as_deref()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::operations::wire::Step;
+
+    fn operation(state: &str) -> Operation {
+        Operation {
+            state: state.to_owned(),
+            ..Operation::default()
+        }
+    }
+
+    #[test]
+    fn each_verb_has_the_ends_that_it_is_asked_for() {
+        let ends = |verb: Verb| {
+            let all = ProcessState::ALL.map(ProcessState::as_str);
+            all.into_iter()
+                .filter(|state| verb.is_achieved(&operation(state)))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(ends(Verb::Resubmit), ["Processed"]);
+        assert_eq!(ends(Verb::ResubmitAsNew), ["Processed"]);
+        assert_eq!(ends(Verb::Compensate), ["Compensated", "Cancelled"]);
+        assert_eq!(ends(Verb::RetryCompensation), ["Compensated", "Cancelled"]);
+        assert_eq!(ends(Verb::Cancel), ["Cancelled"]);
+        assert_eq!(ends(Verb::Abandon), [""; 0]);
+    }
+
+    #[test]
+    fn an_abandoned_operation_and_an_undone_step_are_so_already() {
+        let abandoned = Operation {
+            abandoned: true,
+            ..operation("Error")
+        };
+        assert!(Verb::Abandon.is_achieved(&abandoned) && Verb::Abandon.is_under_way(&abandoned));
+        let verb = |step: &str| Verb::Undone {
+            step: step.to_owned(),
+        };
+        let step = |name: &str, state: &str| Step {
+            name: name.to_owned(),
+            state: state.to_owned(),
+            ..Step::default()
+        };
+        let partly = Operation {
+            steps: vec![step("a", "Compensated"), step("b", "Failed")],
+            ..operation("CompensationFailed")
+        };
+        assert!(verb("a").is_achieved(&partly) && verb("a").is_under_way(&partly));
+        assert!(!verb("b").is_achieved(&partly) && !verb("c").is_achieved(&partly));
+        assert!(Verb::Compensate.is_under_way(&operation("Compensating")));
+        assert!(!Verb::Compensate.is_under_way(&operation("Error")));
+    }
+
+    #[test]
+    fn a_verb_is_told_by_an_entry_of_its_own_name_and_step_alone() {
+        let entry = |verb: &str| HistoryEntry {
+            verb: verb.to_owned(),
+            ..HistoryEntry::default()
+        };
+        let undone = Verb::Undone {
+            step: "a".to_owned(),
+        };
+        assert!(undone.is_told_by(&entry("undone a")));
+        assert!(!undone.is_told_by(&entry("undone b")) && !undone.is_told_by(&entry("undone")));
+        assert!(Verb::Resubmit.is_told_by(&entry("resubmit")));
+        assert!(!Verb::Resubmit.is_told_by(&entry("resubmitted 1")));
+    }
+
+    #[test]
+    fn a_body_has_what_is_said_and_nothing_else() {
+        let asking = |verb, reason: Option<&str>, by: Option<&str>| Asking {
+            verb,
+            reason: reason.map(str::to_owned),
+            by: by.map(str::to_owned),
+        };
+        let step = "drone".to_owned();
+        for (asking, body) in [
+            (asking(Verb::Cancel, None, None), json!({})),
+            (asking(Verb::Cancel, Some(""), Some("")), json!({})),
+            (
+                asking(Verb::ResubmitAsNew, None, Some("kim")),
+                json!({"by": "kim", "asNew": true}),
+            ),
+            (
+                asking(Verb::Undone { step }, Some("by hand"), None),
+                json!({"reason": "by hand", "step": "drone"}),
+            ),
+        ] {
+            assert_eq!(asking.body(), body);
+        }
+    }
+
+    #[test]
+    fn the_key_stays_while_the_operation_does_and_changes_with_it() {
+        let at = |time: &str| Operation {
+            updated_at: Some(time.to_owned()),
+            ..operation("Error")
+        };
+        assert_eq!(key(&at("1")), key(&at("1")));
+        assert_ne!(key(&at("1")), key(&at("2")));
+        assert_eq!(key(&operation("Pending")), None);
+    }
+}

@@ -1,0 +1,116 @@
+//! `waybill readers`: how many readers share a partition, where each stands, and how that is changed.
+//!
+//! A store on a cluster is asked itself. The embedded one belongs to the process of `up`, which is asked
+//! on its admin port.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use serde_json::json;
+use waybill_node::config::Config;
+use waybill_store::CqlStore;
+use waybill_topology::readers::show::{LayoutView, Readers};
+
+use crate::access::AdminArgs;
+use crate::admin_port;
+use crate::shown::{Output, Written};
+
+/// How long the process may take to show them; to divide the work anew may take longer.
+const LOOK_PATIENCE: Duration = Duration::from_secs(3);
+
+/// What to do with readers.
+#[derive(Clone, Debug, Subcommand)]
+pub enum ReadersCommand {
+    /// Show the layout, and of each reader who owns it, how far it is and what it waits for
+    Show {
+        /// How it is written.
+        #[command(flatten)]
+        written: WrittenLayout,
+    },
+    /// Let this many readers share each partition from now on, while everything goes on: a whole
+    /// multiple of what it is, or a whole part
+    Set {
+        /// How many.
+        #[arg(value_name = "M")]
+        per_partition: u32,
+        /// How it is written.
+        #[command(flatten)]
+        written: WrittenLayout,
+    },
+}
+
+/// How the layout is written.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct WrittenLayout {
+    #[command(flatten)]
+    written: Written,
+    /// What `--output json` was called before.
+    #[arg(long, hide = true, conflicts_with = "output")]
+    json: bool,
+}
+
+impl ReadersCommand {
+    /// Does it.
+    ///
+    /// # Errors
+    ///
+    /// If nobody can be asked, or the work cannot be divided so.
+    pub fn run(&self, config: &Config, admin: &AdminArgs) -> anyhow::Result<String> {
+        let (wanted, written) = match *self {
+            Self::Show { written } => (None, written),
+            Self::Set {
+                per_partition,
+                written,
+            } => (Some(per_partition), written),
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let view = runtime.block_on(readers(config, admin, wanted))?;
+        let WrittenLayout { mut written, json } = written;
+        if json {
+            written.output = Output::Json;
+        }
+        Ok(written.text(&view)?.trim_end().to_owned())
+    }
+}
+
+/// The readers as they stand, or after `wanted` of them share each partition.
+///
+/// # Errors
+///
+/// As [`ReadersCommand::run`].
+pub(crate) async fn readers(
+    config: &Config,
+    admin: &AdminArgs,
+    wanted: Option<u32>,
+) -> anyhow::Result<LayoutView> {
+    let Some(cql) = config.store.scylla.cql() else {
+        return ask(config, admin, wanted).await;
+    };
+    let store = CqlStore::connect(cql).await?;
+    let readers = Readers::new(Arc::new(store), config.partitions);
+    match wanted {
+        Some(per_partition) => Ok(readers.set(per_partition).await?),
+        None => Ok(readers.show().await?),
+    }
+}
+
+/// Asks the process that has the embedded store.
+async fn ask(
+    config: &Config,
+    admin: &AdminArgs,
+    wanted: Option<u32>,
+) -> anyhow::Result<LayoutView> {
+    let url = admin.url(config, "/readers")?;
+    let client = admin_port::client(&admin.access)?;
+    let request = match wanted {
+        Some(per_partition) => client
+            .put(&url)
+            .json(&json!({ "perPartition": per_partition })),
+        None => client.get(&url).timeout(LOOK_PATIENCE),
+    };
+    let answer = admin_port::answered(&url, request).await;
+    answer.map_err(admin_port::or_of_a_cluster)
+}

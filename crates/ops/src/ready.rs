@@ -1,0 +1,173 @@
+//! `waybill ready`: whether a process is ready, asked on its admin port. For health checks of containers,
+//! which have no curl, and for scripts that wait.
+
+use std::io::{self, Write as _};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use reqwest::redirect::Policy;
+use reqwest::{Client, StatusCode};
+use serde::Serialize;
+use waybill_config::duration_from_text;
+use waybill_node::config::Config;
+use waybill_telemetry::visible::to_json;
+
+use crate::access::{AccessArgs, AdminArgs, Silence};
+use crate::connection::until_reader_leaves;
+use crate::shown::Output;
+
+/// Begins a line about what is wrong though the process is ready.
+const WARNING: &str = "warning: ";
+/// How often it is asked anew.
+const ASK_EVERY: Duration = Duration::from_millis(200);
+/// How long one answer may take.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// The arguments of `waybill ready`.
+#[derive(Clone, Debug, Args)]
+pub struct ReadyArgs {
+    /// For how long it may become ready
+    #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration_from_text)]
+    wait: Duration,
+    /// How it is written; as a table, nothing where it is ready
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+impl ReadyArgs {
+    /// Asks until it is ready or time is up.
+    ///
+    /// # Errors
+    ///
+    /// If it is not ready then; the error says what it waits for.
+    pub fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let url = self.admin.url(config, "/readyz")?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let client = client(&self.admin.access.without_token())?;
+        let until = Instant::now() + self.wait;
+        let found = runtime.block_on(async {
+            loop {
+                match asked(&client, &url).await {
+                    ready @ Readiness::Ready(_) => return ready,
+                    other if Instant::now() + ASK_EVERY > until => return other,
+                    _ => tokio::time::sleep(ASK_EVERY).await,
+                }
+            }
+        });
+        if self.output == Output::Json {
+            let view = ReadyView::of(&found, &url);
+            let printed = writeln!(io::stdout(), "{}", to_json(&view)?);
+            until_reader_leaves(printed.map_err(Into::into))?;
+        }
+        match found.fault(&url) {
+            Some(fault) => anyhow::bail!(fault),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether a process is ready, for programs.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ReadyView<'a> {
+    ready: bool,
+    /// What is wrong though it is ready.
+    warnings: &'a [String],
+    /// What it says that it waits for.
+    waits_for: &'a [String],
+    /// What is wrong; `null` where it is ready.
+    why: Option<String>,
+}
+
+impl<'a> ReadyView<'a> {
+    fn of(found: &'a Readiness, url: &str) -> Self {
+        Self {
+            ready: matches!(found, Readiness::Ready(_)),
+            warnings: match found {
+                Readiness::Ready(warnings) => warnings,
+                _ => &[],
+            },
+            waits_for: match found {
+                Readiness::Waits(what) => what,
+                _ => &[],
+            },
+            why: found.fault(url),
+        }
+    }
+}
+
+/// How a process is.
+pub(crate) enum Readiness {
+    /// It is ready, with these warnings.
+    Ready(Vec<String>),
+    /// What it waits for.
+    Waits(Vec<String>),
+    /// It takes connections and does not answer.
+    Silent,
+    /// Nobody is there, and why.
+    Away(String),
+    /// Somebody is there who is not believed, and why.
+    Distrusted(String),
+    /// It refuses to say how it is, and why.
+    Refuses(String),
+}
+
+impl Readiness {
+    /// Why a process that was asked at `url` is not known to be ready.
+    fn fault(&self, url: &str) -> Option<String> {
+        Some(match self {
+            Self::Ready(_) => return None,
+            Self::Waits(what) => format!("not ready: {}", what.join("; ")),
+            Self::Silent => format!("{url} takes connections and does not answer"),
+            Self::Away(why) => format!("nobody answers at {url}: {why}"),
+            Self::Distrusted(why) => format!("{url} answers, but {why}"),
+            Self::Refuses(why) => format!("{url} refuses the question: {why}"),
+        })
+    }
+}
+
+/// Asks a process.
+pub(crate) async fn asked(client: &Client, url: &str) -> Readiness {
+    let answer = match client.get(url).send().await {
+        Ok(answer) => answer,
+        Err(error) if error.is_timeout() && !error.is_connect() => {
+            return Readiness::Silent;
+        }
+        Err(error) => {
+            return match Silence::of(&error) {
+                Silence::Away(why) => Readiness::Away(why),
+                Silence::Distrusted(why) => Readiness::Distrusted(why),
+            };
+        }
+    };
+    let status = answer.status();
+    let (is_ready, is_verdict) = (
+        status.is_success(),
+        status == StatusCode::SERVICE_UNAVAILABLE,
+    );
+    let body = answer.text().await.unwrap_or_default();
+    if !is_ready && !is_verdict {
+        let problem: serde_json::Value = serde_json::from_str(&body).unwrap_or_default();
+        let detail = problem["detail"].as_str().unwrap_or("without a reason");
+        return Readiness::Refuses(format!("{status}: {detail}"));
+    }
+    let lines = body.lines().map(str::to_owned);
+    if is_ready {
+        let warnings = lines.filter_map(|line| line.strip_prefix(WARNING).map(str::to_owned));
+        return Readiness::Ready(warnings.collect());
+    }
+    Readiness::Waits(lines.collect())
+}
+
+/// A client that does not wait for long.
+pub(crate) fn client(access: &AccessArgs) -> anyhow::Result<Client> {
+    let client = Client::builder()
+        .timeout(PATIENCE)
+        .redirect(Policy::none())
+        .no_proxy();
+    Ok(access.apply(client)?.build()?)
+}

@@ -1,0 +1,73 @@
+//! `waybill schemas`: prepares the schema registry, and looks at it.
+
+pub(crate) mod subjects;
+
+use std::io::{self, Write as _};
+
+use clap::Subcommand;
+use waybill_config::ConfigError;
+use waybill_messages::Topics;
+use waybill_node::config::{Config, load_workflows};
+use waybill_registry::Subject;
+
+use self::subjects::SubjectView;
+use crate::connection::until_reader_leaves;
+use crate::shown::Written;
+
+/// What to do with the schemas in the registry.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub enum SchemasCommand {
+    /// Register the schemas that are missing, unless the registry finds one of them incompatible with
+    /// earlier versions; safe to repeat
+    Register(Written),
+    /// Say which are registered, and whether the others could be; changes nothing
+    Check(Written),
+}
+
+impl SchemasCommand {
+    /// Does it, and prints a line for each subject.
+    ///
+    /// # Errors
+    ///
+    /// If no registry is configured, it does not answer or refuses, or a schema does not go with
+    /// earlier versions.
+    pub fn run(self, config: &Config) -> anyhow::Result<()> {
+        let registry = config.schema_registry.client()?;
+        let lacking =
+            || ConfigError::invalid("schemaRegistry.url", "is needed: there is no registry");
+        let registry = registry.ok_or_else(lacking)?;
+        let subjects = subjects_of(config)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let (views, written) = runtime.block_on(async {
+            match self {
+                Self::Register(written) => {
+                    let views = subjects::register(&registry, &subjects).await;
+                    (views, written)
+                }
+                Self::Check(written) => (subjects::check(&registry, &subjects).await, written),
+            }
+        });
+        until_reader_leaves(print(written, &views?))
+    }
+}
+
+fn print(written: Written, views: &[SubjectView]) -> anyhow::Result<()> {
+    let mut out = io::stdout().lock();
+    for view in views {
+        writeln!(out, "{}", written.text(view)?)?;
+    }
+    Ok(())
+}
+
+/// The subjects of everything that the configured installation writes.
+///
+/// # Errors
+///
+/// If the workflows cannot be read.
+pub(crate) fn subjects_of(config: &Config) -> anyhow::Result<Vec<Subject>> {
+    let workflows = load_workflows(&config.workflows)?;
+    let topics = Topics::new(&config.kafka.topic_prefix);
+    Ok(waybill_registry::subjects(&topics, &workflows.agents()))
+}

@@ -1,0 +1,152 @@
+//! How bytes and times are shown: in JSON for programs, in cells of a table for people.
+//!
+//! Bytes that are UTF-8 are shown as text, others as `{"base64": "…"}`. Nothing that a record holds
+//! reaches a terminal as a control character.
+
+use std::fmt;
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use clap::{Args, ValueEnum};
+use serde::ser::SerializeMap as _;
+use serde::{Serialize, Serializer};
+use waybill_telemetry::visible::{escaped, to_json};
+
+/// How a command writes what it found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Output {
+    /// One JSON object a line
+    Json,
+    /// Columns
+    Table,
+}
+
+/// How what a check found is written.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Written {
+    /// How it is written; JSON is an object a line
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    pub(crate) output: Output,
+}
+
+impl Written {
+    /// What was found, as a text of one line or more.
+    pub fn text(self, found: &(impl fmt::Display + Serialize)) -> serde_json::Result<String> {
+        match self.output {
+            Output::Json => to_json(found),
+            Output::Table => Ok(found.to_string()),
+        }
+    }
+}
+
+/// Bytes of a record.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bytes<'a>(pub(crate) &'a [u8]);
+
+impl Bytes<'_> {
+    pub(crate) fn to_base64(self) -> String {
+        BASE64_STANDARD.encode(self.0)
+    }
+}
+
+impl Serialize for Bytes<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match std::str::from_utf8(self.0) {
+            Ok(text) => serializer.serialize_str(text),
+            Err(_) => {
+                let mut map = serializer.serialize_map(Some(1))?;
+                map.serialize_entry("base64", &self.to_base64())?;
+                map.end()
+            }
+        }
+    }
+}
+
+/// As a cell of a table: text, or `base64:` and the bytes.
+impl fmt::Display for Bytes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match std::str::from_utf8(self.0) {
+            Ok(text) => f.pad(&escaped(text)),
+            Err(_) => f.pad(&format!("base64:{}", self.to_base64())),
+        }
+    }
+}
+
+/// Cells in columns of `widths` characters, with a gap behind each; what does not fit is cut.
+pub(crate) fn line<const COLUMNS: usize>(
+    cells: [&str; COLUMNS],
+    widths: [usize; COLUMNS],
+) -> String {
+    let mut line = String::new();
+    for (cell, width) in cells.into_iter().zip(widths) {
+        let cell = fitted(cell, width);
+        line.push_str(&format!("{cell:<width$} "));
+    }
+    line.truncate(line.trim_end().len());
+    line
+}
+
+/// Text of visible characters that is no longer than `width` characters; what is cut off
+/// leaves a mark.
+fn fitted(text: &str, width: usize) -> String {
+    let text = escaped(text);
+    if text.chars().count() <= width {
+        return text;
+    }
+    let kept = text.chars().take(width.saturating_sub(1));
+    kept.chain(['…']).collect()
+}
+
+/// A record's timestamp; RFC 3339, in UTC, to the millisecond.
+pub(crate) fn time(timestamp_ms: Option<i64>) -> Option<String> {
+    let timestamp = jiff::Timestamp::from_millisecond(timestamp_ms?).ok()?;
+    Some(format!("{timestamp:.3}"))
+}
+
+/// What stands in a cell for which there is nothing.
+pub(crate) const NOTHING: &str = "-";
+
+/// A record's header.
+#[derive(Serialize)]
+pub(crate) struct ShownHeader<'a> {
+    name: &'a str,
+    value: Option<Bytes<'a>>,
+}
+
+impl<'a> ShownHeader<'a> {
+    pub(crate) fn new(name: &'a str, value: Option<&'a [u8]>) -> Self {
+        let value = value.map(Bytes);
+        Self { name, value }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_are_text_where_they_are_text_and_base64_where_not() {
+        let json = |bytes| serde_json::to_string(&Bytes(bytes)).unwrap();
+        assert_eq!(json("Zürich".as_bytes()), "\"Zürich\"");
+        assert_eq!(json(b""), "\"\"");
+        assert_eq!(json(b"\xc3\x01\xff"), r#"{"base64":"wwH/"}"#);
+        assert_eq!(format!("[{:<6}]", Bytes(b"ab")), "[ab    ]");
+        assert_eq!(Bytes(b"\xc3\x01\xff").to_string(), "base64:wwH/");
+    }
+
+    #[test]
+    fn no_control_character_reaches_the_terminal() {
+        let hostile = "a\x1b[2Jb\nc\u{9b}d";
+        assert_eq!(
+            Bytes(hostile.as_bytes()).to_string(),
+            "a\\u{1b}[2Jb\\nc\\u{9b}d"
+        );
+    }
+
+    #[test]
+    fn times_are_shown_in_utc_and_impossible_ones_not_at_all() {
+        assert_eq!(time(Some(0)).unwrap(), "1970-01-01T00:00:00.000Z");
+        assert_eq!(time(Some(i64::MAX)), None);
+        assert_eq!(time(None), None);
+    }
+}

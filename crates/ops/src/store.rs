@@ -1,0 +1,166 @@
+//! `waybill store`: prepares the state store on a cluster, and looks at it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, Write as _};
+
+use anyhow::Context as _;
+use clap::Subcommand;
+use serde::Serialize;
+use waybill_config::ConfigError;
+use waybill_node::config::Config;
+use waybill_store::{CqlClock, CqlProblem, CqlReport, CqlStore};
+
+use crate::connection::until_reader_leaves;
+use crate::shown::Written;
+
+/// What to do with the state store.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub enum StoreCommand {
+    /// Make the keyspace and its tables, or what is missing of them; safe to repeat
+    Migrate,
+    /// Say what the servers are and whether the store on them can be used; changes nothing
+    Check(Written),
+}
+
+impl StoreCommand {
+    /// Does it, and prints what there is to say.
+    ///
+    /// # Errors
+    ///
+    /// If no cluster is configured, it cannot be reached, or the store on it cannot be used.
+    pub fn run(self, config: &Config) -> anyhow::Result<()> {
+        let cql = config.store.scylla.cql().ok_or_else(|| {
+            ConfigError::invalid(
+                "--scylla",
+                "is needed: the embedded store takes no preparing",
+            )
+        })?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        match self {
+            Self::Migrate => {
+                runtime.block_on(CqlStore::migrate(&cql))?;
+                said(&format!("ok: keyspace {} can be used", cql.keyspace))
+            }
+            Self::Check(written) => {
+                let report = runtime.block_on(CqlStore::check(&cql))?;
+                let problems = report.problems();
+                let view = StoreView::new(&cql.keyspace, report, &problems);
+                said(&written.text(&view)?)?;
+                match problems.into_iter().find(CqlProblem::is_fatal) {
+                    Some(fatal) => Err(fatal).context("the store cannot be used"),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+fn said(text: &str) -> anyhow::Result<()> {
+    until_reader_leaves(writeln!(io::stdout(), "{text}").map_err(Into::into))
+}
+
+/// A store as it is shown.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct StoreView<'a> {
+    server: String,
+    datacenter: String,
+    /// `null` where the server does not say.
+    commitlog_sync: Option<String>,
+    keyspace: &'a str,
+    /// Its options; `null` where there is no such keyspace.
+    replication: Option<BTreeMap<String, String>>,
+    /// `null` where there is none.
+    schema_version: Option<u32>,
+    schema_version_needed: u32,
+    clocks: Vec<ClockView>,
+    problems: Vec<ProblemView>,
+}
+
+/// The clock of a node.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct ClockView {
+    node: String,
+    /// Against this machine's.
+    ahead_ms: i64,
+}
+
+/// What is wrong.
+#[derive(Serialize)]
+struct ProblemView {
+    /// Whether the store cannot be used so, rather than not be relied on.
+    fatal: bool,
+    problem: String,
+}
+
+impl<'a> StoreView<'a> {
+    fn new(keyspace: &'a str, report: CqlReport, problems: &[CqlProblem]) -> Self {
+        let CqlReport {
+            server,
+            datacenter,
+            commitlog_sync,
+            keyspace: found,
+            schema_version,
+            schema_version_known,
+            clocks,
+        } = report;
+        let clock = |CqlClock { node, ahead_ms }| ClockView { node, ahead_ms };
+        let problem = |problem: &CqlProblem| ProblemView {
+            fatal: problem.is_fatal(),
+            problem: problem.to_string(),
+        };
+        Self {
+            server: server.to_string(),
+            datacenter,
+            commitlog_sync,
+            keyspace,
+            replication: found.map(|found| found.replication),
+            schema_version,
+            schema_version_needed: schema_version_known,
+            clocks: clocks.into_iter().map(clock).collect(),
+            problems: problems.iter().map(problem).collect(),
+        }
+    }
+}
+
+/// Line by line.
+impl fmt::Display for StoreView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "server: {}", self.server)?;
+        writeln!(f, "datacentre: {}", self.datacenter)?;
+        let sync = self.commitlog_sync.as_deref().unwrap_or("unknown");
+        writeln!(f, "commit log: synced {sync}")?;
+        let keyspace = self.keyspace;
+        match &self.replication {
+            Some(options) => {
+                let options = options.iter().map(|(key, value)| format!("{key} {value}"));
+                let options = options.collect::<Vec<_>>().join(", ");
+                writeln!(f, "keyspace: {keyspace} ({options})")?;
+            }
+            None => writeln!(f, "keyspace: {keyspace}, which does not exist")?,
+        }
+        let needed = self.schema_version_needed;
+        match self.schema_version {
+            Some(version) => write!(f, "schema: {version}; this program needs {needed}")?,
+            None => write!(f, "schema: none; this program needs {needed}")?,
+        }
+        for ClockView { node, ahead_ms } in &self.clocks {
+            write!(
+                f,
+                "\nclock: that of {node} is {ahead_ms} ms ahead of this machine's"
+            )?;
+        }
+        for ProblemView { fatal, problem } in &self.problems {
+            let weight = match fatal {
+                true => "cannot be used",
+                false => "warning",
+            };
+            write!(f, "\n{weight}: {problem}")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,198 @@
+//! `waybill topics`: the topics that Waybill needs, made, held against what must be, and shown.
+//!
+//! What each of them needs is said once, in `topology.rs`, which the roles use when they start.
+
+mod create;
+mod describe;
+mod grow;
+mod verify;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use clap::Subcommand;
+use futures_util::{StreamExt as _, stream};
+use waybill_engine::{Offset, PartitionId};
+use waybill_kafka::{Admin, ConsumerOptions, PartitionConsumer, TopicsRead};
+use waybill_messages::Topics;
+use waybill_node::config::{Config, load_workflows};
+use waybill_topology::readers::show::LayoutView;
+use waybill_topology::topics::{
+    BrokerKind, Finding, Needed, audit, broker_kind, describe, explained, is_forbidden, needed,
+};
+
+use crate::broker_ready::{self, wait_ready};
+use crate::connection::{CLIENT_ID, until_reader_leaves};
+use crate::dead_letter_topics::DeadLetterTopics;
+
+/// How long the brokers may take to answer.
+const BROKER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How many topics are asked about at once.
+const TOPICS_AT_ONCE: usize = 8;
+
+/// What to do with topics.
+#[derive(Clone, Debug, Subcommand)]
+pub enum TopicsCommand {
+    /// Make those that are missing; safe to repeat, and changes none that is there
+    Create(create::CreateArgs),
+    /// Say which are not as they must be, and what mends them; changes nothing
+    Verify(verify::VerifyArgs),
+    /// Show their partitions, copies, offsets and settings
+    Describe(describe::DescribeArgs),
+    /// Make more partitions of the operation topics, while everything goes on; safe to repeat
+    Grow(grow::GrowArgs),
+    /// Go back to fewer partitions; those that are left over stay on the topics, and what is written there is
+    /// sent home
+    Shrink(grow::GrowArgs),
+}
+
+impl TopicsCommand {
+    /// Does it.
+    ///
+    /// # Errors
+    ///
+    /// If the brokers are away or refuse it, or a topic is not as it must be.
+    pub fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        until_reader_leaves(runtime.block_on(async {
+            match self {
+                Self::Create(arguments) => arguments.run(config).await,
+                Self::Verify(arguments) => arguments.run(config).await,
+                Self::Describe(arguments) => arguments.run(config).await,
+                Self::Grow(arguments) => arguments.run(config, grow::Way::More).await,
+                Self::Shrink(arguments) => arguments.run(config, grow::Way::Fewer).await,
+            }
+        }))
+    }
+}
+
+/// The brokers, and what has to be on them.
+pub(crate) struct Site {
+    admin: Admin,
+    broker: BrokerKind,
+    needed: Vec<Needed>,
+    topic_prefix: String,
+}
+
+impl Site {
+    /// Reaches the configured brokers, or the embedded one where it listens by configuration.
+    async fn open(config: &Config) -> anyhow::Result<Self> {
+        Self::open_within(config, BROKER_PATIENCE).await
+    }
+
+    /// The same; the brokers may take so long to answer.
+    pub(crate) async fn open_within(config: &Config, patience: Duration) -> anyhow::Result<Self> {
+        let workflows = load_workflows(&config.workflows)?;
+        let admin = Admin::new(&broker_ready::settings(config), CLIENT_ID)?;
+        wait_ready(&admin, config, patience).await?;
+        let broker = broker_kind(&admin, &config.topology()).await?;
+        Ok(Self {
+            admin,
+            broker,
+            needed: needed(&config.topology(), &workflows, broker),
+            topic_prefix: config.kafka.topic_prefix.clone(),
+        })
+    }
+
+    /// How many topics there must be.
+    pub(crate) fn topics(&self) -> usize {
+        self.needed.len()
+    }
+
+    /// Whether a finding is about how many partitions operations are spread over.
+    fn is_about_a_number(&self, finding: &Finding) -> bool {
+        finding.number_of_operations(&self.needed).is_some()
+    }
+
+    /// Which of them are not as they must be by the configuration.
+    pub(crate) async fn findings(&self, config: &Config) -> anyhow::Result<Vec<Finding>> {
+        let found = describe(&self.admin, &self.needed)
+            .await
+            .map_err(|error| explained(error, &config.topology()))?;
+        Ok(audit(&config.topology(), self.broker, &self.needed, &found))
+    }
+
+    /// Drops findings about numbers of partitions that are as the state store says.
+    pub(crate) fn drop_numbers_that_stand(&self, findings: &mut Vec<Finding>, stands: &LayoutView) {
+        findings.retain(|finding| {
+            let number = finding.number_of_operations(&self.needed);
+            !number.is_some_and(|has| stands.topics_may_have.contains(&has))
+        });
+    }
+
+    /// The first offset of each of these partitions, and the one that its next record gets.
+    pub(crate) async fn offsets(
+        &self,
+        topic: &str,
+        partitions: &[PartitionId],
+    ) -> anyhow::Result<Vec<(Offset, Offset)>> {
+        Ok(self.admin.offsets(topic, partitions).await?)
+    }
+
+    /// How many records each dead-letter topic holds by its offsets, and which of these topics the user may not look
+    /// at.
+    pub(crate) async fn dead_letters(
+        &self,
+    ) -> anyhow::Result<(BTreeMap<String, u64>, Vec<String>)> {
+        let needed = self.needed.iter().map(|topic| topic.spec.name.clone());
+        let known = needed.filter(|name| Topics::source_of_dead_letter(name).is_some());
+        let found =
+            DeadLetterTopics::find(&self.admin, &self.topic_prefix, known.collect()).await?;
+        let mut forbidden = found.forbidden;
+        let counts = found.topics.into_iter().map(async |(topic, partitions)| {
+            let partitions: Vec<PartitionId> = (0..partitions).map(PartitionId).collect();
+            let offsets = self.offsets(&topic, &partitions).await;
+            (topic, offsets)
+        });
+        let mut counts = stream::iter(counts).buffered(TOPICS_AT_ONCE);
+        let mut records = BTreeMap::new();
+        while let Some((topic, offsets)) = counts.next().await {
+            match offsets {
+                Ok(offsets) => {
+                    let held = offsets.iter().map(|(start, end)| end.0.abs_diff(start.0));
+                    records.insert(topic, held.sum());
+                }
+                Err(error) if is_forbidden(&error) => forbidden.push(topic),
+                Err(error) => return Err(error.context(topic)),
+            }
+        }
+        Ok((records, forbidden))
+    }
+
+    /// Which topics are read by members of consumer groups.
+    pub(crate) async fn topics_read(&self) -> anyhow::Result<TopicsRead> {
+        Ok(self.admin.topics_read().await?)
+    }
+
+    /// How many records of a topic a group has not committed; none of one that is not there.
+    pub(crate) async fn waiting(
+        &self,
+        config: &Config,
+        topic: &str,
+        group: &str,
+    ) -> anyhow::Result<u64> {
+        let Some(partitions) = self.admin.topic_partitions(topic).await? else {
+            return Ok(0);
+        };
+        let partitions: Vec<PartitionId> = (0..partitions).map(PartitionId).collect();
+        let offsets = self.offsets(topic, &partitions).await?;
+        let mut options = ConsumerOptions::new(CLIENT_ID);
+        options.group_for_lag = Some(group.to_owned());
+        let group = PartitionConsumer::new(&broker_ready::settings(config), &options)?;
+        let asked = topic.to_owned();
+        let committed = tokio::task::spawn_blocking(move || {
+            let asked: Vec<_> = partitions.iter().map(|it| (asked.as_str(), *it)).collect();
+            group.committed(&asked, BROKER_PATIENCE)
+        });
+        let committed = committed.await??;
+        let waiting = offsets.into_iter().zip(committed);
+        let waiting = waiting.map(|((start, end), committed)| {
+            let from = committed.map_or(start.0, |committed| committed.0.max(start.0));
+            u64::try_from(end.0 - from).unwrap_or(0)
+        });
+        Ok(waiting.sum())
+    }
+}

@@ -1,0 +1,139 @@
+//! `waybill topics create`: makes the topics that are missing.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use clap::Args;
+use serde::Serialize;
+use waybill_kafka::TopicSpec;
+use waybill_node::config::Config;
+use waybill_telemetry::visible::to_json;
+use waybill_topology::topics::{Outcome, explained, make, missing};
+
+use super::Site;
+use crate::broker_login::BrokerLogin;
+use crate::shown::Output;
+
+/// The arguments of `waybill topics create`.
+#[derive(Clone, Debug, Args)]
+pub struct CreateArgs {
+    /// Make none: say which are missing, and ask the brokers whether they would make them
+    #[arg(long)]
+    dry_run: bool,
+    /// How what was done is written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    login: BrokerLogin,
+}
+
+impl CreateArgs {
+    pub(super) async fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let config = &self.login.on(config)?;
+        let site = Site::open(config).await?;
+        let outcomes = match self.dry_run {
+            true => would_make(&site, config).await?,
+            false => make(&site.admin, &config.topology(), &site.needed)
+                .await?
+                .into_iter()
+                .map(Done::from)
+                .collect(),
+        };
+        let mut out = io::stdout().lock();
+        if self.output == Output::Table {
+            writeln!(out, "{}", Row::HEADING)?;
+        }
+        for (topic, outcome) in site.needed.iter().zip(outcomes) {
+            let row = Row::new(&topic.spec, outcome);
+            match self.output {
+                Output::Json => writeln!(out, "{}", to_json(&row)?)?,
+                Output::Table => writeln!(out, "{row}")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+async fn would_make(site: &Site, config: &Config) -> anyhow::Result<Vec<Done>> {
+    let missing = missing(&site.admin, &config.topology(), &site.needed).await?;
+    let specs: Vec<TopicSpec> = missing.iter().map(|topic| topic.spec.clone()).collect();
+    site.admin
+        .try_topics(&specs)
+        .await
+        .map_err(|error| explained(error, &config.topology()))?;
+    let outcome = |topic| match missing.contains(&topic) {
+        true => Done::WouldBeMade,
+        false => Done::Stood,
+    };
+    Ok(site.needed.iter().map(outcome).collect())
+}
+
+/// What became of a topic, or would.
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "camelCase")]
+enum Done {
+    Made,
+    Stood,
+    WouldBeMade,
+}
+
+impl From<Outcome> for Done {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Made => Self::Made,
+            Outcome::Stood => Self::Stood,
+        }
+    }
+}
+
+impl Done {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Made => "made",
+            Self::Stood => "stood",
+            Self::WouldBeMade => "would be made",
+        }
+    }
+}
+
+/// A topic as it is told of: what it was, or would be, made with.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row<'a> {
+    topic: &'a str,
+    outcome: Done,
+    partitions: u32,
+    replicas: u16,
+    settings: serde_json::Map<String, serde_json::Value>,
+}
+
+impl<'a> Row<'a> {
+    const HEADING: &'static str = "OUTCOME        PARTITIONS  REPLICAS  TOPIC";
+
+    fn new(spec: &'a TopicSpec, outcome: Done) -> Self {
+        let settings = spec.config.iter();
+        Self {
+            topic: &spec.name,
+            outcome,
+            partitions: spec.partitions,
+            replicas: spec.replication,
+            settings: settings
+                .map(|(key, value)| (key.clone(), value.as_str().into()))
+                .collect(),
+        }
+    }
+}
+
+/// As a line of the table.
+impl fmt::Display for Row<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let outcome = self.outcome.text();
+        let Self {
+            topic,
+            partitions,
+            replicas,
+            ..
+        } = self;
+        write!(f, "{outcome:<13}  {partitions:>10}  {replicas:>8}  {topic}")
+    }
+}

@@ -1,0 +1,160 @@
+//! `waybill topics grow` and `shrink`: more partitions of the operation topics, or fewer, while everything goes on.
+//!
+//! On a cluster this process does it itself. The embedded store belongs to the process of `up`, which is
+//! asked on its admin port.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+use waybill_messages::Topics;
+use waybill_node::config::{Config, load_workflows};
+use waybill_store::{CqlStore, LayoutError};
+use waybill_topology::PARTITIONS_MAX;
+use waybill_topology::readers::show::{LayoutView, Readers};
+use waybill_topology::repartition::{Repartition, RepartitionError, RepartitionView};
+
+use crate::access::AdminArgs;
+use crate::readers::readers;
+use crate::{admin_port, broker_ready};
+
+/// How often it is asked how far it is.
+const ASK_EVERY: Duration = Duration::from_millis(300);
+
+/// The arguments of `waybill topics grow` and `shrink`.
+#[derive(Clone, Debug, Args)]
+pub struct GrowArgs {
+    /// How many there are to be: to grow a whole multiple of what there are, to shrink a whole part
+    #[arg(long = "partitions", id = "wanted", value_name = "P")]
+    partitions: u32,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+/// Which way the number is to be changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    More,
+    Fewer,
+}
+
+impl Way {
+    /// Refuses a number that is not possible, or that lies the other way, which would be a slip.
+    fn allows(self, wanted: u32, stands: &LayoutView) -> anyhow::Result<()> {
+        let now = stands.partitions;
+        let is_right = match self {
+            Self::More => wanted >= now,
+            Self::Fewer => wanted <= now,
+        };
+        // A change that was begun is continued by either command.
+        if stands.becomes.is_some() {
+            return Ok(());
+        }
+        if wanted > PARTITIONS_MAX {
+            return Err(RepartitionError::TooMany(wanted).into());
+        }
+        let is_possible = wanted > 0 && (now.is_multiple_of(wanted) || wanted.is_multiple_of(now));
+        if !is_possible {
+            return Err(LayoutError::Partitions { now, wanted }.into());
+        }
+        if is_right {
+            return Ok(());
+        }
+        let (verb, what) = match self {
+            Self::More => ("shrink", "fewer"),
+            Self::Fewer => ("grow", "more"),
+        };
+        anyhow::bail!(
+            "there are {now} partitions, and {wanted} are {what}: \
+             `waybill topics {verb} --partitions {wanted}` goes over to those"
+        )
+    }
+}
+
+impl GrowArgs {
+    pub(super) async fn run(&self, config: &Config, way: Way) -> anyhow::Result<()> {
+        let told = Told::default();
+        let Some(cql) = config.store.scylla.cql() else {
+            way.allows(self.partitions, &readers(config, &self.admin, None).await?)?;
+            return self.ask(config, &told).await;
+        };
+        let workflows = load_workflows(&config.workflows)?;
+        let store = Arc::new(CqlStore::connect(cql).await?);
+        let stands = Readers::new(store.clone(), config.partitions)
+            .show()
+            .await?;
+        way.allows(self.partitions, &stands)?;
+        let topics = Topics::new(&config.kafka.topic_prefix);
+        let kafka = broker_ready::settings(config);
+        let growing = Repartition::new(&config.topology(), store, kafka, topics, &workflows);
+        let tell = |step: String| told.tell(&step);
+        Ok(growing.run(self.partitions, &tell).await?)
+    }
+
+    /// Asks the process that has the embedded store, and follows what it does.
+    async fn ask(&self, config: &Config, told: &Told) -> anyhow::Result<()> {
+        let url = self.admin.url(config, "/partitions")?;
+        let client = admin_port::client(&self.admin.access)?;
+        let asked = client
+            .put(&url)
+            .json(&json!({ "partitions": self.partitions }));
+        let _: RepartitionView = admin_port::answered(&url, asked).await?;
+        loop {
+            let view: RepartitionView = admin_port::answered(&url, client.get(&url)).await?;
+            told.tell(&view.step);
+            match (view.is_under_way, view.error) {
+                (true, _) => tokio::time::sleep(ASK_EVERY).await,
+                (false, None) => return Ok(()),
+                (false, Some(error)) => anyhow::bail!(error),
+            }
+        }
+    }
+}
+
+/// What was told last: each step once.
+#[derive(Default)]
+struct Told(Mutex<String>);
+
+impl Told {
+    fn tell(&self, step: &str) {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if *last != step {
+            println!("{step}");
+            step.clone_into(&mut last);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_that_is_impossible_or_lies_the_other_way_is_refused() {
+        let stands = |becomes| LayoutView {
+            generation: 0,
+            partitions: 4,
+            per_partition: 1,
+            becomes,
+            topics_may_have: vec![4],
+            readers: Vec::new(),
+        };
+        let allows = |way: Way, wanted, becomes| way.allows(wanted, &stands(becomes)).is_ok();
+        for (wanted, more, fewer) in [(8, true, false), (4, true, true), (2, false, true)] {
+            assert_eq!(allows(Way::More, wanted, None), more, "{wanted}");
+            assert_eq!(allows(Way::Fewer, wanted, None), fewer, "{wanted}");
+        }
+        assert!(allows(Way::More, 2, Some(2)), "it is gone on with");
+        for impossible in [6, 3, 0, 2048] {
+            assert!(!allows(Way::More, impossible, None), "{impossible}");
+        }
+        let refused = Way::More.allows(6, &stands(None)).unwrap_err();
+        assert!(refused.to_string().contains("such as 8 or 12"), "{refused}");
+        let refused = Way::More.allows(2, &stands(None)).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "there are 4 partitions, and 2 are fewer: `waybill topics shrink --partitions 2` goes over to those"
+        );
+    }
+}

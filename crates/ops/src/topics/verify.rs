@@ -1,0 +1,117 @@
+//! `waybill topics verify`: says which topics are not as they must be.
+
+use std::io::{self, Write};
+
+use clap::Args;
+use serde::Serialize;
+use waybill_node::config::Config;
+use waybill_telemetry::visible::{counted, to_json};
+use waybill_topology::topics::{Finding, Weight};
+
+use super::Site;
+use crate::access::AdminArgs;
+use crate::readers::readers;
+use crate::shown::Output;
+
+/// The arguments of `waybill topics verify`.
+#[derive(Clone, Debug, Args)]
+pub struct VerifyArgs {
+    /// How findings are written
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
+    output: Output,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+impl VerifyArgs {
+    pub(super) async fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let config = &self.admin.broker_login(config)?;
+        let site = Site::open(config).await?;
+        let mut findings = site.findings(config).await?;
+        if findings
+            .iter()
+            .any(|finding| site.is_about_a_number(finding))
+        {
+            match readers(config, &self.admin, None).await {
+                Ok(stands) => {
+                    site.drop_numbers_that_stand(&mut findings, &stands);
+                    let becomes = stands.becomes.map(|to| format!(", going over to {to}"));
+                    eprintln!(
+                        "partitions of operations that are read: {}{}, as the state store says",
+                        stands.partitions,
+                        becomes.unwrap_or_default()
+                    );
+                }
+                Err(error) => eprintln!(
+                    "how many partitions there are is judged by the configuration, for the state store does not \
+                     tell: {error:#}"
+                ),
+            }
+        }
+        let mut out = io::stdout().lock();
+        for finding in &findings {
+            match self.output {
+                Output::Json => writeln!(out, "{}", to_json(&Row::new(finding))?)?,
+                Output::Table => writeln!(out, "{}", for_people(finding))?,
+            }
+        }
+        match (findings.len(), self.output) {
+            (0, Output::Json) => Ok(()),
+            (0, Output::Table) => {
+                let topics = counted(site.topics(), "topic");
+                Ok(writeln!(out, "ok: {topics} as configured")?)
+            }
+            (count, _) => anyhow::bail!(counted(count, "finding")),
+        }
+    }
+}
+
+/// What is wrong on one line, what mends it on the next.
+fn for_people(finding: &Finding) -> String {
+    let Finding {
+        topic,
+        key,
+        found,
+        expected,
+        fix,
+        weight,
+    } = finding;
+    let harm = match weight {
+        Weight::Harm => " (no role starts with this)",
+        Weight::Warning => "",
+    };
+    format!("{topic}: {key} is {found}, and must be {expected}{harm}\n  {fix}")
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row<'a> {
+    topic: &'a str,
+    key: &'a str,
+    found: &'a str,
+    expected: &'a str,
+    fix: &'a str,
+    /// Whether roles refuse to start with it.
+    harm: bool,
+}
+
+impl<'a> Row<'a> {
+    fn new(finding: &'a Finding) -> Self {
+        let Finding {
+            topic,
+            key,
+            found,
+            expected,
+            fix,
+            weight,
+        } = finding;
+        Self {
+            topic,
+            key,
+            found,
+            expected,
+            fix,
+            harm: *weight == Weight::Harm,
+        }
+    }
+}

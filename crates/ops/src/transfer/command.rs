@@ -1,0 +1,133 @@
+//! `waybill export` and `waybill import`: all operations of a store as lines of JSON, and into another store.
+
+use std::fs;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use clap::Args;
+use waybill_node::backup::{partial_of, private_file, put_in_place};
+use waybill_node::config::Config;
+use waybill_telemetry::visible::counted;
+
+use super::{Exported, Imported};
+
+/// The arguments of `waybill export`.
+#[derive(Clone, Debug, Args)]
+pub struct ExportArgs {
+    /// The file to write, which only its owner may read; one that is there is replaced once the new one is
+    /// whole [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// The arguments of `waybill import`.
+#[derive(Clone, Debug, Args)]
+pub struct ImportArgs {
+    /// The file that `waybill export` wrote
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+impl ExportArgs {
+    /// Writes all operations, and says on standard error how many, and what is not among them.
+    ///
+    /// # Errors
+    ///
+    /// If the store or the file fails, or rows cannot be read: what can be read is written then.
+    pub fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let exported = match &self.out {
+            None => export(config, &mut BufWriter::new(io::stdout().lock()))?,
+            Some(path) => to_file(config, path)?,
+        };
+        eprintln!("exported {}", counted(exported.operations, "operation"));
+        match exported.waiting {
+            Some(0) => {}
+            Some(waiting) => eprintln!(
+                "warning: the export lacks up to {} that no scheduler has read yet",
+                counted(waiting, "request")
+            ),
+            None => eprintln!(
+                "warning: the export lacks requests that no scheduler has read yet; give --brokers to count them"
+            ),
+        }
+        if exported.owned > 0 {
+            eprintln!(
+                "warning: schedulers own {}: what they do from now on is not in it",
+                counted(exported.owned, "reader")
+            );
+        }
+        anyhow::ensure!(
+            exported.unreadable == 0,
+            "left out {} that cannot be read; the log names each",
+            counted(exported.unreadable, "row")
+        );
+        Ok(())
+    }
+}
+
+impl ImportArgs {
+    /// Writes the operations of a file to the store, and says what became of them.
+    ///
+    /// # Errors
+    ///
+    /// If the file is refused, the store fails, or operations are there as something else.
+    pub fn run(&self, config: &Config) -> anyhow::Result<String> {
+        let imported = runtime()?.block_on(super::import(config, &self.file))?;
+        let Imported {
+            written,
+            going_on,
+            parked,
+            there,
+            expired,
+            different,
+            named,
+        } = imported;
+        let summary = format!(
+            "imported {}: {going_on} in progress, {parked} parked; {there} imported before, {expired} past the \
+             retention",
+            counted(written, "operation")
+        );
+        if different > 0 {
+            println!("{summary}");
+            let named = named.iter().map(|(line, id)| {
+                let file = self.file.display();
+                format!("\n  {file}:{line}: {id}")
+            });
+            let named: String = named.collect();
+            anyhow::bail!(
+                "left {} unchanged that the store holds with other contents:{named}",
+                counted(different, "operation")
+            );
+        }
+        Ok(summary)
+    }
+}
+
+fn runtime() -> io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+}
+
+fn export(config: &Config, out: &mut dyn Write) -> anyhow::Result<Exported> {
+    runtime()?.block_on(super::export(config, out))
+}
+
+fn to_file(config: &Config, path: &Path) -> anyhow::Result<Exported> {
+    let partial = partial_of(path);
+    let written = private_file(&partial)
+        .with_context(|| format!("{} cannot be written", partial.display()))
+        .and_then(|file| {
+            let mut out = BufWriter::new(file);
+            let exported = export(config, &mut out)?;
+            out.into_inner()?.sync_all()?;
+            put_in_place(&partial, path)?;
+            Ok(exported)
+        });
+    if written.is_err() {
+        // The reason that it failed for is the one to tell.
+        let _ = fs::remove_file(&partial);
+    }
+    written
+}

@@ -1,0 +1,149 @@
+//! Writing all operations of a store.
+
+use std::io::Write;
+
+use anyhow::Context as _;
+use futures_util::stream::{self, BoxStream};
+use futures_util::{StreamExt as _, TryStreamExt as _};
+use waybill_clock::time_text;
+use waybill_clock::wall_clock;
+use waybill_engine::{Lane, Offset, PartitionId};
+use waybill_kafka::Admin;
+use waybill_messages::Topics;
+use waybill_node::config::Config;
+use waybill_node::data_dir;
+use waybill_store::{CorruptRow, KeptRow, Layout, Store, StoreError};
+use waybill_telemetry::chain;
+use waybill_topology::readers;
+
+use super::line::{End, FORMAT, Header, Line, Operation};
+use super::{Opened, open};
+
+/// What was written, and what a person should know of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Exported {
+    /// Operations that were written.
+    pub operations: u64,
+    /// Rows that cannot be read, and were not written.
+    pub unreadable: u64,
+    /// Requests in the topic that no scheduler has consumed, and that are in no row; `None` if that could not
+    /// be told.
+    pub waiting: Option<u64>,
+    /// Readers that a scheduler drives, where others may have the store open: what it does from now on is not in
+    /// the file.
+    pub owned: usize,
+}
+
+/// Writes every operation of the configured store to `out`.
+///
+/// # Errors
+///
+/// If the store cannot be read, or `out` not be written. What was written has no end then.
+pub async fn export(config: &Config, out: &mut dyn Write) -> anyhow::Result<Exported> {
+    let is_embedded = config.store.scylla.nodes.is_none();
+    let dir = data_dir::of_store(&config.data_dir);
+    anyhow::ensure!(
+        !is_embedded || dir.exists(),
+        "{} is not there: --data-dir names the directory of an embedded store, --scylla a cluster",
+        dir.display()
+    );
+    let store = open(config).await?;
+    let (shared, rows): (&dyn Store, BoxStream<'_, Result<_, StoreError>>) = match &store {
+        Opened::Embedded(store) => (store, stream::iter(store.rows()).boxed()),
+        Opened::Cql(store) => (&**store, store.rows().await?.boxed()),
+    };
+    let layout = readers::layout(shared, config.partitions).await?;
+    let waiting = waiting(config, shared, &layout, is_embedded).await?;
+    let owned = match is_embedded {
+        true => 0,
+        false => owned(shared, &layout).await?,
+    };
+    let (operations, unreadable) = write(&layout, rows, out).await?;
+    Ok(Exported {
+        operations,
+        unreadable,
+        waiting,
+        owned,
+    })
+}
+
+async fn write(
+    layout: &Layout,
+    mut rows: BoxStream<'_, Result<Result<KeptRow, CorruptRow>, StoreError>>,
+    out: &mut dyn Write,
+) -> anyhow::Result<(u64, u64)> {
+    let mut put = |line: &Line| -> anyhow::Result<()> {
+        serde_json::to_writer(&mut *out, line)?;
+        Ok(out.write_all(b"\n")?)
+    };
+    put(&Line::Export(Header {
+        format: FORMAT,
+        partitions: layout.partitions_written(),
+        at: time_text(wall_clock()),
+    }))?;
+    let (mut operations, mut unreadable) = (0, 0);
+    while let Some(row) = rows.try_next().await? {
+        match row {
+            Ok(kept) => match Operation::of(&kept) {
+                Ok(operation) => {
+                    put(&Line::Operation(Box::new(operation)))?;
+                    operations += 1;
+                }
+                Err(error) => {
+                    tracing::warn!(error = %chain(&error), "a row is left out");
+                    unreadable += 1;
+                }
+            },
+            Err(corrupt) => {
+                tracing::warn!(%corrupt, "a row is left out");
+                unreadable += 1;
+            }
+        }
+    }
+    put(&Line::End(End { operations }))?;
+    out.flush()?;
+    Ok((operations, unreadable))
+}
+
+/// How many requests lie in the topic that no scheduler has consumed.
+async fn waiting(
+    config: &Config,
+    store: &dyn Store,
+    layout: &Layout,
+    is_embedded: bool,
+) -> anyhow::Result<Option<u64>> {
+    let topics = Topics::new(&config.kafka.topic_prefix);
+    let partitions: Vec<_> = (0..layout.partitions_written()).map(PartitionId).collect();
+    let broker = data_dir::of_broker(&config.data_dir);
+    let mut waiting = 0;
+    for lane in Lane::ALL {
+        let topic = topics.of_lane(lane);
+        let ends: Vec<Offset> = if config.kafka.brokers.is_some() {
+            let admin = Admin::new(&config.kafka_settings(None), "waybill-export")?;
+            let offsets = admin.offsets(topic, &partitions).await;
+            let offsets = offsets.context("where the requests end cannot be asked")?;
+            offsets.into_iter().map(|(_, end)| end).collect()
+        } else if is_embedded && broker.exists() {
+            let ends = waybill_broker::log_ends(&broker, topic);
+            let ends = ends.context("where the requests end cannot be read")?;
+            ends.into_iter().map(Offset).collect()
+        } else {
+            return Ok(None);
+        };
+        for (&partition, end) in partitions.iter().zip(ends) {
+            let consumed = readers::consumed(store, layout, lane, partition).await?;
+            waiting += u64::try_from(end.0.saturating_sub(consumed.0)).unwrap_or(0);
+        }
+    }
+    Ok(Some(waiting))
+}
+
+/// How many readers have an owner.
+async fn owned(store: &dyn Store, layout: &Layout) -> Result<usize, StoreError> {
+    let mut owned = 0;
+    for reader in layout.division().all() {
+        let lease = readers::standing(store, layout, layout.generation(), reader).await?;
+        owned += usize::from(lease.owner.is_some());
+    }
+    Ok(owned)
+}

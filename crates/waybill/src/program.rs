@@ -1,0 +1,214 @@
+//! What a command line comes to: reads what is wanted, starts it, and turns its end into an exit code.
+
+use std::error::Error;
+use std::io::{ErrorKind, Write as _};
+use std::process::ExitCode;
+
+use crate::catalogue;
+use crate::cli::{Cli, Command, ConfigCommand, check_configuration};
+use crate::roles;
+use clap::Parser as _;
+use waybill_config::{ConfigError, Environment};
+use waybill_node::Role;
+use waybill_node::config::Config;
+use waybill_node::shutdown::RunError;
+use waybill_node::telemetry;
+use waybill_ops::{AgentCheckArgs, OpsArgs};
+use waybill_telemetry::VERSION;
+use waybill_telemetry::visible::escaped_lines;
+
+/// Something failed.
+const FAILED: u8 = 1;
+
+/// The command line or the configuration was refused; the parser of the command line ends with
+/// the same code.
+const REFUSED: u8 = 2;
+
+/// Does what the command line of this process asks for.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // These look at nothing, a configuration included.
+    match &cli.command {
+        Command::Capacity(arguments) => return judge(arguments.run()),
+        Command::Reference { page } => return print(&page.page()),
+        Command::Completions { shell } => return print(&Cli::completions(*shell)),
+        Command::Man { directory } => {
+            return match Cli::write_manual(directory) {
+                Ok(()) => print(&format!("man {}/waybill.1\n", directory.display())),
+                Err(error) => report(FAILED, error.as_ref()),
+            };
+        }
+        Command::Token { command } => return judge(command.run()),
+        _ => {}
+    }
+    let environment = Environment::of_process();
+    let config = match cli.configuration(&environment) {
+        Ok(config) => config,
+        Err(error) => return report(REFUSED, &error),
+    };
+    match (&cli.command, cli.command.role()) {
+        (_, Some(role)) => run(role, &config, &environment),
+        (Command::Config { command }, None) => match command {
+            ConfigCommand::Show => show(&config),
+            ConfigCommand::Check { role, written, .. } => {
+                judge(check_configuration(*role, *written, &config))
+            }
+        },
+        (Command::Topics { command }, None) => look(&config, || command.run(&config)),
+        (Command::Schemas { command }, None) => look(&config, || command.run(&config)),
+        (Command::Ready(arguments), None) => look(&config, || arguments.run(&config)),
+        (Command::Log(arguments), None) => prepare(&config, || arguments.run(&config)),
+        (Command::Backup(arguments), None) => prepare(&config, || arguments.run(&config)),
+        (Command::Restore(arguments), None) => prepare(&config, || arguments.run(&config)),
+        (Command::Export(arguments), None) => look(&config, || arguments.run(&config)),
+        (Command::Import(arguments), None) => prepare(&config, || arguments.run(&config)),
+        (Command::Explain(arguments), None) => look(&config, || arguments.run(&config)),
+        (Command::Doctor(arguments), None) => look(&config, || {
+            arguments.run(&config, &roles::agents_elsewhere_of)
+        }),
+        (Command::Records(arguments), None) => look(&config, || arguments.run(&config)),
+        (Command::Dlq { command }, None) => look(&config, || command.run(&config)),
+        (Command::Ops(arguments), None) => operate(&config, arguments),
+        (Command::AgentCheck(arguments), None) => examine(&config, arguments),
+        (Command::Workflow { command }, None) => judge(command.run(&config)),
+        (Command::Store { command }, None) => look(&config, || command.run(&config)),
+        (
+            Command::Broker {
+                command: Some(command),
+            },
+            None,
+        ) => look(&config, || command.run(&config)),
+        (Command::Readers { admin, command }, None) => {
+            prepare(&config, || command.run(&config, admin))
+        }
+        (
+            Command::Up { .. }
+            | Command::Broker { command: None }
+            | Command::Agents
+            | Command::Services
+            | Command::Ingestion
+            | Command::Scheduler
+            | Command::Supervisor,
+            None,
+        ) => unreachable!("each of them has a role"),
+        (
+            Command::Capacity(_)
+            | Command::Reference { .. }
+            | Command::Completions { .. }
+            | Command::Man { .. }
+            | Command::Token { .. },
+            None,
+        ) => unreachable!("they looked at no configuration"),
+    }
+}
+
+/// Prints the effective configuration.
+fn show(config: &Config) -> ExitCode {
+    match config.to_yaml() {
+        Ok(yaml) => print(&yaml),
+        Err(error) => report(FAILED, &error),
+    }
+}
+
+/// Does the work of a command that looks at topics and ends by itself.
+fn look(config: &Config, work: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
+    if let Err(error) = telemetry::install(&config.telemetry, &catalogue::all()) {
+        return report(FAILED, &error);
+    }
+    match work() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(code_of(&error), error.as_ref()),
+    }
+}
+
+/// Does the work of a command that asks the API, whose exit codes say more.
+fn operate(config: &Config, arguments: &OpsArgs) -> ExitCode {
+    if let Err(error) = telemetry::install(&config.telemetry, &catalogue::all()) {
+        return report(REFUSED, &error);
+    }
+    match arguments.run(config) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => report(error.exit_code(), &error),
+    }
+}
+
+/// Plays against an agent. That it breaks a rule is a failure; that it cannot be played is a refusal.
+fn examine(config: &Config, arguments: &AgentCheckArgs) -> ExitCode {
+    if let Err(error) = telemetry::install(&config.telemetry, &catalogue::all()) {
+        return report(REFUSED, &error);
+    }
+    match arguments.run(config) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(FAILED),
+        Err(error) => report(REFUSED, error.as_ref()),
+    }
+}
+
+/// Prints what a check has to say.
+fn judge(verdict: anyhow::Result<String>) -> ExitCode {
+    match verdict {
+        Ok(line) => print(&format!("{line}\n")),
+        Err(error) => report(REFUSED, error.as_ref()),
+    }
+}
+
+/// Prepares the store, or divides the work, or says how it is.
+fn prepare(config: &Config, work: impl FnOnce() -> anyhow::Result<String>) -> ExitCode {
+    if let Err(error) = telemetry::install(&config.telemetry, &catalogue::all()) {
+        return report(FAILED, &error);
+    }
+    match work() {
+        Ok(text) => print(&format!("{text}\n")),
+        Err(error) => report(code_of(&error), error.as_ref()),
+    }
+}
+
+/// A command that lacks a flag or a key to work with is refused; any other error is a failure.
+fn code_of(error: &anyhow::Error) -> u8 {
+    match error.is::<ConfigError>() {
+        true => REFUSED,
+        false => FAILED,
+    }
+}
+
+fn run(role: Role, config: &Config, environment: &Environment) -> ExitCode {
+    if let Err(error) = roles::check_files_of(role, config) {
+        return report(REFUSED, error.as_ref());
+    }
+    let telemetry = match telemetry::install(&config.telemetry, &catalogue::all()) {
+        Ok(telemetry) => telemetry,
+        Err(error) => return report(FAILED, &error),
+    };
+    tracing::info!(version = VERSION, %role, "starting");
+    config.warn_of_open_files();
+    match roles::run(role, config, environment, telemetry) {
+        Ok(()) => {
+            tracing::info!("stopped");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            match error.downcast_ref::<RunError>() {
+                // It was logged with its causes when it happened.
+                Some(_) => tracing::info!("stopped"),
+                None => tracing::error!(error = format!("{error:#}"), "not started"),
+            }
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+/// Prints a command's answer. Who reads only its beginning has what he wanted.
+fn print(text: &str) -> ExitCode {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => report(FAILED, &error),
+        _ => ExitCode::SUCCESS,
+    }
+}
+
+/// Says on standard error what went wrong, with every cause.
+fn report(code: u8, error: &(dyn Error + 'static)) -> ExitCode {
+    let causes: Vec<String> = anyhow::Chain::new(error).map(ToString::to_string).collect();
+    eprintln!("waybill: {}", escaped_lines(&causes.join(": ")));
+    ExitCode::from(code)
+}

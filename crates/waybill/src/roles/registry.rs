@@ -1,0 +1,82 @@
+//! From the configuration to how records are framed: the schema registry at the start of a role.
+//!
+//! What must hold: **a role writes nothing before it has its ids**, and so is not ready before. A
+//! registry that is away is waited for; one that refuses, or lacks a schema that the role may not
+//! register, ends the role with what to do about it.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use waybill_engine::Workflows;
+use waybill_messages::{Framing, SchemaIds, Topics};
+use waybill_node::config::{Config, FramingChoice};
+use waybill_registry::{Registry, SchemaCache, Subject, SubjectError, schema_ids, subjects};
+use waybill_telemetry::health::Readiness;
+
+/// How long a registry that does not answer is left alone at first, and at most.
+const PAUSE_MIN: Duration = Duration::from_millis(200);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// The topics of the installation, and how their records are framed. Waits for the registry, if one
+/// is configured.
+///
+/// # Errors
+///
+/// If the registry refuses, or a schema is not in it and is not to be registered.
+pub(crate) async fn topics(
+    config: &Config,
+    workflows: &Workflows,
+    readiness: &Readiness,
+) -> anyhow::Result<Topics> {
+    let topics = Topics::new(&config.kafka.topic_prefix);
+    let settings = &config.schema_registry;
+    let Some(registry) = settings.client()? else {
+        return Ok(topics);
+    };
+    let framing = match settings.framing {
+        FramingChoice::SingleObject => {
+            Framing::reading(std::sync::Arc::new(SchemaCache::new(registry)))
+        }
+        FramingChoice::Confluent => {
+            let url = registry.url().to_owned();
+            let known = readiness.expect(format!("schemas of the registry at {url}"));
+            let subjects = subjects(&topics, &workflows.agents());
+            let ids = wait_for_ids(&registry, &subjects, settings.auto_register).await?;
+            known.set(true);
+            tracing::info!(registry = url, "records are framed with the registry's ids");
+            Framing::confluent(ids, std::sync::Arc::new(SchemaCache::new(registry)))
+        }
+    };
+    Ok(topics.framed(framing))
+}
+
+async fn wait_for_ids(
+    registry: &Registry,
+    subjects: &[Subject],
+    register: bool,
+) -> anyhow::Result<SchemaIds> {
+    let mut pause = PAUSE_MIN;
+    loop {
+        match schema_ids(registry, subjects, register).await {
+            Ok(ids) => return Ok(ids),
+            Err(SubjectError::Registry(error)) if error.is_temporary() => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    again_in = ?pause,
+                    "this role waits for the schema registry"
+                );
+                tokio::time::sleep(pause).await;
+                pause = PAUSE_MAX.min(pause * 2);
+            }
+            Err(error @ SubjectError::Missing { .. }) => {
+                return Err(error).context(
+                    "schemas are missing, and schemaRegistry.autoRegister is false: \
+                     run `waybill schemas register`",
+                );
+            }
+            Err(error @ SubjectError::Registry(_)) => {
+                return Err(error).context("the schema registry cannot be used");
+            }
+        }
+    }
+}
