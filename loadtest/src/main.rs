@@ -6,7 +6,6 @@
 //! accepted against the services' ledger afterwards. `docs/loadtest.md` says how it is used.
 
 mod attack;
-mod baseline;
 mod commands;
 mod faults;
 mod interrupt;
@@ -52,7 +51,7 @@ enum Command {
     /// Attack a running Waybill in ten ways that need no token, to see whether honest clients notice
     Attack(attack::Arguments),
     /// Run deliveries without Waybill, to hold it against
-    Baseline(baseline::Arguments),
+    Baseline(waybill_baseline::Arguments),
     /// Hold two reports against each other, run by run
     Compare(compare::Arguments),
     /// List the scenarios that are built in
@@ -92,7 +91,7 @@ fn act(command: Command) -> anyhow::Result<bool> {
                 attackers.run_until(async { attack::act(&arguments, &Interrupt::listen()?).await }),
             )
         }
-        Command::Baseline(arguments) => baseline::run(&arguments).map(|()| true),
+        Command::Baseline(arguments) => waybill_baseline::run(&arguments).map(|()| true),
         Command::Compare(arguments) => compare::run(&arguments).map(|()| true),
         Command::Scenarios(arguments) => scenarios::act(&arguments),
     }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
+use waybill_usage::Usage;
 
 use crate::faults;
 use crate::interrupt::{Interrupt, Interrupted};
@@ -20,7 +21,7 @@ use crate::scenario::kind::Kind;
 use crate::scenario::{Expect, Scenario};
 use crate::schedulers::Schedulers;
 use crate::watch::book::{Book, Outcome, Refused};
-use crate::watch::proc::{Usage, Watched, subjects_are_gone};
+use crate::watch::processes::{Watched, subjects_are_gone};
 use crate::watch::sampler::Sampler;
 use crate::watch::status::Statuses;
 use crate::world::World;

@@ -20,7 +20,7 @@ use crate::load::client::Client;
 use crate::load::door::Door;
 use crate::report::model::Part;
 use crate::scenario::{Scenario, Transport};
-use crate::watch::proc::Watched;
+use crate::watch::processes::Watched;
 
 /// Where everything is.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::watch::proc::Watched;
+use crate::watch::processes::Watched;
 use crate::world::{Services, StartOptions, Up, World, program_beside};
 
 /// Where a running Waybill is.

@@ -20,10 +20,11 @@ use hyper::StatusCode;
 use serde::Deserialize;
 use tokio::process::Command;
 use waybill_engine::ProcessState;
+use waybill_usage::{Usage, ended_children_seconds, tree_usage};
 
 use crate::load::client::Client;
 use crate::report::model::{Part, Phase, Process, Run, Sample};
-use crate::watch::proc::{Usage, Watched, ended_children_seconds, tree_usage};
+use crate::watch::processes::Watched;
 
 /// A command that is measured beside Waybill.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -13,12 +13,12 @@ use waybill_messages::Topics;
 use waybill_store::{EmbeddedConfig, EmbeddedStore, RowWrite, Store as _, WriteBatch};
 
 use super::{top_rate, warm_up};
-use crate::baseline::delivery::Delivery;
-use crate::baseline::pattern::Patterns;
 use crate::interrupt::Interrupt;
 use crate::measure::{self, Options};
 use crate::report::model::{Goal, Part, Run};
 use crate::world::{Services, StartOptions, Up};
+use waybill_baseline::delivery::Delivery;
+use waybill_baseline::pattern::Patterns;
 
 /// As reports name these runs.
 const GROWTH: &str = "growth";

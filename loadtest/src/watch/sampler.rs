@@ -8,8 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use waybill_usage::Usage;
+
 use super::book::{Book, Interval};
-use super::proc::{Usage, Watched};
+use super::processes::Watched;
 use crate::report::model::{Percentiles, Sample};
 use crate::scenario::Scenario;
 use crate::scenario::schedule::Schedule;

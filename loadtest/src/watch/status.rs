@@ -16,7 +16,7 @@ use waybill_kafka::{
 use waybill_messages::{Framing, Topics};
 
 use super::book::{Book, End};
-use super::proc::{Watched, subjects_are_gone};
+use super::processes::{Watched, subjects_are_gone};
 
 const POLL: PollLimits = PollLimits {
     records: 10_000,

@@ -1,4 +1,6 @@
 //! CPU time and memory of processes, from `/proc`.
+//!
+//! Deliberately absent: which processes are measured, and what they are to a measurement.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -6,21 +8,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-use crate::report::model::Part;
-
 /// Linux counts CPU time in hundredths of a second for user space, on every architecture.
 const TICKS_PER_SECOND: f64 = 100.0;
-
-/// A process that is watched.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Watched {
-    /// What it is called in reports.
-    pub name: String,
-    /// Its id.
-    pub pid: u32,
-    /// What it is to the measurement.
-    pub part: Part,
-}
 
 /// What a process has used so far.
 #[derive(Clone, Debug, Default)]
@@ -33,62 +22,16 @@ pub struct Usage {
     pub resident_mib: f64,
 }
 
-impl Watched {
-    /// This process: who sends the requests.
-    pub fn this_one() -> Self {
-        Self {
-            name: "waybill-loadtest".to_owned(),
-            pid: std::process::id(),
-            part: Part::Load,
-        }
-    }
-
-    /// Whether it has ended.
-    pub fn is_gone(&self) -> bool {
-        let stat = fs::read_to_string(directory(self.pid).join("stat"));
-        stat.map_or(true, |stat| {
-            Stat::parse(&stat).is_none_or(|stat| stat.has_ended)
-        })
-    }
-
-    /// Reads `NAME=PID` or `NAME=PID:PART`.
+impl Usage {
+    /// The figures of a process, thread by thread.
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let wrong = || {
-            format!(
-                "{text:?} must be NAME=PID or NAME=PID:PART, PART being subject, server or services"
-            )
-        };
-        let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
-        let (pid, part) = rest.split_once(':').unwrap_or((rest, "subject"));
-        let part = match part {
-            "subject" => Part::Subject,
-            "server" => Part::Server,
-            "services" => Part::Services,
-            _ => return Err(wrong()),
-        };
-        let pid = pid.parse().map_err(|_| wrong())?;
-        if name.is_empty() {
-            return Err(wrong());
-        }
-        let name = name.to_owned();
-        Ok(Self { name, pid, part })
-    }
-
-    /// Its figures, thread by thread.
-    ///
-    /// # Errors
-    ///
-    /// If it is not there.
-    pub fn usage(&self) -> anyhow::Result<Usage> {
-        let of_process = || format!("process {} ({}) cannot be read", self.pid, self.name);
-        let process = directory(self.pid);
-        let mut usage = self.totals().with_context(of_process)?;
-        for thread in fs::read_dir(process.join("task")).with_context(of_process)? {
-            // A thread that ended meanwhile has nothing to tell.
+    /// If the process has ended, or `/proc` cannot be read.
+    pub fn of(pid: u32) -> anyhow::Result<Self> {
+        let mut usage = Self::totals_of(pid)?;
+        for thread in fs::read_dir(directory(pid).join("task"))? {
+            // A thread that has ended since has no file.
             let Ok(stat) = fs::read_to_string(thread?.path().join("stat")) else {
                 continue;
             };
@@ -99,40 +42,25 @@ impl Watched {
         Ok(usage)
     }
 
-    /// Its figures without those of threads.
+    /// The same without its threads.
     ///
     /// # Errors
     ///
-    /// If it is not there.
-    pub fn totals(&self) -> anyhow::Result<Usage> {
-        let process = directory(self.pid);
+    /// As [`Usage::of`].
+    pub fn totals_of(pid: u32) -> anyhow::Result<Self> {
+        let process = directory(pid);
         let stat = fs::read_to_string(process.join("stat"))?;
-        let stat = Stat::parse(&stat).context("stat has not the fields that are expected")?;
-        anyhow::ensure!(
-            !stat.has_ended,
-            "{} (process {}) has ended",
-            self.name,
-            self.pid
-        );
-        Ok(Usage {
+        let stat = Stat::parse(&stat).context("stat does not have the expected fields")?;
+        anyhow::ensure!(!stat.has_ended, "it has ended");
+        Ok(Self {
             cpu_seconds: stat.cpu_seconds,
             threads: BTreeMap::new(),
             resident_mib: resident_mib(&fs::read_to_string(process.join("status"))?),
         })
     }
-}
 
-/// Whether none of the processes that are measured is there any more, and some were: then nothing ends any more.
-pub fn subjects_are_gone(processes: &[Watched]) -> bool {
-    let mut subjects = processes
-        .iter()
-        .filter(|process| process.part == Part::Subject)
-        .peekable();
-    subjects.peek().is_some() && subjects.all(Watched::is_gone)
-}
-
-impl Usage {
     /// What was used after `before`; memory as it is now.
+    #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let threads = self.threads.iter().map(|(name, seconds)| {
             let before = before.threads.get(name).copied().unwrap_or_default();
@@ -146,7 +74,17 @@ impl Usage {
     }
 }
 
+/// Whether a process has ended, also where its parent has not waited for it yet.
+#[must_use]
+pub fn has_ended(pid: u32) -> bool {
+    let stat = fs::read_to_string(directory(pid).join("stat"));
+    stat.map_or(true, |stat| {
+        Stat::parse(&stat).is_none_or(|stat| stat.has_ended)
+    })
+}
+
 /// What a process and all that it started and that are still there have used so far. Threads are left out.
+#[must_use]
 pub fn tree_usage(root: u32) -> Usage {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let found: HashMap<u32, (u32, f64)> = processes
@@ -180,6 +118,7 @@ pub fn tree_usage(root: u32) -> Usage {
 
 /// CPU seconds of the processes that this one started and has waited for, and of those that they have waited for:
 /// what wait4(2) tells of them.
+#[must_use]
 pub fn ended_children_seconds() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
     Stat::parse(&stat).map_or(0.0, |stat| stat.ended_children_seconds)
@@ -253,27 +192,20 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_nobody_has_waited_for_is_gone() {
+    fn a_process_that_nobody_has_waited_for_has_ended() {
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .spawn()
             .unwrap();
-        let watched = Watched {
-            name: "cat".to_owned(),
-            pid: child.id(),
-            part: Part::Subject,
-        };
-        let all = [watched.clone(), Watched::this_one()];
-        assert!(!watched.is_gone() && !subjects_are_gone(&all));
+        assert!(!has_ended(child.id()));
         child.kill().unwrap();
-        while !watched.is_gone() {
+        while !has_ended(child.id()) {
             std::thread::yield_now();
         }
-        assert!(subjects_are_gone(&all) && !subjects_are_gone(&all[1..]));
-        let ended = watched.usage().unwrap_err();
-        assert!(format!("{ended:#}").contains("has ended"), "{ended:#}");
+        let ended = Usage::of(child.id()).unwrap_err();
+        assert_eq!(ended.to_string(), "it has ended");
         child.wait().unwrap();
-        assert!(watched.is_gone());
+        assert!(has_ended(child.id()));
     }
 
     #[test]
@@ -284,21 +216,8 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_named_with_its_part() {
-        let watched = Watched::parse("kafka=12:server").unwrap();
-        assert_eq!(
-            (&*watched.name, watched.pid, watched.part),
-            ("kafka", 12, Part::Server)
-        );
-        assert_eq!(Watched::parse("up=3").unwrap().part, Part::Subject);
-        for text in ["12", "=12", "a=", "a=b", "a=1:load", "a=1:"] {
-            assert!(Watched::parse(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
     fn this_process_has_used_something_and_is_the_root_of_its_tree() {
-        let usage = Watched::this_one().usage().unwrap();
+        let usage = Usage::of(std::process::id()).unwrap();
         assert!(usage.resident_mib > 0.0 && !usage.threads.is_empty());
         let tree = tree_usage(std::process::id());
         assert!(tree.cpu_seconds >= usage.cpu_seconds && tree.resident_mib > 0.0);

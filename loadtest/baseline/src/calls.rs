@@ -2,7 +2,7 @@
 
 use waybill_engine::OperationId;
 
-use crate::baseline::delivery::Delivery;
+use crate::delivery::Delivery;
 
 /// A step of a delivery.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

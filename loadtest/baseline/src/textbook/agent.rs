@@ -14,9 +14,9 @@ use waybill_engine::OperationId;
 
 use super::messages::{StepReply, StepRequest};
 use super::{consumer, part, producer, send};
-use crate::baseline::calls::{Call, Step};
-use crate::baseline::delivery::Delivery;
-use crate::baseline::world::World;
+use crate::calls::{Call, Step};
+use crate::delivery::Delivery;
+use crate::world::World;
 
 /// Where replies and calls go.
 struct Agent {

@@ -12,7 +12,7 @@ use hyper::{Method, Request};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
 
-use crate::baseline::calls::{Call, Step};
+use crate::calls::{Call, Step};
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const COMPLETE_BY: HeaderName = HeaderName::from_static("waybill-complete-by");

@@ -52,7 +52,7 @@ use self::scheduler::Scheduler;
 use super::pattern::Patterns;
 use super::world::World;
 use super::{Clock, Common, Outcome};
-use crate::baseline::delivery::Delivery;
+use crate::delivery::Delivery;
 
 /// How long a thread waits for records before it looks whether it is to end.
 const PATIENCE: Duration = Duration::from_millis(100);
@@ -67,7 +67,7 @@ const POLL_BYTES_MAX: usize = 8 << 20;
 #[derive(Args, Clone, Debug)]
 pub struct Arguments {
     #[command(flatten)]
-    pub common: Common,
+    pub(crate) common: Common,
     /// How many records one poll takes at most.
     #[arg(long, default_value_t = 2_000)]
     pub batch: usize,

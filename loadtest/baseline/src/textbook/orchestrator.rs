@@ -19,8 +19,8 @@ use waybill_store::{RowWrite, WriteBatch};
 
 use super::messages::{DeliveryRequest, Status, StepReply, StepRequest};
 use super::{consumer, part, producer, send};
-use crate::baseline::calls::Step;
-use crate::baseline::world::World;
+use crate::calls::Step;
+use crate::world::World;
 
 /// For how long rows of deliveries that have ended are kept.
 const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);

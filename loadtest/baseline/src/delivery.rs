@@ -7,26 +7,32 @@ pub struct Delivery {
 }
 
 impl Delivery {
+    /// The delivery with this number, from 0 on.
+    #[must_use]
     pub const fn new(index: usize) -> Self {
         Self { index }
     }
 
     /// Every fifth one goes to a remote place.
+    #[must_use]
     pub fn is_remote(self) -> bool {
         self.index.is_multiple_of(5)
     }
 
     /// Who orders it.
+    #[must_use]
     pub fn owner(self) -> String {
         format!("owner-{}", self.index % 1_000)
     }
 
     /// What is delivered.
+    #[must_use]
     pub fn package(self) -> String {
         format!("package-{}", self.index)
     }
 
     /// Where to.
+    #[must_use]
     pub fn place(self) -> &'static str {
         match self.is_remote() {
             true => "remote island 7",
@@ -35,6 +41,7 @@ impl Delivery {
     }
 
     /// Its request, without an id of its own.
+    #[must_use]
     pub fn body(self) -> String {
         let (owner, package, place) = (self.owner(), self.package(), self.place());
         format!(

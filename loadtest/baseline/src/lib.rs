@@ -10,7 +10,7 @@
 //!
 //! What both have in common with `waybill up`, and with each other:
 //!
-//! * **The deliveries**: those of [`Delivery`](crate::baseline::delivery::Delivery). Every fifth one goes to a remote place,
+//! * **The deliveries**: those of [`Delivery`](delivery::Delivery). Every fifth one goes to a remote place,
 //!   where a carrier is booked and no drone: four steps and not five. On the average a delivery is 4.8 HTTP
 //!   requests, 11.6 records and 5.8 row writes.
 //! * **The effects**: every request to a service has the method, path, idempotency key and body that the built-in
@@ -29,9 +29,9 @@
 
 mod calls;
 pub mod delivery;
-pub mod floor;
+mod floor;
 pub mod pattern;
-pub mod textbook;
+mod textbook;
 mod world;
 
 #[cfg(test)]
@@ -42,7 +42,7 @@ use std::time::{Duration, Instant};
 use clap::{Args, Subcommand};
 use serde::Serialize;
 
-use crate::watch::proc::{Usage, Watched};
+use waybill_usage::Usage;
 
 /// Which measure, and how much of it.
 #[derive(Args, Debug)]
@@ -62,7 +62,7 @@ enum Baseline {
 
 /// What both need to know.
 #[derive(Args, Clone, Debug)]
-pub struct Common {
+struct Common {
     /// How many deliveries.
     #[arg(long, env = "WAYBILL_LOADTEST_COUNT", default_value_t = 10_000)]
     count: u32,
@@ -100,7 +100,7 @@ impl Common {
 /// What a baseline measured.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Outcome {
+struct Outcome {
     /// How many deliveries ended.
     completed: u32,
     /// From the first record sent to the last final state seen.
@@ -131,7 +131,7 @@ struct Clock {
 
 impl Clock {
     fn start() -> anyhow::Result<Self> {
-        let usage = Watched::this_one().usage()?;
+        let usage = Usage::of(std::process::id())?;
         let began = Instant::now();
         Ok(Self { began, usage })
     }
@@ -139,7 +139,7 @@ impl Clock {
     /// `completed` deliveries have ended. Tells on standard error what the process used for them.
     fn stop(self, completed: u32) -> anyhow::Result<Outcome> {
         let elapsed: Duration = self.began.elapsed();
-        let now = Watched::this_one().usage()?;
+        let now = Usage::of(std::process::id())?;
         let used = now.since(&self.usage);
         let micros = |seconds: f64| seconds * 1e6 / f64::from(completed.max(1));
         eprintln!("CPU {:.0} µs per delivery", micros(used.cpu_seconds));

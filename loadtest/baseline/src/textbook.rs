@@ -53,7 +53,7 @@ use uuid::Uuid;
 use self::messages::{DeliveryRequest, Status};
 use super::world::World;
 use super::{Clock, Common, Outcome};
-use crate::baseline::delivery::Delivery;
+use crate::delivery::Delivery;
 
 /// How many requests are under way at a time.
 const CONNECTIONS: usize = 64;
@@ -66,7 +66,7 @@ const STANDSTILL: Duration = Duration::from_secs(60);
 #[derive(Args, Clone, Debug)]
 pub struct Arguments {
     #[command(flatten)]
-    pub common: Common,
+    pub(crate) common: Common,
 }
 
 /// Runs the deliveries.

@@ -14,9 +14,9 @@ use super::calling::{Services, complete_by};
 use super::{
     Arguments, Course, PATIENCE, consumer, delivery_of, index_of, operation_of, producer, send,
 };
-use crate::baseline::calls::{Call, Step};
-use crate::baseline::pattern::Patterns;
-use crate::baseline::world::World;
+use crate::calls::{Call, Step};
+use crate::pattern::Patterns;
+use crate::world::World;
 
 /// How many replies are sent before the next are looked for.
 const REPLIES_MAX: usize = 2_000;

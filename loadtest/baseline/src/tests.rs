@@ -29,8 +29,7 @@ use waybill_messages::{Framing, Record};
 use super::calls::{Call, Step};
 use super::pattern::{Patterns, Template};
 use super::{Arguments, Baseline, Outcome, floor, textbook};
-use crate::baseline::delivery::Delivery;
-use crate::load::client::Client;
+use crate::delivery::Delivery;
 
 /// A fifth of them are remote.
 const COUNT: &str = "200";
@@ -106,7 +105,8 @@ fn has_every_effect_made_once(baseline: &str) {
 }
 
 async fn summary(services: SocketAddr) -> Summary {
-    let (_, body) = Client::new(services).get("/ledger/summary").await.unwrap();
+    let answer = reqwest::get(format!("http://{services}/ledger/summary"));
+    let body = answer.await.unwrap().bytes().await.unwrap();
     serde_json::from_slice(&body).unwrap()
 }
 

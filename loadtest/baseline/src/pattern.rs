@@ -20,7 +20,7 @@ use waybill_messages::{Framing, Record};
 use waybill_store::RowWrite;
 
 use super::calls::Step;
-use crate::baseline::delivery::Delivery;
+use crate::delivery::Delivery;
 
 /// For how long Waybill keeps the row of a final operation.
 const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);

@@ -13,9 +13,9 @@ use super::{
     Arguments, Course, PATIENCE, POLL_BYTES_MAX, consumer, delivery_of, operation_of, producer,
     send,
 };
-use crate::baseline::calls::Step;
-use crate::baseline::pattern::Patterns;
-use crate::baseline::world::World;
+use crate::calls::Step;
+use crate::pattern::Patterns;
+use crate::world::World;
 
 /// How long replies are waited for while requests may come, too. Not less: rdkafka's wait goes by whole milliseconds,
 /// and what is left of one is spent looking again and again.
