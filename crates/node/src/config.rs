@@ -146,13 +146,19 @@ impl Config {
         settings
     }
 
+    /// How a command reaches the brokers: the configured ones, else the embedded broker of another process.
+    #[must_use]
+    pub fn kafka_settings_of_commands(&self) -> KafkaSettings {
+        self.kafka_settings(Some(self.broker.listen))
+    }
+
     /// The consumer group that agents share.
     #[must_use]
     pub fn agents_group(&self) -> String {
         format!("{}-agents", self.kafka.topic_prefix)
     }
 
-    /// The same for so many partitions.
+    /// This configuration with another number of partitions.
     #[must_use]
     pub fn with_partitions(&self, partitions: u32) -> Self {
         Self {

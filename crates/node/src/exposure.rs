@@ -1,8 +1,7 @@
-//! Listeners that others can reach though nobody there has to say who they are, and those that take the address of
-//! another.
+//! The listeners of each role: which of them others can reach without authentication, and which share an address.
 //!
-//! What must hold: no process listens so unless somebody said that it may. Only the loopback interface is taken to be
-//! out of others' reach: what a network lets through is not for a program to guess.
+//! What must hold: no process has such a listener unless `insecure` allows it. Only loopback addresses count as out
+//! of reach: the program does not guess what a network lets through.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -146,8 +145,8 @@ pub fn listeners(role: Role, config: &Config) -> Vec<Listens> {
     open
 }
 
-/// Whether a process may listen as this role does, can do so at all its addresses at once, and has the files that it needs
-/// for it. Said before it starts, it is a refusal and no failure.
+/// Checks before the start that a role may listen as configured, that its addresses do not overlap, and that its token, key
+/// and certificate files can be used. A failure here is a refusal (exit code 2).
 ///
 /// # Errors
 ///
@@ -158,8 +157,8 @@ pub fn check_with_files(role: Role, config: &Config) -> Result<(), ConfigError> 
     check_files(role, config)
 }
 
-/// The same of a process that starts everything. The simulated services need no address of their own where they, or the
-/// brokers, are elsewhere: that is no configuration to try things out.
+/// The same for a process that runs every role. The simulated services need no address of their own where they or the brokers
+/// run elsewhere, because such a configuration is not for trying things out.
 ///
 /// # Errors
 ///

@@ -1,10 +1,12 @@
 //! What every process of Waybill has, whatever roles it runs.
 //!
-//! [`config`] says what is wanted, [`admin`] and [`telemetry`] show what is going on, [`disk`] watches the free space,
-//! [`backup`] keeps a copy, and [`shutdown`] ends everything in order.
+//! [`Role`] names the roles, [`config`] is the configuration, and [`exposure`] has the listeners of each role and
+//! refuses unauthenticated ones. [`admin`] and [`telemetry`] show what a process does, [`measured_store`] measures
+//! the state store, [`disk`] watches free space, [`open_files`] raises the limit of open files, [`backup`] makes
+//! backups, and [`shutdown`] ends everything in order.
 //!
-//! Deliberately absent: any decision about an operation, which is the engine's; the roles, which have crates of their own;
-//! their wiring and the commands, which are the program's.
+//! Deliberately absent: decisions about operations, which are the engine's; what the roles do, which is in crates of
+//! their own; their wiring, which is in `waybill`; and the operator commands, which are in `waybill-ops`.
 
 pub mod admin;
 pub mod backup;

@@ -1,4 +1,4 @@
-//! What the state store takes, measured statement by statement.
+//! A state store that measures each request: duration, failures, and damage that was found.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,7 +29,7 @@ const DAMAGED: Metric<Gauge> = Metric::new(
     [],
 );
 
-/// All of them.
+/// All metrics of the state store.
 pub const METRICS: &[&dyn Declared] = &[&DURATION, &FAILURES, &DAMAGED];
 
 /// A store whose requests are measured.
@@ -81,7 +81,8 @@ impl Statement {
 }
 
 impl Measured {
-    /// Measures what `store` is asked.
+    /// Measures the requests to `store`.
+    #[must_use]
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self {
             store,

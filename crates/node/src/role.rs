@@ -1,11 +1,11 @@
-//! What lasts: the roles, and what each cannot do without.
+//! The roles, and what each requires from other processes.
 
 use std::fmt;
 
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 
-/// A command that starts roles and lasts.
+/// A role, or all of them: a command that runs until it is stopped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
     /// All roles.
@@ -31,7 +31,7 @@ pub enum Role {
     Supervisor,
 }
 
-/// As it is typed.
+/// The name of its command.
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -58,13 +58,13 @@ impl ValueEnum for Role {
 
 impl Role {
     /// `up` with all that it can start.
-    pub const EVERYTHING: Self = Self::Up {
+    pub(crate) const EVERYTHING: Self = Self::Up {
         agents: true,
         services: true,
         samples: 0,
     };
 
-    /// The command that starts it.
+    /// The name of its command.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -78,7 +78,7 @@ impl Role {
         }
     }
 
-    /// What the process is called where the spans of many are looked at.
+    /// The service name in traces.
     #[must_use]
     pub const fn service(self) -> &'static str {
         match self {
@@ -92,7 +92,7 @@ impl Role {
         }
     }
 
-    /// What it cannot do without if it runs alone: nothing of that is in its process.
+    /// What it requires from other processes when it runs alone.
     #[must_use]
     pub fn needs(self) -> Needs {
         let (brokers, store) = match self {
@@ -104,7 +104,7 @@ impl Role {
     }
 }
 
-/// What has to run elsewhere.
+/// What must run elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
     /// The brokers.

@@ -1,6 +1,7 @@
-//! How commands get in where it is asked who one is, and know whom they talk to.
+//! How commands authenticate, and which certificates they trust.
 //!
-//! What must hold: no token is an argument or the value of a variable, where others of the machine can read it.
+//! What must hold: no token is an argument or the value of an environment variable, because other users of the
+//! machine can read both.
 
 use std::path::PathBuf;
 
@@ -47,7 +48,7 @@ pub struct AdminArgs {
 }
 
 impl AccessArgs {
-    /// The same for who asks what anybody may: a token goes nowhere without need, and none has to be there.
+    /// The same without the token, for requests that need none: it is not sent needlessly, and its file need not exist.
     pub(crate) fn without_token(&self) -> Self {
         Self {
             token_file: None,

@@ -1,4 +1,4 @@
-//! Where the API is.
+//! The address of the API or of an admin port.
 
 use std::fmt;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -17,7 +17,7 @@ pub(crate) struct ApiAddress {
 
 impl ApiAddress {
     /// The API that a person named, or else the one of the configuration.
-    pub(super) fn of_configuration(named: Option<&Self>, config: &Config) -> Result<Self, String> {
+    pub(crate) fn of_configuration(named: Option<&Self>, config: &Config) -> Result<Self, String> {
         let http = &config.http;
         match named {
             Some(address) => Ok(address.clone()),
@@ -31,7 +31,7 @@ impl ApiAddress {
     }
 
     /// Where the API's address comes from, and what names another.
-    pub(super) fn origin(&self) -> String {
+    pub(crate) fn origin(&self) -> String {
         match self.setting {
             Some(setting) => {
                 format!("the address is that of {setting}; --api URL names another")

@@ -1,4 +1,4 @@
-//! Asking the process that has an embedded store, on its admin port.
+//! The client of a process's admin port.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! `waybill agent-check`: plays the scheduler's part against an agent in any language, and says which
-//! rules of the topic contract it keeps.
+//! `waybill agent-check`: acts as the scheduler for an agent in any language, and reports which rules of the topic
+//! contract it keeps.
 //!
-//! What must hold: no installation is touched. The check has topics under a prefix of its own, at
-//! which the agent must have been started; a prefix that an installation uses is refused.
+//! What must hold: the check affects no installation. Its topics have their own prefix, with which the agent must
+//! have been started; the installation's prefix is refused.
 
 mod ledger;
 
@@ -132,7 +132,7 @@ impl AgentCheckArgs {
             "the check is refused: {prefix} is the prefix of the installation itself \
              (kafka.topicPrefix); start the agent under another one, and check it there"
         );
-        let kafka = config.kafka_settings(Some(config.broker.listen));
+        let kafka = config.kafka_settings_of_commands();
         let defaults = CheckSettings::new(kafka, Topics::new(prefix), agent, &self.step);
         let input = self.input.as_deref().map(read_input).transpose()?;
         Ok(CheckSettings {

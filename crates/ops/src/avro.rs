@@ -1,4 +1,4 @@
-//! From a record's bytes to JSON, whatever record it is.
+//! Decodes a record of any schema to JSON.
 //!
 //! A record is read with the schema that it was written with: found by its fingerprint among the
 //! schemas that Waybill has ever released, or by its registry id among those that were given, or in the
@@ -23,6 +23,7 @@ use waybill_node::config::RegistryConfig;
 use waybill_registry::{Registry, StoredSchema};
 use waybill_telemetry::chain;
 
+use crate::runtime::runtime;
 use crate::shown::Bytes;
 
 /// What one length prefix may make the Avro library allocate: generic values are larger than their
@@ -129,9 +130,7 @@ impl Schemas {
             None => None,
             Some(registry) => Some(Asked {
                 registry,
-                runtime: tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build()?,
+                runtime: runtime()?,
             }),
         };
         Ok(Self {

@@ -1,4 +1,5 @@
-//! `waybill backup` and `waybill restore`: what `up` keeps, as a file, and a data directory made of one.
+//! `waybill backup` writes broker and store of a running `up` to a file; `waybill restore` makes a data directory
+//! from it.
 
 use std::fs;
 use std::io::Write as _;
@@ -15,6 +16,7 @@ use waybill_telemetry::visible::counted;
 
 use crate::access::AdminArgs;
 use crate::admin_port;
+use crate::runtime::runtime;
 
 /// How long the process may take for the next piece.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -47,9 +49,7 @@ impl BackupArgs {
     pub fn run(&self, config: &Config) -> anyhow::Result<String> {
         let url = self.admin.url(config, "/backup")?;
         let client = admin_port::streaming_client(&self.admin.access, PATIENCE)?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = runtime()?;
         let partial = partial_of(&self.file);
         let answer = runtime.block_on(admin_port::accepted(&url, client.post(&url)))?;
         let written = runtime

@@ -1,4 +1,4 @@
-//! `waybill broker repair`: drops what is damaged of the embedded broker's logs, knowingly.
+//! `waybill broker repair`: shows damaged parts of the embedded broker's logs, and removes them on request.
 
 use std::fmt;
 use std::io::{self, Write as _};

@@ -1,6 +1,6 @@
-//! The login of commands at the embedded broker.
+//! The login of commands to the embedded broker.
 //!
-//! With authentication on it takes nobody without a token. Brokers elsewhere are reached as `kafka.properties` says.
+//! With authentication on, the broker requires a token. Logins to other brokers are in `kafka.properties`.
 
 use std::path::{Path, PathBuf};
 

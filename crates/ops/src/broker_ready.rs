@@ -1,4 +1,4 @@
-//! How commands wait for the brokers: not for long where nobody listens, and with what helps where a login is missing.
+//! How commands wait for the brokers: briefly where nothing listens, and with a hint where a login is missing.
 
 use std::io;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::net::TcpStream;
-use waybill_kafka::{Admin, AdminError, KafkaSettings, SPEAKS_HTTP};
+use waybill_kafka::{Admin, AdminError, SPEAKS_HTTP};
 use waybill_node::config::Config;
 use waybill_telemetry::chain;
 
@@ -26,7 +26,7 @@ pub(crate) async fn wait_ready(
     config: &Config,
     patience: Duration,
 ) -> anyhow::Result<()> {
-    let presence = presence(&settings(config).brokers).await;
+    let presence = presence(&config.kafka_settings_of_commands().brokers).await;
     if let Presence::Nobody(refusals) = &presence {
         anyhow::bail!("no broker answered at {}", refusals.join("; "));
     }
@@ -111,11 +111,6 @@ fn hint(config: &Config, error: &AdminError, is_there: bool) -> Option<&'static 
         ),
         _ => None,
     }
-}
-
-/// How to reach the brokers, the embedded one of another process included.
-pub(crate) fn settings(config: &Config) -> KafkaSettings {
-    config.kafka_settings(Some(config.broker.listen))
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! `waybill capacity`: what a load needs, by the cost model of `docs/capacity.md`.
 //!
-//! A model of proportions: an operation of `s` steps is `2s + 2` records and `s + 1` writes of its row. What each costs
-//! was measured on the machine that the documentation names, where every process had much to do; whose cores are
-//! faster, or whose machine has a bad hour, says so by `--core-speed`.
+//! The model is proportional: an operation of `s` steps is `2s + 2` records and `s + 1` writes of its row. Costs were
+//! measured under load on the machine that the documentation names; `--core-speed` scales them to other cores.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;

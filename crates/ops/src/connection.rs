@@ -1,8 +1,8 @@
-//! The way of the commands that look at topics to the brokers: which brokers, which topic, and the
-//! records of a partition in order.
+//! Connects commands to the brokers, finds the topic that an argument names, and reads the records of a partition in
+//! order.
 //!
-//! What must hold: looking changes nothing. No group is joined, nothing is committed, and no topic
-//! comes into being because its name was asked for.
+//! What must hold: reading changes nothing. No group is joined, no offset is committed, and no topic is created by
+//! naming it.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -19,8 +19,9 @@ use waybill_kafka::{
 use waybill_messages::{Topics, is_topic_name};
 use waybill_node::config::Config;
 
-use crate::broker_ready::{settings, wait_ready};
+use crate::broker_ready::wait_ready;
 use crate::dead_letter_topics::{DeadLetterTopics, of_roles};
+use crate::runtime::runtime;
 
 /// How long the brokers may take to answer.
 const BROKER_PATIENCE: Duration = Duration::from_secs(10);
@@ -59,10 +60,8 @@ pub(crate) struct Connection {
 impl Connection {
     /// Reaches the configured brokers, or the embedded one where it listens by configuration.
     pub(crate) fn open(config: &Config) -> anyhow::Result<Self> {
-        let settings = settings(config);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let settings = config.kafka_settings_of_commands();
+        let runtime = runtime()?;
         let admin = Admin::new(&settings, CLIENT_ID)?;
         runtime.block_on(wait_ready(&admin, config, BROKER_PATIENCE))?;
         let mut options = ConsumerOptions::new(CLIENT_ID);
@@ -334,8 +333,11 @@ mod tests {
     #[test]
     fn without_brokers_the_embedded_one_is_asked() {
         let mut config = Config::default();
-        assert_eq!(settings(&config).brokers, config.broker.listen.to_string());
+        assert_eq!(
+            config.kafka_settings_of_commands().brokers,
+            config.broker.listen.to_string()
+        );
         config.kafka.brokers = Some(vec!["a:1".to_owned(), "b:2".to_owned()]);
-        assert_eq!(settings(&config).brokers, "a:1,b:2");
+        assert_eq!(config.kafka_settings_of_commands().brokers, "a:1,b:2");
     }
 }

@@ -1,4 +1,4 @@
-//! The files that say who asks: of a token, and of certificates.
+//! Arguments that name files, the bearer token in such a file, and the error for a file that cannot be used.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use reqwest::header::HeaderValue;
 use waybill_config::{Secret, file_modes};
 use waybill_http::auth::bearer;
 
-/// Reads the path of a file, which a variable may give as well. An empty one is refused with what to do.
+/// Parses a path that the environment variable may give instead. The error for an empty path names the variable.
 pub fn named_file(variable: &'static str) -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().try_map(move |path| match path.is_empty() {
         true => Err(format!(
@@ -18,7 +18,7 @@ pub fn named_file(variable: &'static str) -> impl TypedValueParser<Value = PathB
     })
 }
 
-/// Why one cannot get in.
+/// Why a token or certificate file cannot be used.
 #[derive(Debug)]
 pub(crate) struct AccessError(String);
 
@@ -49,6 +49,7 @@ pub(crate) fn read_bearer(path: &Path) -> Result<(Secret, HeaderValue), AccessEr
     Ok((token, bearer))
 }
 
+/// The error about the file that a flag names.
 pub(crate) fn file_refused(flag: &str, path: &Path, problem: &str) -> AccessError {
     AccessError(format!("{flag}: {} {problem}", path.display()))
 }

@@ -1,4 +1,4 @@
-//! The dead-letter topics, as far as a login may look at them: for `waybill dlq`, and for `waybill doctor`.
+//! The dead-letter topics that a login may read, for `waybill dlq` and `waybill doctor`.
 
 use std::collections::BTreeMap;
 

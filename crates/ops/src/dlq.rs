@@ -1,8 +1,7 @@
-//! `waybill dlq`: the poison records on the dead-letter topics, seen and sent again by a person.
+//! `waybill dlq`: lists, shows and replays poison records.
 //!
-//! A dead letter is a record that nobody could read, with its own bytes and headers, and behind
-//! them the headers that say where it lay and why it was put aside. To replay it is to send its
-//! bytes to where it lay, once whoever could not read it can.
+//! A poison record on a dead-letter topic keeps its bytes and headers; further headers name its source and the
+//! reason. A replay sends the bytes to that source again, once its consumer can read them.
 
 mod letter;
 mod list;

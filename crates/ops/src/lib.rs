@@ -1,10 +1,10 @@
-//! The operator commands: what looks at an installation or repairs it, and ends by itself.
+//! The operator commands. They inspect or repair an installation, and exit.
 //!
-//! Operations are seen and repaired over the HTTP API, topics and dead letters on the brokers, rows in the store, and a
-//! running process at its admin port. What must hold: a command that only looks changes nothing.
+//! They read and repair operations over the HTTP API, topics and dead letters on the brokers, rows in the state
+//! store, and a running process over its admin port. What must hold: a command that only reads changes nothing.
 //!
-//! Deliberately absent: roles and how they start. What only the program knows, such as the agents that are built in, it
-//! hands in.
+//! Deliberately absent: roles and how they start. The program passes in what only it knows, such as the built-in
+//! agents.
 
 mod access;
 mod address;
@@ -25,6 +25,7 @@ mod operations;
 mod readers;
 mod ready;
 mod records;
+mod runtime;
 mod schemas;
 mod shown;
 mod store;
@@ -44,19 +45,7 @@ pub use readers::ReadersCommand;
 pub use ready::ReadyArgs;
 pub use records::RecordsArgs;
 pub use schemas::SchemasCommand;
-pub use shown::Written;
+pub use shown::{Written, named_elsewhere};
 pub use store::StoreCommand;
 pub use topics::TopicsCommand;
 pub use transfer::{ExportArgs, ImportArgs};
-
-/// What is said of agents that are in no file.
-#[must_use]
-pub fn named_elsewhere(agents: &[String]) -> String {
-    match agents {
-        [] => String::new(),
-        agents => format!(
-            "; agents that are in none of the files: {}",
-            agents.join(", ")
-        ),
-    }
-}

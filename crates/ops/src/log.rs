@@ -1,4 +1,4 @@
-//! `waybill log`: which log lines a process writes, seen and changed while it runs, on its admin port.
+//! `waybill log`: shows or changes the log filter of a running process.
 
 use clap::Args;
 use serde::Deserialize;
@@ -7,6 +7,7 @@ use waybill_node::config::Config;
 
 use crate::access::AdminArgs;
 use crate::admin_port;
+use crate::runtime::runtime;
 
 /// The arguments of `waybill log`.
 #[derive(Clone, Debug, Args)]
@@ -37,9 +38,7 @@ impl LogArgs {
             Some(filter) => client.put(&url).json(&json!({ "filter": filter })),
             None => client.get(&url),
         };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = runtime()?;
         let applies: Applies = runtime.block_on(admin_port::answered(&url, request))?;
         Ok(applies.filter)
     }

@@ -1,12 +1,11 @@
-//! `waybill ops`: operations that need a person, seen and repaired over the HTTP API.
+//! `waybill ops`: shows and repairs operations over the HTTP API.
 //!
-//! What is asked is judged by the operation's scheduler alone, by its state when it is read. So
-//! these commands decide nothing, and whatever they ask may be asked again: the key of an asking
-//! comes from the operation as it was seen, so that a repeat of the command, or somebody else who
-//! does the same at the same time, asks no second time.
+//! The operation's scheduler alone decides about a verb, by the state that it reads. These commands decide nothing,
+//! so each may be repeated: the idempotency key comes from the operation as it was shown, so that a repeat, or the
+//! same command of another person at the same time, has no second effect.
 //!
-//! Deliberately absent: brokers and the store. Whoever reaches the API, and has a token where it asks for one, can work
-//! with operations.
+//! Deliberately absent from the verbs: brokers and the store. They need the API, and a token where it requires one.
+//! `doctor` and `explain` share the API client; they also read brokers and the store.
 
 mod api;
 mod ask;
@@ -26,6 +25,7 @@ mod wire;
 use std::io;
 
 use clap::{Args, Subcommand};
+use waybill_node::config::Config;
 
 pub use self::doctor::{DoctorArgs, FileCheck};
 pub use self::explain::ExplainArgs;
@@ -34,7 +34,7 @@ use self::api::{Api, ApiError};
 use self::verb::Verb;
 use crate::access::AccessArgs;
 use crate::address::ApiAddress;
-use waybill_node::config::Config;
+use crate::runtime::runtime;
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -127,10 +127,7 @@ impl OpsArgs {
     pub fn run(&self, config: &Config) -> Result<(), OpsError> {
         let address = ApiAddress::of_configuration(self.api.as_ref(), config);
         let address = address.map_err(OpsError::Usage)?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .map_err(|error| OpsError::Client(error.to_string()))?;
+        let runtime = runtime().map_err(|error| OpsError::Client(error.to_string()))?;
         let api = Api::new(address, &self.access)?;
         runtime.block_on(self.command.run(&api))
     }

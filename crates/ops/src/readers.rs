@@ -1,6 +1,6 @@
-//! `waybill readers`: how many readers share a partition, where each stands, and how that is changed.
+//! `waybill readers`: shows the readers of each partition and their progress, and changes their number.
 //!
-//! A store on a cluster is asked itself. The embedded one belongs to the process of `up`, which is asked
+//! On a cluster the command uses the store itself. The embedded store belongs to the process of `up`, which answers
 //! on its admin port.
 
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use waybill_topology::readers::show::{LayoutView, Readers};
 
 use crate::access::AdminArgs;
 use crate::admin_port;
+use crate::runtime::runtime;
 use crate::shown::{Output, Written};
 
 /// How long the process may take to show them; to divide the work anew may take longer.
@@ -64,9 +65,7 @@ impl ReadersCommand {
                 written,
             } => (Some(per_partition), written),
         };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = runtime()?;
         let view = runtime.block_on(readers(config, admin, wanted))?;
         let WrittenLayout { mut written, json } = written;
         if json {

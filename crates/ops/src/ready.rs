@@ -1,5 +1,5 @@
-//! `waybill ready`: whether a process is ready, asked on its admin port. For health checks of containers,
-//! which have no curl, and for scripts that wait.
+//! `waybill ready`: asks the admin port whether a process is ready. For scripts, and for health checks in containers
+//! without curl.
 
 use std::io::{self, Write as _};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use waybill_telemetry::visible::to_json;
 
 use crate::access::{AccessArgs, AdminArgs, Silence};
 use crate::connection::until_reader_leaves;
+use crate::runtime::runtime;
 use crate::shown::Output;
 
 /// Begins a line about what is wrong though the process is ready.
@@ -44,9 +45,7 @@ impl ReadyArgs {
     /// If it is not ready then; the error says what it waits for.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
         let url = self.admin.url(config, "/readyz")?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = runtime()?;
         let client = client(&self.admin.access.without_token())?;
         let until = Instant::now() + self.wait;
         let found = runtime.block_on(async {

@@ -1,4 +1,4 @@
-//! `waybill schemas`: prepares the schema registry, and looks at it.
+//! `waybill schemas`: registers schemas in the schema registry, or checks them.
 
 pub(crate) mod subjects;
 
@@ -12,6 +12,7 @@ use waybill_registry::Subject;
 
 use self::subjects::SubjectView;
 use crate::connection::until_reader_leaves;
+use crate::runtime::runtime;
 use crate::shown::Written;
 
 /// What to do with the schemas in the registry.
@@ -37,9 +38,7 @@ impl SchemasCommand {
             || ConfigError::invalid("schemaRegistry.url", "is needed: there is no registry");
         let registry = registry.ok_or_else(lacking)?;
         let subjects = subjects_of(config)?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = runtime()?;
         let (views, written) = runtime.block_on(async {
             match self {
                 Self::Register(written) => {

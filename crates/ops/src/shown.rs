@@ -30,12 +30,28 @@ pub struct Written {
 }
 
 impl Written {
-    /// What was found, as a text of one line or more.
+    /// The finding as JSON, or as text of one line or more.
+    ///
+    /// # Errors
+    ///
+    /// If it cannot be written as JSON.
     pub fn text(self, found: &(impl fmt::Display + Serialize)) -> serde_json::Result<String> {
         match self.output {
             Output::Json => to_json(found),
             Output::Table => Ok(found.to_string()),
         }
+    }
+}
+
+/// The end of a line that names agents which no file defines. Empty if there are none.
+#[must_use]
+pub fn named_elsewhere(agents: &[String]) -> String {
+    match agents {
+        [] => String::new(),
+        agents => format!(
+            "; agents that are in none of the files: {}",
+            agents.join(", ")
+        ),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `waybill store`: prepares the state store on a cluster, and looks at it.
+//! `waybill store`: migrates the state store on a cluster, or checks it.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,6 +12,7 @@ use waybill_node::config::Config;
 use waybill_store::{CqlClock, CqlProblem, CqlReport, CqlStore};
 
 use crate::connection::until_reader_leaves;
+use crate::runtime::runtime;
 use crate::shown::Written;
 
 /// What to do with the state store.
@@ -36,9 +37,7 @@ impl StoreCommand {
                 "is needed: the embedded store takes no preparing",
             )
         })?;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = runtime()?;
         match self {
             Self::Migrate => {
                 runtime.block_on(CqlStore::migrate(&cql))?;

@@ -1,6 +1,8 @@
-//! `waybill topics`: the topics that Waybill needs, made, held against what must be, and shown.
+//! `waybill topics`: creates, verifies and describes the topics of an installation, and changes their number of
+//! partitions.
 //!
-//! What each of them needs is said once, in `topology.rs`, which the roles use when they start.
+//! The settings that each topic needs are declared once, in `waybill_topology::topics`. The roles use the same table
+//! at start.
 
 mod create;
 mod describe;
@@ -21,9 +23,10 @@ use waybill_topology::topics::{
     BrokerKind, Finding, Needed, audit, broker_kind, describe, explained, is_forbidden, needed,
 };
 
-use crate::broker_ready::{self, wait_ready};
+use crate::broker_ready::wait_ready;
 use crate::connection::{CLIENT_ID, until_reader_leaves};
 use crate::dead_letter_topics::DeadLetterTopics;
+use crate::runtime::runtime;
 
 /// How long the brokers may take to answer.
 const BROKER_PATIENCE: Duration = Duration::from_secs(10);
@@ -36,14 +39,13 @@ const TOPICS_AT_ONCE: usize = 8;
 pub enum TopicsCommand {
     /// Make those that are missing; safe to repeat, and changes none that is there
     Create(create::CreateArgs),
-    /// Say which are not as they must be, and what mends them; changes nothing
+    /// Report topics that differ from what is required, and how to fix them; changes nothing
     Verify(verify::VerifyArgs),
     /// Show their partitions, copies, offsets and settings
     Describe(describe::DescribeArgs),
     /// Make more partitions of the operation topics, while everything goes on; safe to repeat
     Grow(grow::GrowArgs),
-    /// Go back to fewer partitions; those that are left over stay on the topics, and what is written there is
-    /// sent home
+    /// Go back to fewer partitions; the topics keep the others, and records written there are rerouted
     Shrink(grow::GrowArgs),
 }
 
@@ -54,9 +56,7 @@ impl TopicsCommand {
     ///
     /// If the brokers are away or refuse it, or a topic is not as it must be.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = runtime()?;
         until_reader_leaves(runtime.block_on(async {
             match self {
                 Self::Create(arguments) => arguments.run(config).await,
@@ -86,7 +86,7 @@ impl Site {
     /// The same; the brokers may take so long to answer.
     pub(crate) async fn open_within(config: &Config, patience: Duration) -> anyhow::Result<Self> {
         let workflows = load_workflows(&config.workflows)?;
-        let admin = Admin::new(&broker_ready::settings(config), CLIENT_ID)?;
+        let admin = Admin::new(&config.kafka_settings_of_commands(), CLIENT_ID)?;
         wait_ready(&admin, config, patience).await?;
         let broker = broker_kind(&admin, &config.topology()).await?;
         Ok(Self {
@@ -181,7 +181,7 @@ impl Site {
         let offsets = self.offsets(topic, &partitions).await?;
         let mut options = ConsumerOptions::new(CLIENT_ID);
         options.group_for_lag = Some(group.to_owned());
-        let group = PartitionConsumer::new(&broker_ready::settings(config), &options)?;
+        let group = PartitionConsumer::new(&config.kafka_settings_of_commands(), &options)?;
         let asked = topic.to_owned();
         let committed = tokio::task::spawn_blocking(move || {
             let asked: Vec<_> = partitions.iter().map(|it| (asked.as_str(), *it)).collect();

@@ -1,18 +1,19 @@
-//! Operations as lines of JSON, out of one store and into another: to move from the embedded store to a cluster,
-//! or to look at all of them with other tools.
+//! Operations as lines of JSON, from one store to another: to move from the embedded store to a cluster, or to
+//! inspect all of them with other tools.
 //!
 //! What must hold:
 //!
-//! * **A file is whole or refused.** It begins with a header and ends with how many operations it has. An import
-//!   reads all of it before it writes anything.
-//! * **A line says all of its row.** Each is read back when it is written, and written again when it is read: what
-//!   does not come out the same is refused.
-//! * **An import changes no operation that is there.** The same one is passed over, another is told of.
-//! * **What is not final goes on.** An import leaves it as if it had been handed off: nobody holds it, its epoch is
-//!   none that an owner can have, so that who loads it resumes it first, and the deadline index has it due at once.
-//! * **The stamps of its next owner are higher.** A stamp that lies ahead of the clock is refused.
+//! * **A file is whole or refused.** It begins with a header and ends with its number of operations. An import reads
+//!   all of it before it writes anything.
+//! * **A line holds its whole row.** Each line is decoded again when it is written, and encoded again when it is
+//!   read; a difference is refused.
+//! * **An import changes no existing operation.** An equal one is skipped, a different one is reported.
+//! * **Unfinished operations continue.** An import leaves them as if they were handed off: without an owner, with an
+//!   epoch that no owner can have, so that the scheduler that loads one resumes it, and due at once in the deadline
+//!   index.
+//! * **Stamps of the next owner are higher.** A stamp ahead of the clock is refused.
 //!
-//! Deliberately absent: leases, checkpoints, the layout, and whatever lies in topics. A new world has its own.
+//! Deliberately absent: leases, checkpoints, the layout, and records in topics. The new installation has its own.
 
 mod command;
 mod export;
@@ -20,14 +21,14 @@ mod import;
 mod line;
 
 use anyhow::Context as _;
-use waybill_store::{CqlStore, EmbeddedConfig, EmbeddedStore, StoreError};
-
-pub use command::{ExportArgs, ImportArgs};
-use export::{Exported, export};
-use import::{Imported, import};
-
 use waybill_node::config::Config;
 use waybill_node::data_dir;
+use waybill_store::{CqlStore, EmbeddedConfig, EmbeddedStore, StoreError};
+
+pub use self::command::{ExportArgs, ImportArgs};
+
+use self::export::{Exported, export};
+use self::import::{Imported, import};
 
 /// The store of a configuration, without a process that works on it.
 enum Opened {

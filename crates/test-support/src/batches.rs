@@ -28,8 +28,8 @@ pub fn batch(attributes: u16, records: &[Vec<u8>]) -> Vec<u8> {
 
 /// Appends a batch, whatever it holds, to partition 0 of a topic. Returns the broker's error code.
 ///
-/// A broker that does not lead the partition is asked again for a while, as clients do: it may not know yet that it leads
-/// the partition of a new topic, also once the topic's metadata names it.
+/// Repeats the request for a while if the broker does not lead the partition, as clients do: after a topic is created, its
+/// metadata may name a leader before that broker knows.
 pub fn produce(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
     const NOT_LEADER: i16 = 6;
     let deadline = Instant::now() + 2 * TIMEOUT;

@@ -3,7 +3,8 @@
 //! Flags are global, so that they may stand before or after the command. Each one sets one key of
 //! the configuration; everything else is set there.
 //!
-//! The commands that look at topics and operations, and end by themselves, are in `waybill-ops`.
+//! Most operator commands are in `waybill-ops`. Here are those that need the roles or the command line itself: `workflow`,
+//! `config`, `reference`, `completions`, `man` and `token`.
 
 mod reference;
 mod shell;

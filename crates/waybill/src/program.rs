@@ -1,12 +1,10 @@
-//! What a command line comes to: reads what is wanted, starts it, and turns its end into an exit code.
+//! Runs the command line: reads the arguments and the configuration, runs the role or the command, and maps the result to
+//! an exit code.
 
 use std::error::Error;
 use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 
-use crate::catalogue;
-use crate::cli::{Cli, Command, ConfigCommand, check_configuration};
-use crate::roles;
 use clap::Parser as _;
 use waybill_config::{ConfigError, Environment};
 use waybill_node::Role;
@@ -17,6 +15,10 @@ use waybill_ops::{AgentCheckArgs, OpsArgs};
 use waybill_telemetry::VERSION;
 use waybill_telemetry::visible::escaped_lines;
 
+use crate::catalogue;
+use crate::cli::{Cli, Command, ConfigCommand, check_configuration};
+use crate::roles;
+
 /// Something failed.
 const FAILED: u8 = 1;
 
@@ -24,11 +26,11 @@ const FAILED: u8 = 1;
 /// the same code.
 const REFUSED: u8 = 2;
 
-/// Does what the command line of this process asks for.
+/// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
-    // These look at nothing, a configuration included.
+    // These read nothing, not even the configuration.
     match &cli.command {
         Command::Capacity(arguments) => return judge(arguments.run()),
         Command::Reference { page } => return print(&page.page()),
@@ -65,7 +67,7 @@ pub fn main() -> ExitCode {
         (Command::Import(arguments), None) => prepare(&config, || arguments.run(&config)),
         (Command::Explain(arguments), None) => look(&config, || arguments.run(&config)),
         (Command::Doctor(arguments), None) => look(&config, || {
-            arguments.run(&config, &roles::agents_elsewhere_of)
+            arguments.run(&config, roles::agents_elsewhere_of)
         }),
         (Command::Records(arguments), None) => look(&config, || arguments.run(&config)),
         (Command::Dlq { command }, None) => look(&config, || command.run(&config)),
@@ -111,7 +113,7 @@ fn show(config: &Config) -> ExitCode {
     }
 }
 
-/// Does the work of a command that looks at topics and ends by itself.
+/// Runs a command that prints its own output.
 fn look(config: &Config, work: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
     if let Err(error) = telemetry::install(&config.telemetry, &catalogue::all()) {
         return report(FAILED, &error);
@@ -122,7 +124,7 @@ fn look(config: &Config, work: impl FnOnce() -> anyhow::Result<()>) -> ExitCode 
     }
 }
 
-/// Does the work of a command that asks the API, whose exit codes say more.
+/// Runs a command over the HTTP API. Its exit codes distinguish more cases.
 fn operate(config: &Config, arguments: &OpsArgs) -> ExitCode {
     if let Err(error) = telemetry::install(&config.telemetry, &catalogue::all()) {
         return report(REFUSED, &error);
@@ -133,7 +135,7 @@ fn operate(config: &Config, arguments: &OpsArgs) -> ExitCode {
     }
 }
 
-/// Plays against an agent. That it breaks a rule is a failure; that it cannot be played is a refusal.
+/// Checks an agent. Exit code 1 if it breaks a rule, 2 if it cannot be checked.
 fn examine(config: &Config, arguments: &AgentCheckArgs) -> ExitCode {
     if let Err(error) = telemetry::install(&config.telemetry, &catalogue::all()) {
         return report(REFUSED, &error);
@@ -145,7 +147,7 @@ fn examine(config: &Config, arguments: &AgentCheckArgs) -> ExitCode {
     }
 }
 
-/// Prints what a check has to say.
+/// Prints the result of a check.
 fn judge(verdict: anyhow::Result<String>) -> ExitCode {
     match verdict {
         Ok(line) => print(&format!("{line}\n")),
@@ -153,7 +155,7 @@ fn judge(verdict: anyhow::Result<String>) -> ExitCode {
     }
 }
 
-/// Prepares the store, or divides the work, or says how it is.
+/// Runs a command that returns its output as text.
 fn prepare(config: &Config, work: impl FnOnce() -> anyhow::Result<String>) -> ExitCode {
     if let Err(error) = telemetry::install(&config.telemetry, &catalogue::all()) {
         return report(FAILED, &error);
@@ -198,7 +200,7 @@ fn run(role: Role, config: &Config, environment: &Environment) -> ExitCode {
     }
 }
 
-/// Prints a command's answer. Who reads only its beginning has what he wanted.
+/// Prints a command's output. A closed pipe is no failure: the reader has all it wanted.
 fn print(text: &str) -> ExitCode {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => report(FAILED, &error),

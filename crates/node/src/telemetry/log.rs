@@ -128,8 +128,8 @@ const WRITERS: [&str; 22] = [
     "h2",
 ];
 
-/// The modules of the program's own crate. What roles do is in the other crates.
-const PROGRAM_MODULES: [&str; 4] = ["broker_access", "catalogue", "cli", "roles"];
+/// The modules of the program's own crate. Roles and operator commands log under the names of other crates.
+const PROGRAM_MODULES: [&str; 5] = ["broker_access", "catalogue", "cli", "program", "roles"];
 
 /// Why a log filter cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -206,6 +206,7 @@ mod tests {
             "info",
             "warn,waybill=debug",
             "waybill_scheduler=trace",
+            "waybill::program=info",
             "waybill::roles::life=debug",
             "off",
             "INFO,waybill=debug",

@@ -1,4 +1,4 @@
-//! The simulated services' own account of their effects.
+//! The ledger of the simulated services, read over HTTP.
 
 use std::time::Duration;
 
@@ -8,6 +8,8 @@ use reqwest::redirect::Policy;
 use serde::Deserialize;
 use waybill_agent::check::{EffectCounts, Ledger, LedgerError};
 use waybill_engine::OperationId;
+
+use crate::runtime::runtime;
 
 /// How long the services may take to answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
@@ -21,9 +23,7 @@ pub(super) struct HttpLedger {
 
 impl HttpLedger {
     pub(super) fn new(address: &str) -> anyhow::Result<Self> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = runtime()?;
         let client = Client::builder()
             .redirect(Policy::none())
             .no_proxy()

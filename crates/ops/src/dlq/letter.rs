@@ -1,4 +1,4 @@
-//! A dead letter: what the record was, and why it is one.
+//! A poison record: its original bytes and headers, and why it is on a dead-letter topic.
 
 use std::borrow::Cow;
 use std::fmt;

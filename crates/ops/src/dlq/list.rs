@@ -1,4 +1,4 @@
-//! `waybill dlq list`: a page of dead letters, in the order of topic, partition and offset.
+//! `waybill dlq list`: a page of poison records, ordered by topic, partition and offset.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What became of the letters of a replay, as it is written and counted.
+//! The outcome of a replay, record by record and in total.
 
 use std::fmt;
 

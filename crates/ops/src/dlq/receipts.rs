@@ -1,12 +1,11 @@
-//! Which letters were replayed.
+//! Which poison records were replayed.
 //!
-//! Once the record of a replayed letter is acknowledged, a receipt is written to the letter's own
-//! partition: a record without key and value, whose one header says which offsets were replayed.
-//! So whoever reads the partition from a letter on knows whether it was replayed, from whatever
-//! machine and however long ago; and a receipt, being younger, outlives its letters.
+//! Once a replayed record is acknowledged, a receipt is written to the dead-letter partition: a record without key
+//! and value whose one header lists the replayed offsets. Any reader of the partition therefore knows what was
+//! replayed, from whichever machine. A receipt is newer than its records and outlives them.
 //!
-//! If a replay dies between acknowledgement and receipt, the letter is replayed once more. That is
-//! safe: whoever reads the source meets repeats anyway.
+//! If a replay ends between acknowledgement and receipt, the record is replayed once more. That is safe: consumers of
+//! the source expect repeats.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;

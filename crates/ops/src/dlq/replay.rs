@@ -1,12 +1,11 @@
-//! `waybill dlq replay`: dead letters go to where they lay before, byte for byte.
+//! `waybill dlq replay`: sends poison records to their original partitions again, byte for byte.
 //!
-//! Key, value and headers are the record's own, without the headers that made it a dead letter, and
-//! with one that names the letter. The partition is the one that the record lay in. The timestamp
-//! is that of sending: by its own, retention might take the record before it is read.
+//! Key, value and headers are the original ones, without the dead-letter headers and with one that names the poison
+//! record. The timestamp is that of the replay: with the original one, retention might delete the record before it is
+//! read.
 //!
-//! What must hold: a letter counts as replayed only once its record is acknowledged; then a
-//! receipt says so, and a repeat of the command passes the letter over. Records go out in the
-//! letters' order, at most a second's worth of them unacknowledged.
+//! What must hold: a record counts as replayed only once it is acknowledged; then a receipt is written, and later
+//! runs skip it. Records are sent in order, and at most a second's worth is unacknowledged.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

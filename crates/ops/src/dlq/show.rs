@@ -1,4 +1,4 @@
-//! `waybill dlq show`: one dead letter, in full.
+//! `waybill dlq show`: one poison record in full.
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;

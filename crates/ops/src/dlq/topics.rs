@@ -1,4 +1,4 @@
-//! `waybill dlq topics`: which dead-letter topics there are, and how much lies on each.
+//! `waybill dlq topics`: the dead-letter topics, with the number of records in each.
 
 use std::fmt;
 use std::io::{self, Write};

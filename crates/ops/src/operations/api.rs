@@ -1,7 +1,7 @@
-//! The HTTP API as these commands ask it.
+//! The client of the HTTP API.
 //!
-//! What must hold: no question waits for ever, and no answer is held beyond a bound. A request
-//! whose fate is not known is repeated with the same key, which asks no second time.
+//! What must hold: every request has a time-out, and every answer a maximum size. A request with an unknown outcome
+//! is repeated with the same key, so that it has no second effect.
 
 mod path;
 

@@ -1,5 +1,4 @@
-//! The verbs as they stand on the command line: of one operation by its id, or of all that a
-//! filter lets pass.
+//! The arguments of the verbs: one operation by ID, or all that match a filter.
 
 use std::time::Duration;
 

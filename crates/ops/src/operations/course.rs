@@ -1,6 +1,6 @@
-//! The course of a verb for many operations: how many are tried first, and when it halts.
+//! The pace of a verb for many operations: how many are tried first, and when it halts.
 //!
-//! Deliberately absent: time and the API. Whoever follows the course tells it what became of each.
+//! Deliberately absent: time and the API. The caller reports each outcome.
 
 use std::fmt;
 use std::num::NonZeroU32;

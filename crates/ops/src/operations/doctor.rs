@@ -1,8 +1,7 @@
-//! `waybill doctor`: whether everything that an installation lives on is as it must be; and, with the id of an
-//! operation, what it waits for, who has it, and what happens next.
+//! `waybill doctor`: checks the health of an installation or, with an operation's ID, says what it waits for, which
+//! scheduler owns it, and what happens next.
 //!
-//! It looks at everything once, from where it is run, and changes nothing. What it cannot look at from there it
-//! says.
+//! It checks everything once, from where it runs, and changes nothing. It reports what it cannot reach from there.
 
 mod dead_letters;
 mod installation;
@@ -21,6 +20,7 @@ use crate::access::AdminArgs;
 use crate::address::ApiAddress;
 use crate::connection::until_reader_leaves;
 use crate::readers::readers;
+use crate::runtime::runtime;
 use crate::shown::Output;
 
 /// The arguments of `waybill doctor`.
@@ -109,19 +109,17 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Checks the workflows and agents that a configuration names, and returns the agents that other processes have to run.
-pub type FileCheck = dyn Fn(&Config) -> anyhow::Result<Vec<String>>;
+/// Checks the workflows and agents of a configuration. Returns the agents that no file defines and that are not built in.
+pub type FileCheck = fn(&Config) -> anyhow::Result<Vec<String>>;
 
 impl DoctorArgs {
-    /// Looks, and prints what it found.
+    /// Checks the installation or the operation, and prints the findings. `check` checks workflows and agents.
     ///
     /// # Errors
     ///
     /// If something was found that somebody has to look at now.
-    pub fn run(&self, config: &Config, check: &FileCheck) -> anyhow::Result<()> {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+    pub fn run(&self, config: &Config, check: FileCheck) -> anyhow::Result<()> {
+        let runtime = runtime()?;
         let mut bad = 0;
         let mut out = io::stdout().lock();
         let told = runtime.block_on(self.look(config, check, &mut |findings| {
@@ -141,7 +139,7 @@ impl DoctorArgs {
     async fn look(
         &self,
         config: &Config,
-        check: &FileCheck,
+        check: FileCheck,
         tell: &mut dyn FnMut(&[Finding]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let Self { admin, .. } = self;

@@ -1,12 +1,11 @@
 //! `waybill explain lag`: how far each reader of a partition is behind, which operations hold its checkpoint, and
 //! what these wait for.
 //!
-//! A checkpoint says that everything before it is done, so it stands at the first request whose operation is
-//! not: whatever runs longest holds it. That is no harm while requests behind it are consumed and done; it is
-//! what a restart reads again.
+//! A checkpoint is the offset below which everything is done, so the longest-running operation holds it. That does no
+//! harm while later requests are consumed and finished; a restart reads them again.
 //!
-//! It is read where it stands: ownership and checkpoints in the state store, ends and requests in the topic, and
-//! the operations over the API. It changes nothing, and joins no group.
+//! Ownership and checkpoints come from the state store, end offsets and requests from the topic, and operations from
+//! the API. The command changes nothing and joins no group.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -28,6 +27,7 @@ use crate::access::AdminArgs;
 use crate::address::ApiAddress;
 use crate::connection::{Connection, chosen, until_reader_leaves};
 use crate::readers::readers;
+use crate::runtime::runtime;
 use crate::shown::Output;
 
 /// The topics of requests, short.
@@ -86,9 +86,7 @@ impl ExplainArgs {
             operations,
             output,
         } = self.what;
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        let runtime = runtime()?;
         let layout = runtime.block_on(readers(config, &self.admin, None))?;
         let division = Division {
             partitions: layout.partitions,

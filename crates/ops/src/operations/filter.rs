@@ -1,4 +1,4 @@
-//! Which operations are meant: the flags of a list, and of a verb for many.
+//! The filter flags of `ops list` and of verbs for many operations.
 
 use std::time::Duration;
 

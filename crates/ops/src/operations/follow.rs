@@ -1,7 +1,6 @@
-//! What becomes of an operation after something was asked of it.
+//! Follows an operation after a verb.
 //!
-//! The operation's history tells whether the scheduler has taken what was asked; its state tells
-//! what it came to, once there is nothing left to do for it.
+//! Its history says whether the scheduler has applied the verb; its state says the result once nothing is left to do.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is said of an operation of which something was asked.
+//! The line that reports the outcome of a verb for one operation.
 
 use std::fmt;
 use std::io::{self, Write};

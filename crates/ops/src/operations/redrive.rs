@@ -1,10 +1,8 @@
-//! A verb for many operations: a few first, then the others at a bounded rate, and a halt by itself
-//! when they fail again.
+//! A verb for many operations: a few first, then the others at a bounded rate, with a halt when they fail again.
 //!
-//! What must hold: an operation counts as done only when it was seen to be; no more than
-//! [`FOLLOWED_MAX`] are under way whose end is not known; and the command may be stopped at any
-//! point and run again, because what is done no longer matches the filter, and what is under way is
-//! not asked a second time.
+//! What must hold: an operation counts as done only once its result was seen; at most [`FOLLOWED_MAX`] have an
+//! unknown result; the command may be stopped and run again, because what is done no longer matches the filter and a
+//! verb under way is not applied twice.
 
 mod tally;
 

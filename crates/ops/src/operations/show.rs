@@ -1,4 +1,4 @@
-//! `waybill ops show`: one operation, as a person wants to see it.
+//! `waybill ops show`: one operation in full.
 
 use std::fmt;
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! What can be asked of an operation, and how it shows that it was done.
+//! The verbs, and how an operation shows that one was applied.
 
 use std::fmt;
 

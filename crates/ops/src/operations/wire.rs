@@ -1,5 +1,4 @@
-//! What the API answers, as far as these commands look at it. What they do not know they pass over,
-//! so that an API may say more.
+//! The part of the API's answers that these commands use. Unknown fields are ignored, so that the API can add some.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! What there is of each subject in the schema registry.
+//! The state of each subject in the schema registry, and the registration of missing schemas.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! `waybill topics create`: makes the topics that are missing.
+//! `waybill topics create`: creates the missing topics.
 
 use std::fmt;
 use std::io::{self, Write};

@@ -1,4 +1,4 @@
-//! `waybill topics describe`: how the topics are.
+//! `waybill topics describe`: shows partitions, copies, offsets and settings.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

@@ -1,7 +1,7 @@
-//! `waybill topics grow` and `shrink`: more partitions of the operation topics, or fewer, while everything goes on.
+//! `waybill topics grow` and `shrink`: changes the number of partitions of the operation topics without downtime.
 //!
-//! On a cluster this process does it itself. The embedded store belongs to the process of `up`, which is
-//! asked on its admin port.
+//! On a cluster this command does the work. The embedded store belongs to the process of `up`, which does it on
+//! request over its admin port.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,8 +16,8 @@ use waybill_topology::readers::show::{LayoutView, Readers};
 use waybill_topology::repartition::{Repartition, RepartitionError, RepartitionView};
 
 use crate::access::AdminArgs;
+use crate::admin_port;
 use crate::readers::readers;
-use crate::{admin_port, broker_ready};
 
 /// How often it is asked how far it is.
 const ASK_EVERY: Duration = Duration::from_millis(300);
@@ -86,7 +86,7 @@ impl GrowArgs {
             .await?;
         way.allows(self.partitions, &stands)?;
         let topics = Topics::new(&config.kafka.topic_prefix);
-        let kafka = broker_ready::settings(config);
+        let kafka = config.kafka_settings_of_commands();
         let growing = Repartition::new(&config.topology(), store, kafka, topics, &workflows);
         let tell = |step: String| told.tell(&step);
         Ok(growing.run(self.partitions, &tell).await?)

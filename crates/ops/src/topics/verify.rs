@@ -1,4 +1,4 @@
-//! `waybill topics verify`: says which topics are not as they must be.
+//! `waybill topics verify`: reports topics whose settings differ from the required ones.
 
 use std::io::{self, Write};
 

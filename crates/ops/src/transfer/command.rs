@@ -1,4 +1,4 @@
-//! `waybill export` and `waybill import`: all operations of a store as lines of JSON, and into another store.
+//! `waybill export` writes all operations of a store as lines of JSON; `waybill import` writes them to another store.
 
 use std::fs;
 use std::io::{self, BufWriter, Write};
@@ -11,6 +11,7 @@ use waybill_node::config::Config;
 use waybill_telemetry::visible::counted;
 
 use super::{Exported, Imported};
+use crate::runtime::runtime;
 
 /// The arguments of `waybill export`.
 #[derive(Clone, Debug, Args)]
@@ -102,12 +103,6 @@ impl ImportArgs {
         }
         Ok(summary)
     }
-}
-
-fn runtime() -> io::Result<tokio::runtime::Runtime> {
-    tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
 }
 
 fn export(config: &Config, out: &mut dyn Write) -> anyhow::Result<Exported> {

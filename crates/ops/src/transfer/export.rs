@@ -21,17 +21,17 @@ use super::{Opened, open};
 
 /// What was written, and what a person should know of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Exported {
+pub(super) struct Exported {
     /// Operations that were written.
-    pub operations: u64,
+    pub(super) operations: u64,
     /// Rows that cannot be read, and were not written.
-    pub unreadable: u64,
+    pub(super) unreadable: u64,
     /// Requests in the topic that no scheduler has consumed, and that are in no row; `None` if that could not
     /// be told.
-    pub waiting: Option<u64>,
+    pub(super) waiting: Option<u64>,
     /// Readers that a scheduler drives, where others may have the store open: what it does from now on is not in
     /// the file.
-    pub owned: usize,
+    pub(super) owned: usize,
 }
 
 /// Writes every operation of the configured store to `out`.
@@ -39,7 +39,7 @@ pub struct Exported {
 /// # Errors
 ///
 /// If the store cannot be read, or `out` not be written. What was written has no end then.
-pub async fn export(config: &Config, out: &mut dyn Write) -> anyhow::Result<Exported> {
+pub(super) async fn export(config: &Config, out: &mut dyn Write) -> anyhow::Result<Exported> {
     let is_embedded = config.store.scylla.nodes.is_none();
     let dir = data_dir::of_store(&config.data_dir);
     anyhow::ensure!(

@@ -27,21 +27,21 @@ const NAMED_MAX: usize = 20;
 
 /// What became of the operations of a file.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Imported {
+pub(super) struct Imported {
     /// Those that were written.
-    pub written: u64,
+    pub(super) written: u64,
     /// Of them those that are not final, and go on.
-    pub going_on: u64,
+    pub(super) going_on: u64,
     /// Of them those that are parked.
-    pub parked: u64,
+    pub(super) parked: u64,
     /// Those that were there already, as the file says.
-    pub there: u64,
+    pub(super) there: u64,
     /// Those whose retention has passed.
-    pub expired: u64,
+    pub(super) expired: u64,
     /// How many are there as something else; nothing of them was changed.
-    pub different: u64,
+    pub(super) different: u64,
     /// The first of them, with their lines.
-    pub named: Vec<(u64, OperationId)>,
+    pub(super) named: Vec<(u64, OperationId)>,
 }
 
 /// Writes the operations of the file at `path` to the configured store. All of it is read first, and nothing is
@@ -50,7 +50,7 @@ pub struct Imported {
 /// # Errors
 ///
 /// If the file is refused, with its line, or the store cannot be written: some of the operations are there then.
-pub async fn import(config: &Config, path: &Path) -> anyhow::Result<Imported> {
+pub(super) async fn import(config: &Config, path: &Path) -> anyhow::Result<Imported> {
     check(path)?;
     let opened = open(config).await?;
     let store: &dyn Store = match &opened {

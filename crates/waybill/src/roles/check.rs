@@ -50,7 +50,7 @@ impl Checked {
 /// # Errors
 ///
 /// If a file cannot be read, or what it says cannot work.
-pub fn agents_elsewhere_of(config: &Config) -> anyhow::Result<Vec<String>> {
+pub(crate) fn agents_elsewhere_of(config: &Config) -> anyhow::Result<Vec<String>> {
     Ok(check(config)?.agents_elsewhere().unwrap_or_default())
 }
 
@@ -119,6 +119,6 @@ pub(crate) fn check_for(role: Role, config: &Config) -> anyhow::Result<Checked> 
 /// # Errors
 ///
 /// If a file that the role needs cannot be read, or is wrong.
-pub fn check_files_of(role: Role, config: &Config) -> anyhow::Result<()> {
+pub(crate) fn check_files_of(role: Role, config: &Config) -> anyhow::Result<()> {
     check_for(role, config).map(drop)
 }

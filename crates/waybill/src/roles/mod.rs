@@ -44,10 +44,8 @@ use self::agents::Reached;
 
 pub(crate) use agents::{elsewhere as agents_elsewhere, load_file as load_agents_file};
 pub(crate) use broker_metrics::declared as broker_metrics;
-pub use check::agents_elsewhere_of;
-pub use check::check_files_of;
-pub(crate) use check::{check_for, check_to_run};
-pub use life::run;
+pub(crate) use check::{agents_elsewhere_of, check_files_of, check_for, check_to_run};
+pub(crate) use life::run;
 
 /// The disk that the embedded broker and store of this process share.
 #[derive(Default)]

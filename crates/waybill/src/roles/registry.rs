@@ -1,4 +1,4 @@
-//! From the configuration to how records are framed: the schema registry at the start of a role.
+//! Chooses how records are framed when a role starts, and gets the schema IDs from the schema registry.
 //!
 //! What must hold: **a role writes nothing before it has its ids**, and so is not ready before. A
 //! registry that is away is waited for; one that refuses, or lacks a schema that the role may not
@@ -23,7 +23,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// # Errors
 ///
 /// If the registry refuses, or a schema is not in it and is not to be registered.
-pub(crate) async fn topics(
+pub(super) async fn topics(
     config: &Config,
     workflows: &Workflows,
     readiness: &Readiness,

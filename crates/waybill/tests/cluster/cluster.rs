@@ -107,10 +107,11 @@ impl Cluster {
         self.env.extend(short);
     }
 
-    /// Whoever is started from now on renews leases in time on a busy machine, too: who owns what can be said exactly.
-    pub fn lends_for_long(&mut self) {
-        let long = ("WAYBILL_SCHEDULER__LEASE", "15s");
-        self.env.push((long.0.to_owned(), long.1.to_owned()));
+    /// Processes that are started from now on have long leases, which a busy machine renews in time. A test can then assert
+    /// owners exactly.
+    pub fn uses_long_leases(&mut self) {
+        let lease = ("WAYBILL_SCHEDULER__LEASE".to_owned(), "15s".to_owned());
+        self.env.push(lease);
     }
 
     pub fn migrate(&self) {

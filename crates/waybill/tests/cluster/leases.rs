@@ -14,7 +14,7 @@ async fn of_two_schedulers_with_the_same_partitions_one_works_and_the_other_take
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
-    cluster.lends_for_long();
+    cluster.uses_long_leases();
     let services = cluster.services("");
     let others = [cluster.supervisor(""), cluster.agents(&services, "")];
     let ingestion = cluster.ingestion(&services, "");
@@ -36,8 +36,8 @@ async fn of_two_schedulers_with_the_same_partitions_one_works_and_the_other_take
     let after_kill = second.epochs().await;
     assert_eq!(
         after_kill,
-        risen(&before),
-        "each partition has its next owner"
+        next_epochs(&before),
+        "each partition changed its owner once"
     );
 
     first.start_again();
@@ -47,7 +47,11 @@ async fn of_two_schedulers_with_the_same_partitions_one_works_and_the_other_take
     let ended = asked_at.elapsed().as_secs_f64();
     println!("measured: an idle scheduler ends {ended:.1} s after SIGTERM");
     ready_after(&first, "a takeover from a scheduler asked to end", asked_at).await;
-    assert_eq!(first.epochs().await, risen(&after_kill));
+    assert_eq!(
+        first.epochs().await,
+        next_epochs(&after_kill),
+        "each partition changed its owner once"
+    );
     ids.extend(deliver(&ingestion, "released", DELIVERIES).await);
     ingestion.world.all_reach(&ids, "Processed").await;
     ingestion
@@ -63,7 +67,7 @@ async fn a_scheduler_that_stood_still_past_its_lease_does_no_harm_when_it_goes_o
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
-    cluster.lends_for_long();
+    cluster.uses_long_leases();
     let services = cluster.services("");
     let others = [cluster.supervisor(""), cluster.agents(&services, "")];
     let ingestion = cluster.ingestion(&services, "");
@@ -100,7 +104,7 @@ async fn a_scheduler_that_stood_still_past_its_lease_does_no_harm_when_it_goes_o
     assert_eq!(
         next.epochs().await.len(),
         PARTITIONS as usize,
-        "it was not thrown out"
+        "it still owns every partition"
     );
     assert!(frozen.has_ended() || is_waiting(&frozen).await);
     assert_each_event_has_one_version(&cluster, ids.len());
@@ -108,8 +112,8 @@ async fn a_scheduler_that_stood_still_past_its_lease_does_no_harm_when_it_goes_o
     cluster.remove().await;
 }
 
-/// The next ownership of each partition.
-fn risen(epochs: &[u64]) -> Vec<u64> {
+/// The epochs after each partition has changed its owner once.
+fn next_epochs(epochs: &[u64]) -> Vec<u64> {
     assert_eq!(epochs.len(), PARTITIONS as usize, "all are owned");
     epochs.iter().map(|epoch| epoch + 1).collect()
 }

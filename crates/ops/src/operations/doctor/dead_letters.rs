@@ -1,4 +1,4 @@
-//! How many records lie on dead-letter topics, and which of these topics may not be looked at.
+//! How many records the dead-letter topics hold, and which of these topics the login may not read.
 
 use std::collections::BTreeMap;
 

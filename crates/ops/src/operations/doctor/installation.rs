@@ -1,4 +1,4 @@
-//! The parts of an installation, in the order in which they need each other.
+//! The parts of an installation, ordered by dependency.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,11 +19,11 @@ use super::dead_letters::{DEAD_LETTERS, dead_letters};
 use super::{FileCheck, Finding, Verdict};
 use crate::access::{AdminArgs, Silence};
 use crate::admin_port::{Away, Refused};
-use crate::named_elsewhere;
 use crate::operations::api::{Api, ApiError};
 use crate::operations::wire::Item;
 use crate::ready::{self, Readiness};
 use crate::schemas::{subjects, subjects_of};
+use crate::shown::named_elsewhere;
 use crate::topics::Site;
 
 /// How long the brokers may take to answer: whoever asks a doctor waits for him.
@@ -47,7 +47,7 @@ const LEASES: &str = "leases";
 /// What is said of files that cannot be read.
 const DAMAGE: &str = "damage";
 
-pub(super) fn configuration(config: &Config, check: &FileCheck) -> Finding {
+pub(super) fn configuration(config: &Config, check: FileCheck) -> Finding {
     const WHAT: &str = "configuration";
     let checked = check_everything(config).map_err(anyhow::Error::from);
     match checked.and_then(|()| check(config)) {

@@ -1,4 +1,4 @@
-//! An operation: what it waits for, who has it, and what happens next.
+//! What an operation waits for, which scheduler owns it, and what happens next.
 
 use waybill_engine::{Action, Division, OperationId};
 use waybill_telemetry::visible::counted;

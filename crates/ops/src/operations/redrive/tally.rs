@@ -1,4 +1,4 @@
-//! How far a verb for many has come, in figures.
+//! The progress of a verb for many operations: a count for each outcome.
 
 use std::fmt;
 
