@@ -3,9 +3,9 @@
 //! Both run deliveries of the same mixture as the generator's, through topics, rows and services of the same
 //! kinds, in one process, until the final state of each has been read from the status topic:
 //!
-//! * [`floor`]: the records and rows of Waybill through Waybill's own clients, and nothing else: nobody decides,
+//! * `floor`: the records and rows of Waybill through Waybill's own clients, and nothing else: nobody decides,
 //!   remembers or recovers anything. What Waybill needs more than this is its engine's and its promises' price.
-//! * [`textbook`]: each record by itself, each wait awaited where it arises. What it needs more than Waybill is
+//! * `textbook`: each record by itself, each wait awaited where it arises. What it needs more than Waybill is
 //!   what the design is worth.
 //!
 //! What both have in common with `waybill up`, and with each other:
