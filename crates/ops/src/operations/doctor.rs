@@ -122,11 +122,11 @@ impl DoctorArgs {
         let runtime = runtime()?;
         let mut bad = 0;
         let mut out = io::stdout().lock();
-        let told = runtime.block_on(self.look(config, check, &mut |findings| {
+        let printed = runtime.block_on(self.look(config, check, &mut |findings| {
             bad += findings.iter().filter(|finding| finding.is_bad()).count();
             self.write(findings, &mut out)
         }));
-        until_reader_leaves(told)?;
+        until_reader_leaves(printed)?;
         match bad {
             0 => Ok(()),
             1 => anyhow::bail!("1 thing is bad"),

@@ -1,8 +1,7 @@
 //! Chooses how records are framed when a role starts, and gets the schema IDs from the schema registry.
 //!
-//! What must hold: **a role writes nothing before it has its ids**, and so is not ready before. A
-//! registry that is away is waited for; one that refuses, or lacks a schema that the role may not
-//! register, ends the role with what to do about it.
+//! What must hold: **a role writes nothing, and is not ready, before it has its schema IDs**. It waits for a registry that does
+//! not answer. It ends, and says what to do, if the registry refuses or lacks a schema that the role may not register.
 
 use std::time::Duration;
 
