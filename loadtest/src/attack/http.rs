@@ -3,10 +3,11 @@
 use std::io;
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
-use super::{Attacker, hold};
+use super::{Attacker, HOLD, hold};
 
 /// How long a byte takes that drips.
 const DRIP: Duration = Duration::from_secs(1);
@@ -91,12 +92,11 @@ pub(super) async fn unread_answers(attacker: &Attacker) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends a head and reads what comes.
+/// Sends a head, and is gone once an answer begins.
 async fn ask(attacker: &Attacker, text: &str) -> io::Result<()> {
     let mut stream = attacker.connect().await?;
     stream.write_all(text.as_bytes()).await?;
-    stream.shutdown().await?;
-    hold(&mut stream).await;
+    let _ = timeout(HOLD, stream.read(&mut [0; 4096])).await;
     Ok(())
 }
 
