@@ -192,33 +192,52 @@ struct Exchanged {
     is_cut_short: bool,
 }
 
-/// How long the service takes to answer, lately: by that is judged what time is too little for it. Requests that waited
-/// for long in the agent's own line have little left, and a service that is only busy must not be taken for one that
-/// fails.
-#[derive(Debug, Default)]
+/// How long the service takes to answer lately, and when it last did. A call that had too little time says nothing
+/// against the service: it waited for long in the agent's own queue, and a service that is only busy must not be taken
+/// for one that fails.
+#[derive(Debug)]
 struct Pace {
-    /// The mean, of which each answer is a sixteenth, in microseconds; 0 before the first.
+    began: Instant,
+    /// In microseconds: the mean, of which each answer is a sixteenth, and when the last answer came, since `began`. 0
+    /// before the first.
     mean: AtomicU64,
+    answered: AtomicU64,
 }
 
 impl Pace {
-    fn took(&self, time: Duration) {
-        let time = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    fn new() -> Self {
+        Self {
+            began: Instant::now(),
+            mean: AtomicU64::new(0),
+            answered: AtomicU64::new(0),
+        }
+    }
+
+    /// The service answered now, after so long.
+    fn took(&self, time: Duration, now: Instant) {
+        let time = micros(time);
         // Of two at once one may be forgotten.
         let mean = match self.mean.load(Ordering::Relaxed) {
             0 => time,
             mean => mean - mean / 16 + time / 16,
         };
         self.mean.store(mean.max(1), Ordering::Relaxed);
+        self.answered
+            .store(micros(now - self.began), Ordering::Relaxed);
     }
 
-    /// Whether a call that was not answered within this time may have needed no more than others. Each takes a sixteenth
-    /// of what is believed: a service that answers nobody fails in the end, however long it takes otherwise.
-    fn noted_as_too_little(&self, time: Duration) -> bool {
-        let mean = self.mean.load(Ordering::Relaxed);
-        self.mean.store(mean - mean / 16, Ordering::Relaxed);
-        time < Duration::from_micros(mean).saturating_mul(2)
+    /// Whether a call that was not answered within this time may have needed no more than others. Not where the service
+    /// has answered nobody for longer than it takes otherwise.
+    fn is_too_little(&self, time: Duration, now: Instant) -> bool {
+        let fair = self.mean.load(Ordering::Relaxed).saturating_mul(2);
+        let answered = self.answered.load(Ordering::Relaxed);
+        let silent = micros(now - self.began).saturating_sub(answered);
+        micros(time) < fair && silent < fair
     }
+}
+
+fn micros(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 impl HttpAgent {
@@ -254,7 +273,7 @@ impl HttpAgent {
                 breaker_state(name),
             ),
             service: ServiceMetrics::new(name),
-            pace: Pace::default(),
+            pace: Pace::new(),
             plan,
             retries: config.retries.clone(),
             timeout: config.timeout,
@@ -354,7 +373,8 @@ impl HttpAgent {
             .client
             .exchange(request, until, self.response_bytes_max);
         let answer = timeout_at(until, answer).await;
-        let took = began.elapsed();
+        let ended = Instant::now();
+        let took = ended - began;
         let status = match &answer {
             Ok(Ok(answer)) => Some(answer.head.status.as_u16()),
             Ok(Err(_)) | Err(_) => None,
@@ -365,7 +385,7 @@ impl HttpAgent {
         }
         let outcome = match answer {
             Ok(Ok(answer)) => {
-                self.pace.took(took);
+                self.pace.took(took, ended);
                 return self.judge(step, action, answer);
             }
             Ok(Err(SendError::Unconnected(why))) => transient(
@@ -380,7 +400,7 @@ impl HttpAgent {
                 unknown("outcome-unknown", format!("the exchange broke off: {why}"))
             }
             Err(_) => {
-                let is_cut_short = until == deadline && self.pace.noted_as_too_little(took);
+                let is_cut_short = until == deadline && self.pace.is_too_little(took, ended);
                 let outcome = unknown("outcome-unknown", "the service did not answer in time");
                 return Exchanged {
                     is_cut_short,

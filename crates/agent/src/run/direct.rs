@@ -139,11 +139,7 @@ impl<T: Send + 'static> DirectAgents<T> {
             };
             match agent.queue.push(work, now) {
                 Ok(()) => touched[index] = true,
-                Err(no_room) => {
-                    let outcome = no_room.outcome();
-                    let NoRoom { work, .. } = *no_room;
-                    shared.answer(agent, &work.call, outcome, work.source);
-                }
+                Err(no_room) => shared.turn_away(agent, *no_room),
             }
         }
         for (agent, touched) in shared.agents.iter().zip(touched) {
@@ -209,12 +205,18 @@ impl<T> fmt::Debug for DirectAgents<T> {
 /// Performs one agent's work.
 async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
     let agent = &shared.agents[agent];
-    while let Some(Work {
-        mut call,
-        source,
-        bytes,
-    }) = agent.queue.next().await
-    {
+    while let Some(next) = agent.queue.next().await {
+        let Work {
+            mut call,
+            source,
+            bytes,
+        } = match next {
+            Ok(work) => work,
+            Err(no_room) => {
+                shared.turn_away(agent, *no_room);
+                continue;
+            }
+        };
         let start = Instant::now();
         let outcome = perform(&*agent.handler, &mut call, None).await;
         let took = start.elapsed();
@@ -231,6 +233,12 @@ async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
 }
 
 impl<T> Shared<T> {
+    fn turn_away(&self, agent: &Agent<T>, no_room: NoRoom<T>) {
+        let outcome = no_room.outcome();
+        let Work { call, source, .. } = no_room.work;
+        self.answer(agent, &call, outcome, source);
+    }
+
     fn answer(&self, agent: &Agent<T>, call: &StepCall, outcome: Outcome, from: T) {
         agent.metrics.count(&outcome);
         let reply = StepReply::to(&call.request, outcome);

@@ -11,7 +11,7 @@ use super::attempt::call_of;
 use super::offsets::Source;
 use super::outbox::Outgoing;
 use super::poller::Shared;
-use super::queue::{NoRoom, Work};
+use super::queue::Work;
 
 /// Takes records in, on the polling thread.
 pub(super) struct Intake {
@@ -78,11 +78,7 @@ impl Intake {
         };
         match agent.queue.push(work, now) {
             Ok(()) => self.touched[index] = true,
-            Err(no_room) => {
-                let outcome = no_room.outcome();
-                let NoRoom { work, .. } = *no_room;
-                shared.answer(agent, &work.call, outcome, work.source);
-            }
+            Err(no_room) => shared.turn_away(agent, &no_room),
         }
     }
 

@@ -17,7 +17,7 @@ use super::epochs::{Epochs, superseded};
 use super::intake::Intake;
 use super::offsets::{Offsets, Source};
 use super::outbox::{Outbox, Outgoing};
-use super::queue::{Queue, Work};
+use super::queue::{NoRoom, Queue, Work};
 use super::{AgentsConfig, AgentsError, StartError};
 use crate::handler::{Handler, StepCall, unknown};
 use crate::metrics::AgentMetrics;
@@ -281,12 +281,21 @@ impl Poller {
 /// Performs one agent's work until its queue is closed.
 async fn work(shared: Arc<Shared>, agent: usize) {
     let agent = &shared.agents[agent];
-    while let Some(Work {
-        mut call,
-        source,
-        bytes,
-    }) = agent.queue.next().await
-    {
+    while let Some(next) = agent.queue.next().await {
+        let Work {
+            mut call,
+            source,
+            bytes,
+        } = match next {
+            Ok(work) => work,
+            Err(no_room) => {
+                // Another member of the group may have it by now.
+                if shared.offsets.holds(no_room.work.source) {
+                    shared.turn_away(agent, &no_room);
+                }
+                continue;
+            }
+        };
         // Another member of the group has it by now.
         if !shared.offsets.holds(source) {
             agent.queue.finished(bytes, None);
@@ -309,6 +318,12 @@ async fn work(shared: Arc<Shared>, agent: usize) {
 }
 
 impl Shared {
+    /// Answers that there is no room or time for an attempt.
+    pub(super) fn turn_away(&self, agent: &Agent, no_room: &NoRoom<Source>) {
+        let Work { call, source, .. } = &no_room.work;
+        self.answer(agent, call, no_room.outcome(), *source);
+    }
+
     /// Answers an attempt; its record is done once the answer is acknowledged.
     pub(super) fn answer(&self, agent: &Agent, call: &StepCall, outcome: Outcome, source: Source) {
         agent.metrics.count(&outcome);

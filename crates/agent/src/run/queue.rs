@@ -42,10 +42,16 @@ pub(super) struct Queue<S> {
 
 #[derive(Debug)]
 struct State<S> {
-    waiting: VecDeque<Work<S>>,
+    waiting: VecDeque<Waiting<S>>,
     in_flight: usize,
     in_flight_bytes: usize,
     closed: bool,
+}
+
+#[derive(Debug)]
+struct Waiting<S> {
+    work: Work<S>,
+    since: Instant,
 }
 
 /// There is no room, or no time, for a step call.
@@ -105,7 +111,7 @@ impl<S> Queue<S> {
         }
         state.in_flight += 1;
         state.in_flight_bytes += work.bytes;
-        state.waiting.push_back(work);
+        state.waiting.push_back(Waiting { work, since: now });
         Ok(())
     }
 
@@ -114,46 +120,74 @@ impl<S> Queue<S> {
         self.wake.notify_one();
     }
 
-    /// The next work; `None` once the queue is closed.
-    pub(super) async fn next(&self) -> Option<Work<S>> {
+    /// The next work to start, or to turn away: what waited here until it has too little time left. `None` once the queue
+    /// is closed.
+    pub(super) async fn next(&self) -> Option<Result<Work<S>, Box<NoRoom<S>>>> {
         loop {
             {
                 let mut state = self.state();
-                let work = state.waiting.pop_front();
+                let next = state.waiting.pop_front();
                 if state.closed || !state.waiting.is_empty() {
                     self.wake.notify_one();
                 }
-                if work.is_some() || state.closed {
-                    return work;
+                if let Some(next) = next {
+                    return Some(self.in_time(next, &mut state));
+                }
+                if state.closed {
+                    return None;
                 }
             }
             self.wake.notified().await;
         }
     }
 
+    /// Turns work away that would not end before its deadline, so that it counts as not attempted rather than as failed,
+    /// and takes no time from work that can still succeed.
+    fn in_time(
+        &self,
+        Waiting { work, since }: Waiting<S>,
+        state: &mut State<S>,
+    ) -> Result<Work<S>, Box<NoRoom<S>>> {
+        let now = Instant::now();
+        let left = work.call.deadline.saturating_duration_since(now);
+        // What has not spent most of its time here is started, however long attempts take: otherwise nothing might be
+        // started any more.
+        if left >= now - since || left >= 2 * self.average() {
+            return Ok(work);
+        }
+        state.release(work.bytes);
+        Err(Box::new(NoRoom {
+            work,
+            retry_after: self.wait(state.waiting.len()),
+        }))
+    }
+
     /// Work has ended. `took` is how long the attempt was, if one was made.
     pub(super) fn finished(&self, bytes: usize, took: Option<Duration>) {
         if let Some(took) = took {
-            let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
-            let average_us = self.average_us.load(Ordering::Relaxed);
-            // Two workers may overwrite each other: it is an estimate.
-            let next_us = if average_us == 0 {
-                took_us
-            } else {
-                average_us - average_us / 16 + took_us / 16
-            };
-            self.average_us.store(next_us, Ordering::Relaxed);
+            self.note(took);
         }
-        let mut state = self.state();
-        state.in_flight -= 1;
-        state.in_flight_bytes -= bytes;
+        self.state().release(bytes);
+    }
+
+    /// Takes the time of an attempt into the average.
+    fn note(&self, took: Duration) {
+        let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        let average_us = self.average_us.load(Ordering::Relaxed);
+        // Two workers may overwrite each other: it is an estimate.
+        let next_us = if average_us == 0 {
+            took_us
+        } else {
+            average_us - average_us / 16 + took_us / 16
+        };
+        self.average_us.store(next_us, Ordering::Relaxed);
     }
 
     /// Leaves out what waits and comes from these.
     pub(super) fn forget(&self, is_gone: impl Fn(&S) -> bool) {
         let mut state = self.state();
         let (mut count, mut bytes) = (0, 0);
-        state.waiting.retain(|work| {
+        state.waiting.retain(|Waiting { work, .. }| {
             let goes = is_gone(&work.source);
             if goes {
                 count += 1;
@@ -170,7 +204,11 @@ impl<S> Queue<S> {
         let mut state = self.state();
         state.closed = true;
         self.wake.notify_one();
-        state.waiting.drain(..).collect()
+        state
+            .waiting
+            .drain(..)
+            .map(|waiting| waiting.work)
+            .collect()
     }
 
     /// How much waits, and how much runs.
@@ -182,12 +220,85 @@ impl<S> Queue<S> {
 
     /// How long work waits that has `ahead` before it.
     fn wait(&self, ahead: usize) -> Duration {
-        let average_us = self.average_us.load(Ordering::Relaxed);
         let rounds = ahead as f64 / self.workers as f64;
-        Duration::from_secs_f64(rounds * average_us as f64 / 1e6)
+        self.average().mul_f64(rounds)
+    }
+
+    fn average(&self) -> Duration {
+        Duration::from_micros(self.average_us.load(Ordering::Relaxed))
     }
 
     fn state(&self) -> MutexGuard<'_, State<S>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S> State<S> {
+    /// Work ended, or was turned away.
+    fn release(&mut self, bytes: usize) {
+        self.in_flight -= 1;
+        self.in_flight_bytes -= bytes;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::StepRequestBuilder;
+
+    const fn millis(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    /// A queue for one worker, of which attempts take 300 ms.
+    fn queue() -> Queue<u32> {
+        let queue = Queue::new(1, 100, 1 << 20);
+        queue.note(millis(300));
+        queue
+    }
+
+    /// Adds work that came so long ago, and had so much time then.
+    fn push(queue: &Queue<u32>, source: u32, waited: Duration, complete_within: Duration) {
+        let since = Instant::now() - waited;
+        let call = StepCall {
+            request: StepRequestBuilder::new("agent", "step").build(),
+            deadline: since + complete_within,
+        };
+        let work = Work {
+            call,
+            source,
+            bytes: 0,
+        };
+        queue.push(work, since).unwrap();
+    }
+
+    /// The source of what comes next, and whether it is started.
+    async fn next(queue: &Queue<u32>) -> (u32, bool) {
+        match queue.next().await.unwrap() {
+            Ok(work) => (work.source, true),
+            Err(turned_away) => (turned_away.work.source, false),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_waited_until_it_has_too_little_time_is_turned_away() {
+        let queue = queue();
+        push(&queue, 1, millis(9_900), millis(10_000));
+        push(&queue, 2, millis(60_000), millis(120_000));
+        push(&queue, 3, millis(60_000), millis(60_000));
+        push(&queue, 4, millis(9_900), millis(60_000));
+        assert_eq!(next(&queue).await, (1, false));
+        assert_eq!(next(&queue).await, (2, true));
+        assert_eq!(next(&queue).await, (3, false));
+        assert_eq!(next(&queue).await, (4, true));
+        assert_eq!(queue.depth(), (0, 2));
+    }
+
+    #[tokio::test]
+    async fn what_never_waited_is_started_however_long_attempts_take() {
+        let queue = queue();
+        queue.note(millis(3_600_000));
+        push(&queue, 1, Duration::ZERO, millis(60_000));
+        assert_eq!(next(&queue).await, (1, true));
     }
 }

@@ -150,7 +150,7 @@ async fn hurried(usual: Option<Duration>) -> (Arc<Service>, HttpAgent) {
     let service = Service::start().await;
     let agent = agent(&service.url, &format!("{LASTING_BREAKER}{PUT}"));
     if let Some(usual) = usual {
-        agent.pace.took(usual);
+        agent.pace.took(usual, Instant::now());
     }
     let release = service.hold();
     for _ in 0..20 {
@@ -180,17 +180,33 @@ async fn a_service_that_is_given_too_little_time_is_not_taken_for_one_that_fails
 
 #[test]
 fn the_pace_follows_what_answers_take() {
-    let pace = Pace::default();
+    let millis = Duration::from_millis;
+    let pace = Pace::new();
+    let now = Instant::now();
     assert!(
-        !pace.noted_as_too_little(Duration::ZERO),
+        !pace.is_too_little(Duration::ZERO, now),
         "nothing is known yet"
     );
-    let millis = Duration::from_millis;
-    pace.took(millis(100));
-    assert!(pace.noted_as_too_little(millis(199)));
-    assert!(!pace.noted_as_too_little(millis(200)));
+    pace.took(millis(100), now);
+    assert!(pace.is_too_little(millis(199), now));
+    assert!(!pace.is_too_little(millis(200), now));
     for _ in 0..200 {
-        pace.took(millis(10));
+        pace.took(millis(10), now);
     }
-    assert!(!pace.noted_as_too_little(millis(30)));
+    assert!(!pace.is_too_little(millis(30), now));
+}
+
+#[test]
+fn however_many_calls_have_too_little_time_none_counts_while_others_are_answered() {
+    let millis = Duration::from_millis;
+    let pace = Pace::new();
+    let now = Instant::now();
+    pace.took(millis(100), now);
+    for _ in 0..1_000 {
+        assert!(pace.is_too_little(millis(150), now + millis(199)));
+    }
+    assert!(
+        !pace.is_too_little(millis(150), now + millis(200)),
+        "it answers nobody"
+    );
 }
