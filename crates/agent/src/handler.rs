@@ -12,6 +12,8 @@ use waybill_engine::{Outcome, Outputs, StepError, StepRequest};
 pub struct StepCall {
     /// What the scheduler asks for.
     pub request: StepRequest,
+    /// When the agent received it.
+    pub received: Instant,
     /// The request's complete-by on this process's monotonic clock. The run loop drops the
     /// handler's future when it passes, and answers nothing.
     pub deadline: Instant,

@@ -176,7 +176,7 @@ pub struct HttpAgent {
     client: Client,
     breaker: Breaker,
     service: ServiceMetrics,
-    pace: Pace,
+    last_answer: LastAnswer,
     retries: RetriesConfig,
     timeout: Duration,
     concurrency_max: usize,
@@ -192,52 +192,33 @@ struct Exchanged {
     is_cut_short: bool,
 }
 
-/// How long the service takes to answer lately, and when it last did. A call that had too little time says nothing
-/// against the service: it waited for long in the agent's own queue, and a service that is only busy must not be taken
-/// for one that fails.
+/// When the service last answered a call.
 #[derive(Debug)]
-struct Pace {
+struct LastAnswer {
     began: Instant,
-    /// In microseconds: the mean, of which each answer is a sixteenth, and when the last answer came, since `began`. 0
-    /// before the first.
-    mean: AtomicU64,
-    answered: AtomicU64,
+    /// In microseconds since `began`.
+    at: AtomicU64,
 }
 
-impl Pace {
+impl LastAnswer {
     fn new() -> Self {
         Self {
             began: Instant::now(),
-            mean: AtomicU64::new(0),
-            answered: AtomicU64::new(0),
+            at: AtomicU64::new(0),
         }
     }
 
-    /// The service answered now, after so long.
-    fn took(&self, time: Duration, now: Instant) {
-        let time = micros(time);
-        // Of two at once one may be forgotten.
-        let mean = match self.mean.load(Ordering::Relaxed) {
-            0 => time,
-            mean => mean - mean / 16 + time / 16,
-        };
-        self.mean.store(mean.max(1), Ordering::Relaxed);
-        self.answered
-            .store(micros(now - self.began), Ordering::Relaxed);
+    fn note(&self, at: Instant) {
+        self.at.fetch_max(self.micros(at), Ordering::Relaxed);
     }
 
-    /// Whether a call that was not answered within this time may have needed no more than others. Not where the service
-    /// has answered nobody for longer than it takes otherwise.
-    fn is_too_little(&self, time: Duration, now: Instant) -> bool {
-        let fair = self.mean.load(Ordering::Relaxed).saturating_mul(2);
-        let answered = self.answered.load(Ordering::Relaxed);
-        let silent = micros(now - self.began).saturating_sub(answered);
-        micros(time) < fair && silent < fair
+    fn is_since(&self, instant: Instant) -> bool {
+        self.at.load(Ordering::Relaxed) >= self.micros(instant)
     }
-}
 
-fn micros(time: Duration) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+    fn micros(&self, instant: Instant) -> u64 {
+        u64::try_from((instant - self.began).as_micros()).unwrap_or(u64::MAX)
+    }
 }
 
 impl HttpAgent {
@@ -273,7 +254,7 @@ impl HttpAgent {
                 breaker_state(name),
             ),
             service: ServiceMetrics::new(name),
-            pace: Pace::new(),
+            last_answer: LastAnswer::new(),
             plan,
             retries: config.retries.clone(),
             timeout: config.timeout,
@@ -301,7 +282,7 @@ impl HttpAgent {
                 Err(error) => return permanent(error.code(), error.to_string()),
             };
             let exchange = async {
-                let exchanged = self.exchange(plan, action, request, call.deadline).await;
+                let exchanged = self.exchange(plan, request, call).await;
                 match exchanged.outcome {
                     _ if exchanged.is_cut_short => Judged::CutShort(exchanged),
                     Outcome::Transient { .. } | Outcome::Unknown { .. } => {
@@ -362,13 +343,12 @@ impl HttpAgent {
     async fn exchange(
         &self,
         step: &StepPlan,
-        action: Action,
         mut request: hyper::Request<bytes::Bytes>,
-        deadline: Instant,
+        call: &StepCall,
     ) -> Exchanged {
         let span = spans::of_call(&mut request);
         let began = Instant::now();
-        let until = deadline.min(began + self.timeout);
+        let until = call.deadline.min(began + self.timeout);
         let answer = self
             .client
             .exchange(request, until, self.response_bytes_max);
@@ -385,8 +365,8 @@ impl HttpAgent {
         }
         let outcome = match answer {
             Ok(Ok(answer)) => {
-                self.pace.took(took, ended);
-                return self.judge(step, action, answer);
+                self.last_answer.note(ended);
+                return self.judge(step, call.request.action, answer);
             }
             Ok(Err(SendError::Unconnected(why))) => transient(
                 "connect-failed",
@@ -399,16 +379,17 @@ impl HttpAgent {
             Ok(Err(SendError::BrokeOff(why))) => {
                 unknown("outcome-unknown", format!("the exchange broke off: {why}"))
             }
-            Err(_) => {
-                let is_cut_short = until == deadline && self.pace.is_too_little(took, ended);
-                let outcome = unknown("outcome-unknown", "the service did not answer in time");
-                return Exchanged {
-                    is_cut_short,
-                    ..Exchanged::of(outcome)
-                };
-            }
+            Err(_) => unknown("outcome-unknown", "the service did not answer in time"),
         };
-        Exchanged::of(outcome)
+        // Waiting in the agent's own queue took most of its time, and a service that is only busy must not be taken for one
+        // that fails.
+        let waited = began - call.received;
+        let is_cut_short =
+            ended >= call.deadline && took < waited && self.last_answer.is_since(began);
+        Exchanged {
+            is_cut_short,
+            ..Exchanged::of(outcome)
+        }
     }
 
     fn judge(&self, step: &StepPlan, action: Action, answer: Answer) -> Exchanged {

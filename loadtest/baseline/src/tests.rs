@@ -245,8 +245,12 @@ fn step_call(step: Step, operation: OperationId, delivery: Delivery) -> StepCall
         nonce: None,
         traceparent: None,
     };
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
-    StepCall { request, deadline }
+    let received = tokio::time::Instant::now();
+    StepCall {
+        request,
+        received,
+        deadline: received + Duration::from_secs(30),
+    }
 }
 
 /// Notes what is asked for, and says yes.

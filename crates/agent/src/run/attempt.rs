@@ -14,8 +14,13 @@ use crate::spans;
 
 /// A request with its deadline on the monotonic clock.
 pub(crate) fn call_of(request: StepRequest) -> StepCall {
-    let deadline = Instant::now() + request.complete_by.since(wall_clock());
-    StepCall { request, deadline }
+    let received = Instant::now();
+    let deadline = received + request.complete_by.since(wall_clock());
+    StepCall {
+        request,
+        received,
+        deadline,
+    }
 }
 
 /// Runs one attempt in a span of its own: not past its deadline, and with panics caught. `None` is no answer. The

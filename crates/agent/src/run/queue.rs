@@ -13,8 +13,9 @@ use crate::handler::{StepCall, not_attempted};
 
 /// Work that was handed back, or turned away, is asked for again after this long at least.
 pub(super) const RETRY_AFTER_MIN: Duration = Duration::from_millis(100);
-/// Work that was turned away is asked for again after this long at most.
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(10);
+/// Work that was turned away is asked for again after this long at most. Whoever asks leaves the agent alone until then:
+/// much longer, and the agent has nothing to do.
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
 
 /// A step call that waits or runs.
 #[derive(Debug)]
@@ -42,16 +43,10 @@ pub(super) struct Queue<S> {
 
 #[derive(Debug)]
 struct State<S> {
-    waiting: VecDeque<Waiting<S>>,
+    waiting: VecDeque<Work<S>>,
     in_flight: usize,
     in_flight_bytes: usize,
     closed: bool,
-}
-
-#[derive(Debug)]
-struct Waiting<S> {
-    work: Work<S>,
-    since: Instant,
 }
 
 /// There is no room, or no time, for a step call.
@@ -106,12 +101,13 @@ impl<S> Queue<S> {
         if full || now + wait > work.call.deadline {
             return Err(Box::new(NoRoom {
                 work,
-                retry_after: wait,
+                // Half of what is ahead has gone by then.
+                retry_after: wait / 2,
             }));
         }
         state.in_flight += 1;
         state.in_flight_bytes += work.bytes;
-        state.waiting.push_back(Waiting { work, since: now });
+        state.waiting.push_back(work);
         Ok(())
     }
 
@@ -143,22 +139,19 @@ impl<S> Queue<S> {
 
     /// Turns work away that would not end before its deadline, so that it counts as not attempted rather than as failed,
     /// and takes no time from work that can still succeed.
-    fn in_time(
-        &self,
-        Waiting { work, since }: Waiting<S>,
-        state: &mut State<S>,
-    ) -> Result<Work<S>, Box<NoRoom<S>>> {
+    fn in_time(&self, work: Work<S>, state: &mut State<S>) -> Result<Work<S>, Box<NoRoom<S>>> {
         let now = Instant::now();
         let left = work.call.deadline.saturating_duration_since(now);
         // What has not spent most of its time here is started, however long attempts take: otherwise nothing might be
         // started any more.
-        if left >= now - since || left >= 2 * self.average() {
+        if left >= now - work.call.received || left >= 2 * self.average() {
             return Ok(work);
         }
         state.release(work.bytes);
+        // What is behind it has waited as long, and is turned away at once.
         Err(Box::new(NoRoom {
             work,
-            retry_after: self.wait(state.waiting.len()),
+            retry_after: RETRY_AFTER_MIN,
         }))
     }
 
@@ -187,7 +180,7 @@ impl<S> Queue<S> {
     pub(super) fn forget(&self, is_gone: impl Fn(&S) -> bool) {
         let mut state = self.state();
         let (mut count, mut bytes) = (0, 0);
-        state.waiting.retain(|Waiting { work, .. }| {
+        state.waiting.retain(|work| {
             let goes = is_gone(&work.source);
             if goes {
                 count += 1;
@@ -204,11 +197,7 @@ impl<S> Queue<S> {
         let mut state = self.state();
         state.closed = true;
         self.wake.notify_one();
-        state
-            .waiting
-            .drain(..)
-            .map(|waiting| waiting.work)
-            .collect()
+        state.waiting.drain(..).collect()
     }
 
     /// How much waits, and how much runs.
@@ -259,17 +248,18 @@ mod tests {
 
     /// Adds work that came so long ago, and had so much time then.
     fn push(queue: &Queue<u32>, source: u32, waited: Duration, complete_within: Duration) {
-        let since = Instant::now() - waited;
+        let received = Instant::now() - waited;
         let call = StepCall {
             request: StepRequestBuilder::new("agent", "step").build(),
-            deadline: since + complete_within,
+            received,
+            deadline: received + complete_within,
         };
         let work = Work {
             call,
             source,
             bytes: 0,
         };
-        queue.push(work, since).unwrap();
+        queue.push(work, received).unwrap();
     }
 
     /// The source of what comes next, and whether it is started.

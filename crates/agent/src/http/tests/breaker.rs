@@ -145,68 +145,42 @@ async fn until_of(agent: &HttpAgent, action: Action, kind: &str) -> Outcome {
     }
 }
 
-/// A service that does not answer, of which it is known how long it takes otherwise; each call has 20 ms.
-async fn hurried(usual: Option<Duration>) -> (Arc<Service>, HttpAgent) {
+/// Makes twenty calls of 20 ms each to a service that does not answer them. Before, each waited for so long in the agent's
+/// queue. Whether it answers others meanwhile is said. Returns what the next call comes to, which it would answer.
+async fn after_silence(waited: Duration, answers_others: bool) -> Outcome {
     let service = Service::start().await;
     let agent = agent(&service.url, &format!("{LASTING_BREAKER}{PUT}"));
-    if let Some(usual) = usual {
-        agent.pace.took(usual, Instant::now());
-    }
     let release = service.hold();
     for _ in 0..20 {
         let request = request().complete_within(Duration::from_millis(20)).build();
-        let hurried = attempt(&agent, request).await;
-        assert!(!matches!(hurried, Some(Outcome::Success { .. })));
+        let mut call = call_of(request);
+        call.received -= waited;
+        let others = async {
+            if answers_others {
+                agent.last_answer.note(Instant::now());
+            }
+        };
+        // In this order: the call has begun when others are answered.
+        let (silent, ()) = tokio::join!(agent.perform(&call), others);
+        assert!(!matches!(silent, Outcome::Success { .. }), "{silent:?}");
     }
     *service.hold.lock().unwrap() = None;
     release.notify_waiters();
     service.answers(|_| json(200, ""));
-    (service, agent)
+    outcome(&agent).await
 }
 
 #[tokio::test]
 async fn a_service_that_is_given_too_little_time_is_not_taken_for_one_that_fails() {
-    let (_service, agent) = hurried(Some(Duration::from_secs(60))).await;
-    assert_eq!(kind_and_code(&outcome(&agent).await).0, "success");
-
-    // Nor does one that hangs pass for busy for ever, where steps have little more time than it takes.
-    for usual in [None, Some(1), Some(12)] {
-        let usual = usual.map(Duration::from_millis);
-        let (_service, agent) = hurried(usual).await;
-        let refused = outcome(&agent).await;
-        assert_eq!(kind_and_code(&refused), ("not-attempted", "breaker-open"));
+    let waited = Duration::from_secs(5);
+    let busy = after_silence(waited, true).await;
+    assert_eq!(kind_and_code(&busy).0, "success");
+    for (waited, answers_others) in [(waited, false), (Duration::ZERO, true)] {
+        let failing = after_silence(waited, answers_others).await;
+        assert_eq!(
+            kind_and_code(&failing),
+            ("not-attempted", "breaker-open"),
+            "it waited for {waited:?}, others are answered: {answers_others}"
+        );
     }
-}
-
-#[test]
-fn the_pace_follows_what_answers_take() {
-    let millis = Duration::from_millis;
-    let pace = Pace::new();
-    let now = Instant::now();
-    assert!(
-        !pace.is_too_little(Duration::ZERO, now),
-        "nothing is known yet"
-    );
-    pace.took(millis(100), now);
-    assert!(pace.is_too_little(millis(199), now));
-    assert!(!pace.is_too_little(millis(200), now));
-    for _ in 0..200 {
-        pace.took(millis(10), now);
-    }
-    assert!(!pace.is_too_little(millis(30), now));
-}
-
-#[test]
-fn however_many_calls_have_too_little_time_none_counts_while_others_are_answered() {
-    let millis = Duration::from_millis;
-    let pace = Pace::new();
-    let now = Instant::now();
-    pace.took(millis(100), now);
-    for _ in 0..1_000 {
-        assert!(pace.is_too_little(millis(150), now + millis(199)));
-    }
-    assert!(
-        !pace.is_too_little(millis(150), now + millis(200)),
-        "it answers nobody"
-    );
 }
