@@ -66,6 +66,9 @@ struct Line {
 #[derive(Debug, Default)]
 struct Places {
     taken: AtomicUsize,
+    /// Held by the first of those who wait: others queue behind it in order. Whoever comes while one waits would otherwise
+    /// take what is freed, and some would wait until their time is over.
+    turn: tokio::sync::Mutex<()>,
     freed: Notify,
     /// Whether one was taken lately.
     used: AtomicBool,
@@ -191,6 +194,7 @@ impl Line {
 
 impl Places {
     async fn take(self: Arc<Self>, requests: &SendRequest<Bytes>) -> Place {
+        let turn = self.turn.lock().await;
         loop {
             let max = requests.current_max_send_streams();
             let next = |taken| (taken < max).then_some(taken + 1);
@@ -199,6 +203,7 @@ impl Places {
                 .fetch_update(Ordering::AcqRel, Ordering::Acquire, next);
             if taken.is_ok() {
                 self.used.store(true, Ordering::Relaxed);
+                drop(turn);
                 return Place(self);
             }
             self.freed.notified().await;

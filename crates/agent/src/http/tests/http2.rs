@@ -164,6 +164,40 @@ async fn who_finds_no_room_in_time_was_never_sent() {
 }
 
 #[tokio::test]
+async fn those_who_wait_for_room_take_turns() {
+    const CALLS: usize = 60;
+    const CALLERS: usize = 3;
+    let (listener, agent) = listen().await;
+    let service = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let mut line: Line = server::Builder::new()
+            .max_concurrent_streams(1)
+            .handshake(stream)
+            .await
+            .unwrap();
+        while let Some(Ok((_, to))) = line.accept().await {
+            answer(to, "{}");
+        }
+    });
+    assert_eq!(kind_and_code(&outcome(&agent).await).0, "success");
+    let made = [const { AtomicUsize::new(0) }; CALLERS];
+    let sum = || made.iter().map(|made| made.load(Ordering::Relaxed)).sum();
+    let call = async |made: &AtomicUsize| {
+        while CALLS > sum() {
+            assert_eq!(kind_and_code(&outcome(&agent).await).0, "success");
+            made.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    tokio::join!(call(&made[0]), call(&made[1]), call(&made[2]));
+    for made in &made {
+        let made = made.load(Ordering::Relaxed);
+        assert!(made >= CALLS / CALLERS / 2, "one made {made} calls");
+    }
+    drop(agent);
+    service.await.unwrap();
+}
+
+#[tokio::test]
 async fn a_large_body_and_a_large_answer_pass_and_one_too_large_is_told() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
