@@ -63,6 +63,8 @@ pub struct IngestionConfig {
     pub contacts: ContactRules,
     /// Streams of an operation's events at once; further ones are answered 503.
     pub event_streams_max: usize,
+    /// Lists of operations that may be read, or wait for it, at once; further ones are answered 503.
+    pub lists_max: usize,
     /// How much each tenant may send.
     pub tenant_rates: TenantRates,
     /// Whether expedited requests go by a topic of their own.
@@ -98,6 +100,7 @@ impl Default for IngestionConfig {
             reply_to_prefixes: Vec::new(),
             contacts: ContactRules::default(),
             event_streams_max: 500,
+            lists_max: 16,
             tenant_rates: TenantRates::default(),
             expedites: true,
             drain_timeout: Duration::from_secs(5),

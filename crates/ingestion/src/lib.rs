@@ -66,6 +66,7 @@ use self::docs::Docs;
 use self::events::Events;
 use self::intake::Intake;
 use self::measure::{BODY_BYTES, BODY_BYTES_MAX, Measures};
+use self::ops::list::Lists;
 pub use self::ops::next::as_typed;
 use self::reads::Reads;
 use self::service::Api;
@@ -184,6 +185,7 @@ impl Ingestion {
             hosts: guards.hosts,
             intake: Arc::clone(&intake),
             events,
+            lists: Lists::new(config.lists_max),
             rules: Arc::new(Rules {
                 workflows,
                 json_depth_max: config.depth_max(),

@@ -44,6 +44,16 @@ pub(super) const EVENT_STREAMS_MAX: Metric<Gauge> = Metric::new(
     "Limit on open event streams",
     [],
 );
+pub(super) const LISTS: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_lists",
+    "Lists of operations that are read, or wait for it",
+    [],
+);
+pub(super) const LISTS_MAX: Metric<Gauge> = Metric::new(
+    "waybill_ingestion_lists_max",
+    "Limit on lists of operations that are read, or wait for it",
+    [],
+);
 pub(super) const BODY_BYTES: Metric<Gauge> = Metric::new(
     "waybill_ingestion_body_bytes",
     "Bytes held by request bodies and batches in progress",
@@ -84,6 +94,8 @@ pub const METRICS: &[&dyn Declared] = &[
     &LIMITED,
     &EVENT_STREAMS,
     &EVENT_STREAMS_MAX,
+    &LISTS,
+    &LISTS_MAX,
     &BODY_BYTES,
     &BODY_BYTES_MAX,
     &QUEUE_BYTES,

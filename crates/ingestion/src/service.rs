@@ -37,6 +37,7 @@ use super::docs::Docs;
 use super::events::Events;
 use super::intake::{Answer, Intake};
 use super::measure::{Measures, RouteLabel};
+use super::ops::list::Lists;
 use super::ops::verb::Verb;
 use super::shares::{Places, Share};
 use super::spans;
@@ -60,6 +61,8 @@ pub struct Api {
     pub intake: Arc<Intake>,
     /// Lets operations be followed.
     pub events: Arc<Events>,
+    /// Bounds what lists of operations cost.
+    pub lists: Lists,
     /// What they are checked against.
     pub rules: Arc<Rules>,
     /// What is measured.

@@ -11,6 +11,7 @@
 //! Whoever may see one tenant only is not told either, by a cursor, which other operations were passed over.
 
 mod cursor;
+mod turns;
 
 use std::collections::HashSet;
 
@@ -31,6 +32,8 @@ use self::cursor::{ShownCursor, of_text, to_text};
 use super::judge;
 use crate::service::{Api, QueryErrors, Reply, json, pairs, set_static};
 use crate::view::{ErrorView, failure, workflow_version};
+
+pub use self::turns::Lists;
 
 /// The parameters of a list.
 pub const PARAMETERS: [&str; 10] = [
@@ -133,6 +136,7 @@ impl Api {
             mut cursor,
             limit,
         } = Asked::read(query, now, caller.tenants())?;
+        let mut turn = self.lists.turn(caller.tenants()).await?;
         let mut shown = ShownCursor::new(caller.tenants(), cursor);
         let mut page = Page {
             items: Vec::new(),
@@ -170,6 +174,7 @@ impl Api {
                 }
                 Some(next) => cursor = next,
             }
+            turn.rest().await;
         };
         let view = ListView {
             items: page.items,

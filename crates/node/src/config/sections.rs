@@ -94,6 +94,8 @@ pub struct HttpConfig {
     /// Streams of an operation's events at once; further ones are answered 503. Less than
     /// `connections_max` and `requests_max`.
     pub event_streams_max: usize,
+    /// Lists of operations that may be read, or wait for it, at once; further ones are answered 503.
+    pub lists_max: usize,
     /// How much each tenant may send to this process.
     pub tenant_limits: TenantLimitsConfig,
     /// Whether expedited requests go by a topic of their own, ahead of the others.
@@ -129,6 +131,7 @@ impl Default for HttpConfig {
             pending_read_timeout: Duration::from_millis(500),
             reply_to_prefixes: Vec::new(),
             event_streams_max: 500,
+            lists_max: 16,
             tenant_limits: TenantLimitsConfig::default(),
             expedited_topic: true,
         }

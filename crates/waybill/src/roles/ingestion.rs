@@ -83,6 +83,7 @@ fn ingestion_config(config: &Config) -> IngestionConfig {
         reply_to_prefixes: http.reply_to_prefixes.clone(),
         contacts: config.alerts.owners.contact_rules(),
         event_streams_max: http.event_streams_max,
+        lists_max: http.lists_max,
         tenant_rates: http.tenant_limits.rates(),
         expedites: http.expedited_topic,
         drain_timeout: http.drain_timeout,

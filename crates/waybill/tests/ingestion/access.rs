@@ -201,6 +201,15 @@ async fn a_tenant_that_has_all_streams_of_events_makes_room_for_another() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn more_lists_than_may_wait_are_turned_away() {
+    let guarded = Guarded::with(|config| config.lists_max = 0).await;
+    let list = guarded.ask("acme", Method::GET, OPERATIONS).send();
+    let (status, kind, _) = problem(list.await.unwrap()).await;
+    assert_eq!((status, kind.as_str()), (503, "overloaded"));
+    guarded.world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_tenant_gets_half_of_the_queue_to_the_broker_while_another_wants_some() {
     let guarded = Guarded::with(|config| config.producer_queue_records_max = 4).await;
     let send = async |who: &str, id: String| {
