@@ -12,8 +12,8 @@ use waybill_engine::{Outcome, Outputs, StepError, StepRequest};
 pub struct StepCall {
     /// What the scheduler asks for.
     pub request: StepRequest,
-    /// When the agent received it.
-    pub received: Instant,
+    /// When it was sent, on this process's monotonic clock: by the timestamp of its record, where it came in one.
+    pub sent: Instant,
     /// The request's complete-by on this process's monotonic clock. The run loop drops the
     /// handler's future when it passes, and answers nothing.
     pub deadline: Instant,

@@ -15,11 +15,11 @@ mod answer;
 mod check;
 mod client;
 mod config;
+mod last_answer;
 mod plan;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -39,6 +39,7 @@ use crate::spans;
 use crate::template::{Scope, TemplateError};
 use answer::{Judge, Verdict, retry_after};
 use client::{Answer, BodyError, Client, SendError};
+use last_answer::LastAnswer;
 use plan::{Plan, StepPlan};
 
 /// Why agents cannot be loaded from their file.
@@ -192,35 +193,6 @@ struct Exchanged {
     is_cut_short: bool,
 }
 
-/// When the service last answered a call.
-#[derive(Debug)]
-struct LastAnswer {
-    began: Instant,
-    /// In microseconds since `began`.
-    at: AtomicU64,
-}
-
-impl LastAnswer {
-    fn new() -> Self {
-        Self {
-            began: Instant::now(),
-            at: AtomicU64::new(0),
-        }
-    }
-
-    fn note(&self, at: Instant) {
-        self.at.fetch_max(self.micros(at), Ordering::Relaxed);
-    }
-
-    fn is_since(&self, instant: Instant) -> bool {
-        self.at.load(Ordering::Relaxed) >= self.micros(instant)
-    }
-
-    fn micros(&self, instant: Instant) -> u64 {
-        u64::try_from((instant - self.began).as_micros()).unwrap_or(u64::MAX)
-    }
-}
-
 impl HttpAgent {
     /// Makes the agent `name`.
     ///
@@ -273,6 +245,7 @@ impl HttpAgent {
             };
             return permanent(code, format!("this agent has no request to {to} {step:?}"));
         };
+        let started = Instant::now();
         let key = call.idempotency_key();
         let scope = Scope::new(&call.request, &key);
         let mut retry = 0;
@@ -282,7 +255,7 @@ impl HttpAgent {
                 Err(error) => return permanent(error.code(), error.to_string()),
             };
             let exchange = async {
-                let exchanged = self.exchange(plan, request, call).await;
+                let exchanged = self.exchange(plan, request, call, started).await;
                 match exchanged.outcome {
                     _ if exchanged.is_cut_short => Judged::CutShort(exchanged),
                     Outcome::Transient { .. } | Outcome::Unknown { .. } => {
@@ -339,12 +312,13 @@ impl HttpAgent {
             .max(asked.unwrap_or_default())
     }
 
-    /// Sends one request and judges the answer, within the time that there is.
+    /// Sends one request of an attempt, and judges the answer, within the time that there is.
     async fn exchange(
         &self,
         step: &StepPlan,
         mut request: hyper::Request<bytes::Bytes>,
         call: &StepCall,
+        started: Instant,
     ) -> Exchanged {
         let span = spans::of_call(&mut request);
         let began = Instant::now();
@@ -381,11 +355,11 @@ impl HttpAgent {
             }
             Err(_) => unknown("outcome-unknown", "the service did not answer in time"),
         };
-        // Waiting in the agent's own queue took most of its time, and a service that is only busy must not be taken for one
-        // that fails.
-        let waited = began - call.received;
+        // The attempt spent most of its time on its way and in the agent's queue: a service that is busy must not count as one
+        // that fails, as long as it answers others.
+        let has_waited = ended - started < started - call.sent;
         let is_cut_short =
-            ended >= call.deadline && took < waited && self.last_answer.is_since(began);
+            ended >= call.deadline && has_waited && self.last_answer.is_after(call.sent);
         Exchanged {
             is_cut_short,
             ..Exchanged::of(outcome)

@@ -155,5 +155,5 @@ impl StepRequestBuilder {
 /// Runs one attempt as the run loop does: stopped at complete-by, panics caught. `None` is no
 /// answer: complete-by passed first.
 pub async fn attempt(handler: &dyn Handler, request: StepRequest) -> Option<Outcome> {
-    perform(handler, &mut call_of(request), None).await
+    perform(handler, &mut call_of(request, None), None).await
 }

@@ -378,7 +378,7 @@ async fn an_agent_without_room_hands_back_at_once_and_blocks_no_other() {
             panic!("{reply:?}");
         };
         assert_eq!(error.code, "no-room");
-        assert!((100..=15_000).contains(retry_after_ms));
+        assert!((100..=1_500).contains(retry_after_ms));
     }
     let other = request("fast", "greet").build();
     broker.send(std::slice::from_ref(&other));
@@ -418,6 +418,42 @@ async fn work_that_could_not_start_in_time_is_handed_back() {
     );
     slow.open(21);
     assert_eq!(broker.replies(21).len(), 21);
+    agents.shutdown().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_that_has_waited_until_it_has_too_little_time_is_handed_back_and_done() {
+    let broker = Broker::start();
+    let slow = Scripted::new(1);
+    let agents = start(&broker, &[("slow", &slow)]);
+    // The agent learns that an attempt takes four seconds: the sleep is how long it takes.
+    broker.send(&[request("slow", "hold").build()]);
+    eventually("the first runs", || slow.calls() == 1).await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    slow.open(1);
+    assert_eq!(broker.replies(1).len(), 1);
+    broker.send(&[request("slow", "hold").build()]);
+    eventually("the second runs", || slow.calls() == 2).await;
+    // It has seven seconds, and waits for four of them.
+    let hasty = request("slow", "hold")
+        .complete_within(Duration::from_secs(7))
+        .build();
+    broker.send(std::slice::from_ref(&hasty));
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    slow.open(1);
+    let replies = broker.replies(2);
+    let of_hasty = replies
+        .iter()
+        .find(|(_, reply)| reply.operation == hasty.operation);
+    let Some((_, reply)) = of_hasty else {
+        panic!("{replies:?}");
+    };
+    assert!(
+        matches!(&reply.outcome, Outcome::NotAttempted { error, .. } if error.code == "no-room"),
+        "{reply:?}"
+    );
+    assert_eq!(slow.calls(), 2, "it was not started");
+    // Nothing is left open: a shutdown waits for what is.
     agents.shutdown().await.unwrap();
 }
 

@@ -245,11 +245,11 @@ fn step_call(step: Step, operation: OperationId, delivery: Delivery) -> StepCall
         nonce: None,
         traceparent: None,
     };
-    let received = tokio::time::Instant::now();
+    let sent = tokio::time::Instant::now();
     StepCall {
         request,
-        received,
-        deadline: received + Duration::from_secs(30),
+        sent,
+        deadline: sent + Duration::from_secs(30),
     }
 }
 

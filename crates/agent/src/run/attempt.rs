@@ -2,23 +2,25 @@
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use tokio::time::{Instant, timeout_at};
 use waybill_clock::wall_clock;
-use waybill_engine::{Action, Outcome, StepRequest};
+use waybill_engine::{Action, Outcome, StepRequest, Timestamp};
 
 use super::queue::RETRY_AFTER_MIN;
 use crate::handler::{Handler, StepCall, not_attempted, unknown};
 use crate::spans;
 
-/// A request with its deadline on the monotonic clock.
-pub(crate) fn call_of(request: StepRequest) -> StepCall {
-    let received = Instant::now();
-    let deadline = received + request.complete_by.since(wall_clock());
+/// A request with its times on the monotonic clock. It was sent `sent`, or now.
+pub(crate) fn call_of(request: StepRequest, sent: Option<Timestamp>) -> StepCall {
+    let (now, wall_now) = (Instant::now(), wall_clock());
+    let deadline = now + request.complete_by.since(wall_now);
+    let age = sent.map_or(Duration::ZERO, |sent| wall_now.since(sent));
     StepCall {
         request,
-        received,
+        sent: now.checked_sub(age).unwrap_or(now),
         deadline,
     }
 }

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use waybill_engine::{Outcome, StepReply, StepRequest};
 
 use super::attempt::{call_of, perform, stopping};
-use super::queue::{NoRoom, Queue, Work};
+use super::queue::{Next, NoRoom, Queue, Work};
 use super::{StartError, check_names};
 use crate::handler::{Handler, StepCall};
 use crate::metrics::{self, AgentMetrics};
@@ -127,7 +127,7 @@ impl<T: Send + 'static> DirectAgents<T> {
             };
             let agent = &shared.agents[index];
             let bytes = REQUEST_BYTES + request.input.len();
-            let call = call_of(request);
+            let call = call_of(request, None);
             if call.deadline <= now {
                 agent.metrics.late.increment(1);
                 continue;
@@ -136,8 +136,9 @@ impl<T: Send + 'static> DirectAgents<T> {
                 call,
                 source: from,
                 bytes,
+                received: now,
             };
-            match agent.queue.push(work, now) {
+            match agent.queue.push(work) {
                 Ok(()) => touched[index] = true,
                 Err(no_room) => shared.turn_away(agent, *no_room),
             }
@@ -205,18 +206,18 @@ impl<T> fmt::Debug for DirectAgents<T> {
 /// Performs one agent's work.
 async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
     let agent = &shared.agents[agent];
-    while let Some(next) = agent.queue.next().await {
+    while let Some(Next { work, has_time }) = agent.queue.next().await {
+        // A handler that is always ready at once must not keep its thread from everybody else.
+        tokio::task::consume_budget().await;
+        let bytes = work.bytes;
+        if !has_time {
+            shared.turn_away(agent, NoRoom::too_late(work));
+            agent.queue.finished(bytes, None);
+            continue;
+        }
         let Work {
-            mut call,
-            source,
-            bytes,
-        } = match next {
-            Ok(work) => work,
-            Err(no_room) => {
-                shared.turn_away(agent, *no_room);
-                continue;
-            }
-        };
+            mut call, source, ..
+        } = work;
         let start = Instant::now();
         let outcome = perform(&*agent.handler, &mut call, None).await;
         let took = start.elapsed();
@@ -227,8 +228,6 @@ async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
         }
         // Behind its answer: whoever waits for the last one to end finds it there.
         agent.queue.finished(bytes, Some(took));
-        // A handler that is always ready at once must not keep its thread from everybody else.
-        tokio::task::consume_budget().await;
     }
 }
 

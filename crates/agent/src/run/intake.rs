@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use waybill_engine::{Offset, StepRequest};
+use waybill_engine::{Offset, StepRequest, Timestamp};
 use waybill_kafka::{DamagedLog, GroupHandler, RawRecord, RecordRef, TopicPartition};
 use waybill_messages::headers::{Stage, TRACEPARENT};
 use waybill_messages::{Contents, DeadLetter, DecodeError, Topics, undecodable};
@@ -60,10 +60,17 @@ impl Intake {
             .position(|agent| agent.topic == topic)
     }
 
-    fn take(&mut self, index: usize, request: StepRequest, source: Source, bytes: usize) {
+    fn take(
+        &mut self,
+        index: usize,
+        request: StepRequest,
+        timestamp_ms: Option<i64>,
+        source: Source,
+        bytes: usize,
+    ) {
         let shared = &self.shared;
         let agent = &shared.agents[index];
-        let call = call_of(request);
+        let call = call_of(request, timestamp_ms.map(Timestamp::from_millis));
         let now = tokio::time::Instant::now();
         if call.deadline <= now {
             return shared.give_up(agent, source);
@@ -75,8 +82,9 @@ impl Intake {
             call,
             source,
             bytes,
+            received: now,
         };
-        match agent.queue.push(work, now) {
+        match agent.queue.push(work) {
             Ok(()) => self.touched[index] = true,
             Err(no_room) => shared.turn_away(agent, &no_room),
         }
@@ -103,7 +111,8 @@ impl Intake {
                     .find(|(name, _)| name == TRACEPARENT)
                     .and_then(|(_, value)| std::str::from_utf8(value.as_deref()?).ok())
                     .map(Arc::from);
-                self.take(waiting.agent, request, waiting.source, waiting.bytes);
+                let sent = waiting.record.timestamp_ms;
+                self.take(waiting.agent, request, sent, waiting.source, waiting.bytes);
             }
             Err(error) if error.waits_for().is_some() => self.waiting.push(waiting),
             Err(error) => self.bury(waiting.agent, waiting.record, waiting.source, &error),
@@ -172,7 +181,8 @@ impl GroupHandler for Intake {
                     .header(TRACEPARENT)
                     .and_then(|value| std::str::from_utf8(value).ok())
                     .map(Arc::from);
-                self.take(index, request, source, record.bytes());
+                let sent = record.timestamp_ms();
+                self.take(index, request, sent, source, record.bytes());
             }
             Err(error) if error.waits_for().is_some() => self.waiting.push(Waiting {
                 agent: index,

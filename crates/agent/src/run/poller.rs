@@ -17,7 +17,7 @@ use super::epochs::{Epochs, superseded};
 use super::intake::Intake;
 use super::offsets::{Offsets, Source};
 use super::outbox::{Outbox, Outgoing};
-use super::queue::{NoRoom, Queue, Work};
+use super::queue::{Next, NoRoom, Queue, Work};
 use super::{AgentsConfig, AgentsError, StartError};
 use crate::handler::{Handler, StepCall, unknown};
 use crate::metrics::AgentMetrics;
@@ -281,30 +281,22 @@ impl Poller {
 /// Performs one agent's work until its queue is closed.
 async fn work(shared: Arc<Shared>, agent: usize) {
     let agent = &shared.agents[agent];
-    while let Some(next) = agent.queue.next().await {
-        let Work {
-            mut call,
-            source,
-            bytes,
-        } = match next {
-            Ok(work) => work,
-            Err(no_room) => {
-                // Another member of the group may have it by now.
-                if shared.offsets.holds(no_room.work.source) {
-                    shared.turn_away(agent, &no_room);
-                }
-                continue;
-            }
-        };
-        // Another member of the group has it by now.
-        if !shared.offsets.holds(source) {
+    while let Some(Next { work, has_time }) = agent.queue.next().await {
+        // A handler that is always ready at once must not keep its thread from everybody else.
+        tokio::task::consume_budget().await;
+        let (source, bytes) = (work.source, work.bytes);
+        // Another member of the group may have it by now.
+        let is_held = shared.offsets.holds(source);
+        if !is_held || shared.refuse_if_superseded(agent, &work.call, source) {
             agent.queue.finished(bytes, None);
             continue;
         }
-        if shared.refuse_if_superseded(agent, &call, source) {
+        if !has_time {
+            shared.turn_away(agent, &NoRoom::too_late(work));
             agent.queue.finished(bytes, None);
             continue;
         }
+        let mut call = work.call;
         let start = Instant::now();
         let outcome = perform(&*agent.handler, &mut call, Some(&agent.topic)).await;
         let took = start.elapsed();

@@ -13,8 +13,8 @@ use crate::handler::{StepCall, not_attempted};
 
 /// Work that was handed back, or turned away, is asked for again after this long at least.
 pub(super) const RETRY_AFTER_MIN: Duration = Duration::from_millis(100);
-/// Work that was turned away is asked for again after this long at most. Whoever asks leaves the agent alone until then:
-/// much longer, and the agent has nothing to do.
+/// Work that was turned away is asked for again after this long at most. Until then the scheduler sends the agent nothing, and
+/// the agent works off what it has.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
 
 /// A step call that waits or runs.
@@ -24,6 +24,7 @@ pub(super) struct Work<S> {
     /// Where it came from.
     pub(super) source: S,
     pub(super) bytes: usize,
+    pub(super) received: Instant,
 }
 
 /// A queue bounded by count and bytes, which counts running work as well.
@@ -49,6 +50,14 @@ struct State<S> {
     closed: bool,
 }
 
+/// What comes next in a queue.
+#[derive(Debug)]
+pub(super) struct Next<S> {
+    pub(super) work: Work<S>,
+    /// Whether there is enough time for an attempt.
+    pub(super) has_time: bool,
+}
+
 /// There is no room, or no time, for a step call.
 #[derive(Debug)]
 pub(super) struct NoRoom<S> {
@@ -58,6 +67,14 @@ pub(super) struct NoRoom<S> {
 }
 
 impl<S> NoRoom<S> {
+    /// For work that has waited too long. Most of what is behind it is as old, and goes at once.
+    pub(super) fn too_late(work: Work<S>) -> Self {
+        Self {
+            work,
+            retry_after: RETRY_AFTER_MIN,
+        }
+    }
+
     /// The answer to whoever asked.
     pub(super) fn outcome(&self) -> Outcome {
         // Those that are turned away together come back spread over half the time.
@@ -65,7 +82,11 @@ impl<S> NoRoom<S> {
         let share = f64::from(murmur2(&key)) / f64::from(u32::MAX);
         let wait = self.retry_after.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX);
         let wait = wait.mul_f64(1.0 + share / 2.0);
-        not_attempted("no-room", "the agent cannot start it in time", wait)
+        not_attempted(
+            "no-room",
+            "the agent has no room or time for the attempt",
+            wait,
+        )
     }
 }
 
@@ -91,17 +112,21 @@ impl<S> Queue<S> {
         self.workers
     }
 
-    /// Takes work in, unless the bounds are reached or it could not start before its deadline.
-    pub(super) fn push(&self, work: Work<S>, now: Instant) -> Result<(), Box<NoRoom<S>>> {
+    /// Takes work in, unless the bounds are reached or there would be too little time for it at its turn.
+    pub(super) fn push(&self, work: Work<S>) -> Result<(), Box<NoRoom<S>>> {
         let mut state = self.state();
         let full = state.in_flight >= self.in_flight_max
             || (state.in_flight > 0
                 && state.in_flight_bytes + work.bytes > self.in_flight_bytes_max);
         let wait = self.wait(state.waiting.len());
-        if full || now + wait > work.call.deadline {
+        let left = work
+            .call
+            .deadline
+            .saturating_duration_since(work.received + wait);
+        if full || !self.has_time(wait, left) {
             return Err(Box::new(NoRoom {
                 work,
-                // Half of what is ahead has gone by then.
+                // Half of what is ahead is done by then.
                 retry_after: wait / 2,
             }));
         }
@@ -116,9 +141,9 @@ impl<S> Queue<S> {
         self.wake.notify_one();
     }
 
-    /// The next work to start, or to turn away: what waited here until it has too little time left. `None` once the queue
-    /// is closed.
-    pub(super) async fn next(&self) -> Option<Result<Work<S>, Box<NoRoom<S>>>> {
+    /// What comes next; `None` once the queue is closed. It counts as running until it has
+    /// [finished](Self::finished).
+    pub(super) async fn next(&self) -> Option<Next<S>> {
         loop {
             {
                 let mut state = self.state();
@@ -126,8 +151,12 @@ impl<S> Queue<S> {
                 if state.closed || !state.waiting.is_empty() {
                     self.wake.notify_one();
                 }
-                if let Some(next) = next {
-                    return Some(self.in_time(next, &mut state));
+                if let Some(work) = next {
+                    let now = Instant::now();
+                    let left = work.call.deadline.saturating_duration_since(now);
+                    // Past complete-by there is no answer at all.
+                    let has_time = left.is_zero() || self.has_time(now - work.received, left);
+                    return Some(Next { work, has_time });
                 }
                 if state.closed {
                     return None;
@@ -137,22 +166,12 @@ impl<S> Queue<S> {
         }
     }
 
-    /// Turns work away that would not end before its deadline, so that it counts as not attempted rather than as failed,
-    /// and takes no time from work that can still succeed.
-    fn in_time(&self, work: Work<S>, state: &mut State<S>) -> Result<Work<S>, Box<NoRoom<S>>> {
-        let now = Instant::now();
-        let left = work.call.deadline.saturating_duration_since(now);
-        // What has not spent most of its time here is started, however long attempts take: otherwise nothing might be
-        // started any more.
-        if left >= now - work.call.received || left >= 2 * self.average() {
-            return Ok(work);
-        }
-        state.release(work.bytes);
-        // What is behind it has waited as long, and is turned away at once.
-        Err(Box::new(NoRoom {
-            work,
-            retry_after: RETRY_AFTER_MIN,
-        }))
+    /// Whether an attempt that has waited for so long will probably end before its deadline. Turned away, it counts as not
+    /// attempted; started, it would count as failed, and take time from attempts that can still succeed. What has not
+    /// waited here for most of its time is started however long attempts take: otherwise, with a slow service or clocks that
+    /// differ, nothing might be started any more.
+    fn has_time(&self, waited: Duration, left: Duration) -> bool {
+        left >= waited || left >= 2 * self.average()
     }
 
     /// Work has ended. `took` is how long the attempt was, if one was made.
@@ -160,7 +179,9 @@ impl<S> Queue<S> {
         if let Some(took) = took {
             self.note(took);
         }
-        self.state().release(bytes);
+        let mut state = self.state();
+        state.in_flight -= 1;
+        state.in_flight_bytes -= bytes;
     }
 
     /// Takes the time of an attempt into the average.
@@ -222,14 +243,6 @@ impl<S> Queue<S> {
     }
 }
 
-impl<S> State<S> {
-    /// Work ended, or was turned away.
-    fn release(&mut self, bytes: usize) {
-        self.in_flight -= 1;
-        self.in_flight_bytes -= bytes;
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -251,27 +264,26 @@ mod tests {
         let received = Instant::now() - waited;
         let call = StepCall {
             request: StepRequestBuilder::new("agent", "step").build(),
-            received,
+            sent: received,
             deadline: received + complete_within,
         };
         let work = Work {
             call,
             source,
             bytes: 0,
+            received,
         };
-        queue.push(work, received).unwrap();
+        queue.push(work).unwrap();
     }
 
-    /// The source of what comes next, and whether it is started.
+    /// The source of what comes next, and whether it has time.
     async fn next(queue: &Queue<u32>) -> (u32, bool) {
-        match queue.next().await.unwrap() {
-            Ok(work) => (work.source, true),
-            Err(turned_away) => (turned_away.work.source, false),
-        }
+        let Next { work, has_time } = queue.next().await.unwrap();
+        (work.source, has_time)
     }
 
     #[tokio::test]
-    async fn what_waited_until_it_has_too_little_time_is_turned_away() {
+    async fn what_waited_for_most_of_its_time_needs_time_for_two_attempts() {
         let queue = queue();
         push(&queue, 1, millis(9_900), millis(10_000));
         push(&queue, 2, millis(60_000), millis(120_000));
@@ -279,13 +291,13 @@ mod tests {
         push(&queue, 4, millis(9_900), millis(60_000));
         assert_eq!(next(&queue).await, (1, false));
         assert_eq!(next(&queue).await, (2, true));
-        assert_eq!(next(&queue).await, (3, false));
+        assert_eq!(next(&queue).await, (3, true), "it is past its deadline");
         assert_eq!(next(&queue).await, (4, true));
-        assert_eq!(queue.depth(), (0, 2));
+        assert_eq!(queue.depth(), (0, 4));
     }
 
     #[tokio::test]
-    async fn what_never_waited_is_started_however_long_attempts_take() {
+    async fn what_never_waited_has_time_however_long_attempts_take() {
         let queue = queue();
         queue.note(millis(3_600_000));
         push(&queue, 1, Duration::ZERO, millis(60_000));

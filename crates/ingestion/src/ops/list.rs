@@ -174,7 +174,7 @@ impl Api {
                 }
                 Some(next) => cursor = next,
             }
-            turn.rest().await;
+            turn.pause().await;
         };
         let view = ListView {
             items: page.items,

@@ -94,7 +94,7 @@ pub struct HttpConfig {
     /// Streams of an operation's events at once; further ones are answered 503. Less than
     /// `connections_max` and `requests_max`.
     pub event_streams_max: usize,
-    /// Lists of operations that may be read, or wait for it, at once; further ones are answered 503.
+    /// Lists of operations that may be read, or wait for it, at once; further ones are answered 503. 0 allows none.
     pub lists_max: usize,
     /// How much each tenant may send to this process.
     pub tenant_limits: TenantLimitsConfig,

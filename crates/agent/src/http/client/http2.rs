@@ -39,6 +39,8 @@ use super::{Answer, Body, BodyError, SendError};
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 /// The least time between two looks for connections that nobody uses.
 const IDLE_LOOK_MIN: Duration = Duration::from_millis(10);
+/// How long the first request that waits for a place waits before it looks again.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// What the service may send of one answer, and of all, before it is read.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
@@ -66,8 +68,8 @@ struct Line {
 #[derive(Debug, Default)]
 struct Places {
     taken: AtomicUsize,
-    /// Held by the first of those who wait: others queue behind it in order. Whoever comes while one waits would otherwise
-    /// take what is freed, and some would wait until their time is over.
+    /// Held by the first request that waits; the others queue behind it. Without it, new requests would take each place that is
+    /// freed, and some would wait until their deadline.
     turn: tokio::sync::Mutex<()>,
     freed: Notify,
     /// Whether one was taken lately.
@@ -206,7 +208,8 @@ impl Places {
                 drop(turn);
                 return Place(self);
             }
-            self.freed.notified().await;
+            // The service may allow more meanwhile, which wakes nobody.
+            _ = timeout(LOOK_AGAIN, self.freed.notified()).await;
         }
     }
 }

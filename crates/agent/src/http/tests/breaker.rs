@@ -145,23 +145,24 @@ async fn until_of(agent: &HttpAgent, action: Action, kind: &str) -> Outcome {
     }
 }
 
-/// Makes twenty calls of 20 ms each to a service that does not answer them. Before, each waited for so long in the agent's
-/// queue. Whether it answers others meanwhile is said. Returns what the next call comes to, which it would answer.
+/// Makes six calls of 100 ms each to a service that does not answer them. Before, each waited for so long. Whether the
+/// service answers others meanwhile is said. Returns what the next call comes to, which it would answer.
 async fn after_silence(waited: Duration, answers_others: bool) -> Outcome {
+    const TIME: Duration = Duration::from_millis(100);
     let service = Service::start().await;
     let agent = agent(&service.url, &format!("{LASTING_BREAKER}{PUT}"));
     let release = service.hold();
-    for _ in 0..20 {
-        let request = request().complete_within(Duration::from_millis(20)).build();
-        let mut call = call_of(request);
-        call.received -= waited;
+    for _ in 0..6 {
+        let mut call = call_of(request().build(), None);
         let others = async {
             if answers_others {
                 agent.last_answer.note(Instant::now());
             }
         };
-        // In this order: the call has begun when others are answered.
-        let (silent, ()) = tokio::join!(agent.perform(&call), others);
+        call.sent = Instant::now() - waited;
+        call.deadline = Instant::now() + TIME;
+        // In this order: others are answered while the call is under way.
+        let (silent, ()) = tokio::join!(biased; agent.perform(&call), others);
         assert!(!matches!(silent, Outcome::Success { .. }), "{silent:?}");
     }
     *service.hold.lock().unwrap() = None;

@@ -1,8 +1,7 @@
 //! How much lists may cost.
 //!
-//! A list reads up to 2,000 rows, and its caller little more than a line. So lists are read one at a time, and after each
-//! piece nothing is read for three times as long as it took: whoever asks for lists without end takes a quarter of one CPU
-//! from the operations.
+//! A list reads up to 2,000 rows, and costs its client one line. So lists are read one at a time, with pauses, so that
+//! clients cannot take the CPU that operations need.
 
 use std::time::Duration;
 
@@ -14,21 +13,25 @@ use waybill_http::problem::{Kind, Problem};
 use crate::measure::{LISTS, LISTS_MAX};
 use crate::shares::{Places, Share};
 
-/// How many times as long as it took to read a piece nothing is read.
-const REST: u32 = 3;
+/// The pause after a piece, as a multiple of the time that reading it took.
+const PAUSE: u32 = 3;
+/// The shortest pause. A list that is dropped while it reads has hardly begun, and its read goes on.
+const PAUSE_MIN: Duration = Duration::from_millis(10);
+/// The longest pause, so that a store that hangs does not hold up the lists behind it any longer.
+const PAUSE_MAX: Duration = Duration::from_secs(3);
 
 /// The lists that are read, or wait for it.
 #[derive(Debug)]
 pub struct Lists {
     places: Places,
-    /// When the next piece may be read. Held by the list whose turn it is.
-    rested_at: Mutex<Instant>,
+    /// Until then nothing is read. Held by the list whose turn it is.
+    paused_until: Mutex<Instant>,
 }
 
 /// The turn of one list.
 #[derive(Debug)]
 pub struct Turn<'a> {
-    rested_at: MutexGuard<'a, Instant>,
+    paused_until: MutexGuard<'a, Instant>,
     began: Instant,
     _place: Share,
 }
@@ -38,7 +41,7 @@ impl Lists {
     pub fn new(max: usize) -> Self {
         Self {
             places: Places::new(max, LISTS.of([]), &LISTS_MAX.of([])),
-            rested_at: Mutex::new(Instant::now()),
+            paused_until: Mutex::new(Instant::now()),
         }
     }
 
@@ -53,10 +56,10 @@ impl Lists {
             let detail = "Too many lists are being read at once.";
             Problem::new(Kind::Overloaded, detail)
         })?;
-        let rested_at = self.rested_at.lock().await;
-        sleep_until(*rested_at).await;
+        let paused_until = self.paused_until.lock().await;
+        sleep_until(*paused_until).await;
         Ok(Turn {
-            rested_at,
+            paused_until,
             began: Instant::now(),
             _place: place,
         })
@@ -64,27 +67,34 @@ impl Lists {
 }
 
 impl Turn<'_> {
-    /// Rests for the piece that was read, before the next.
-    pub async fn rest(&mut self) {
-        self.note();
-        sleep_until(*self.rested_at).await;
-        self.began = Instant::now();
+    /// Pauses between two pieces.
+    pub async fn pause(&mut self) {
+        self.piece_ended();
+        sleep_until(*self.paused_until).await;
     }
 
-    fn note(&mut self) {
+    /// The next piece begins after a pause at the earliest.
+    fn piece_ended(&mut self) {
         let now = Instant::now();
-        *self.rested_at = now + REST * (now - self.began).min(Duration::from_secs(1));
+        let took = now.saturating_duration_since(self.began);
+        let pause = took.saturating_mul(PAUSE).clamp(PAUSE_MIN, PAUSE_MAX);
+        // Dropped during a pause, it is over at the same time.
+        *self.paused_until = (*self.paused_until).max(now + pause);
+        self.began = *self.paused_until;
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        self.note();
+        self.piece_ended();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
+    use futures_util::poll;
     use tokio::time::sleep;
 
     use super::*;
@@ -98,29 +108,41 @@ mod tests {
         for _ in 0..2 {
             sleep(PIECE).await;
             let read = Instant::now();
-            turn.rest().await;
-            assert!(read.elapsed() >= REST * PIECE);
+            turn.pause().await;
+            assert!(read.elapsed() >= PAUSE * PIECE);
         }
         sleep(PIECE).await;
         let read = Instant::now();
         drop(turn);
         drop(lists.turn(&Tenants::All).await.unwrap());
-        assert!(read.elapsed() >= REST * PIECE);
+        assert!(read.elapsed() >= PAUSE * PIECE);
+    }
+
+    #[tokio::test]
+    async fn a_list_that_is_dropped_in_a_pause_makes_it_hardly_longer() {
+        let lists = Lists::new(2);
+        let mut turn = lists.turn(&Tenants::All).await.unwrap();
+        sleep(PIECE).await;
+        assert!(poll!(pin!(turn.pause())).is_pending());
+        let until = *turn.paused_until;
+        drop(turn);
+        assert!(*lists.paused_until.lock().await <= until + PAUSE_MIN);
     }
 
     #[tokio::test]
     async fn lists_take_turns_and_too_many_are_refused() {
         let lists = Lists::new(2);
         let first = lists.turn(&Tenants::All).await.unwrap();
-        let second = lists.turn(&Tenants::All);
-        let meanwhile = async {
-            let refused = lists.turn(&Tenants::All).await.unwrap_err();
-            assert_eq!(refused.status(), 503);
-            assert!(refused.retry_after().is_some());
-            drop(first);
-        };
-        let (second, ()) = tokio::join!(second, meanwhile);
-        drop(second.unwrap());
+        let mut second = pin!(lists.turn(&Tenants::All));
+        assert!(poll!(second.as_mut()).is_pending());
+        let refused = lists.turn(&Tenants::All).await.unwrap_err();
+        assert_eq!(refused.status(), 503);
+        assert!(refused.retry_after().is_some());
+        // It waits for the turn of the first, not for a pause.
+        sleep(2 * PAUSE_MIN).await;
+        assert!(poll!(second.as_mut()).is_pending());
+        drop(first);
+        drop(second.await.unwrap());
         drop(lists.turn(&Tenants::All).await.unwrap());
     }
 }

@@ -25,7 +25,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         services,
         ..
     } = config;
-    let counts: [(&str, usize, usize, usize); 14] = [
+    let counts: [(&str, usize, usize, usize); 15] = [
         (
             "http.connectionsMax",
             http.connections_max,
@@ -72,6 +72,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             RECORDS_MAX,
         ),
         ("http.pendingReadsMax", http.pending_reads_max, 0, READS_MAX),
+        ("http.listsMax", http.lists_max, 0, READS_MAX),
         (
             "http.connectionsPerAddressMax",
             http.connections_per_address_max(),
