@@ -97,7 +97,7 @@ impl Attacker {
     async fn connect(&self) -> io::Result<TcpStream> {
         let socket = TcpSocket::new_v4()?;
         // Closed with a reset, a connection leaves no port in TIME-WAIT. With tens of thousands of those, finding a free
-        // port takes the kernel a whole core, which the attacked would lack where both run on one machine.
+        // port takes the kernel a whole core, which Waybill would lack where both run on one machine.
         socket.set_zero_linger()?;
         if self.address.ip().is_loopback() {
             socket.bind((self.source, 0).into())?;

@@ -393,17 +393,21 @@ async fn an_agent_without_room_hands_back_at_once_and_blocks_no_other() {
     agents.shutdown().await.unwrap();
 }
 
+/// Lets the agent `slow` make its first attempt, from which it learns how long one takes.
+async fn learns(broker: &Broker, slow: &Scripted, takes: Duration) {
+    broker.send(&[request("slow", "hold").build()]);
+    eventually("the first runs", || slow.calls() == 1).await;
+    tokio::time::sleep(takes).await;
+    slow.open(1);
+    assert_eq!(broker.replies(1).len(), 1);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_that_could_not_start_in_time_is_handed_back() {
     let broker = Broker::start();
     let slow = Scripted::new(1);
     let agents = start(&broker, &[("slow", &slow)]);
-    // The agent learns that an attempt takes long: the sleep is how long it takes.
-    broker.send(&[request("slow", "hold").build()]);
-    eventually("the first runs", || slow.calls() == 1).await;
-    tokio::time::sleep(Duration::from_millis(400)).await;
-    slow.open(1);
-    assert_eq!(broker.replies(1).len(), 1);
+    learns(&broker, &slow, Duration::from_millis(400)).await;
     // One runs and twenty wait for about 0.4 s each: whoever has two seconds need not wait.
     let patient: Vec<_> = (0..21).map(|_| request("slow", "hold").build()).collect();
     broker.send(&patient);
@@ -426,20 +430,15 @@ async fn work_that_has_waited_until_it_has_too_little_time_is_handed_back_and_do
     let broker = Broker::start();
     let slow = Scripted::new(1);
     let agents = start(&broker, &[("slow", &slow)]);
-    // The agent learns that an attempt takes four seconds: the sleep is how long it takes.
-    broker.send(&[request("slow", "hold").build()]);
-    eventually("the first runs", || slow.calls() == 1).await;
-    tokio::time::sleep(Duration::from_secs(4)).await;
-    slow.open(1);
-    assert_eq!(broker.replies(1).len(), 1);
+    learns(&broker, &slow, Duration::from_secs(4)).await;
     broker.send(&[request("slow", "hold").build()]);
     eventually("the second runs", || slow.calls() == 2).await;
-    // It has seven seconds, and waits for four of them.
+    // When it has waited for eight of its seconds, fewer are left than two attempts take.
     let hasty = request("slow", "hold")
-        .complete_within(Duration::from_secs(7))
+        .complete_within(Duration::from_secs(15))
         .build();
     broker.send(std::slice::from_ref(&hasty));
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    tokio::time::sleep(Duration::from_secs(8)).await;
     slow.open(1);
     let replies = broker.replies(2);
     let of_hasty = replies

@@ -24,6 +24,14 @@ async fn accept(listener: &TcpListener) -> Line {
     server::handshake(stream).await.unwrap()
 }
 
+/// The connection of a service that takes one request at a time.
+async fn accept_one_at_a_time(listener: &TcpListener) -> Line {
+    let (stream, _) = listener.accept().await.unwrap();
+    let mut builder = server::Builder::new();
+    let handshake = builder.max_concurrent_streams(1).handshake(stream);
+    handshake.await.unwrap()
+}
+
 async fn next(line: &mut Line) -> (Request<h2::RecvStream>, SendResponse<Bytes>) {
     line.accept().await.unwrap().unwrap()
 }
@@ -137,12 +145,7 @@ async fn who_cannot_connect_in_time_has_had_no_effect() {
 async fn who_finds_no_room_in_time_was_never_sent() {
     let (listener, mut agent) = listen().await;
     let service = tokio::spawn(async move {
-        let (stream, _) = listener.accept().await.unwrap();
-        let mut line: Line = server::Builder::new()
-            .max_concurrent_streams(1)
-            .handshake(stream)
-            .await
-            .unwrap();
+        let mut line = accept_one_at_a_time(&listener).await;
         let (_, to) = next(&mut line).await;
         answer(to, "{}");
         let mut seen = 0;
@@ -169,12 +172,7 @@ async fn those_who_wait_for_room_take_turns() {
     const CALLERS: usize = 3;
     let (listener, agent) = listen().await;
     let service = tokio::spawn(async move {
-        let (stream, _) = listener.accept().await.unwrap();
-        let mut line: Line = server::Builder::new()
-            .max_concurrent_streams(1)
-            .handshake(stream)
-            .await
-            .unwrap();
+        let mut line = accept_one_at_a_time(&listener).await;
         while let Some(Ok((_, to))) = line.accept().await {
             answer(to, "{}");
         }

@@ -1,7 +1,7 @@
 //! How much lists may cost.
 //!
-//! A list reads up to 2,000 rows, and costs its client one line. So lists are read one at a time, with pauses, so that
-//! clients cannot take the CPU that operations need.
+//! A list reads up to 2,000 rows for a request of one line. So lists are read one at a time, with pauses: clients that
+//! ask again and again do not take the CPU that operations need.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ use crate::shares::{Places, Share};
 
 /// The pause after a piece, as a multiple of the time that reading it took.
 const PAUSE: u32 = 3;
-/// The shortest pause. A list that is dropped while it reads has hardly begun, and its read goes on.
+/// The shortest pause. A read goes on after its list was dropped, and nobody knows how long it takes.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
-/// The longest pause, so that a store that hangs does not hold up the lists behind it any longer.
+/// The longest pause, however long the store took.
 const PAUSE_MAX: Duration = Duration::from_secs(3);
 
 /// The lists that are read, or wait for it.
@@ -78,7 +78,7 @@ impl Turn<'_> {
         let now = Instant::now();
         let took = now.saturating_duration_since(self.began);
         let pause = took.saturating_mul(PAUSE).clamp(PAUSE_MIN, PAUSE_MAX);
-        // Dropped during a pause, it is over at the same time.
+        // A list that is dropped in a pause does not begin another.
         *self.paused_until = (*self.paused_until).max(now + pause);
         self.began = *self.paused_until;
     }
