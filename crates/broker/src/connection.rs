@@ -26,7 +26,7 @@ use crate::access::Login;
 use crate::api::{self, LongPoll, Reply};
 use crate::server::{Buffers, Ends, SMALL_BUFFER_BYTES, Server};
 use crate::stats::add;
-use crate::wire::{self, Malformed};
+use waybill_wire::{self as wire, Malformed};
 
 /// How often the time-outs are looked at, at least.
 const WATCH_INTERVAL: Duration = Duration::from_secs(5);

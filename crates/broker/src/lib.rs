@@ -56,7 +56,6 @@ mod stats;
 mod sync;
 mod topic_config;
 mod topics;
-mod wire;
 
 pub use access::{Action, Logins, Rights};
 pub use backup::{CopyError, Logs, LogsRestore, LogsSnapshot, Segment};

@@ -26,7 +26,7 @@ use crate::connection::Frame;
 use crate::log::{LEADER_EPOCH, Partition, ReadError};
 use crate::server::Buffers;
 use crate::stats::add;
-use crate::wire::{self, Malformed};
+use waybill_wire::{self as wire, Malformed};
 
 /// What the fetches of one connection share.
 #[derive(Debug, Default)]

@@ -22,7 +22,7 @@ use crate::access::Action;
 use crate::connection::Frame;
 use crate::group::{Join, JoinAnswer, Leaver, Membership, Sync, SyncAnswer};
 use crate::meta::MetaError;
-use crate::wire::Malformed;
+use waybill_wire::Malformed;
 
 /// The longest session and rebalance time-outs, in milliseconds: 30 minutes, as in Kafka.
 const SESSION_MS_MAX: i32 = 30 * 60 * 1000;

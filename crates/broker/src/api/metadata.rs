@@ -19,7 +19,7 @@ use crate::access::Action;
 use crate::log::{Condition, LEADER_EPOCH, Partition};
 use crate::server::{Ends, NODE, Server};
 use crate::topics::{Topic, TopicError};
-use crate::wire::Malformed;
+use waybill_wire::Malformed;
 
 /// Coordinators of consumer groups, and of transactions.
 const KEY_TYPE_GROUP: i8 = 0;

@@ -25,7 +25,7 @@ use crate::access::{Action, Login, Rights};
 use crate::connection::{Frame, Pending};
 use crate::server::{Ends, Server};
 use crate::stats::add;
-use crate::wire::{self, APIS, Head, Malformed};
+use waybill_wire::{self as wire, APIS, Head, Malformed};
 
 /// The key of produce requests.
 pub(crate) const PRODUCE: i16 = ApiKey::Produce as i16;

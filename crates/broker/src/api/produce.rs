@@ -18,7 +18,7 @@ use crate::log::{AppendError, Appended, BatchError, BatchHeader, Partition, unco
 use crate::server::Server;
 use crate::stats::add;
 use crate::topics::Topic;
-use crate::wire::Malformed;
+use waybill_wire::Malformed;
 
 static NOTHING: Bytes = Bytes::new();
 

@@ -10,19 +10,23 @@ use super::shape::{Field, Shape};
 
 /// An API that the broker implements.
 #[derive(Debug)]
-pub(crate) struct Api {
-    pub(crate) key: ApiKey,
+pub struct Api {
+    /// Its number.
+    pub key: ApiKey,
     /// The lowest version that clients are told.
-    pub(crate) advertised_min: i16,
-    pub(crate) min: i16,
-    pub(crate) max: i16,
+    pub advertised_min: i16,
+    /// The lowest version that is served.
+    pub min: i16,
+    /// The highest version that is served.
+    pub max: i16,
     /// From this version on requests have flexible encoding.
     pub(super) flexible_from: i16,
     pub(super) fields: &'static [Field],
 }
 
 /// The API with the number `key`.
-pub(crate) fn api(key: i16) -> Option<&'static Api> {
+#[must_use]
+pub fn api(key: i16) -> Option<&'static Api> {
     APIS.iter().find(|api| api.key as i16 == key)
 }
 
@@ -71,7 +75,7 @@ const fn api_of(
 const TOPIC_PARTITIONS: &[Field] = &[has(TEXT), has(Shape::List(&INT))];
 
 /// All of them, by key, as some clients search the list that they are sent.
-pub(crate) static APIS: &[Api] = &[
+pub static APIS: &[Api] = &[
     Api {
         // librdkafka takes a broker that does not offer version 0 for one without compression.
         advertised_min: 0,

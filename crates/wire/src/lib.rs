@@ -1,5 +1,7 @@
-//! The protocol's framing: what is supported, what a request's bytes must look like, and how
+//! The framing of the Kafka protocol: which APIs the broker serves, what the bytes of a request must look like, and how
 //! answers are written.
+//!
+//! What must hold: no bytes make it panic or reserve memory for more than they hold.
 
 mod apis;
 mod shape;
@@ -8,44 +10,76 @@ use bytes::{BufMut, Bytes, BytesMut};
 use kafka_protocol::messages::{ApiKey, RequestHeader, ResponseHeader};
 use kafka_protocol::protocol::{Decodable, Encodable, HeaderVersion, StrBytes};
 
-pub(crate) use apis::{APIS, Api, api};
+pub use apis::{APIS, Api, api};
 
 /// Why a connection is closed because of what it sent.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Malformed {
+pub enum Malformed {
+    /// A frame claims to be larger than any may be.
     #[error("a frame of {bytes} bytes; at most {max} are accepted")]
-    FrameSize { bytes: i64, max: usize },
+    FrameSize {
+        /// The length that it claims.
+        bytes: i64,
+        /// The largest that is accepted.
+        max: usize,
+    },
+    /// A frame ends within the header of its request.
     #[error("a frame without a whole request header")]
     Header,
+    /// A request that only those who have logged in may send.
     #[error("API {key} before it has logged in")]
-    NotLoggedIn { key: i16 },
+    NotLoggedIn {
+        /// The API's number.
+        key: i16,
+    },
+    /// A request that is not served.
     #[error("API {key} version {version}, which is not supported")]
-    Unsupported { key: i16, version: i16 },
+    Unsupported {
+        /// The API's number.
+        key: i16,
+        /// The request's version.
+        version: i16,
+    },
+    /// The body of a request is not what its header says.
     #[error("a request of API {key} version {version} that does not decode: {cause}")]
     Body {
+        /// The API's number.
         key: i16,
+        /// The request's version.
         version: i16,
+        /// What is wrong with it.
         cause: String,
     },
+    /// An answer cannot be written in the version that was asked for.
     #[error("an answer to API {key} version {version} does not encode: {cause}")]
     Answer {
+        /// The API's number.
         key: i16,
+        /// The answer's version.
         version: i16,
+        /// Why not.
         cause: String,
     },
 }
 
 /// What an answer needs of its request. It does not keep the request's bytes in memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Head {
-    pub(crate) key: i16,
-    pub(crate) version: i16,
-    pub(crate) correlation_id: i32,
+pub struct Head {
+    /// The API's number.
+    pub key: i16,
+    /// The request's version.
+    pub version: i16,
+    /// By which the client knows the answer.
+    pub correlation_id: i32,
 }
 
 impl Head {
     /// Reads the header of a request and leaves its body. Also returns the client's id, a part of `frame`.
-    pub(crate) fn read(frame: &mut Bytes) -> Result<(Self, StrBytes), Malformed> {
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Header`] if the frame ends too early.
+    pub fn read(frame: &mut Bytes) -> Result<(Self, StrBytes), Malformed> {
         let (key, version) = peek(frame).ok_or(Malformed::Header)?;
         // Of an unsupported request only the fields that never change are read.
         let header_version = match ApiKey::try_from(key) {
@@ -63,7 +97,11 @@ impl Head {
 
     /// Decodes the body. Its shape is checked first: the decoder reserves memory for as many
     /// elements as a request claims to have.
-    pub(crate) fn decode<R: Decodable>(&self, api: &Api, mut body: Bytes) -> Result<R, Malformed> {
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Body`] if it does not decode.
+    pub fn decode<R: Decodable>(&self, api: &Api, mut body: Bytes) -> Result<R, Malformed> {
         let malformed = |cause: String| {
             let (key, version) = (self.key, self.version);
             Malformed::Body {
@@ -83,15 +121,20 @@ impl Head {
     }
 
     /// Writes an answer with its frame.
-    pub(crate) fn answer<R: Encodable + HeaderVersion>(
-        &self,
-        answer: &R,
-    ) -> Result<Bytes, Malformed> {
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Answer`] if it cannot be written in the version that was asked for.
+    pub fn answer<R: Encodable + HeaderVersion>(&self, answer: &R) -> Result<Bytes, Malformed> {
         self.answer_in(answer, self.version)
     }
 
     /// Writes an answer in another version than was asked for.
-    pub(crate) fn answer_in<R: Encodable + HeaderVersion>(
+    ///
+    /// # Errors
+    ///
+    /// [`Malformed::Answer`] if it cannot be written in that version.
+    pub fn answer_in<R: Encodable + HeaderVersion>(
         &self,
         answer: &R,
         version: i16,
@@ -112,14 +155,20 @@ impl Head {
 }
 
 /// The API and version of a request, as soon as they have arrived.
-pub(crate) fn peek(frame: &[u8]) -> Option<(i16, i16)> {
+#[must_use]
+pub fn peek(frame: &[u8]) -> Option<(i16, i16)> {
     let (key, rest) = frame.split_first_chunk()?;
     let (version, _) = rest.split_first_chunk()?;
     Some((i16::from_be_bytes(*key), i16::from_be_bytes(*version)))
 }
 
 /// Writes a frame's length into its first four bytes, which were left for it.
-pub(crate) fn finish(mut frame: BytesMut) -> Bytes {
+///
+/// # Panics
+///
+/// If the frame has fewer than four bytes.
+#[must_use]
+pub fn finish(mut frame: BytesMut) -> Bytes {
     let length = i32::try_from(frame.len() - 4).unwrap_or(i32::MAX);
     frame[..4].copy_from_slice(&length.to_be_bytes());
     frame.freeze()
