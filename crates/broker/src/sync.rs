@@ -5,7 +5,8 @@
 //! next round. So the disk's own pace decides how much one sync covers, and no timer is needed.
 //!
 //! A second thread does what nobody waits for: it indexes closed segments, syncs those of topics that are not synced
-//! while they are written, and stores how far partitions are synced. What fails for want of space it tries again.
+//! while they are written, has the disk write those that still grow, and stores how far partitions are synced. What fails
+//! for want of space it tries again.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,7 +20,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::locked;
-use crate::log::{Closing, NotClosed, Partition, STORE_EVERY, SyncedEnds};
+use crate::log::{Closing, NotClosed, Partition, STORE_EVERY, SyncedEnds, Unwritten};
 use crate::stats::Counters;
 
 /// What the two threads have to do.
@@ -41,6 +42,8 @@ enum Chore {
     Close(Closing),
     /// Store how far a partition is synced.
     StoreEnd(Arc<Partition>),
+    /// Begin to write to the disk what nobody waits for.
+    WriteBack(Unwritten),
 }
 
 impl SyncQueue {
@@ -69,6 +72,11 @@ impl SyncQueue {
     /// Asks for the end of `partition`'s synced part to be stored, soon.
     pub(crate) fn store_end(&self, partition: Arc<Partition>) {
         self.chores.push(Chore::StoreEnd(partition));
+    }
+
+    /// Asks for bytes to be written to the disk before long.
+    pub(crate) fn write_back(&self, unwritten: Unwritten) {
+        self.chores.push(Chore::WriteBack(unwritten));
     }
 
     /// Stores how far partitions are synced. Answers whether it is stored; a start can do without, and then only reads
@@ -239,6 +247,7 @@ impl<'a> Chores<'a> {
                 match chore {
                     Chore::Close(closing) => self.close(closing),
                     Chore::StoreEnd(partition) => self.moved.push(partition),
+                    Chore::WriteBack(unwritten) => unwritten.begin_write_back(),
                 }
             }
             if is_stopped || due.is_some_and(|due| due <= Instant::now()) {
@@ -283,7 +292,7 @@ impl<'a> Chores<'a> {
 }
 
 /// A queue that is taken whole. Its length is bounded by what queues itself: a partition once, a
-/// segment when it is full.
+/// segment when it is full and each time that it has grown by some size.
 struct Queue<T> {
     state: Mutex<QueueState<T>>,
     filled: Condvar,

@@ -8,11 +8,13 @@
 use std::error::Error;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::batch::BatchHeader;
+use super::write_back;
 
 /// Bytes that [`LogFile::rewrite`] takes at a time, unless a batch is larger.
 const REWRITE_BYTES: usize = 1 << 20;
@@ -130,6 +132,13 @@ impl LogFile {
         self.file.set_len(bytes)
     }
 
+    /// Begins to write these bytes to the disk, and does not wait.
+    pub(super) fn begin_write_back(&self, bytes: &Range<u64>) {
+        if faults::check(faults::Op::WriteBack, &self.path).is_ok() {
+            write_back::begin(&self.file, bytes);
+        }
+    }
+
     /// Makes what was written durable. After the first error every later call fails as well.
     pub(crate) fn sync(&self) -> io::Result<()> {
         if self.sync_failed.load(Ordering::Acquire) {
@@ -217,6 +226,7 @@ mod faults {
         Append,
         Cut,
         Sync,
+        WriteBack,
         SyncDir,
         Rewrite,
         Replace,
@@ -243,6 +253,7 @@ pub(crate) mod faults {
         Append,
         Cut,
         Sync,
+        WriteBack,
         SyncDir,
         Rewrite,
         Replace,

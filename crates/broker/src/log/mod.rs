@@ -1,12 +1,12 @@
 //! The log of a partition: append-only segment files of record batches.
 //!
 //! * `batch`: what is read of a batch; `compression`: how a compressed one is kept.
-//! * `disk`: the operations on files.
+//! * `disk`: the operations on files; `write_back`: what is written to the disk though nobody waits for it.
 //! * `segment`: one file and its sparse index; `scan`: what it holds; `recovery`: what they hold together.
 //! * `synced`: how far each partition is known to be synced.
 //! * `damage`, `repair`: logs that are not as they were written.
 //! * `producers`: the sequences of idempotent producers.
-//! * `partition`: appending, and who waits for it; `syncing`: what becomes durable.
+//! * `partition`: appending, and who waits for it; `syncing`: what becomes durable, and who syncs what is closed.
 //! * `reopening`: after a full disk.
 //! * `read`: reading by offset and by time.
 //! * `trim`: deleting old segments.
@@ -28,6 +28,7 @@ mod segment;
 mod synced;
 mod syncing;
 mod trim;
+mod write_back;
 
 #[cfg(test)]
 pub(crate) use batch::tests::batch as test_batch;
@@ -43,7 +44,7 @@ pub(crate) use repair::{Repair, aside_path};
 pub(crate) use scan::verify;
 pub(crate) use segment::{LogError, new_segment};
 pub(crate) use synced::{STORE_EVERY, SyncedEnds};
-pub(crate) use syncing::{Closing, NotClosed};
+pub(crate) use syncing::{Closing, NotClosed, Unwritten};
 
 #[cfg(test)]
 mod tests;

@@ -27,7 +27,7 @@ use super::damage::DamagedBatch;
 use super::disk::{LogFile, is_full};
 use super::producers::{Producers, Sequence, SequenceError};
 use super::recovery::{Recovered, recover};
-use super::segment::{ClosedSegment, LogError, SegmentIndex, open_segment};
+use super::segment::{ClosedSegment, LogError, SegmentIndex};
 use super::synced::Key;
 use super::syncing::Unindexed;
 use crate::sync::SyncQueue;
@@ -141,6 +141,8 @@ pub(super) struct Log {
     pub(super) recent: VecDeque<(i64, u64)>,
     /// Records since the last sync was asked for.
     unsynced_records: u64,
+    /// How many of the active segment's bytes the disk was asked to write.
+    pub(super) write_back_asked: u64,
     /// Closed segments that the sync thread has not synced yet.
     pub(super) unsynced_segments: Vec<Unindexed>,
     /// Whether a file was created since the directory was synced.
@@ -224,6 +226,7 @@ impl Partition {
             log: Mutex::new(Log {
                 config,
                 closed,
+                write_back_asked: active.bytes,
                 active,
                 file,
                 producers,
@@ -357,10 +360,15 @@ impl Partition {
             log.unsynced_records = 0;
         }
         let waits = log.waits_for_sync();
+        let mut unwritten = None;
         if !waits {
             self.visible.store(next_offset, Ordering::Release);
+            unwritten = log.unwritten();
         }
         drop(log);
+        if let Some(unwritten) = unwritten {
+            self.limits.syncs.write_back(unwritten);
+        }
         if sync {
             self.ask_for_sync();
         }
@@ -395,32 +403,6 @@ impl Partition {
         drop(log);
         self.wake_readers();
         self.synced.notify_waiters();
-    }
-
-    /// Begins a new active segment.
-    pub(super) fn roll(self: &Arc<Self>, log: &mut Log) -> io::Result<()> {
-        let base = log.active.next_offset;
-        let file = open_segment(&self.dir, base)?;
-        let old = std::mem::replace(&mut log.active, SegmentIndex::new(base));
-        let old_file = std::mem::replace(&mut log.file, file);
-        log.recent.clear();
-        log.unsynced_names = true;
-        log.closed
-            .push_back(Arc::new(ClosedSegment::new(old.clone())));
-        let segment = Unindexed {
-            file: old_file,
-            index: old,
-            producers: log.producers.clone(),
-        };
-        if log.config.flush_messages.is_some() || log.is_sync_threads {
-            log.unsynced_segments.push(segment);
-            self.ask_for_sync();
-        } else {
-            log.closing_unsynced += 1;
-            self.close_segment(segment, false);
-        }
-        log.is_sync_threads = false;
-        Ok(())
     }
 
     /// Counts and logs a damaged batch, once.

@@ -10,14 +10,16 @@
 //!   Where the disk was full, the log is opened again instead.
 
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::disk::{LogFile, is_full, sync_dir};
-use super::partition::{Condition, Partition};
+use super::partition::{Condition, Log, Partition};
 use super::producers::Producers;
-use super::segment::{IndexFile, LogError, SegmentIndex};
+use super::segment::{ClosedSegment, IndexFile, LogError, SegmentIndex, open_segment};
+use super::write_back::WRITE_BACK_BYTES;
 use crate::locked;
 
 /// A segment that was closed and needs its index file.
@@ -33,6 +35,19 @@ pub(super) struct Unindexed {
     pub(super) file: Arc<LogFile>,
     pub(super) index: SegmentIndex,
     pub(super) producers: Producers,
+}
+
+/// Bytes of a segment that nobody waits to see synced.
+pub(crate) struct Unwritten {
+    pub(super) file: Arc<LogFile>,
+    pub(super) bytes: Range<u64>,
+}
+
+impl Unwritten {
+    /// Begins to write them to the disk. They are not durable by that.
+    pub(crate) fn begin_write_back(&self) {
+        self.file.begin_write_back(&self.bytes);
+    }
 }
 
 /// Why a closed segment has no index yet.
@@ -65,7 +80,47 @@ impl SyncJob {
     }
 }
 
+impl Log {
+    /// The bytes of the active segment that the disk has to be asked to write, once they are worth a write.
+    pub(super) fn unwritten(&mut self) -> Option<Unwritten> {
+        let bytes = self.write_back_asked..self.active.bytes;
+        if bytes.end - bytes.start < WRITE_BACK_BYTES {
+            return None;
+        }
+        self.write_back_asked = bytes.end;
+        let file = Arc::clone(&self.file);
+        Some(Unwritten { file, bytes })
+    }
+}
+
 impl Partition {
+    /// Begins a new active segment.
+    pub(super) fn roll(self: &Arc<Self>, log: &mut Log) -> io::Result<()> {
+        let base = log.active.next_offset;
+        let file = open_segment(&self.dir, base)?;
+        let old = std::mem::replace(&mut log.active, SegmentIndex::new(base));
+        let old_file = std::mem::replace(&mut log.file, file);
+        log.recent.clear();
+        log.write_back_asked = 0;
+        log.unsynced_names = true;
+        log.closed
+            .push_back(Arc::new(ClosedSegment::new(old.clone())));
+        let segment = Unindexed {
+            file: old_file,
+            index: old,
+            producers: log.producers.clone(),
+        };
+        if log.config.flush_messages.is_some() || log.is_sync_threads {
+            log.unsynced_segments.push(segment);
+            self.ask_for_sync();
+        } else {
+            log.closing_unsynced += 1;
+            self.close_segment(segment, false);
+        }
+        log.is_sync_threads = false;
+        Ok(())
+    }
+
     /// Waits until the log is synced up to `offset`; `false` if that can no longer happen.
     pub(crate) async fn synced(&self, offset: i64) -> bool {
         loop {

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use super::batch::BatchHeader;
 use super::batch::tests::batch;
 use super::disk::faults::{self, Op};
+use super::write_back::WRITE_BACK_BYTES;
 use super::*;
 use crate::TopicConfig;
 use crate::stats::{Counters, Stats};
@@ -206,6 +207,47 @@ async fn one_thread_syncs_a_file() {
     for (path, threads) in &threads {
         assert_eq!(threads.len(), 1, "{}: {threads:?}", path.display());
     }
+}
+
+#[test]
+fn what_nobody_waits_for_is_written_to_the_disk_as_it_comes() {
+    let large = batch(-1, -1, -1, &[1; 30_000]);
+    assert!(large.len() as u64 >= WRITE_BACK_BYTES);
+    let config = TopicConfig {
+        segment_bytes: 2 * large.len() as u64,
+        ..TopicConfig::default()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    faults::record(dir.path());
+    let scene = Scene::open(&dir, config).unwrap();
+    scene.append(&one()).unwrap();
+    for _ in 0..3 {
+        scene.append(&large).unwrap();
+    }
+    // One of them lies in the first segment, behind the small batch, and two in the second.
+    let written_back = || {
+        let recorded = faults::recorded(dir.path());
+        let threads = recorded.into_iter().filter(|(op, ..)| *op == Op::WriteBack);
+        threads.map(|(_, _, thread)| thread).collect::<Vec<_>>()
+    };
+    until("all is written back", || written_back().len() == 3);
+    assert_eq!(written_back(), ["broker-close"; 3]);
+}
+
+#[tokio::test]
+async fn what_is_synced_needs_no_write_back() {
+    let dir = tempfile::tempdir().unwrap();
+    faults::record(dir.path());
+    let scene = Scene::open(&dir, synced()).unwrap();
+    let large = batch(-1, -1, -1, &[1; 30_000]);
+    for _ in 0..3 {
+        let sync_to = scene.append(&large).unwrap().sync_to.unwrap();
+        assert!(scene.partition.synced(sync_to).await);
+    }
+    drop(scene);
+    let recorded = faults::recorded(dir.path());
+    assert!(recorded.iter().any(|(op, ..)| *op == Op::Sync));
+    assert!(recorded.iter().all(|(op, ..)| *op != Op::WriteBack));
 }
 
 #[tokio::test]
