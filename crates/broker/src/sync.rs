@@ -5,7 +5,7 @@
 //! next round. So the disk's own pace decides how much one sync covers, and no timer is needed.
 //!
 //! A second thread does what nobody waits for: it indexes closed segments, syncs those of topics that are not synced
-//! while they are written, has the disk write those that still grow, and stores how far partitions are synced. What fails
+//! while they are written, starts write-back of those that still grow, and stores how far partitions are synced. What fails
 //! for want of space it tries again.
 
 use std::collections::VecDeque;
@@ -42,7 +42,7 @@ enum Chore {
     Close(Closing),
     /// Store how far a partition is synced.
     StoreEnd(Arc<Partition>),
-    /// Begin to write to the disk what nobody waits for.
+    /// Start write-back of what no sync waits for.
     WriteBack(Unwritten),
 }
 
@@ -74,7 +74,7 @@ impl SyncQueue {
         self.chores.push(Chore::StoreEnd(partition));
     }
 
-    /// Asks for bytes to be written to the disk before long.
+    /// Asks for write-back to start, soon.
     pub(crate) fn write_back(&self, unwritten: Unwritten) {
         self.chores.push(Chore::WriteBack(unwritten));
     }

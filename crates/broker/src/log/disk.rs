@@ -132,7 +132,7 @@ impl LogFile {
         self.file.set_len(bytes)
     }
 
-    /// Begins to write these bytes to the disk, and does not wait.
+    /// Starts write-back of these bytes, and does not wait for it.
     pub(super) fn begin_write_back(&self, bytes: &Range<u64>) {
         if faults::check(faults::Op::WriteBack, &self.path).is_ok() {
             write_back::begin(&self.file, bytes);

@@ -1,7 +1,7 @@
 //! The log of a partition: append-only segment files of record batches.
 //!
 //! * `batch`: what is read of a batch; `compression`: how a compressed one is kept.
-//! * `disk`: the operations on files; `write_back`: what is written to the disk though nobody waits for it.
+//! * `disk`: the operations on files; `write_back`: starts write-back of what no sync waits for.
 //! * `segment`: one file and its sparse index; `scan`: what it holds; `recovery`: what they hold together.
 //! * `synced`: how far each partition is known to be synced.
 //! * `damage`, `repair`: logs that are not as they were written.

@@ -141,7 +141,7 @@ pub(super) struct Log {
     pub(super) recent: VecDeque<(i64, u64)>,
     /// Records since the last sync was asked for.
     unsynced_records: u64,
-    /// How many of the active segment's bytes the disk was asked to write.
+    /// For how many of the active segment's bytes write-back was started, or asked for.
     pub(super) write_back_asked: u64,
     /// Closed segments that the sync thread has not synced yet.
     pub(super) unsynced_segments: Vec<Unindexed>,

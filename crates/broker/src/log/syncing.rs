@@ -37,14 +37,14 @@ pub(super) struct Unindexed {
     pub(super) producers: Producers,
 }
 
-/// Bytes of a segment that nobody waits to see synced.
+/// Bytes of a segment for which write-back is to start.
 pub(crate) struct Unwritten {
-    pub(super) file: Arc<LogFile>,
-    pub(super) bytes: Range<u64>,
+    file: Arc<LogFile>,
+    bytes: Range<u64>,
 }
 
 impl Unwritten {
-    /// Begins to write them to the disk. They are not durable by that.
+    /// Starts it, and does not wait for it.
     pub(crate) fn begin_write_back(&self) {
         self.file.begin_write_back(&self.bytes);
     }
@@ -81,7 +81,7 @@ impl SyncJob {
 }
 
 impl Log {
-    /// The bytes of the active segment that the disk has to be asked to write, once they are worth a write.
+    /// The bytes of the active segment for which write-back has not started, once there are [`WRITE_BACK_BYTES`] of them.
     pub(super) fn unwritten(&mut self) -> Option<Unwritten> {
         let bytes = self.write_back_asked..self.active.bytes;
         if bytes.end - bytes.start < WRITE_BACK_BYTES {

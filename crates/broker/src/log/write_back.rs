@@ -1,18 +1,19 @@
-//! Begins to write to the disk what no sync waits for.
+//! Starts write-back of what no sync waits for.
 //!
-//! Left alone, Linux keeps what was written in memory for half a minute and then writes all of it at once
-//! (`dirty_expire_centisecs`, Documentation/admin-guide/sysctl/vm.rst). Every sync on that disk waits meanwhile, for
-//! hundreds of milliseconds.
+//! Otherwise Linux keeps written pages in memory for half a minute and then writes all of them to the disk at once
+//! (`dirty_expire_centisecs`, Documentation/admin-guide/sysctl/vm.rst). Syncs on that disk then wait for hundreds
+//! of milliseconds.
 #![allow(unsafe_code)]
 
 use std::fs::File;
 use std::ops::Range;
 
-/// After how many bytes of a segment they are written: few enough for all partitions together, and enough for one write of
-/// a disk.
+/// Write-back starts each time that a segment has grown by so many bytes: little for all partitions together, and enough
+/// for one write to a disk.
 pub(super) const WRITE_BACK_BYTES: u64 = 256 << 10;
 
-/// Begins to write these bytes of a file, and does not wait. What fails is reported by the next sync of the file.
+/// Starts write-back of these bytes of a file, and does not wait for it. They are not durable by that. The kernel reports a
+/// write that fails at the next sync of the file.
 pub(super) fn begin(file: &File, bytes: &Range<u64>) {
     #[cfg(target_os = "linux")]
     {
