@@ -298,7 +298,7 @@ impl Store for EmbeddedStore {
             if batch.is_empty() {
                 return Ok(Written::default());
             }
-            let batch = EncodedBatch::new(&batch, self.tables.get()?.retention.now());
+            let batch = EncodedBatch::new(&batch, self.tables.retention().now());
             self.change("writing rows", |reply| Command::Write(batch, reply))
                 .await
         }

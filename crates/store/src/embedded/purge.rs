@@ -112,7 +112,7 @@ impl Purger {
     fn run(&mut self, interval: Duration) {
         while let Err(mpsc::RecvTimeoutError::Timeout) = self.stopped.recv_timeout(interval) {
             let pass = catch_unwind(AssertUnwindSafe(|| {
-                let now = self.tables.get()?.retention.now();
+                let now = self.tables.retention().now();
                 self.pass(now, wall_clock())
             }));
             let Ok(passed) = pass else {
@@ -139,7 +139,7 @@ impl Purger {
 
     fn save_retention(&self) -> Result<(), StoreError> {
         let tables = self.tables.get()?;
-        tables.retention.save(&tables.leases)
+        tables.lasting.retention.save(&tables.leases)
     }
 
     /// Removes what has had its time: rows by the time of retention, `now`, and attention entries of a certain age

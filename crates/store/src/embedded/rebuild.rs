@@ -99,7 +99,7 @@ fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<u64, StoreError> {
             }
             continue;
         };
-        for key in keys_of(&old.damages, &snapshot, (name, table), key_bytes) {
+        for key in keys_of(&old.lasting.damages, &snapshot, (name, table), key_bytes) {
             let key = key?;
             // One that is damaged is among what is said to be lost.
             if let Some(value) = read(&snapshot, table, &key)?.flatten() {
@@ -112,7 +112,7 @@ fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<u64, StoreError> {
         let Some(key_bytes) = key_bytes(name) else {
             continue;
         };
-        for key in keys_of(&old.damages, &snapshot, (name, table), key_bytes) {
+        for key in keys_of(&old.lasting.damages, &snapshot, (name, table), key_bytes) {
             let key = key?;
             let operation: Option<OperationId> = match name {
                 "state" | "created" => keys::read_row(&key),

@@ -20,7 +20,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::damage::Damages;
-use super::tables::Tables;
+use super::retention::Retention;
+use super::tables::{Lasting, Tables};
 use super::{EmbeddedConfig, rebuild};
 use crate::StoreError;
 
@@ -67,7 +68,7 @@ pub(super) struct Reopening {
     tried: Mutex<Option<Instant>>,
     /// When a write, a flush or a compaction failed last though there was room.
     failed_with_room: Mutex<Option<Instant>>,
-    damages: Arc<Damages>,
+    lasting: Lasting,
 }
 
 impl Reopening {
@@ -79,14 +80,19 @@ impl Reopening {
             failure: Mutex::default(),
             tried: Mutex::new(None),
             failed_with_room: Mutex::default(),
-            damages: Arc::clone(&tables.damages),
+            lasting: tables.lasting.clone(),
             tables: RwLock::new(Ok(Arc::new(tables))),
         })
     }
 
     /// What was found to be damaged since the store was opened first.
     pub(super) fn damages(&self) -> &Damages {
-        &self.damages
+        &self.lasting.damages
+    }
+
+    /// The time by which rows are kept. It is there while the tables are not.
+    pub(super) fn retention(&self) -> &Retention {
+        &self.lasting.retention
     }
 
     /// The tables, for a short while: they are not opened again before everyone has let go. Does not block.
@@ -104,7 +110,15 @@ impl Reopening {
             }
         };
         let tables = tables.as_ref();
-        tables.cloned().map_err(|why| why.refuse(ACTION))
+        tables.cloned().map_err(|why| self.refuse(why, ACTION))
+    }
+
+    /// That `action` fails while the tables are not open: until they are opened again, or for good.
+    fn refuse(&self, failure: &WriteFailure, action: &'static str) -> StoreError {
+        match self.lasting.damages.are_writes_refused() {
+            true => StoreError::unavailable(action, failure.clone()),
+            false => failure.refuse(action),
+        }
     }
 
     /// Why writes fail until the tables are opened again, if they do.
@@ -181,7 +195,7 @@ impl Reopening {
         if let Err(error) = rebuild::ask(&self.config.path) {
             tracing::warn!(%error, "could not request a rebuild; the next start will not look for damage");
         }
-        self.damages.writes_are_refused(&format!(
+        self.lasting.damages.writes_are_refused(&format!(
             "{failure}, for the second time within an hour although there is free space: the disk fails, or a file is damaged"
         ));
     }
@@ -189,7 +203,7 @@ impl Reopening {
     /// The tables for a write: opened again if that is due and there is room. Called by the writer.
     pub(super) fn writable(&self) -> Result<Arc<Tables>, StoreError> {
         if let Some(failure) = self.failure() {
-            if self.damages.are_writes_refused() {
+            if self.lasting.damages.are_writes_refused() {
                 return Err(StoreError::unavailable("writing", failure));
             }
             self.open_again(&failure)?;
@@ -219,7 +233,7 @@ impl Reopening {
                 }
             },
         };
-        let mut tables = match Tables::open(&self.config) {
+        let tables = match Tables::reopen(&self.config, self.lasting.clone()) {
             Ok(tables) => tables,
             Err(error) => {
                 let why = self.why("opening its files again", &error);
@@ -230,12 +244,11 @@ impl Reopening {
                 }
                 self.end_if_repeated(&why);
                 *self.failure_now() = Some(why.clone());
-                let refused = why.refuse(ACTION);
+                let refused = self.refuse(&why, ACTION);
                 *open = Err(why);
                 return Err(refused);
             }
         };
-        tables.damages = Arc::clone(&self.damages);
         *open = Ok(Arc::new(tables));
         drop(open);
         // Not before: a reader that finds the tables locked returns this failure.
@@ -304,7 +317,13 @@ fn io_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use waybill_engine::{OperationId, PartitionId, Timestamp};
+
+    use super::super::EmbeddedStore;
     use super::*;
+    use crate::{DueEntry, Store as _, WriteBatch};
 
     const EIO: i32 = 5;
 
@@ -373,21 +392,88 @@ mod tests {
         let path = dir.path().join("store");
         let tables = Reopening::open(EmbeddedConfig::new(&path)).unwrap();
         tables.failed("a test", Arc::new(fjall::Error::Poisoned));
-        std::fs::rename(&path, dir.path().join("away")).unwrap();
-        std::fs::write(&path, "").unwrap();
+        block(&path);
         assert!(tables.writable().is_err());
         let refused = tables.damages().report().refused.unwrap();
         assert!(
             refused.starts_with("opening its files again failed: "),
             "{refused}"
         );
-        std::fs::remove_file(&path).unwrap();
-        std::fs::rename(dir.path().join("away"), &path).unwrap();
+        unblock(&path);
         *tables.tried.lock().unwrap() = None;
         let ended = tables.writable();
         assert!(
             matches!(ended, Err(StoreError::Unavailable { .. })),
             "it is not opened again"
+        );
+    }
+
+    /// Puts a file in the place of the store, which then cannot be opened again.
+    fn block(store: &Path) {
+        std::fs::rename(store, store.with_file_name("away")).unwrap();
+        std::fs::write(store, "").unwrap();
+    }
+
+    fn unblock(store: &Path) {
+        std::fs::remove_file(store).unwrap();
+        std::fs::rename(store.with_file_name("away"), store).unwrap();
+    }
+
+    /// Something to write.
+    fn batch() -> WriteBatch {
+        let due = DueEntry {
+            due: Timestamp(1),
+            operation: OperationId(uuid::Uuid::nil()),
+        };
+        WriteBatch {
+            due: vec![(PartitionId(0), due)],
+            ..WriteBatch::default()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_write_has_files_opened_again_that_could_not_be_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let store = EmbeddedStore::open(EmbeddedConfig::new(&path)).unwrap();
+        let full = fjall::Error::Io(io::ErrorKind::StorageFull.into());
+        store.tables.failed("a test", Arc::new(full));
+        block(&path);
+        let refused = store.write(batch()).await.unwrap_err();
+        assert!(
+            matches!(refused, StoreError::Reopening { .. }),
+            "{refused:?}"
+        );
+        unblock(&path);
+        let began = Instant::now();
+        while let Err(refused) = store.write(batch()).await {
+            assert!(began.elapsed() < Duration::from_secs(60), "{refused:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        assert_eq!(store.write_failure(), None);
+    }
+
+    #[tokio::test]
+    async fn every_call_says_so_when_files_are_not_opened_again_any_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store");
+        let store = EmbeddedStore::open(EmbeddedConfig::new(&path)).unwrap();
+        store
+            .tables
+            .failed("a test", Arc::new(fjall::Error::Poisoned));
+        block(&path);
+        for _ in 0..2 {
+            let refused = store.write(batch()).await.unwrap_err();
+            assert!(
+                matches!(refused, StoreError::Unavailable { .. }),
+                "{refused:?}"
+            );
+        }
+        store.refuses_writes().await;
+        let refused = store.get_many(Vec::new()).await.unwrap_err();
+        assert!(
+            matches!(refused, StoreError::Unavailable { .. }),
+            "{refused:?}"
         );
     }
 

@@ -55,8 +55,14 @@ pub(super) struct Tables {
     pub(super) leases: Keyspace,
     pub(super) cursors: Keyspace,
     pub(super) corrupt: Keyspace,
+    pub(super) lasting: Lasting,
+}
+
+/// What stays the same when the tables are opened again.
+#[derive(Clone)]
+pub(super) struct Lasting {
     /// The time by which rows are kept.
-    pub(super) retention: Retention,
+    pub(super) retention: Arc<Retention>,
     pub(super) damages: Arc<Damages>,
 }
 
@@ -92,15 +98,24 @@ impl Stored {
 impl Tables {
     /// Opens or makes the tables.
     pub(super) fn open(config: &EmbeddedConfig) -> Result<Self, StoreError> {
-        Self::open_with(config, config.worker_threads.max(1))
+        Self::open_with(config, config.worker_threads.max(1), None)
+    }
+
+    /// Opens the tables once more, after those that `lasting` is from have been closed.
+    pub(super) fn reopen(config: &EmbeddedConfig, lasting: Lasting) -> Result<Self, StoreError> {
+        Self::open_with(config, config.worker_threads.max(1), Some(lasting))
     }
 
     /// Opens tables that are only read: nothing is written out, and nothing compacted.
     pub(super) fn open_idle(config: &EmbeddedConfig) -> Result<Self, StoreError> {
-        Self::open_with(config, 0)
+        Self::open_with(config, 0, None)
     }
 
-    fn open_with(config: &EmbeddedConfig, worker_threads: usize) -> Result<Self, StoreError> {
+    fn open_with(
+        config: &EmbeddedConfig,
+        worker_threads: usize,
+        lasting: Option<Lasting>,
+    ) -> Result<Self, StoreError> {
         let failed = |error| match error {
             fjall::Error::Locked => StoreError::Locked {
                 path: config.path.display().to_string(),
@@ -127,8 +142,15 @@ impl Tables {
         };
         let small = || KeyspaceCreateOptions::default().max_memtable_size(SMALL_MEMTABLE_BYTES);
         let leases = db.keyspace("leases", small).map_err(failed)?;
+        let lasting = match lasting {
+            Some(lasting) => lasting,
+            None => Lasting {
+                retention: Arc::new(Retention::open(&leases)?),
+                damages: Arc::default(),
+            },
+        };
         Ok(Self {
-            retention: Retention::open(&leases)?,
+            lasting,
             state: db.keyspace("state", rows).map_err(failed)?,
             created: db.keyspace("created", rows).map_err(failed)?,
             expiry: db.keyspace("expiry", small).map_err(failed)?,
@@ -137,7 +159,6 @@ impl Tables {
             leases,
             cursors: db.keyspace("cursors", small).map_err(failed)?,
             corrupt: db.keyspace("corrupt", small).map_err(failed)?,
-            damages: Arc::default(),
             db,
         })
     }
@@ -158,7 +179,7 @@ impl Tables {
 
     /// Reads rows in the order of `ids`, those whose retention is not over.
     pub(super) fn rows(&self, ids: &[OperationId]) -> Result<Vec<RowRead>, StoreError> {
-        let now = self.retention.now();
+        let now = self.lasting.retention.now();
         let snapshot = self.db.snapshot();
         ids.iter().map(|&id| self.row(&snapshot, id, now)).collect()
     }
@@ -201,7 +222,7 @@ impl Tables {
     pub(super) fn kept_rows(
         self: Arc<Self>,
     ) -> impl Iterator<Item = Result<Result<KeptRow, CorruptRow>, StoreError>> {
-        let (now, wall) = (self.retention.now(), wall_clock());
+        let (now, wall) = (self.lasting.retention.now(), wall_clock());
         let snapshot = self.db.snapshot();
         let (first, last) = (
             keys::row(OperationId(uuid::Uuid::nil())),
@@ -261,7 +282,8 @@ impl Tables {
             RowPart::Created => ("created", &self.created),
         };
         let key = keys::row(id);
-        self.damages
+        self.lasting
+            .damages
             .note(table, keyspace, &key[..]..=&key[..], &cause);
         Ok(Err(CorruptRow {
             id,
@@ -281,7 +303,13 @@ impl Tables {
         let mut all = self.all().into_iter();
         let table = all.find(|(_, of)| of.id() == keyspace.id());
         let table = table.map_or("", |(table, _)| table);
-        Walk::new(&self.damages, snapshot, (table, keyspace), span, order)
+        Walk::new(
+            &self.lasting.damages,
+            snapshot,
+            (table, keyspace),
+            span,
+            order,
+        )
     }
 
     /// Reads what the write path weighs of a stored state.
@@ -333,7 +361,9 @@ impl Tables {
                 error,
             ));
         };
-        self.damages.note("leases", &self.leases, key..=key, &cause);
+        self.lasting
+            .damages
+            .note("leases", &self.leases, key..=key, &cause);
         Err(StoreError::Corrupt {
             what,
             key: of.to_string(),
@@ -375,7 +405,8 @@ impl Tables {
         let Some(cause) = damage::cause(&error) else {
             return Err(failed("reading a sweep cursor")(error));
         };
-        self.damages
+        self.lasting
+            .damages
             .note("cursors", &self.cursors, &key[..]..=&key[..], &cause);
         let (nil, max) = (
             OperationId(uuid::Uuid::nil()),

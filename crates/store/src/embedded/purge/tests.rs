@@ -187,7 +187,7 @@ async fn a_row_that_was_written_while_the_clock_was_a_year_behind_is_kept_for_it
     }
     {
         let store = open();
-        let behind = wall_clock().since(store.tables.get().unwrap().retention.now());
+        let behind = wall_clock().since(store.tables.retention().now());
         assert!(behind > year - HOUR, "{behind:?}");
         let rows = vec![row(1, 1, Some(24 * HOUR))];
         let batch = WriteBatch {
