@@ -10,6 +10,8 @@
 //! * **A damaged block harms only its entries.** See `embedded/damage.rs`.
 //! * **A full disk is waited for.** Writes fail while it lasts and reads go on; once there is room the store is
 //!   opened again in place. See `embedded/reopening.rs`.
+//! * **Writing out never stops unnoticed.** The writer has full tables in memory written out, and waits for that before a
+//!   commit, rather than the key-value store in one. See `embedded/flushing.rs`.
 //! * **Retention is read, then purged.** A row past its retention reads as absent at once; its bytes
 //!   go later, in bounded steps. See `embedded/purge.rs`. No wall clock ends it: see `embedded/retention.rs`.
 //!
@@ -18,6 +20,7 @@
 mod attention;
 mod backup;
 mod damage;
+mod flushing;
 mod group;
 mod journal;
 mod lock;
@@ -56,7 +59,7 @@ use crate::{
 /// How an [`EmbeddedStore`] is opened. Every bound that it has is here.
 ///
 /// Memory is about `cache_bytes`, plus `memtable_bytes` for each of the two row tables (and as much
-/// again, several times over at worst, while full ones wait for the disk), plus 50 bytes for each
+/// again, three times over at worst, while full ones wait for the disk), plus 50 bytes for each
 /// of `recent_stamps`, plus what callers have queued.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct EmbeddedConfig {
@@ -66,7 +69,7 @@ pub struct EmbeddedConfig {
     pub cache_bytes: u64,
     /// How many bytes of new rows a row table gathers in memory before it writes them out; the
     /// larger it is, the more of an operation's short-lived states never reach a table on disk.
-    /// Applies to a directory that is newly made. Default: 8 MiB.
+    /// Default: 8 MiB.
     pub memtable_bytes: u64,
     /// From how many bytes of full journal files on the tables that still hold the oldest one back
     /// are written out; at least 64 MiB. Another 64 MiB or so are the file that is being written.

@@ -190,7 +190,9 @@ impl EmbeddedRestore {
     fn write(&mut self) -> Result<(), StoreError> {
         let batch = std::mem::replace(&mut self.batch, self.tables.db.batch());
         self.gathered_bytes = 0;
-        batch.commit().map_err(failed("restoring"))
+        let committed = self.tables.commit(batch);
+        let written = committed.and_then(|()| self.tables.write_out_full());
+        written.map_err(failed("restoring"))
     }
 }
 

@@ -347,7 +347,7 @@ impl<'a> Group<'a> {
                 written.extend(standing.state_stamp.map(|stamp| (id, stamp)));
             }
         }
-        batch.commit()?;
+        tables.commit(batch)?;
         for (id, stamp) in written {
             recent.insert(id, stamp);
         }

@@ -213,8 +213,8 @@ impl Purger {
             for key in keys {
                 batch.remove(&tables.due, key);
             }
-            batch
-                .commit()
+            tables
+                .commit(batch)
                 .map_err(|error| StoreError::unavailable("purging deadline entries", error))?;
         }
         self.due_from.insert(shard, from);
@@ -236,8 +236,8 @@ impl Purger {
             for key in spent.keys {
                 batch.remove(&tables.attention, key);
             }
-            batch
-                .commit()
+            tables
+                .commit(batch)
                 .map_err(|error| StoreError::unavailable("purging attention entries", error))?;
             self.walk.next = spent.next;
         }

@@ -41,6 +41,9 @@ use crate::{
 /// them.
 const SMALL_MEMTABLE_BYTES: u64 = 1 << 20;
 
+/// By the key-value store's own count no table is ever full: see `flushing.rs`.
+const NEVER_FULL: u64 = u64::MAX;
+
 /// The least that the key-value store accepts as the bound of its full journal files.
 const JOURNAL_BYTES_LEAST: u64 = 64 << 20;
 
@@ -56,6 +59,8 @@ pub(super) struct Tables {
     pub(super) cursors: Keyspace,
     pub(super) corrupt: Keyspace,
     pub(super) lasting: Lasting,
+    /// What a row table gathers in memory, in bytes.
+    row_memtable_bytes: u64,
 }
 
 /// What stays the same when the tables are opened again.
@@ -137,10 +142,10 @@ impl Tables {
             .map_err(failed)?;
         let rows = || {
             KeyspaceCreateOptions::default()
-                .max_memtable_size(config.memtable_bytes)
+                .max_memtable_size(NEVER_FULL)
                 .data_block_size_policy(BlockSizePolicy::all(4 << 10))
         };
-        let small = || KeyspaceCreateOptions::default().max_memtable_size(SMALL_MEMTABLE_BYTES);
+        let small = || KeyspaceCreateOptions::default().max_memtable_size(NEVER_FULL);
         let leases = db.keyspace("leases", small).map_err(failed)?;
         let lasting = match lasting {
             Some(lasting) => lasting,
@@ -151,6 +156,7 @@ impl Tables {
         };
         Ok(Self {
             lasting,
+            row_memtable_bytes: config.memtable_bytes,
             state: db.keyspace("state", rows).map_err(failed)?,
             created: db.keyspace("created", rows).map_err(failed)?,
             expiry: db.keyspace("expiry", small).map_err(failed)?,
@@ -175,6 +181,14 @@ impl Tables {
             ("cursors", &self.cursors),
             ("corrupt", &self.corrupt),
         ]
+    }
+
+    /// How many bytes a table gathers in memory before it is full.
+    pub(super) fn memtable_bytes(&self, table: &str) -> u64 {
+        match table {
+            "state" | "created" => self.row_memtable_bytes,
+            _ => SMALL_MEMTABLE_BYTES,
+        }
     }
 
     /// Reads rows in the order of `ids`, those whose retention is not over.

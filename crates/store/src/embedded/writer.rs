@@ -111,7 +111,10 @@ impl Writer {
             match self.commit_group(&tables, command) {
                 None => {}
                 Some(Between::Purge(purge)) => self.purge(&tables, purge),
-                Some(Between::Hold(hold)) => hold.stand_still(tables),
+                Some(Between::Hold(hold)) => hold.stand_still(Arc::clone(&tables)),
+            }
+            if let Err(error) = tables.write_out_full() {
+                drop(self.tables.failed("writing out a full table", error.into()));
             }
         }
     }
@@ -227,7 +230,7 @@ impl Writer {
             }
         }
         let failed = |error| self.tables.failed("purging rows", Arc::new(error));
-        batch.commit().map_err(failed)?;
+        tables.commit(batch).map_err(failed)?;
         for id in removed {
             self.recent.remove(id);
         }
