@@ -21,6 +21,7 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use fjall::compaction::Leveled;
 use fjall::config::BlockSizePolicy;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, Readable, Snapshot, UserValue};
 use waybill_clock::wall_clock;
@@ -40,6 +41,10 @@ use crate::{
 /// What the tables other than the row tables gather in memory each, in bytes: little is written to
 /// them.
 const SMALL_MEMTABLE_BYTES: u64 = 1 << 20;
+
+/// How long a file of a table becomes when files are compacted, in bytes. Each is synced at once when it is complete, and
+/// whatever else is synced at that moment waits for it.
+const FILE_BYTES: u64 = 8 << 20;
 
 /// By the key-value store's own count no table is ever full: see `flushing.rs`.
 const NEVER_FULL: u64 = u64::MAX;
@@ -140,12 +145,14 @@ impl Tables {
             .worker_threads_unchecked(worker_threads)
             .open()
             .map_err(failed)?;
-        let rows = || {
+        let small = || {
             KeyspaceCreateOptions::default()
                 .max_memtable_size(NEVER_FULL)
-                .data_block_size_policy(BlockSizePolicy::all(4 << 10))
+                .compaction_strategy(Arc::new(
+                    Leveled::default().with_table_target_size(FILE_BYTES),
+                ))
         };
-        let small = || KeyspaceCreateOptions::default().max_memtable_size(NEVER_FULL);
+        let rows = || small().data_block_size_policy(BlockSizePolicy::all(4 << 10));
         let leases = db.keyspace("leases", small).map_err(failed)?;
         let lasting = match lasting {
             Some(lasting) => lasting,
