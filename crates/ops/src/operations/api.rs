@@ -47,6 +47,9 @@ const UNKNOWN: &str = "/problems/unknown-or-expired";
 /// The type of the problem that there is nothing at an address.
 const NOT_FOUND: &str = "/problems/not-found";
 
+/// The type of the problem that it does too much else at the moment.
+const OVERLOADED: &str = "/problems/overloaded";
+
 /// Why there is no answer to work with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
@@ -62,6 +65,8 @@ enum Fault {
     Forbidden,
     /// Who answers is not taken for the API.
     Distrusted,
+    /// The API does too much else at the moment.
+    Overloaded,
     /// The API cannot be reached, or cannot answer now.
     Away,
 }
@@ -86,13 +91,22 @@ impl ApiError {
     pub(super) fn is_about_the_operation(&self) -> bool {
         match self.fault {
             Fault::Unknown | Fault::Refused | Fault::Broken => true,
-            Fault::Wrong | Fault::Forbidden | Fault::Distrusted | Fault::Away => false,
+            Fault::Wrong
+            | Fault::Forbidden
+            | Fault::Distrusted
+            | Fault::Overloaded
+            | Fault::Away => false,
         }
     }
 
     /// Whether the API cannot be reached, or cannot answer now.
     pub(super) fn is_away(&self) -> bool {
-        self.fault == Fault::Away
+        matches!(self.fault, Fault::Away | Fault::Overloaded)
+    }
+
+    /// Whether it answered that it does too much else at the moment.
+    pub(super) fn is_overloaded(&self) -> bool {
+        self.fault == Fault::Overloaded
     }
 
     /// Whether it answered that whoever asks may not.
@@ -128,6 +142,7 @@ impl ApiError {
             StatusCode::CONFLICT => Fault::Refused,
             StatusCode::FORBIDDEN => Fault::Forbidden,
             StatusCode::INTERNAL_SERVER_ERROR => Fault::Broken,
+            StatusCode::SERVICE_UNAVAILABLE if problem.r#type == OVERLOADED => Fault::Overloaded,
             status if status.is_client_error() => Fault::Wrong,
             _ => Fault::Away,
         };

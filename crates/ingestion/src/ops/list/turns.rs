@@ -1,11 +1,14 @@
 //! How much lists may cost.
 //!
 //! A list reads up to 2,000 rows for a request of one line. So lists are read one at a time, with pauses: clients that
-//! ask again and again do not take the CPU that operations need.
+//! ask again and again do not take the CPU that operations need. Tenants take turns: one of each waits for its turn, and
+//! its others behind that one.
 
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
-use tokio::sync::{Mutex, MutexGuard};
+use tokio::sync::{Mutex, MutexGuard, OwnedMutexGuard};
 use tokio::time::{Instant, sleep_until};
 use waybill_http::auth::Tenants;
 use waybill_http::problem::{Kind, Problem};
@@ -24,6 +27,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub struct Lists {
     places: Places,
+    /// By tenant, what its list holds that waits for its turn, or has it.
+    firsts: std::sync::Mutex<HashMap<Arc<str>, Weak<Mutex<()>>>>,
     /// Until then nothing is read. Held by the list whose turn it is.
     paused_until: Mutex<Instant>,
 }
@@ -33,6 +38,7 @@ pub struct Lists {
 pub struct Turn<'a> {
     paused_until: MutexGuard<'a, Instant>,
     began: Instant,
+    _first: OwnedMutexGuard<()>,
     _place: Share,
 }
 
@@ -41,6 +47,7 @@ impl Lists {
     pub fn new(max: usize) -> Self {
         Self {
             places: Places::new(max, LISTS.of([]), &LISTS_MAX.of([])),
+            firsts: std::sync::Mutex::default(),
             paused_until: Mutex::new(Instant::now()),
         }
     }
@@ -56,12 +63,27 @@ impl Lists {
             let detail = "Too many lists are being read at once.";
             Problem::new(Kind::Overloaded, detail)
         })?;
+        let first = self.first(tenants).lock_owned().await;
         let paused_until = self.paused_until.lock().await;
         sleep_until(*paused_until).await;
         Ok(Turn {
             paused_until,
             began: Instant::now(),
+            _first: first,
             _place: place,
+        })
+    }
+
+    /// What one list of a tenant may hold at once.
+    fn first(&self, tenants: &Tenants) -> Arc<Mutex<()>> {
+        let tenant = tenants.only().map_or_else(Arc::default, Arc::clone);
+        let mut firsts = self.firsts.lock().unwrap_or_else(PoisonError::into_inner);
+        firsts.retain(|_, first| first.strong_count() > 0);
+        let known = firsts.get(&tenant).and_then(Weak::upgrade);
+        known.unwrap_or_else(|| {
+            let first = Arc::default();
+            firsts.insert(tenant, Arc::downgrade(&first));
+            first
         })
     }
 }
@@ -127,6 +149,29 @@ mod tests {
         let until = *turn.paused_until;
         drop(turn);
         assert!(*lists.paused_until.lock().await <= until + PAUSE_MIN);
+    }
+
+    #[tokio::test]
+    async fn tenants_take_turns_however_many_lists_one_of_them_asks_for() {
+        let lists = Lists::new(8);
+        let [many, few] = ["many", "few"].map(|name| Tenants::One(name.into()));
+        let first = lists.turn(&many).await.unwrap();
+        let mut second = pin!(lists.turn(&many));
+        assert!(poll!(second.as_mut()).is_pending());
+        let mut other = pin!(lists.turn(&few));
+        assert!(poll!(other.as_mut()).is_pending());
+        drop(first);
+        assert!(poll!(second.as_mut()).is_pending());
+        let other = other.await.unwrap();
+        assert!(poll!(second.as_mut()).is_pending());
+        drop(other);
+        drop(second.await.unwrap());
+        drop(lists.turn(&few).await.unwrap());
+        assert_eq!(
+            lists.firsts.lock().unwrap().len(),
+            1,
+            "others are forgotten"
+        );
     }
 
     #[tokio::test]

@@ -561,6 +561,10 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
             let said = format!("it answers, and does not say more: {error}");
             return vec![Finding::note(WHAT, said)];
         }
+        Err(error) if error.is_overloaded() => {
+            let said = format!("it answers, but takes no more lists of operations now: {error}");
+            return vec![Finding::note(WHAT, said)];
+        }
         Err(error) if is_named || !error.is_away() => {
             return vec![Finding::bad(WHAT, error.to_string())];
         }

@@ -1,11 +1,18 @@
+use axum::http::StatusCode;
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::json;
+use tokio::net::TcpListener;
 use waybill_engine::Offset;
 use waybill_topology::readers::show::{CheckpointView, LayoutView, ReaderView};
 
 use super::dead_letters::found;
-use super::installation::{breakers, count_stranded, disk, leases, overdue, unread};
+use super::installation::{api, breakers, count_stranded, disk, leases, overdue, unread};
 use super::operation::of_operation;
 use super::*;
+use crate::access::AccessArgs;
 use crate::admin_port::Away;
+use crate::operations::api::Api;
 use crate::operations::wire::{Failure, Item, Operation, Step};
 
 const ID: &str = "01890a5d-ac96-774b-bcce-b302099a8057";
@@ -228,6 +235,26 @@ fn those_that_are_stranded_are_counted_by_workflow_and_version() {
             .map(|(workflow, count)| (workflow.to_owned(), count))
             .into()
     );
+}
+
+#[tokio::test]
+async fn an_api_that_reads_as_many_lists_as_it_may_is_not_bad() {
+    let problem = json!({ "type": "/problems/overloaded", "detail": "Too many lists." });
+    let refuse = async || (StatusCode::SERVICE_UNAVAILABLE, Json(problem));
+    let router = Router::new().route("/v1/operations", get(refuse));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    let asked = Api::asked_once(address.parse().unwrap(), &AccessArgs::default());
+    let found = api(&asked.map_err(|error| error.to_string()), true).await;
+    assert_eq!(found.len(), 1);
+    assert!(found[0].verdict == Verdict::Note);
+    let said = &found[0].said;
+    assert!(
+        said.starts_with("it answers, but takes no more lists"),
+        "{said}"
+    );
+    assert!(said.contains("Too many lists"), "{said}");
 }
 
 #[test]
