@@ -42,10 +42,15 @@ impl Amount {
 
 /// How much more of a lane may be read where so much may wait and so much does, and where of so many that may be known
 /// so many are.
-pub(super) fn room_beside(most: Amount, waiting: Amount, known_max: usize, known: usize) -> Amount {
+pub(super) fn room_beside(
+    most: Amount,
+    waiting: Amount,
+    tracked_requests_max: usize,
+    known: usize,
+) -> Amount {
     let room = most.less(waiting);
     Amount {
-        records: room.records.min(known_max.saturating_sub(known)),
+        records: room.records.min(tracked_requests_max.saturating_sub(known)),
         ..room
     }
 }

@@ -91,7 +91,7 @@ pub struct SchedulerSettings {
     pub read_ahead_bytes_max: usize,
     /// How many requests of each lane may be known: those that wait or are under way, and those that are done behind one
     /// of these, of which each takes some 50 bytes.
-    pub known_max: usize,
+    pub tracked_requests_max: usize,
     /// How many expedited requests go ahead for each ordinary one, while both wait.
     pub expedited_weight: u32,
     /// After how long an operation is handed off to the deadline index.

@@ -459,7 +459,7 @@ impl Shell {
             }
             let room = match self.stopping {
                 Some(_) => Amount::default(),
-                None => room_beside(most, waiting, self.settings.known_max, known),
+                None => room_beside(most, waiting, self.settings.tracked_requests_max, known),
             };
             self.inlets.credit(lane.source()).offer(room);
         }

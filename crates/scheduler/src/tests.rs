@@ -200,7 +200,7 @@ impl World {
             in_flight_bytes_max: 1_000_000,
             read_ahead_max: 10,
             read_ahead_bytes_max: 1_000_000,
-            known_max: 100,
+            tracked_requests_max: 100,
             hand_off_after: PATIENCE,
             fresh_for: PATIENCE,
             checkpoint_records: 1_000,

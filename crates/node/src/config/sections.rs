@@ -307,7 +307,7 @@ pub struct SchedulerConfig {
     /// Requests that are known, of each of their two topics, over all partitions of the process: those that wait or are
     /// under way, and those that are done behind one of these, which a restart reads again. Where there are so many, no
     /// more of that topic are read until the one that holds the checkpoint is done or handed off.
-    pub known_max: usize,
+    pub tracked_requests_max: usize,
     /// How many expedited requests go ahead for each ordinary one, while both wait.
     pub expedited_weight: u32,
     /// How long an operation stays in memory before it is handed to the deadline index and holds
@@ -360,7 +360,7 @@ impl Default for SchedulerConfig {
             in_flight_bytes_max: ByteSize::mib(64),
             read_ahead_max: 50_000,
             read_ahead_bytes_max: ByteSize::mib(32),
-            known_max: 250_000,
+            tracked_requests_max: 250_000,
             expedited_weight: 4,
             hand_off_after: Duration::from_secs(5),
             checkpoint_every: Duration::from_secs(1),

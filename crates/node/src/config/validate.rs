@@ -286,11 +286,11 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             not_zero(),
         ),
         (
-            scheduler.known_max
+            scheduler.tracked_requests_max
                 >= scheduler
                     .read_ahead_max
                     .saturating_add(scheduler.in_flight_max),
-            "scheduler.knownMax",
+            "scheduler.trackedRequestsMax",
             "must be at least scheduler.readAheadMax and scheduler.inFlightMax together".to_owned(),
         ),
         (
@@ -417,7 +417,9 @@ mod tests {
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
         let cases: [(&str, Change); 48] = [
-            ("scheduler.knownMax", |c| c.scheduler.known_max = 53_999),
+            ("scheduler.trackedRequestsMax", |c| {
+                c.scheduler.tracked_requests_max = 53_999
+            }),
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
             ("kafka.growSettle", |c| {

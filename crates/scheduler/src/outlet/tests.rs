@@ -134,7 +134,7 @@ pub(crate) fn settings() -> SchedulerSettings {
         in_flight_bytes_max: 1,
         read_ahead_max: 1,
         read_ahead_bytes_max: 1,
-        known_max: 2,
+        tracked_requests_max: 2,
         expedited_weight: 1,
         hand_off_after: second,
         retention: second,

@@ -88,7 +88,7 @@ fn scheduler_settings(config: &Config, own: Own) -> SchedulerSettings {
         in_flight_bytes_max: settings.in_flight_bytes_max.as_usize(),
         read_ahead_max: settings.read_ahead_max,
         read_ahead_bytes_max: settings.read_ahead_bytes_max.as_usize(),
-        known_max: settings.known_max,
+        tracked_requests_max: settings.tracked_requests_max,
         expedited_weight: settings.expedited_weight,
         hand_off_after: settings.hand_off_after,
         retention: config.store.retention,
