@@ -120,7 +120,7 @@ pub struct SchedulerSettings {
     pub drain: Duration,
     /// How long the supervisor may take to decide about an operation that failed for good, before
     /// the deadline index reminds it.
-    pub decide_within: Duration,
+    pub supervisor_decision_timeout: Duration,
     /// Whether every operation's steps are told on the status topic.
     pub tell_steps: bool,
     /// What the name of a caller's own status topic must begin with, any of these.
@@ -225,7 +225,7 @@ impl Scheduler {
             hand_off_after: settings.hand_off_after,
             timeout_grace: settings.timeout_grace,
             fresh_for: settings.fresh_for,
-            decide_within: settings.decide_within,
+            supervisor_decision_timeout: settings.supervisor_decision_timeout,
             tell_steps: settings.tell_steps,
             expedited_weight: settings.expedited_weight,
             ..EngineConfig::default()

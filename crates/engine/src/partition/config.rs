@@ -26,7 +26,7 @@ pub struct EngineConfig {
     pub timeout_grace: Duration,
     /// How long the supervisor may take to decide about an operation that failed for good, before
     /// the deadline index reminds it.
-    pub decide_within: Duration,
+    pub supervisor_decision_timeout: Duration,
     /// After how long an operation whose row could not be read is looked at again.
     pub unreadable_again: Duration,
     /// Whether every operation's steps are told on `operation-status`, and not only to callers who
@@ -42,7 +42,7 @@ impl Default for EngineConfig {
             fresh_for: Duration::from_secs(5),
             expedited_weight: 4,
             timeout_grace: Duration::from_millis(500),
-            decide_within: Duration::from_secs(15),
+            supervisor_decision_timeout: Duration::from_secs(15),
             unreadable_again: Duration::from_secs(10 * 60),
             tell_steps: false,
         }

@@ -69,7 +69,7 @@ impl Plan {
             fresh_for: millis(rng, 1, 3_000),
             expedited_weight: 1 + u32::try_from(rng.below(4)).unwrap(),
             timeout_grace: millis(rng, 0, 400),
-            decide_within: millis(rng, 1_000, 5_000),
+            supervisor_decision_timeout: millis(rng, 1_000, 5_000),
             unreadable_again: millis(rng, 500, 4_000),
             tell_steps: rng.chance(10),
         };

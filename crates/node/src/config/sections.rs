@@ -335,7 +335,7 @@ pub struct SchedulerConfig {
     /// How long the supervisor may take to say what becomes of an operation that failed for good,
     /// before the deadline index reminds it.
     #[serde(with = "units::duration")]
-    pub decide_within: Duration,
+    pub supervisor_decision_timeout: Duration,
     /// Whether every step of every operation is told on the status topic: 7 more records for a
     /// delivery that has 11. Callers with a topic of their own are told in any case.
     pub tell_steps: bool,
@@ -369,7 +369,7 @@ impl Default for SchedulerConfig {
             lease_margin: Duration::from_secs(1),
             timeout_grace: Duration::from_millis(500),
             drain: Duration::from_secs(5),
-            decide_within: Duration::from_secs(15),
+            supervisor_decision_timeout: Duration::from_secs(15),
             tell_steps: false,
             start_without_state: false,
             stuck_after: Duration::from_secs(60),

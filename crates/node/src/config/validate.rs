@@ -317,8 +317,8 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "must be less than shutdownTimeout".to_owned(),
         ),
         (
-            !scheduler.decide_within.is_zero(),
-            "scheduler.decideWithin",
+            !scheduler.supervisor_decision_timeout.is_zero(),
+            "scheduler.supervisorDecisionTimeout",
             not_zero(),
         ),
         (

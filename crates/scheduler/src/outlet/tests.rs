@@ -145,7 +145,7 @@ pub(crate) fn settings() -> SchedulerSettings {
         lease: second,
         lease_margin: second,
         drain: second,
-        decide_within: second,
+        supervisor_decision_timeout: second,
         tell_steps: false,
         start_without_state: false,
         stuck_after: second,

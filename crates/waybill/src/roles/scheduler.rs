@@ -103,7 +103,7 @@ fn scheduler_settings(config: &Config, own: Own) -> SchedulerSettings {
         stuck_after: settings.stuck_after,
         skip_deleted_requests: settings.skip_deleted_requests,
         drain: settings.drain,
-        decide_within: settings.decide_within,
+        supervisor_decision_timeout: settings.supervisor_decision_timeout,
         tell_steps: settings.tell_steps,
         reply_to_prefixes: config.http.reply_to_prefixes.clone(),
     }

@@ -47,7 +47,7 @@ impl Live {
         }
         self.state.locked_by = Some(desk.ownership.owner);
         let decision = self.state.awaits_decision();
-        let reminder = decision.then(|| desk.now + desk.config.decide_within);
+        let reminder = decision.then(|| desk.now + desk.config.supervisor_decision_timeout);
         let due = next_due(&self.state, desk.config.timeout_grace, None);
         self.state.next_due = due.into_iter().chain(reminder).min();
     }
