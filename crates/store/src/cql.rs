@@ -135,7 +135,7 @@ impl CqlStore {
             }
         };
         Ok(Self {
-            due: Due::new(&link, &keyspace, config.due_kept).await?,
+            due: Due::new(&link, &keyspace, config.due_index_retention).await?,
             attention: Attention::new(&link, &keyspace).await?,
             leases: Leases::new(&link, &keyspace).await?,
             layouts: Layouts::new(&link, &keyspace).await?,

@@ -48,7 +48,7 @@ pub struct ScyllaConfig {
     pub in_flight_max: NonZeroUsize,
     /// How long the deadline index keeps an entry: as long may all supervisors be away.
     #[serde(with = "units::duration")]
-    pub due_kept: Duration,
+    pub due_index_retention: Duration,
 }
 
 impl Default for ScyllaConfig {
@@ -59,7 +59,7 @@ impl Default for ScyllaConfig {
             request_timeout,
             patience,
             in_flight_max,
-            due_kept,
+            due_index_retention,
             ..
         } = CqlConfig::new([""; 0]);
         Self {
@@ -78,7 +78,7 @@ impl Default for ScyllaConfig {
             request_timeout,
             patience,
             in_flight_max,
-            due_kept,
+            due_index_retention,
         }
     }
 }
@@ -116,7 +116,7 @@ impl ScyllaConfig {
         cql.request_timeout = self.request_timeout;
         cql.patience = self.patience;
         cql.in_flight_max = self.in_flight_max;
-        cql.due_kept = self.due_kept;
+        cql.due_index_retention = self.due_index_retention;
         cql.attention_walk_interval = None;
         Some(cql)
     }

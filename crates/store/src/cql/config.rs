@@ -49,7 +49,7 @@ pub struct CqlConfig {
     pub row_bytes_max: usize,
     /// How long an entry of the deadline index is kept after its instant. The supervisors may be
     /// away so long without missing one. Default: 30 days.
-    pub due_kept: Duration,
+    pub due_index_retention: Duration,
     /// How often a walk over the attention entries that are over a day old begins, to remove those
     /// that lead to nothing; `None` in processes that leave this to others. Default: 1 h.
     pub attention_walk_interval: Option<Duration>,
@@ -73,7 +73,7 @@ impl CqlConfig {
             patience: Duration::from_secs(30),
             in_flight_max: NonZeroUsize::MIN.saturating_add(255),
             row_bytes_max: 8 << 20,
-            due_kept: Duration::from_secs(30 * 24 * 3_600),
+            due_index_retention: Duration::from_secs(30 * 24 * 3_600),
             attention_walk_interval: Some(Duration::from_secs(3_600)),
         }
     }
