@@ -68,7 +68,7 @@ class World:
         at = f"http://127.0.0.1:{sink.server_port}/"
         receivers = {"pager": {"webhook": {"url": at, "secret": "whsec_MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0"}}}
         owners = {"sms": {"url": at, "template": '{"text": "{{notice.text}}"}'}}
-        config = {"dataDir": str(self.directory / "data"), "alerts": {"receivers": receivers, "owners": owners, "foldFor": "5s"}}
+        config = {"dataDir": str(self.directory / "data"), "alerts": {"receivers": receivers, "owners": owners, "dedupWindow": "5s"}}
         flags = [f"--{flag}={self.address[name]}" for flag, name in LISTENERS]
         self.start("waybill", [ROOT / "target/release/waybill", "up", "--config", self.file("waybill.yaml", config), *flags])
         scraped = {"job_name": "waybill", "static_configs": [{"targets": [self.address["admin"]]}]}

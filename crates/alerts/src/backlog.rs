@@ -2,7 +2,7 @@
 //!
 //! Time is an argument, and nothing is sent here: the worker asks what to send next. An alert that
 //! is like none before it is *fresh* and has its turn at once; it opens a window in which alerts
-//! like it are gathered. The window lasts `fold_for` from when the fresh one had its turn, so that
+//! like it are gathered. The window lasts `dedup_window` from when the fresh one had its turn, so that
 //! a receiver that is away for an hour finds two messages of a kind, not sixty.
 
 use std::collections::{HashMap, VecDeque};
@@ -14,7 +14,7 @@ use super::alert::{Alert, Message};
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// How long a window lasts.
-    pub fold_for: Duration,
+    pub dedup_window: Duration,
     /// Alerts that wait, the last one of each window included.
     pub queue_max: usize,
     /// Tickets that are gathered in windows.
@@ -179,7 +179,7 @@ impl<T> Backlog<T> {
     fn take_fresh(&mut self, now: Instant) -> Option<Outgoing<T>> {
         let Fresh { alert, ticket, .. } = self.fresh.pop_front()?;
         if let Some(window) = self.windows.get_mut(&Likeness::of(&alert)) {
-            window.ends = Some(now + self.limits.fold_for);
+            window.ends = Some(now + self.limits.dedup_window);
         }
         Some(Outgoing {
             message: Message { alert, repeats: 0 },
@@ -187,10 +187,10 @@ impl<T> Backlog<T> {
         })
     }
 
-    /// The window begins anew: a storm that goes on is told of once every `fold_for`.
+    /// The window begins anew: a storm that goes on is told of once every `dedup_window`.
     fn take_repeats(&mut self, likeness: &Likeness, now: Instant) -> Option<Outgoing<T>> {
         let window = self.windows.get_mut(likeness)?;
-        window.ends = Some(now + self.limits.fold_for);
+        window.ends = Some(now + self.limits.dedup_window);
         let Repeats { last, tickets } = window.repeats.take()?;
         self.folded -= tickets.len();
         Some(Outgoing {
@@ -235,7 +235,7 @@ mod tests {
 
     fn backlog(queue_max: usize, folded_max: usize) -> Backlog<u32> {
         Backlog::new(Limits {
-            fold_for: 60 * SECOND,
+            dedup_window: 60 * SECOND,
             queue_max,
             folded_max,
         })

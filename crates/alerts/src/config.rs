@@ -20,7 +20,7 @@ const NAME_BYTES_MAX: usize = 64;
 pub struct AlertsConfig {
     /// How long repeats of an alert are gathered before one message tells of all of them.
     #[serde(with = "units::duration")]
-    pub fold_for: Duration,
+    pub dedup_window: Duration,
     /// Repeats that are gathered at once; beyond it they are told of earlier.
     pub folded_max: usize,
     /// Different alerts that wait at once; beyond it no further ones are taken in. Together with
@@ -53,7 +53,7 @@ pub struct AlertsConfig {
 impl Default for AlertsConfig {
     fn default() -> Self {
         Self {
-            fold_for: Duration::from_secs(60),
+            dedup_window: Duration::from_secs(60),
             folded_max: 10_000,
             queue_max: 1_000,
             attempts_max: 10,
@@ -91,7 +91,7 @@ impl AlertsConfig {
     /// Reports the first value that cannot work.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let rules = [
-            (!self.fold_for.is_zero(), "alerts.foldFor"),
+            (!self.dedup_window.is_zero(), "alerts.dedupWindow"),
             (self.folded_max > 0, "alerts.foldedMax"),
             (self.queue_max > 0, "alerts.queueMax"),
             (self.attempts_max > 0, "alerts.attemptsMax"),

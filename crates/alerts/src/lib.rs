@@ -12,7 +12,7 @@
 //!   ([`Undeliverable::Stopped`]) and is to be read again.
 //! * **A receiver that is down holds up nobody else**: each has a queue, a worker and a follower of
 //!   its own.
-//! * **A storm is a handful of messages**: repeats of an alert within `foldFor` become one.
+//! * **A storm is a handful of messages**: repeats of an alert within `dedupWindow` become one.
 //! * **Memory is bounded**: by `queueMax` alerts and `foldedMax` receipts a receiver, and the texts
 //!   of an alert are clipped.
 //!

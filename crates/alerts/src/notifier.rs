@@ -69,7 +69,7 @@ impl Notifier {
 }
 
 /// What becomes of an alert that was handed over, once it is known. It can take as long as
-/// `foldFor` and all attempts together. To drop it takes nothing back.
+/// `dedupWindow` and all attempts together. To drop it takes nothing back.
 #[derive(Debug)]
 #[must_use = "an alert whose receipt nobody reads may be lost by a stop"]
 pub struct Receipt(oneshot::Receiver<Result<(), Undeliverable>>);

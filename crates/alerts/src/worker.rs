@@ -37,7 +37,7 @@ impl Worker {
     pub(super) fn new(name: &str, channel: Channel, config: &AlertsConfig) -> (Notifier, Self) {
         let (notifier, inbox) = Notifier::new(name);
         let limits = Limits {
-            fold_for: config.fold_for,
+            dedup_window: config.dedup_window,
             queue_max: config.queue_max,
             folded_max: config.folded_max,
         };

@@ -31,7 +31,7 @@ impl Config {
 
 const BOTH: &str = "
 alerts:
-  foldFor: 30s
+  dedupWindow: 30s
   receivers:
     pager:
       webhook:
@@ -133,12 +133,12 @@ fn a_value_that_stands_in_a_file_and_in_the_configuration_is_refused() {
 #[test]
 fn values_that_cannot_work_are_refused_by_key() {
     let cases = [
-        ("foldFor: 30s", "foldFor: 0s", "alerts.foldFor"),
-        ("foldFor: 30s", "queueMax: 0", "alerts.queueMax"),
-        ("foldFor: 30s", "foldedMax: 0", "alerts.foldedMax"),
-        ("foldFor: 30s", "attemptsMax: 0", "alerts.attemptsMax"),
-        ("foldFor: 30s", "timeout: 0s", "alerts.timeout"),
-        ("foldFor: 30s", "backoff: 6m", "alerts.backoff"),
+        ("dedupWindow: 30s", "dedupWindow: 0s", "alerts.dedupWindow"),
+        ("dedupWindow: 30s", "queueMax: 0", "alerts.queueMax"),
+        ("dedupWindow: 30s", "foldedMax: 0", "alerts.foldedMax"),
+        ("dedupWindow: 30s", "attemptsMax: 0", "alerts.attemptsMax"),
+        ("dedupWindow: 30s", "timeout: 0s", "alerts.timeout"),
+        ("dedupWindow: 30s", "backoff: 6m", "alerts.backoff"),
         ("pager:", "the pager:", "alerts.receivers has the name"),
         (
             "https://pager.example/hooks",
@@ -191,9 +191,11 @@ fn values_that_cannot_work_are_refused_by_key() {
 fn a_variable_beside_the_receivers_leaves_their_secrets_as_they_are() {
     let mut config = parse_over_defaults::<Config>("w.yaml", BOTH).unwrap();
     let receivers = config.alerts.receivers.clone();
-    let environment: Environment = [("WAYBILL_ALERTS__FOLD_FOR", "5s")].into_iter().collect();
+    let environment: Environment = [("WAYBILL_ALERTS__DEDUP_WINDOW", "5s")]
+        .into_iter()
+        .collect();
     config = environment.apply(config).unwrap();
-    assert_eq!(config.alerts.fold_for, Duration::from_secs(5));
+    assert_eq!(config.alerts.dedup_window, Duration::from_secs(5));
     assert_eq!(config.alerts.receivers, receivers);
 
     let name = "WAYBILL_ALERTS__RECEIVERS";

@@ -227,7 +227,7 @@ async fn repeats_in_the_topic_are_folded() {
     let log = Log::start().await;
     let receiver = Receiver::start([]).await;
     let config = AlertsConfig {
-        fold_for: Duration::from_secs(2),
+        dedup_window: Duration::from_secs(2),
         ..quick()
     };
     let all: Vec<_> = (0..ALERTS).map(|_| alert("drone")).collect();

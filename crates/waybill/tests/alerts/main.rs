@@ -192,7 +192,7 @@ async fn a_thousand_parks_are_two_messages_and_every_one_is_counted() {
         ("mail", email(&mail, &["ops@example.com"])),
     ];
     let config = AlertsConfig {
-        fold_for: Duration::from_secs(3_600),
+        dedup_window: Duration::from_secs(3_600),
         ..quick()
     };
     let recorder = PrometheusBuilder::new().build_recorder();
@@ -241,7 +241,7 @@ async fn a_thousand_parks_are_two_messages_and_every_one_is_counted() {
 async fn repeats_are_told_of_when_their_window_ends() {
     let receiver = Receiver::start([]).await;
     let config = AlertsConfig {
-        fold_for: Duration::from_millis(100),
+        dedup_window: Duration::from_millis(100),
         ..quick()
     };
     let running = Running::start([("pager", webhook(&receiver))], config);
@@ -263,7 +263,7 @@ async fn repeats_are_told_of_when_their_window_ends() {
 async fn with_the_narrowest_bounds_everything_is_still_told_of() {
     let receiver = Receiver::start([]).await;
     let config = AlertsConfig {
-        fold_for: Duration::from_secs(3_600),
+        dedup_window: Duration::from_secs(3_600),
         queue_max: 1,
         folded_max: 1,
         ..quick()

@@ -17,7 +17,7 @@ fn world(webhook: SocketAddr, mail: &SmtpServer) -> World {
     World::new(&format!(
         "alerts:
   # Every alert of these tests is to be a message of its own.
-  foldFor: 1ms
+  dedupWindow: 1ms
   attemptsMax: 100000
   backoff: 50ms
   backoffMax: 200ms
