@@ -33,7 +33,7 @@ pub struct KafkaConfig {
     /// For how long after partitions were added `topics grow` waits for clients to hear of them, and again for
     /// those who write to go by the new number.
     #[serde(with = "units::duration")]
-    pub grow_settle: Duration,
+    pub repartition_settle: Duration,
     /// How long status, failed operations and dead letters are kept.
     #[serde(with = "units::duration")]
     pub results_retention: Duration,
@@ -54,7 +54,7 @@ impl Default for KafkaConfig {
             step_partitions: 2,
             requests_retention: 3 * DAY,
             steps_retention: DAY,
-            grow_settle: Duration::from_secs(15),
+            repartition_settle: Duration::from_secs(15),
             results_retention: 7 * DAY,
             properties: Properties::default(),
             property_files: BTreeMap::new(),

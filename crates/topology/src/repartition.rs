@@ -166,7 +166,7 @@ impl Repartition {
             store,
             kafka,
             topics,
-            settle: topology.kafka.grow_settle,
+            settle: topology.kafka.repartition_settle,
             stands: Arc::default(),
         }
     }

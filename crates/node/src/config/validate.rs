@@ -162,20 +162,20 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             not_zero(),
         ),
         (
-            kafka.grow_settle > config.http.accept_timeout,
-            "kafka.growSettle",
+            kafka.repartition_settle > config.http.accept_timeout,
+            "kafka.repartitionSettle",
             format!(
                 "is {}, and must be more than http.acceptTimeout",
-                duration_to_text(kafka.grow_settle)
+                duration_to_text(kafka.repartition_settle)
             ),
         ),
         (
-            heard_after.is_none_or(|after| kafka.grow_settle > after),
-            "kafka.growSettle",
+            heard_after.is_none_or(|after| kafka.repartition_settle > after),
+            "kafka.repartitionSettle",
             format!(
                 "is {}, and must be more than the {} after which clients ask again which partitions there are \
                  (topic.metadata.refresh.interval.ms of kafka.properties)",
-                duration_to_text(kafka.grow_settle),
+                duration_to_text(kafka.repartition_settle),
                 duration_to_text(heard_after.unwrap_or_default())
             ),
         ),
@@ -422,11 +422,11 @@ mod tests {
             }),
             ("partitions", |c| c.partitions = 0),
             ("partitions", |c| c.partitions = 5_000),
-            ("kafka.growSettle", |c| {
-                c.kafka.grow_settle = c.http.accept_timeout
+            ("kafka.repartitionSettle", |c| {
+                c.kafka.repartition_settle = c.http.accept_timeout
             }),
-            ("kafka.growSettle", |c| {
-                c.kafka.grow_settle = Duration::from_secs(10)
+            ("kafka.repartitionSettle", |c| {
+                c.kafka.repartition_settle = Duration::from_secs(10)
             }),
             ("scheduler.readersPerPartition", |c| {
                 c.scheduler.readers_per_partition = 0

@@ -100,7 +100,7 @@ impl Cluster {
     /// Whoever is started from now on waits for no longer than a test can.
     pub fn grows_soon(&mut self) {
         let short = [
-            ("WAYBILL_KAFKA__GROW_SETTLE", "2s"),
+            ("WAYBILL_KAFKA__REPARTITION_SETTLE", "2s"),
             ("WAYBILL_HTTP__ACCEPT_TIMEOUT", "1900ms"),
         ];
         let short = short.map(|(name, value)| (name.to_owned(), value.to_owned()));

@@ -18,7 +18,7 @@ use crate::{REQUESTS, deliver_all, is_remote, looker, put_to, restart, scheduler
 
 const CONFIG: &str = "partitions: 2\n\
     http: { acceptTimeout: 1900ms }\n\
-    kafka: { growSettle: 2s, properties: { topic.metadata.refresh.interval.ms: '500' } }\n\
+    kafka: { repartitionSettle: 2s, properties: { topic.metadata.refresh.interval.ms: '500' } }\n\
     scheduler: { lease: 3s, leaseMargin: 300ms }\n";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
