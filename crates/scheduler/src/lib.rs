@@ -122,7 +122,7 @@ pub struct SchedulerSettings {
     /// the deadline index reminds it.
     pub supervisor_decision_timeout: Duration,
     /// Whether every operation's steps are told on the status topic.
-    pub tell_steps: bool,
+    pub publish_step_status: bool,
     /// What the name of a caller's own status topic must begin with, any of these.
     pub reply_to_prefixes: Vec<String>,
 }
@@ -226,7 +226,7 @@ impl Scheduler {
             timeout_grace: settings.timeout_grace,
             fresh_for: settings.fresh_for,
             supervisor_decision_timeout: settings.supervisor_decision_timeout,
-            tell_steps: settings.tell_steps,
+            publish_step_status: settings.publish_step_status,
             expedited_weight: settings.expedited_weight,
             ..EngineConfig::default()
         };

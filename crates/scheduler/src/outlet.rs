@@ -65,7 +65,7 @@ pub(super) struct Outlet {
     dead_recoveries: String,
     partitions: u32,
     step_partitions: u32,
-    tell_steps: bool,
+    publish_step_status: bool,
     settled: (mpsc::Sender<Settled>, mpsc::Receiver<Settled>),
     buffer: Vec<u8>,
     /// Until when the messages being sent may wait for room.
@@ -108,7 +108,7 @@ impl Outlet {
             dead_recoveries: Topics::dead_letter(topics.recovery()),
             partitions,
             step_partitions: settings.step_partitions,
-            tell_steps: settings.tell_steps,
+            publish_step_status: settings.publish_step_status,
             settled: mpsc::channel(),
             buffer: Vec::new(),
             wait_until: Instant::now(),
@@ -279,7 +279,7 @@ impl Outlet {
     /// own topic.
     fn status(&self, status: &OperationStatus, buffer: &mut Vec<u8>, settlement: &Arc<Settlement>) {
         let for_all = match status.kind {
-            StatusKind::Received | StatusKind::Step => self.tell_steps,
+            StatusKind::Received | StatusKind::Step => self.publish_step_status,
             StatusKind::Final
             | StatusKind::Rejected
             | StatusKind::CancelRefused

@@ -31,7 +31,7 @@ pub struct EngineConfig {
     pub unreadable_again: Duration,
     /// Whether every operation's steps are told on `operation-status`, and not only to callers who
     /// named a topic of their own.
-    pub tell_steps: bool,
+    pub publish_step_status: bool,
 }
 
 impl Default for EngineConfig {
@@ -44,7 +44,7 @@ impl Default for EngineConfig {
             timeout_grace: Duration::from_millis(500),
             supervisor_decision_timeout: Duration::from_secs(15),
             unreadable_again: Duration::from_secs(10 * 60),
-            tell_steps: false,
+            publish_step_status: false,
         }
     }
 }

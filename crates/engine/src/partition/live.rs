@@ -403,7 +403,7 @@ impl Live {
     }
 
     fn tells_steps(&self, config: &EngineConfig) -> bool {
-        config.tell_steps || self.created.reply_to.is_some()
+        config.publish_step_status || self.created.reply_to.is_some()
     }
 
     fn refuse_workflow(&mut self) {

@@ -71,7 +71,7 @@ impl Plan {
             timeout_grace: millis(rng, 0, 400),
             supervisor_decision_timeout: millis(rng, 1_000, 5_000),
             unreadable_again: millis(rng, 500, 4_000),
-            tell_steps: rng.chance(10),
+            publish_step_status: rng.chance(10),
         };
         let workflows = workflows(rng, protection, bug);
         let asks = asks(rng, START, partitions, config.fresh_for);

@@ -338,7 +338,7 @@ pub struct SchedulerConfig {
     pub supervisor_decision_timeout: Duration,
     /// Whether every step of every operation is told on the status topic: 7 more records for a
     /// delivery that has 11. Callers with a topic of their own are told in any case.
-    pub tell_steps: bool,
+    pub publish_step_status: bool,
     /// Whether a partition that the store knows nothing of is begun though its log was run before: every
     /// request of the log is then run again.
     pub start_without_state: bool,
@@ -370,7 +370,7 @@ impl Default for SchedulerConfig {
             timeout_grace: Duration::from_millis(500),
             drain: Duration::from_secs(5),
             supervisor_decision_timeout: Duration::from_secs(15),
-            tell_steps: false,
+            publish_step_status: false,
             start_without_state: false,
             stuck_after: Duration::from_secs(60),
             skip_deleted_requests: false,

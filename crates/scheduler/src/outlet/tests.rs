@@ -146,7 +146,7 @@ pub(crate) fn settings() -> SchedulerSettings {
         lease_margin: second,
         drain: second,
         supervisor_decision_timeout: second,
-        tell_steps: false,
+        publish_step_status: false,
         start_without_state: false,
         stuck_after: second,
         skip_deleted_requests: false,

@@ -104,7 +104,7 @@ fn scheduler_settings(config: &Config, own: Own) -> SchedulerSettings {
         skip_deleted_requests: settings.skip_deleted_requests,
         drain: settings.drain,
         supervisor_decision_timeout: settings.supervisor_decision_timeout,
-        tell_steps: settings.tell_steps,
+        publish_step_status: settings.publish_step_status,
         reply_to_prefixes: config.http.reply_to_prefixes.clone(),
     }
 }
