@@ -30,7 +30,7 @@ pub use identity::{IdentityError, PartitionChoice, readers_of_this_process};
 pub use registry::{FramingChoice, RegistryConfig};
 pub use scylla::ScyllaConfig;
 pub use sections::{
-    AdminConfig, AgentReach, AgentsConfig, BrokerConfig, BuiltInCalls, HttpConfig, LogFormat,
+    AdminConfig, AgentTransport, AgentsConfig, BrokerConfig, BuiltInCalls, HttpConfig, LogFormat,
     SchedulerConfig, ServicesConfig, StorageConfig, StoreConfig, TelemetryConfig, WorkflowsConfig,
 };
 pub use tenants::{TenantLimit, TenantLimitsConfig};

@@ -267,13 +267,13 @@ fn a_broken_file_of_workflows_or_agents_is_refused_before_anything_starts() {
     std::fs::write(path("w.yaml"), workflow).unwrap();
     std::fs::write(path("a.yaml"), "agents: [{nam: a}]\n").unwrap();
     let (workflows, agents) = ("WAYBILL_WORKFLOWS__FILES", "WAYBILL_AGENTS__FILES");
-    let reach = ("WAYBILL_AGENTS__REACH", "direct");
+    let transport = ("WAYBILL_AGENTS__TRANSPORT", "direct");
     let alone = ["--brokers", "127.0.0.1:1", "--scylla", "127.0.0.1:1"];
     let refused = |line: &[&str], variable: &str, file: &str| {
         let (file, data) = (path(file), path("data"));
         let output = command(line)
             .args(["--data-dir", &data, "--admin", "127.0.0.1:0"])
-            .envs([(variable, file.as_str()), reach])
+            .envs([(variable, file.as_str()), transport])
             .output()
             .unwrap();
         let said = String::from_utf8(output.stderr).unwrap();

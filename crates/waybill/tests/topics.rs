@@ -395,7 +395,7 @@ fn the_names_of_all_topics_and_groups_begin_with_the_prefix() {
         up.args([flag, "127.0.0.1:0"]);
     }
     up.env("WAYBILL_KAFKA__TOPIC_PREFIX", "acme");
-    up.env("WAYBILL_AGENTS__REACH", "topics");
+    up.env("WAYBILL_AGENTS__TRANSPORT", "topics");
     up.arg("--data-dir").arg(dir.path().join("data"));
     let log = dir.path().join("log.txt");
     let (_up, addresses) = Process::start(up, &["broker", "http"], &log);

@@ -57,14 +57,14 @@ const VARIANTS: &[Variant] = &[
     // The same five HTTP steps; the scheduler asks its agents without a record.
     Variant {
         name: DIRECT,
-        env: &[("WAYBILL_AGENTS__REACH", "direct")],
+        env: &[("WAYBILL_AGENTS__TRANSPORT", "direct")],
         has_services: false,
     },
     // Agents that do the work in the process itself.
     Variant {
         name: IN_PROCESS,
         env: &[
-            ("WAYBILL_AGENTS__REACH", "direct"),
+            ("WAYBILL_AGENTS__TRANSPORT", "direct"),
             ("WAYBILL_AGENTS__BUILT_IN_CALLS", "function"),
         ],
         has_services: true,

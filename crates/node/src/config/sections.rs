@@ -383,7 +383,7 @@ impl Default for SchedulerConfig {
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AgentsConfig {
     /// How the scheduler reaches those of this process.
-    pub reach: AgentReach,
+    pub transport: AgentTransport,
     /// Whether the five agents of the drone-delivery application run.
     pub built_in: bool,
     /// How those call the simulated services.
@@ -404,7 +404,7 @@ pub struct AgentsConfig {
 impl Default for AgentsConfig {
     fn default() -> Self {
         Self {
-            reach: AgentReach::Topics,
+            transport: AgentTransport::Topics,
             built_in: true,
             built_in_calls: BuiltInCalls::Http,
             files: Vec::new(),
@@ -418,7 +418,7 @@ impl Default for AgentsConfig {
 /// How a scheduler reaches agents.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum AgentReach {
+pub enum AgentTransport {
     /// Over their topics, wherever they run.
     Topics,
     /// In its own process, without a record.

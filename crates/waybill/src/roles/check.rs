@@ -5,7 +5,7 @@
 use waybill_agent::http::NamedHandler;
 use waybill_engine::Workflows;
 use waybill_node::Role;
-use waybill_node::config::{AgentReach, Config, load_workflows};
+use waybill_node::config::{AgentTransport, Config, load_workflows};
 
 use super::{agents, disk_bounds_exceed};
 
@@ -76,7 +76,7 @@ fn check(config: &Config) -> anyhow::Result<Checked> {
 /// If a file cannot be read, what it says cannot work, or there is no agent to run.
 pub(crate) fn check_to_run(config: &Config) -> anyhow::Result<Checked> {
     let checked = check(config)?;
-    if config.kafka.brokers.is_none() || config.agents.reach == AgentReach::Direct {
+    if config.kafka.brokers.is_none() || config.agents.transport == AgentTransport::Direct {
         let refused = checked.refuse_no_agent();
         refused.map_err(|error| {
             anyhow::anyhow!("{error}; to check it for another role than `up`, give --role")
@@ -100,7 +100,7 @@ pub(crate) fn check_for(role: Role, config: &Config) -> anyhow::Result<Checked> 
         }
         Role::Agents => true,
         Role::Up { agents, .. } => agents,
-        Role::Scheduler => config.agents.reach == AgentReach::Direct,
+        Role::Scheduler => config.agents.transport == AgentTransport::Direct,
         Role::Ingestion | Role::Supervisor => false,
     };
     if reads_agents {

@@ -32,7 +32,7 @@ use waybill_messages::Topics;
 use waybill_node::Role;
 use waybill_node::admin::Admin;
 use waybill_node::backup::Backups;
-use waybill_node::config::{AgentReach, Config, load_workflows, readers_of_this_process};
+use waybill_node::config::{AgentTransport, Config, load_workflows, readers_of_this_process};
 use waybill_node::disk::{DiskWatch, Space, bounds_exceed};
 use waybill_node::shutdown::{Running, Stage};
 use waybill_store::{EmbeddedStore, Store};
@@ -132,9 +132,9 @@ async fn start(
             let kafka = config.kafka_settings(None);
             let names = registry::topics(config, &workflows, &admin.readiness).await?;
             let handlers = agents::load(config, &Reached::elsewhere(config), &workflows)?;
-            if config.agents.reach == AgentReach::Direct {
+            if config.agents.transport == AgentTransport::Direct {
                 tracing::warn!(
-                    "agents.reach is direct: schedulers with this configuration ask their own agents, and these here \
+                    "agents.transport is direct: schedulers with this configuration ask their own agents, and these here \
                      have nothing to do"
                 );
             }
@@ -157,11 +157,11 @@ async fn start(
             let stands = world.partition_map.layout().division();
             let own = readers_of_this_process(config, environment, stands)?;
             let config = &config.with_partitions(world.partition_map.partitions());
-            let direct = match config.agents.reach {
-                AgentReach::Direct => {
+            let direct = match config.agents.transport {
+                AgentTransport::Direct => {
                     agents::load(config, &Reached::elsewhere(config), &world.workflows)?
                 }
-                AgentReach::Topics => Vec::new(),
+                AgentTransport::Topics => Vec::new(),
             };
             scheduler::start(config, own, direct, &world, admin, running).await
         }
@@ -209,9 +209,9 @@ async fn start(
                          until another process runs it"
                     );
                 }
-                match config.agents.reach {
-                    AgentReach::Direct => direct = handlers,
-                    AgentReach::Topics => {
+                match config.agents.transport {
+                    AgentTransport::Direct => direct = handlers,
+                    AgentTransport::Topics => {
                         let (kafka, topics) = (world.kafka.clone(), world.topics.clone());
                         agents::start(config, kafka, topics, handlers, admin, running).await?;
                     }

@@ -123,7 +123,7 @@ async fn every_accepted_delivery_completes_once_however_often_up_is_killed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_accepted_delivery_completes_once_with_agents_in_the_process_that_is_killed() {
-    let yaml = "partitions: 4\nagents: { reach: direct, builtInCalls: function }\n";
+    let yaml = "partitions: 4\nagents: { transport: direct, builtInCalls: function }\n";
     let mut world = World::of_either_kind(yaml);
     let up = world.up();
     let world = Arc::new(world);

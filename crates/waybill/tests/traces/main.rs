@@ -323,7 +323,7 @@ async fn retries_kills_and_undoing_stay_in_the_trace() {
 async fn a_trace_is_told_whole_or_not_at_all() {
     let collector = Collector::start().await;
     let traces = format!("sampleRatio: 0, endpoint: '{}'", collector.endpoint());
-    let world = World::start(&traces, "agents: {reach: direct}");
+    let world = World::start(&traces, "agents: {transport: direct}");
     let unsampled = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
     let quiet = [
         world.deliver(None).await,

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 use waybill_engine::{Lane, PartitionId};
 use waybill_messages::Topics;
-use waybill_node::config::{AgentReach, Config, load_workflows};
+use waybill_node::config::{AgentTransport, Config, load_workflows};
 use waybill_node::disk::{Space, bounds_exceed};
 use waybill_node::exposure::check_everything;
 use waybill_store::{CqlProblem, CqlStore};
@@ -151,7 +151,7 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
         }
         let group = config.agents_group();
         let waiting = site.waiting(config, &topic, &group).await?;
-        let is_direct = config.agents.reach == AgentReach::Direct;
+        let is_direct = config.agents.transport == AgentTransport::Direct;
         findings.extend(unread(&agent, &topic, waiting, &read.untold, is_direct));
     }
     if findings.is_empty() {
