@@ -1,7 +1,7 @@
 //! What every process of Waybill has, whatever roles it runs.
 //!
 //! [`Role`] names the roles, [`config`] is the configuration, and [`exposure`] has the listeners of each role and
-//! refuses unauthenticated ones. [`admin`] and [`telemetry`] show what a process does, [`measured_store`] measures
+//! refuses unauthenticated ones. [`admin`] and [`telemetry`] show what a process does, [`instrumented_store`] measures
 //! the state store, [`disk`] watches free space, [`open_files`] raises the limit of open files, [`backup`] makes
 //! backups, and [`shutdown`] ends everything in order.
 //!
@@ -14,7 +14,7 @@ pub mod config;
 pub mod data_dir;
 pub mod disk;
 pub mod exposure;
-pub mod measured_store;
+pub mod instrumented_store;
 pub mod open_files;
 mod role;
 pub mod shutdown;

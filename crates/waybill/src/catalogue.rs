@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-use waybill_node::{admin, disk, measured_store, telemetry};
+use waybill_node::{admin, disk, instrumented_store, telemetry};
 use waybill_telemetry::Declared;
 
 use crate::roles;
@@ -116,7 +116,7 @@ fn sections() -> [Section; 13] {
         section(
             "State store",
             "Seen from its client, with every role that has one.",
-            measured_store::METRICS.to_vec(),
+            instrumented_store::METRICS.to_vec(),
         ),
         section(
             "Kafka producers",

@@ -7,7 +7,7 @@ use waybill_alerts::{AlertSource, followers, owners_followers};
 use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Stage};
 
-use super::{World, instance};
+use super::{Dependencies, instance};
 
 /// Where in the data directory the processes find their names.
 const INSTANCES_DIR: &str = "alerts";
@@ -16,15 +16,19 @@ const INSTANCES_DIR: &str = "alerts";
 const STOP_SHARE: u32 = 4;
 
 /// Starts a follower for every configured receiver, and for every way to owners.
-pub(super) fn start(config: &Config, world: &World, running: &Running) -> anyhow::Result<()> {
+pub(super) fn start(
+    config: &Config,
+    dependencies: &Dependencies,
+    running: &Running,
+) -> anyhow::Result<()> {
     let owners = &config.alerts.owners;
     if config.alerts.receivers.is_empty() && owners.email.is_none() && owners.sms.is_none() {
         return Ok(());
     }
     let place = instance::place(config, INSTANCES_DIR).map(Arc::new);
     let source = AlertSource {
-        kafka: world.kafka.clone(),
-        topics: world.topics.clone(),
+        kafka: dependencies.kafka.clone(),
+        topics: dependencies.topics.clone(),
         instance_id: place.as_ref().map(|place| place.id().to_owned()),
         stop_within: config.shutdown_timeout / STOP_SHARE,
     };

@@ -9,7 +9,7 @@ use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Stage};
 use waybill_node::telemetry::announce;
 
-use super::World;
+use super::Dependencies;
 
 /// The API of this process, as it is reached from here.
 pub(super) struct Api {
@@ -20,23 +20,23 @@ pub(super) struct Api {
 /// Starts the API.
 pub(super) async fn start(
     config: &Config,
-    world: &World,
+    dependencies: &Dependencies,
     admin: &Admin,
     running: &Running,
 ) -> anyhow::Result<Api> {
     let tls = Tls::load("http.tls", &config.http.tls)?;
     let ingestion = Ingestion::start(
         ingestion_config(config),
-        world.store.clone(),
-        world.kafka.clone(),
-        world.topics.clone(),
-        world.partition_map.clone(),
-        world.workflows.clone(),
+        dependencies.store.clone(),
+        dependencies.kafka.clone(),
+        dependencies.topics.clone(),
+        dependencies.partition_map.clone(),
+        dependencies.workflows.clone(),
         Guards {
             auth: admin.auth().clone(),
             hosts: admin.auth().hosts(&config.http.hosts, &tls),
             tls: tls.clone(),
-            low_disk: world.low_disk.clone(),
+            low_disk: dependencies.low_disk.clone(),
         },
     )
     .await?;

@@ -7,13 +7,13 @@ mod agents;
 mod alerts;
 mod broker_metrics;
 mod check;
+mod connectivity;
 mod data_dir;
 mod embedded;
 mod ingestion;
 mod instance;
-mod life;
+mod lifecycle;
 mod ports;
-mod reach;
 mod registry;
 mod samples;
 mod scheduler;
@@ -45,7 +45,7 @@ use self::agents::Reached;
 pub(crate) use agents::{elsewhere as agents_elsewhere, load_file as load_agents_file};
 pub(crate) use broker_metrics::declared as broker_metrics;
 pub(crate) use check::{agents_elsewhere_of, check_files_of, check_for, check_to_run};
-pub(crate) use life::run;
+pub(crate) use lifecycle::run;
 
 /// The disk that the embedded broker and store of this process share.
 #[derive(Default)]
@@ -95,7 +95,7 @@ fn prepare_data_dir(role: Role, config: &Config) -> anyhow::Result<()> {
 }
 
 /// What the roles have in common that take requests in, decide and supervise.
-struct World {
+struct Dependencies {
     kafka: KafkaSettings,
     topics: Topics,
     workflows: Arc<Workflows>,
@@ -138,41 +138,46 @@ async fn start(
                      have nothing to do"
                 );
             }
-            reach::brokers(&kafka, names.step_replies(), admin, running)?;
+            connectivity::brokers(&kafka, names.step_replies(), admin, running)?;
             let own: Vec<&str> = handlers.iter().map(|(agent, _)| &**agent).collect();
             topics::check_step_requests(&config.topology(), &kafka, &own).await?;
             agents::start(config, kafka, names, handlers, admin, running).await
         }
         Role::Ingestion => {
-            let world = world(role, config, None, &disk, admin, running).await?;
-            reach::topics(&world, admin, running)?;
-            let config = &config.with_partitions(world.partition_map.partitions());
-            ingestion::start(config, &world, admin, running)
+            let dependencies = dependencies(role, config, None, &disk, admin, running).await?;
+            connectivity::topics(&dependencies, admin, running)?;
+            let config = &config.with_partitions(dependencies.partition_map.partitions());
+            ingestion::start(config, &dependencies, admin, running)
                 .await
                 .map(drop)
         }
         Role::Scheduler => {
-            let world = world(role, config, None, &disk, admin, running).await?;
-            reach::topics(&world, admin, running)?;
-            let stands = world.partition_map.layout().division();
+            let dependencies = dependencies(role, config, None, &disk, admin, running).await?;
+            connectivity::topics(&dependencies, admin, running)?;
+            let stands = dependencies.partition_map.layout().division();
             let own = readers_of_this_process(config, environment, stands)?;
-            let config = &config.with_partitions(world.partition_map.partitions());
+            let config = &config.with_partitions(dependencies.partition_map.partitions());
             let direct = match config.agents.transport {
                 AgentTransport::Direct => {
-                    agents::load(config, &Reached::elsewhere(config), &world.workflows)?
+                    agents::load(config, &Reached::elsewhere(config), &dependencies.workflows)?
                 }
                 AgentTransport::Topics => Vec::new(),
             };
-            scheduler::start(config, own, direct, &world, admin, running).await
+            scheduler::start(config, own, direct, &dependencies, admin, running).await
         }
         Role::Supervisor => {
-            let world = world(role, config, None, &disk, admin, running).await?;
-            reach::topics(&world, admin, running)?;
-            let config = &config.with_partitions(world.partition_map.partitions());
-            reach::brokers(&world.kafka, world.topics.recovery(), admin, running)?;
-            reach::store(&world, admin, running);
-            supervisor::start(config, &world, running);
-            alerts::start(config, &world, running)
+            let dependencies = dependencies(role, config, None, &disk, admin, running).await?;
+            connectivity::topics(&dependencies, admin, running)?;
+            let config = &config.with_partitions(dependencies.partition_map.partitions());
+            connectivity::brokers(
+                &dependencies.kafka,
+                dependencies.topics.recovery(),
+                admin,
+                running,
+            )?;
+            connectivity::store(&dependencies, admin, running);
+            supervisor::start(config, &dependencies, running);
+            alerts::start(config, &dependencies, running)
         }
         Role::Up {
             agents,
@@ -187,22 +192,22 @@ async fn start(
                 .as_ref()
                 .map_or_else(|| config.clone(), |broker| broker.with_login(config));
             let address = broker.as_ref().map(|broker| broker.address);
-            let world = world(role, config, address, &disk, admin, running).await?;
-            reach::topics(&world, admin, running)?;
-            if let (Some(store), Some(broker)) = (world.embedded.clone(), broker) {
+            let dependencies = dependencies(role, config, address, &disk, admin, running).await?;
+            connectivity::topics(&dependencies, admin, running)?;
+            if let (Some(store), Some(broker)) = (dependencies.embedded.clone(), broker) {
                 admin.set_backups(Backups::new(store, broker.logs));
             }
-            let stands = world.partition_map.layout().division();
+            let stands = dependencies.partition_map.layout().division();
             let own = readers_of_this_process(config, environment, stands)?;
-            let config = &config.with_partitions(world.partition_map.partitions());
+            let config = &config.with_partitions(dependencies.partition_map.partitions());
             let services = match services {
                 true => embedded::services(config, running).await?,
                 false => Reached::elsewhere(config),
             };
             let mut direct = Vec::new();
             if agents {
-                let handlers = agents::load(config, &services, &world.workflows)?;
-                for agent in agents::elsewhere(&world.workflows, &handlers) {
+                let handlers = agents::load(config, &services, &dependencies.workflows)?;
+                for agent in agents::elsewhere(&dependencies.workflows, &handlers) {
                     tracing::warn!(
                         agent,
                         "a workflow names an agent that is not built in and in none of agents.files: its steps wait \
@@ -212,19 +217,20 @@ async fn start(
                 match config.agents.transport {
                     AgentTransport::Direct => direct = handlers,
                     AgentTransport::Topics => {
-                        let (kafka, topics) = (world.kafka.clone(), world.topics.clone());
+                        let (kafka, topics) =
+                            (dependencies.kafka.clone(), dependencies.topics.clone());
                         agents::start(config, kafka, topics, handlers, admin, running).await?;
                     }
                 }
             }
-            alerts::start(config, &world, running)?;
-            scheduler::start(config, own, direct, &world, admin, running).await?;
+            alerts::start(config, &dependencies, running)?;
+            scheduler::start(config, own, direct, &dependencies, admin, running).await?;
             if config.supervisor.enabled {
-                supervisor::start(config, &world, running);
+                supervisor::start(config, &dependencies, running);
             }
-            let api = ingestion::start(config, &world, admin, running).await?;
+            let api = ingestion::start(config, &dependencies, admin, running).await?;
             if samples > 0 {
-                samples::start(samples, api, world, config, admin, running);
+                samples::start(samples, api, dependencies, config, admin, running);
             }
             Ok(())
         }
@@ -233,14 +239,14 @@ async fn start(
 
 /// Finds the workflows, makes what is missing of the topics, asks the schema registry for what
 /// writers need, and opens the store.
-async fn world(
+async fn dependencies(
     role: Role,
     config: &Config,
     broker: Option<SocketAddr>,
     disk: &Disk,
     admin: &Admin,
     running: &Running,
-) -> anyhow::Result<World> {
+) -> anyhow::Result<Dependencies> {
     let workflows = load_workflows(&config.workflows)?;
     let kafka = config.kafka_settings(broker);
     let store::Opened { store, embedded } = store::open(role, config, running).await?;
@@ -286,7 +292,7 @@ async fn world(
     running.spawn(Stage::Scheduler, "watch over the layout", |stop| {
         follower.run(stop)
     });
-    Ok(World {
+    Ok(Dependencies {
         kafka,
         topics: registry::topics(config, &workflows, &admin.readiness).await?,
         workflows: Arc::new(workflows),

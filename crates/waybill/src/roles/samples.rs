@@ -25,7 +25,7 @@ use waybill_node::admin::Admin;
 use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Stage};
 
-use super::World;
+use super::Dependencies;
 use super::ingestion::Api;
 
 /// Requests under way at once.
@@ -39,12 +39,12 @@ const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) fn start(
     count: u64,
     api: Api,
-    world: World,
+    dependencies: Dependencies,
     config: &Config,
     admin: &Admin,
     running: &Running,
 ) {
-    let World { kafka, topics, .. } = world;
+    let Dependencies { kafka, topics, .. } = dependencies;
     // As far as the API is concerned the samples come from outside.
     let token = admin.auth().authenticator().map(|authenticator| {
         authenticator.own_token(Principal {

@@ -11,25 +11,25 @@ use waybill_topology::readers::{self, show::Readers};
 use waybill_topology::repartition::{self, Repartition};
 use waybill_topology::topics::BrokerKind;
 
-use super::{World, trim};
+use super::{Dependencies, trim};
 
 /// Starts the scheduler of the readers of this process, and the `agents` that it asks directly.
 pub(super) async fn start(
     config: &Config,
     own: Own,
     agents: Vec<NamedHandler>,
-    world: &World,
+    dependencies: &Dependencies,
     admin: &Admin,
     running: &Running,
 ) -> anyhow::Result<()> {
-    let layout = readers::layout_at_start(&*world.store, config.topology().division).await?;
+    let layout = readers::layout_at_start(&*dependencies.store, config.topology().division).await?;
     let parts = SchedulerParts {
-        store: world.store.clone(),
-        kafka: world.kafka.clone(),
-        topics: world.topics.clone(),
-        workflows: world.workflows.clone(),
+        store: dependencies.store.clone(),
+        kafka: dependencies.kafka.clone(),
+        topics: dependencies.topics.clone(),
+        workflows: dependencies.workflows.clone(),
         layout,
-        reply_key: reply_key(&*world.store).await?,
+        reply_key: reply_key(&*dependencies.store).await?,
         agents,
         agents_hold: DirectConfig {
             // One commit may ask one agent for a step of all that is in flight.
@@ -40,12 +40,15 @@ pub(super) async fn start(
             in_flight_bytes_max: config.scheduler.in_flight_bytes_max.as_usize(),
         },
     };
-    match world.broker {
+    match dependencies.broker {
         BrokerKind::Kafka => show_requests_retention(config.kafka.requests_retention),
         // There requests do not expire, and are deleted once they are done.
         BrokerKind::Embedded => {
-            let (kafka, topics) = (world.kafka.clone(), world.topics.clone());
-            let (partition_map, store) = (world.partition_map.clone(), world.store.clone());
+            let (kafka, topics) = (dependencies.kafka.clone(), dependencies.topics.clone());
+            let (partition_map, store) = (
+                dependencies.partition_map.clone(),
+                dependencies.store.clone(),
+            );
             running.spawn(
                 Stage::Scheduler,
                 "trimming of finished requests and recoveries",
@@ -56,16 +59,16 @@ pub(super) async fn start(
     let settings = scheduler_settings(config, own);
     let scheduler = Scheduler::start(settings, parts, &admin.readiness, &admin.liveness)?;
     admin.set_schedulers(scheduler.control());
-    admin.set_readers(Readers::new(world.store.clone(), config.partitions));
+    admin.set_readers(Readers::new(dependencies.store.clone(), config.partitions));
     let growing = Repartition::new(
         &config.topology(),
-        world.store.clone(),
-        world.kafka.clone(),
-        world.topics.clone(),
-        &world.workflows,
+        dependencies.store.clone(),
+        dependencies.kafka.clone(),
+        dependencies.topics.clone(),
+        &dependencies.workflows,
     );
     admin.set_growing(growing.clone());
-    let partition_map = world.partition_map.clone();
+    let partition_map = dependencies.partition_map.clone();
     running.spawn(Stage::Scheduler, "partitions", move |stop| {
         repartition::finish(growing, partition_map, stop)
     });

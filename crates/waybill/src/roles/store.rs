@@ -7,7 +7,7 @@ use anyhow::Context as _;
 use waybill_node::Role;
 use waybill_node::config::Config;
 use waybill_node::data_dir;
-use waybill_node::measured_store::Measured;
+use waybill_node::instrumented_store::InstrumentedStore;
 use waybill_node::shutdown::{Running, Stage};
 use waybill_store::{CqlStore, DamageReport, EmbeddedConfig, EmbeddedStore, Store, StoreError};
 use waybill_telemetry::chain;
@@ -49,7 +49,7 @@ pub(super) async fn open(role: Role, config: &Config, running: &Running) -> anyh
         let store = embedded(config, running).await?;
         let embedded = Some(Arc::downgrade(&store));
         return Ok(Opened {
-            store: Arc::new(Measured::new(store)),
+            store: Arc::new(InstrumentedStore::new(store)),
             embedded,
         });
     };
@@ -66,7 +66,7 @@ pub(super) async fn open(role: Role, config: &Config, running: &Running) -> anyh
         .await
         .context("the state store cannot be opened")?;
     Ok(Opened {
-        store: Arc::new(Measured::new(Arc::new(store))),
+        store: Arc::new(InstrumentedStore::new(Arc::new(store))),
         embedded: None,
     })
 }

@@ -4,19 +4,19 @@ use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Stage};
 use waybill_supervisor::{SupervisorParts, SupervisorSettings};
 
-use super::{World, instance};
+use super::{Dependencies, instance};
 
 /// Where in the data directory supervisors find their names.
 const INSTANCES_DIR: &str = "supervisor";
 
 /// Starts the supervisor.
-pub(super) fn start(config: &Config, world: &World, running: &Running) {
+pub(super) fn start(config: &Config, dependencies: &Dependencies, running: &Running) {
     let parts = SupervisorParts {
-        store: world.store.clone(),
-        kafka: world.kafka.clone(),
-        topics: world.topics.clone(),
-        workflows: world.workflows.clone(),
-        partition_map: world.partition_map.clone(),
+        store: dependencies.store.clone(),
+        kafka: dependencies.kafka.clone(),
+        topics: dependencies.topics.clone(),
+        workflows: dependencies.workflows.clone(),
+        partition_map: dependencies.partition_map.clone(),
     };
     let place = instance::place(config, INSTANCES_DIR);
     let settings = SupervisorSettings {

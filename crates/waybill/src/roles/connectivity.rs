@@ -1,7 +1,7 @@
-//! Whether a process reaches what it lives on, as its readiness says it.
+//! Whether a process reaches its brokers, topics and store: readiness depends on it.
 //!
-//! Clients and drivers repeat what they ask for by themselves, so that a role whose broker or database is
-//! away only stands still. Whoever looks at `/readyz` is to see that, and that it is over.
+//! Clients and drivers retry by themselves, so a role whose broker or database is out of reach makes no progress and reports
+//! no error. `/readyz` shows the outage, and its end.
 
 use std::time::{Duration, Instant};
 
@@ -12,17 +12,16 @@ use waybill_node::shutdown::{Running, Stage};
 use waybill_store::LeaseKey;
 use waybill_telemetry::chain;
 
-use super::World;
+use super::Dependencies;
 
-/// How often it is asked.
+/// The interval of the checks.
 const ASK_EVERY: Duration = Duration::from_secs(2);
 /// How long an answer may take.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
-/// How long nothing may have answered before the process is not ready any more: one slow answer is no
-/// outage.
+/// How long checks may fail before the process is no longer ready: one slow answer is no outage.
 const AWAY_AFTER: Duration = Duration::from_secs(5);
 
-/// Follows whether brokers answer what is asked about `topic`.
+/// Checks whether brokers answer questions about `topic`.
 ///
 /// # Errors
 ///
@@ -33,7 +32,7 @@ pub(super) fn brokers(
     admin: &Admin,
     running: &Running,
 ) -> anyhow::Result<()> {
-    let client = std::sync::Arc::new(KafkaAdmin::new(kafka, "waybill-reach")?);
+    let client = std::sync::Arc::new(KafkaAdmin::new(kafka, "waybill-connectivity")?);
     let topic = topic.to_owned();
     follow("the brokers", admin, running, move || {
         let (client, topic) = (client.clone(), topic.clone());
@@ -45,19 +44,23 @@ pub(super) fn brokers(
     Ok(())
 }
 
-/// Follows whether the topics exist that operations lie on: a role whose topic was deleted stands still, and no client of it
-/// sees an error. Brokers that do not answer say nothing about it.
+/// Checks whether the topics of operations exist: a role whose topic was deleted makes no progress, and none of its clients
+/// sees an error. Brokers that do not answer count as topics that exist.
 ///
 /// # Errors
 ///
 /// If the Kafka client cannot be made.
-pub(super) fn topics(world: &World, admin: &Admin, running: &Running) -> anyhow::Result<()> {
-    let client = std::sync::Arc::new(KafkaAdmin::new(&world.kafka, "waybill-topics")?);
+pub(super) fn topics(
+    dependencies: &Dependencies,
+    admin: &Admin,
+    running: &Running,
+) -> anyhow::Result<()> {
+    let client = std::sync::Arc::new(KafkaAdmin::new(&dependencies.kafka, "waybill-topics")?);
     let names = [
-        world.topics.requests(),
-        world.topics.expedited(),
-        world.topics.step_replies(),
-        world.topics.recovery(),
+        dependencies.topics.requests(),
+        dependencies.topics.expedited(),
+        dependencies.topics.step_replies(),
+        dependencies.topics.recovery(),
     ];
     let names = names.map(str::to_owned);
     follow("the topics of operations", admin, running, move || {
@@ -75,8 +78,8 @@ pub(super) fn topics(world: &World, admin: &Admin, running: &Running) -> anyhow:
 }
 
 /// Follows whether the state store answers.
-pub(super) fn store(world: &World, admin: &Admin, running: &Running) {
-    let store = world.store.clone();
+pub(super) fn store(dependencies: &Dependencies, admin: &Admin, running: &Running) {
+    let store = dependencies.store.clone();
     follow("the state store", admin, running, move || {
         let store = store.clone();
         async move {
@@ -97,13 +100,13 @@ fn follow<F>(
     let reached = admin.readiness.expect(what);
     let name = format!("watch over {what}");
     running.spawn(Stage::Agents, name, move |stop| async move {
-        let mut reach = Reach::default();
+        let mut connectivity = Connectivity::default();
         loop {
             let answer = tokio::time::timeout(ANSWER_MAX, ask()).await;
             let answer = answer.unwrap_or_else(|late| Err(late.to_string()));
-            let was_reached = reach.is_reached;
-            reached.set(reach.judge(answer.is_ok(), Instant::now()));
-            match (was_reached, reach.is_reached, answer) {
+            let was_reached = connectivity.is_reached;
+            reached.set(connectivity.note(answer.is_ok(), Instant::now()));
+            match (was_reached, connectivity.is_reached, answer) {
                 (true, false, Err(error)) => {
                     tracing::warn!(what, error, "cannot be reached; this process is not ready");
                 }
@@ -118,17 +121,17 @@ fn follow<F>(
     });
 }
 
-/// What the answers up to now say.
+/// The result of the checks so far.
 #[derive(Debug, Default)]
-struct Reach {
+struct Connectivity {
     is_reached: bool,
-    /// When the first of those was asked for that did not come.
+    /// When the first check began of those that have failed since the last success.
     silent_since: Option<Instant>,
 }
 
-impl Reach {
-    /// Takes an answer, or that there was none; says whether it is reached.
-    fn judge(&mut self, has_answered: bool, now: Instant) -> bool {
+impl Connectivity {
+    /// Notes the result of a check. Returns whether the server counts as reached.
+    fn note(&mut self, has_answered: bool, now: Instant) -> bool {
         if has_answered {
             *self = Self {
                 is_reached: true,
@@ -150,14 +153,14 @@ mod tests {
     fn one_answer_that_does_not_come_is_no_outage_and_the_next_that_comes_ends_it() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut reach = Reach::default();
-        assert!(!reach.judge(false, at(0)), "it never answered");
-        assert!(reach.judge(true, at(1)));
-        assert!(reach.judge(false, at(3)));
-        assert!(reach.judge(false, at(7)));
-        assert!(!reach.judge(false, at(8)));
-        assert!(!reach.judge(false, at(9)));
-        assert!(reach.judge(true, at(10)));
-        assert!(reach.judge(false, at(90)), "it is counted anew");
+        let mut connectivity = Connectivity::default();
+        assert!(!connectivity.note(false, at(0)), "it never answered");
+        assert!(connectivity.note(true, at(1)));
+        assert!(connectivity.note(false, at(3)));
+        assert!(connectivity.note(false, at(7)));
+        assert!(!connectivity.note(false, at(8)));
+        assert!(!connectivity.note(false, at(9)));
+        assert!(connectivity.note(true, at(10)));
+        assert!(connectivity.note(false, at(90)), "it is counted anew");
     }
 }

@@ -34,7 +34,7 @@ pub const METRICS: &[&dyn Declared] = &[&DURATION, &FAILURES, &DAMAGED];
 
 /// A store whose requests are measured.
 #[derive(Debug)]
-pub struct Measured {
+pub struct InstrumentedStore {
     store: Arc<dyn Store>,
     write: Statement,
     read: Statement,
@@ -80,7 +80,7 @@ impl Statement {
     }
 }
 
-impl Measured {
+impl InstrumentedStore {
     /// Measures the requests to `store`.
     #[must_use]
     pub fn new(store: Arc<dyn Store>) -> Self {
@@ -114,7 +114,7 @@ impl Measured {
     }
 }
 
-impl Store for Measured {
+impl Store for InstrumentedStore {
     fn is_exclusive(&self) -> bool {
         self.store.is_exclusive()
     }
