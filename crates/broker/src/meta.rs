@@ -154,7 +154,7 @@ impl Meta {
             let key = partition_key(AGES_PREFIX, topic, partition);
             batch.insert(&store.cluster, key, self.encode(ages)?);
         }
-        self.wrote(batch.commit())
+        self.wrote(store.commit(batch))
     }
 
     /// All topics.
@@ -190,7 +190,7 @@ impl Meta {
                 batch.remove(&store.offsets, key);
             }
         }
-        self.wrote(batch.commit())?;
+        self.wrote(store.commit(batch))?;
         locked(&self.stored_groups).is_outdated = true;
         Ok(())
     }
@@ -271,7 +271,7 @@ impl Meta {
             let value = self.encode(&committed)?;
             batch.insert(&store.offsets, offset_key(group, topic, partition), value);
         }
-        self.wrote(batch.commit())
+        self.wrote(store.commit(batch))
     }
 
     /// The committed offset of a group for one partition.
@@ -322,7 +322,7 @@ impl Meta {
             batch.remove(&store.offsets, entry.key().map_err(self.failed("read"))?);
         }
         let found = !batch.is_empty();
-        self.wrote(batch.commit())?;
+        self.wrote(store.commit(batch))?;
         locked(&self.stored_groups).is_outdated |= found;
         Ok(found)
     }
@@ -383,7 +383,7 @@ impl Meta {
         let batch = store.database.batch();
         let mut batch = batch.durability(Some(PersistMode::SyncAll));
         batch.insert(&store.cluster, key, value);
-        self.wrote(batch.commit())
+        self.wrote(store.commit(batch))
     }
 
     fn encode<T: Serialize>(&self, value: &T) -> Result<Vec<u8>, MetaError> {

@@ -10,8 +10,8 @@
 //! * **A damaged block harms only its entries.** See `embedded/damage.rs`.
 //! * **A full disk is waited for.** Writes fail while it lasts and reads go on; once there is room the store is
 //!   opened again in place. See `embedded/reopening.rs`.
-//! * **Writing out never stops unnoticed.** The writer has full tables in memory written out, and waits for that before a
-//!   commit, rather than the key-value store in one. See `embedded/flushing.rs`.
+//! * **Flushes and compactions do not stall for good.** Full memtables are rotated after a commit, and a commit waits for the
+//!   worker beforehand, by rules of our own. See `embedded/flushing.rs`.
 //! * **Retention is read, then purged.** A row past its retention reads as absent at once; its bytes
 //!   go later, in bounded steps. See `embedded/purge.rs`. No wall clock ends it: see `embedded/retention.rs`.
 //!
@@ -69,7 +69,7 @@ pub struct EmbeddedConfig {
     pub cache_bytes: u64,
     /// How many bytes of new rows a row table gathers in memory before it writes them out; the
     /// larger it is, the more of an operation's short-lived states never reach a table on disk.
-    /// Default: 8 MiB.
+    /// Default: 4 MiB.
     pub memtable_bytes: u64,
     /// From how many bytes of full journal files on the tables that still hold the oldest one back
     /// are written out; at least 64 MiB. Another 64 MiB or so are the file that is being written.
@@ -106,7 +106,7 @@ impl EmbeddedConfig {
         Self {
             path: path.into(),
             cache_bytes: 8 << 20,
-            memtable_bytes: 8 << 20,
+            memtable_bytes: 4 << 20,
             journal_bytes_max: 64 << 20,
             worker_threads: 1,
             queued_calls_max: 64,

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use fjall::{Database, Keyspace, KeyspaceCreateOptions};
+use fjall::{AbstractTree as _, Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch};
 
 use super::unsynced;
 use crate::locked;
@@ -46,7 +46,8 @@ impl Store {
             .worker_threads(1)
             .max_journaling_size(JOURNAL_BYTES)
             .open()?;
-        let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
+        // Rotated by `commit`.
+        let options = || KeyspaceCreateOptions::default().max_memtable_size(u64::MAX);
         let cluster = database.keyspace("cluster", options)?;
         let offsets = database.keyspace("offsets", options)?;
         Ok(Self {
@@ -54,6 +55,20 @@ impl Store {
             cluster,
             offsets,
         })
+    }
+
+    /// Commits a batch, and has full memtables written out. The library would ask its worker for that at each commit, and the
+    /// worker blocks for good once a thousand such requests fill its queue: <https://github.com/fjall-rs/fjall/pull/323>.
+    pub(super) fn commit(&self, batch: OwnedWriteBatch) -> Result<(), fjall::Error> {
+        batch.commit()?;
+        for table in [&self.cluster, &self.offsets] {
+            if table.tree.active_memtable().size() > MEMTABLE_BYTES
+                && table.sealed_memtable_count() == 0
+            {
+                table.rotate_memtable()?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -47,7 +47,7 @@ const UNKNOWN: &str = "/problems/unknown-or-expired";
 /// The type of the problem that there is nothing at an address.
 const NOT_FOUND: &str = "/problems/not-found";
 
-/// The type of the problem that it does too much else at the moment.
+/// The type of the problem that the API is overloaded.
 const OVERLOADED: &str = "/problems/overloaded";
 
 /// Why there is no answer to work with.
@@ -65,7 +65,7 @@ enum Fault {
     Forbidden,
     /// Who answers is not taken for the API.
     Distrusted,
-    /// The API does too much else at the moment.
+    /// The API is overloaded.
     Overloaded,
     /// The API cannot be reached, or cannot answer now.
     Away,
@@ -104,7 +104,7 @@ impl ApiError {
         matches!(self.fault, Fault::Away | Fault::Overloaded)
     }
 
-    /// Whether it answered that it does too much else at the moment.
+    /// Whether the API is overloaded.
     pub(super) fn is_overloaded(&self) -> bool {
         self.fault == Fault::Overloaded
     }

@@ -1,14 +1,16 @@
-//! When a table in memory is written out, and what a commit waits for.
+//! When memtables are written out, and what a commit waits for.
 //!
 //! The key-value store would do both itself, each in a way that can stop for good:
 //!
-//! * A commit to a full table asks the worker to put an empty one in its place. It asks again at each commit until the worker
-//!   has done so, and the queue of the worker has a bound. Once it is full, the worker waits for room in the queue that nobody
-//!   else empties: <https://github.com/fjall-rs/fjall/pull/323>.
-//! * A commit that finds many full tables, or many files that are not compacted, waits until they are fewer. It does not
-//!   notice that the worker has ended.
+//! * A commit to a full memtable asks the worker to rotate it. Every commit asks again until the worker has done so, and the
+//!   worker's queue is bounded. Once it is full, the worker waits for room in the queue that only the worker itself empties:
+//!   <https://github.com/fjall-rs/fjall/pull/323>.
+//! * A commit that finds many full memtables, or many runs of files that are not compacted, waits until they are fewer. It does
+//!   not notice that the worker has ended.
+//! * The worker compacts once for each flush. Where that is not enough, runs pile up until commits wait for compactions that
+//!   nobody has asked for.
 //!
-//! So both are done here, once for each table, and before a commit rather than in it.
+//! So all three are done here: memtables are rotated once, commits wait beforehand, and what waits for runs compacts them.
 
 use std::thread;
 use std::time::Duration;
@@ -17,9 +19,8 @@ use fjall::{AbstractTree as _, Keyspace, OwnedWriteBatch, PersistMode};
 
 use super::tables::Tables;
 
-/// From how many full tables in memory on a commit waits. Another one becomes full meanwhile at most, and the key-value store's
-/// own wait begins at four.
-const FULL_TABLES_MAX: usize = 3;
+/// From how many full memtables on a commit waits, and none is rotated. The key-value store's own wait begins at four.
+const FULL_MEMTABLES_MAX: usize = 3;
 /// From how many runs of files that are not compacted on a commit waits. The key-value store's own wait begins at thirty.
 const RUNS_MAX: usize = 20;
 /// How long a commit waits before it looks again.
@@ -36,14 +37,17 @@ impl Tables {
         batch.commit()
     }
 
-    /// Has full tables written out. Called after a commit, by one thread alone.
+    /// Has full memtables written out. Called after each commit.
     ///
     /// # Errors
     ///
-    /// If a file that is of no use any more cannot be removed.
+    /// If a file that is of no use any more cannot be removed. Memtables that were not looked at are rotated after a later
+    /// commit.
     pub(super) fn write_out_full(&self) -> Result<(), fjall::Error> {
         for (name, keyspace) in self.all() {
-            if keyspace.tree.active_memtable().size() > self.memtable_bytes(name) {
+            if keyspace.tree.active_memtable().size() > self.memtable_bytes(name)
+                && keyspace.sealed_memtable_count() < FULL_MEMTABLES_MAX
+            {
                 keyspace.rotate_memtable()?;
             }
         }
@@ -51,22 +55,32 @@ impl Tables {
     }
 
     fn wait_for_worker(&self) -> Result<(), fjall::Error> {
-        while self
-            .all()
-            .into_iter()
-            .any(|(_, keyspace)| is_behind(keyspace))
-        {
-            // Writes nothing that is of importance. It fails if the worker has ended.
-            self.db.persist(PersistMode::Buffer)?;
-            thread::sleep(LOOK_AGAIN_AFTER);
+        for (name, keyspace) in self.all() {
+            while keyspace.sealed_memtable_count() >= FULL_MEMTABLES_MAX {
+                // Only flushes the journal's buffer; fails if the worker has ended.
+                self.db.persist(PersistMode::Buffer)?;
+                thread::sleep(LOOK_AGAIN_AFTER);
+            }
+            let runs = keyspace.tree.l0_run_count();
+            if runs >= RUNS_MAX {
+                tracing::warn!(table = name, runs, "writes wait for compactions");
+            }
+            while keyspace.tree.l0_run_count() >= RUNS_MAX {
+                self.db.persist(PersistMode::Buffer)?;
+                match self.db.active_compactions() {
+                    0 => compact(keyspace)?,
+                    _ => thread::sleep(LOOK_AGAIN_AFTER),
+                }
+            }
         }
         Ok(())
     }
 }
 
-/// Whether the worker has not got round to much of what a table needs.
-fn is_behind(keyspace: &Keyspace) -> bool {
-    keyspace.sealed_memtable_count() >= FULL_TABLES_MAX || keyspace.tree.l0_run_count() >= RUNS_MAX
+/// Compacts what the table needs most. Old versions of entries are kept: which snapshots need them is not known here.
+fn compact(keyspace: &Keyspace) -> Result<(), fjall::Error> {
+    let strategy = keyspace.config.compaction_strategy.clone();
+    Ok(keyspace.tree.compact(strategy, 0)?)
 }
 
 #[cfg(test)]
@@ -110,11 +124,33 @@ mod tests {
         }
     }
 
+    /// As a store that has more compactions to make than flushes.
+    #[test]
+    fn runs_that_nobody_compacts_do_not_end_all_commits() {
+        let dir = tempfile::tempdir().unwrap();
+        let tables = Tables::open_idle(&config(&dir)).unwrap();
+        let table = &tables.state;
+        for number in 0..RUNS_MAX as u64 + 5 {
+            for key in 0..10_u8 {
+                table.tree.insert([key], number.to_be_bytes(), number);
+            }
+            table.tree.flush_active_memtable(0).unwrap();
+        }
+        assert!(table.tree.l0_run_count() >= RUNS_MAX);
+        let mut batch = tables.db.batch();
+        batch.insert(table, [10], [10]);
+        tables.commit(batch).unwrap();
+        assert!(table.tree.l0_run_count() < RUNS_MAX);
+        assert_eq!(table.len().unwrap(), 11);
+        let newest = (RUNS_MAX as u64 + 4).to_be_bytes();
+        assert_eq!(*table.get([0]).unwrap().unwrap(), newest);
+    }
+
     #[test]
     fn a_commit_does_not_wait_for_a_worker_that_has_ended() {
         let dir = tempfile::tempdir().unwrap();
         let tables = Tables::open(&config(&dir)).unwrap();
-        // A flush finds no place for its file.
+        // A flush cannot create its file.
         let files = tables.state.path().join("tables");
         fs::remove_dir_all(&files).unwrap();
         for number in 0..3 {

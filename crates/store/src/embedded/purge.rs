@@ -139,7 +139,7 @@ impl Purger {
 
     fn save_retention(&self) -> Result<(), StoreError> {
         let tables = self.tables.get()?;
-        tables.lasting.retention.save(&tables.leases)
+        tables.lasting.retention.save(&tables)
     }
 
     /// Removes what has had its time: rows by the time of retention, `now`, and attention entries of a certain age
@@ -215,6 +215,7 @@ impl Purger {
             }
             tables
                 .commit(batch)
+                .and_then(|()| tables.write_out_full())
                 .map_err(|error| StoreError::unavailable("purging deadline entries", error))?;
         }
         self.due_from.insert(shard, from);
@@ -238,6 +239,7 @@ impl Purger {
             }
             tables
                 .commit(batch)
+                .and_then(|()| tables.write_out_full())
                 .map_err(|error| StoreError::unavailable("purging attention entries", error))?;
             self.walk.next = spent.next;
         }

@@ -104,7 +104,7 @@ impl Reopening {
             // They are being opened again.
             Err(TryLockError::WouldBlock) => {
                 return Err(match self.failure() {
-                    Some(failure) => failure.refuse(ACTION),
+                    Some(failure) => self.refuse(&failure, ACTION),
                     None => StoreError::full(ACTION),
                 });
             }
@@ -149,7 +149,7 @@ impl Reopening {
                 action,
                 source: Some(error.into()),
             },
-            true => failure.refuse(action),
+            true => self.refuse(&failure, action),
             // Whether the change was made is unknown.
             false => StoreError::unavailable(action, error),
         }
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_call_says_so_when_files_are_not_opened_again_any_more() {
+    async fn calls_fail_as_unavailable_after_the_store_gave_up() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("store");
         let store = EmbeddedStore::open(EmbeddedConfig::new(&path)).unwrap();

@@ -8,11 +8,11 @@
 //! What must hold: a row is never removed before the store has been open for its retention. Rows may stay longer:
 //! while the store is closed their time does not pass.
 
-use fjall::Keyspace;
+use fjall::{Database, Keyspace, OwnedWriteBatch};
 use waybill_clock::{BootTime, wall_clock};
 use waybill_engine::Timestamp;
 
-use super::tables::failed;
+use super::tables::{Tables, failed};
 use crate::codec::{self, Encoder};
 use crate::{StoreError, keys};
 
@@ -24,7 +24,7 @@ pub(super) struct Retention {
 
 impl Retention {
     /// Goes on where it was saved, or begins with the wall clock, and saves where that is.
-    pub(super) fn open(leases: &Keyspace) -> Result<Self, StoreError> {
+    pub(super) fn open(db: &Database, leases: &Keyspace) -> Result<Self, StoreError> {
         let saved = leases
             .get(keys::RETENTION)
             .map_err(failed("reading the time of retention"))?;
@@ -45,7 +45,11 @@ impl Retention {
             began,
             opened: BootTime::now(),
         };
-        retention.save(leases)?;
+        let mut batch = db.batch();
+        retention.put(&mut batch, leases);
+        batch
+            .commit()
+            .map_err(failed("saving the time of retention"))?;
         Ok(retention)
     }
 
@@ -55,10 +59,16 @@ impl Retention {
     }
 
     /// Saves the time, without waiting for the disk: what is lost makes rows stay longer.
-    pub(super) fn save(&self, leases: &Keyspace) -> Result<(), StoreError> {
-        let mut encoder = Encoder::default();
-        leases
-            .insert(keys::RETENTION, encoder.retention(self.now()))
+    pub(super) fn save(&self, tables: &Tables) -> Result<(), StoreError> {
+        let mut batch = tables.db.batch();
+        self.put(&mut batch, &tables.leases);
+        tables
+            .commit(batch)
             .map_err(failed("saving the time of retention"))
+    }
+
+    fn put(&self, batch: &mut OwnedWriteBatch, leases: &Keyspace) {
+        let mut encoder = Encoder::default();
+        batch.insert(leases, keys::RETENTION, encoder.retention(self.now()));
     }
 }

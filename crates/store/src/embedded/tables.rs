@@ -42,12 +42,12 @@ use crate::{
 /// them.
 const SMALL_MEMTABLE_BYTES: u64 = 1 << 20;
 
-/// How long a file of a table becomes when files are compacted, in bytes. Each is synced at once when it is complete, and
-/// whatever else is synced at that moment waits for it.
-const FILE_BYTES: u64 = 8 << 20;
+/// Target size of a compacted file, in bytes. A complete file is synced as a whole, and other syncs wait for that. It must be
+/// several times as long as a memtable: there is one compaction for each flush, and one between lower levels moves about a file.
+const FILE_BYTES: u64 = 32 << 20;
 
-/// By the key-value store's own count no table is ever full: see `flushing.rs`.
-const NEVER_FULL: u64 = u64::MAX;
+/// The key-value store never rotates a memtable by itself: see `flushing.rs`.
+const NO_ROTATION: u64 = u64::MAX;
 
 /// The least that the key-value store accepts as the bound of its full journal files.
 const JOURNAL_BYTES_LEAST: u64 = 64 << 20;
@@ -147,7 +147,7 @@ impl Tables {
             .map_err(failed)?;
         let small = || {
             KeyspaceCreateOptions::default()
-                .max_memtable_size(NEVER_FULL)
+                .max_memtable_size(NO_ROTATION)
                 .compaction_strategy(Arc::new(
                     Leveled::default().with_table_target_size(FILE_BYTES),
                 ))
@@ -157,7 +157,7 @@ impl Tables {
         let lasting = match lasting {
             Some(lasting) => lasting,
             None => Lasting {
-                retention: Arc::new(Retention::open(&leases)?),
+                retention: Arc::new(Retention::open(&db, &leases)?),
                 damages: Arc::default(),
             },
         };

@@ -1,8 +1,8 @@
 //! How much lists may cost.
 //!
 //! A list reads up to 2,000 rows for a request of one line. So lists are read one at a time, with pauses: clients that
-//! ask again and again do not take the CPU that operations need. Tenants take turns: one of each waits for its turn, and
-//! its others behind that one.
+//! ask again and again do not take the CPU that operations need. Tenants take turns: one list of each waits for the next
+//! turn, and the tenant's other lists wait behind it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, Weak};
@@ -27,8 +27,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub struct Lists {
     places: Places,
-    /// By tenant, what its list holds that waits for its turn, or has it.
-    firsts: std::sync::Mutex<HashMap<Arc<str>, Weak<Mutex<()>>>>,
+    /// By tenant, what its list holds that is read, or waits for the next turn.
+    tenant_locks: std::sync::Mutex<HashMap<Arc<str>, Weak<Mutex<()>>>>,
     /// Until then nothing is read. Held by the list whose turn it is.
     paused_until: Mutex<Instant>,
 }
@@ -38,7 +38,7 @@ pub struct Lists {
 pub struct Turn<'a> {
     paused_until: MutexGuard<'a, Instant>,
     began: Instant,
-    _first: OwnedMutexGuard<()>,
+    _tenant_lock: OwnedMutexGuard<()>,
     _place: Share,
 }
 
@@ -47,7 +47,7 @@ impl Lists {
     pub fn new(max: usize) -> Self {
         Self {
             places: Places::new(max, LISTS.of([]), &LISTS_MAX.of([])),
-            firsts: std::sync::Mutex::default(),
+            tenant_locks: std::sync::Mutex::default(),
             paused_until: Mutex::new(Instant::now()),
         }
     }
@@ -63,27 +63,30 @@ impl Lists {
             let detail = "Too many lists are being read at once.";
             Problem::new(Kind::Overloaded, detail)
         })?;
-        let first = self.first(tenants).lock_owned().await;
+        let tenant_lock = self.tenant_lock(tenants).lock_owned().await;
         let paused_until = self.paused_until.lock().await;
         sleep_until(*paused_until).await;
         Ok(Turn {
             paused_until,
             began: Instant::now(),
-            _first: first,
+            _tenant_lock: tenant_lock,
             _place: place,
         })
     }
 
-    /// What one list of a tenant may hold at once.
-    fn first(&self, tenants: &Tenants) -> Arc<Mutex<()>> {
+    /// What one list of a tenant holds at a time.
+    fn tenant_lock(&self, tenants: &Tenants) -> Arc<Mutex<()>> {
         let tenant = tenants.only().map_or_else(Arc::default, Arc::clone);
-        let mut firsts = self.firsts.lock().unwrap_or_else(PoisonError::into_inner);
-        firsts.retain(|_, first| first.strong_count() > 0);
-        let known = firsts.get(&tenant).and_then(Weak::upgrade);
+        let mut tenant_locks = self
+            .tenant_locks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        tenant_locks.retain(|_, lock| lock.strong_count() > 0);
+        let known = tenant_locks.get(&tenant).and_then(Weak::upgrade);
         known.unwrap_or_else(|| {
-            let first = Arc::default();
-            firsts.insert(tenant, Arc::downgrade(&first));
-            first
+            let lock = Arc::default();
+            tenant_locks.insert(tenant, Arc::downgrade(&lock));
+            lock
         })
     }
 }
@@ -168,7 +171,7 @@ mod tests {
         drop(second.await.unwrap());
         drop(lists.turn(&few).await.unwrap());
         assert_eq!(
-            lists.firsts.lock().unwrap().len(),
+            lists.tenant_locks.lock().unwrap().len(),
             1,
             "others are forgotten"
         );

@@ -562,7 +562,7 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
             return vec![Finding::note(WHAT, said)];
         }
         Err(error) if error.is_overloaded() => {
-            let said = format!("it answers, but takes no more lists of operations now: {error}");
+            let said = format!("it answers, but is overloaded: {error}");
             return vec![Finding::note(WHAT, said)];
         }
         Err(error) if is_named || !error.is_away() => {

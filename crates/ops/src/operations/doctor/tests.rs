@@ -238,7 +238,7 @@ fn those_that_are_stranded_are_counted_by_workflow_and_version() {
 }
 
 #[tokio::test]
-async fn an_api_that_reads_as_many_lists_as_it_may_is_not_bad() {
+async fn an_overloaded_api_is_not_bad() {
     let problem = json!({ "type": "/problems/overloaded", "detail": "Too many lists." });
     let refuse = async || (StatusCode::SERVICE_UNAVAILABLE, Json(problem));
     let router = Router::new().route("/v1/operations", get(refuse));
@@ -251,7 +251,7 @@ async fn an_api_that_reads_as_many_lists_as_it_may_is_not_bad() {
     assert!(found[0].verdict == Verdict::Note);
     let said = &found[0].said;
     assert!(
-        said.starts_with("it answers, but takes no more lists"),
+        said.starts_with("it answers, but is overloaded: "),
         "{said}"
     );
     assert!(said.contains("Too many lists"), "{said}");
