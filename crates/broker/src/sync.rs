@@ -291,8 +291,8 @@ impl<'a> Chores<'a> {
     }
 }
 
-/// A queue that is taken whole. Its length is bounded by what queues itself: a partition once, a
-/// segment when it is full and each time that it has grown by some size.
+/// A queue that is taken whole. A partition stands in it once, a segment when it is full and once for each
+/// 256 KiB that were appended since the queue was taken.
 struct Queue<T> {
     state: Mutex<QueueState<T>>,
     filled: Condvar,

@@ -69,7 +69,7 @@ pub struct Head {
     pub key: i16,
     /// The request's version.
     pub version: i16,
-    /// By which the client knows the answer.
+    /// Matches the answer to its request.
     pub correlation_id: i32,
 }
 

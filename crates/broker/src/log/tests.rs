@@ -210,7 +210,7 @@ async fn one_thread_syncs_a_file() {
 }
 
 #[test]
-fn what_nobody_waits_for_is_written_to_the_disk_as_it_comes() {
+fn unsynced_logs_start_write_back_every_256_kib() {
     let large = batch(-1, -1, -1, &[1; 30_000]);
     assert!(large.len() as u64 >= WRITE_BACK_BYTES);
     let config = TopicConfig {

@@ -263,6 +263,36 @@ mod tests {
     }
 
     #[test]
+    fn thousands_of_commits_to_full_memtables_do_not_end_flushing() {
+        const COMMITS: u32 = 10_000;
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("meta")).unwrap();
+        let tables = [&store.cluster, &store.offsets];
+        let commit = |number: u32| {
+            let mut batch = store.database.batch();
+            for table in tables {
+                batch.insert(table, number.to_be_bytes(), [7; 512]);
+            }
+            store.commit(batch).unwrap();
+        };
+        (0..COMMITS).for_each(commit);
+        let began = Instant::now();
+        for table in tables {
+            while table.sealed_memtable_count() > 0
+                || table.tree.active_memtable().size() > MEMTABLE_BYTES
+            {
+                assert!(
+                    began.elapsed() < Duration::from_secs(60),
+                    "it is written out"
+                );
+                std::thread::sleep(Duration::from_millis(5));
+                commit(0);
+            }
+            assert_eq!(table.len().unwrap(), usize::try_from(COMMITS).unwrap());
+        }
+    }
+
+    #[test]
     fn the_journal_is_written_again_unchanged_before_the_metadata_is_opened() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("meta");
