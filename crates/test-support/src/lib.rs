@@ -14,3 +14,5 @@ pub mod rows;
 mod servers;
 pub mod supervision;
 pub mod world;
+
+pub use self::servers::drop_keyspace;

@@ -8,6 +8,7 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use scylla::client::session_builder::SessionBuilder;
+use scylla::statement::unprepared::Statement;
 use uuid::Uuid;
 use waybill_store::{CqlConfig, CqlReplication};
 
@@ -15,6 +16,8 @@ use waybill_store::{CqlConfig, CqlReplication};
 const WORLD: &str = "WAYBILL_TEST_WORLD";
 /// How long the servers may take to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long dropping a keyspace may take.
+const DROP_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Names of one test on the servers.
 #[derive(Debug)]
@@ -84,11 +87,21 @@ impl Servers {
             let admin: AdminClient<DefaultClientContext> = client.create()?;
             admin.delete_topics(&own, &AdminOptions::new()).await?;
         }
-        let session = SessionBuilder::new().known_node(scylla).build().await?;
-        let statement = format!("DROP KEYSPACE IF EXISTS {name}");
-        session.query_unpaged(statement, ()).await?;
-        Ok(())
+        drop_keyspace(scylla, name).await
     }
+}
+
+/// Drops a test's keyspace. While other tests change the schema, that takes a while.
+///
+/// # Errors
+///
+/// If the server does not answer, or refuses.
+pub async fn drop_keyspace(scylla: &str, keyspace: &str) -> anyhow::Result<()> {
+    let session = SessionBuilder::new().known_node(scylla).build().await?;
+    let mut statement = Statement::new(format!("DROP KEYSPACE IF EXISTS {keyspace}"));
+    statement.set_request_timeout(Some(DROP_TIMEOUT));
+    session.query_unpaged(statement, ()).await?;
+    Ok(())
 }
 
 /// Its processes are gone by then, or it is no matter any more.

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Output;
 
 use reqwest::StatusCode;
-use scylla::client::session_builder::SessionBuilder;
 use serde_json::{Value, json};
 use uuid::Uuid;
+use waybill_test_support::drop_keyspace;
 use waybill_test_support::process::Process;
 use waybill_test_support::supervision::setting::Setting;
 use waybill_test_support::world::{World, delivery};
@@ -332,11 +332,5 @@ async fn what_was_exported_is_imported_into_a_cluster_and_goes_on_there() {
     let exported = goes_on(exported, &mut target, &flags).await;
     let told = target.import(&exported.file, 1);
     assert!(told.contains("with other contents"), "{told}");
-    let session = SessionBuilder::new()
-        .known_node(&scylla)
-        .build()
-        .await
-        .unwrap();
-    let statement = format!("DROP KEYSPACE IF EXISTS {keyspace}");
-    session.query_unpaged(statement, ()).await.unwrap();
+    drop_keyspace(&scylla, &keyspace).await.unwrap();
 }

@@ -12,10 +12,10 @@ use rdkafka::admin::{AdminClient, AdminOptions};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use scylla::client::session_builder::SessionBuilder;
 use tempfile::TempDir;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
+use waybill_test_support::drop_keyspace;
 use waybill_test_support::process::without_test_variables;
 use waybill_test_support::supervision::ends::Ends;
 use waybill_test_support::world::{PATIENCE, World, delivery};
@@ -253,10 +253,7 @@ impl Cluster {
                 result.expect("a topic of its own can be deleted");
             }
         }
-        let session = SessionBuilder::new().known_node(&self.scylla).build().await;
-        let session = session.expect("the server answers");
-        let statement = format!("DROP KEYSPACE IF EXISTS {}", self.name);
-        let dropped = session.query_unpaged(statement, ()).await;
+        let dropped = drop_keyspace(&self.scylla, &self.name).await;
         dropped.expect("the keyspace can be dropped");
     }
 
