@@ -187,7 +187,7 @@ impl<T> Backlog<T> {
         })
     }
 
-    /// The window begins anew: a storm that goes on is told of once every `dedup_window`.
+    /// The window begins anew: a storm that goes on is reported once every `dedup_window`.
     fn take_repeats(&mut self, likeness: &Likeness, now: Instant) -> Option<Outgoing<T>> {
         let window = self.windows.get_mut(likeness)?;
         window.ends = Some(now + self.limits.dedup_window);

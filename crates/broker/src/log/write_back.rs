@@ -12,8 +12,8 @@ use std::ops::Range;
 /// for one write to a disk.
 pub(super) const WRITE_BACK_BYTES: u64 = 256 << 10;
 
-/// Starts write-back of these bytes of a file, normally without waiting: it waits while the disk's queue is full. The bytes are
-/// not durable by that. The kernel reports a
+/// Starts write-back of these bytes of a file, normally without waiting: it waits while the disk's queue is
+/// full. The bytes are not durable by that. The kernel reports a
 /// write that fails at the next sync of the file.
 pub(super) fn begin(file: &File, bytes: &Range<u64>) {
     #[cfg(target_os = "linux")]
