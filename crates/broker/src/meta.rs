@@ -6,7 +6,6 @@
 //! consumer that repeats records and a log that begins earlier can both bear.
 
 mod store;
-mod unsynced;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};

@@ -30,7 +30,7 @@ mod recent;
 mod reopening;
 mod retention;
 mod tables;
-mod unsynced;
+mod write_back;
 mod writer;
 
 use std::fmt;

@@ -13,8 +13,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use waybill_disk::write_back;
+
 use super::batch::BatchHeader;
-use super::write_back;
 
 /// Bytes that [`LogFile::rewrite`] takes at a time, unless a batch is larger.
 const REWRITE_BYTES: usize = 1 << 20;

@@ -1,7 +1,7 @@
 //! The log of a partition: append-only segment files of record batches.
 //!
 //! * `batch`: what is read of a batch; `compression`: how a compressed one is kept.
-//! * `disk`: the operations on files; `write_back`: starts write-back of what no sync waits for.
+//! * `disk`: the operations on files.
 //! * `segment`: one file and its sparse index; `scan`: what it holds; `recovery`: what they hold together.
 //! * `synced`: how far each partition is known to be synced.
 //! * `damage`, `repair`: logs that are not as they were written.
@@ -28,7 +28,6 @@ mod segment;
 mod synced;
 mod syncing;
 mod trim;
-mod write_back;
 
 #[cfg(test)]
 pub(crate) use batch::tests::batch as test_batch;

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
+use waybill_disk::write_back::Started;
 
 use super::batch::{BatchHeader, REWRITTEN_BYTES, rewritten};
 use super::damage::DamagedBatch;
@@ -141,8 +142,8 @@ pub(super) struct Log {
     pub(super) recent: VecDeque<(i64, u64)>,
     /// Records since the last sync was asked for.
     unsynced_records: u64,
-    /// For how many of the active segment's bytes write-back was started, or asked for.
-    pub(super) write_back_asked: u64,
+    /// How far write-back of the active segment was asked for.
+    pub(super) write_back: Started,
     /// Closed segments that the sync thread has not synced yet.
     pub(super) unsynced_segments: Vec<Unindexed>,
     /// Whether a file was created since the directory was synced.
@@ -226,7 +227,7 @@ impl Partition {
             log: Mutex::new(Log {
                 config,
                 closed,
-                write_back_asked: active.bytes,
+                write_back: Started::at(active.bytes),
                 active,
                 file,
                 producers,

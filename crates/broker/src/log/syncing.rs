@@ -15,11 +15,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use waybill_disk::write_back::Started;
+
 use super::disk::{LogFile, is_full, sync_dir};
 use super::partition::{Condition, Log, Partition};
 use super::producers::Producers;
 use super::segment::{ClosedSegment, IndexFile, LogError, SegmentIndex, open_segment};
-use super::write_back::WRITE_BACK_BYTES;
 use crate::locked;
 
 /// A segment that was closed and needs its index file.
@@ -81,13 +82,9 @@ impl SyncJob {
 }
 
 impl Log {
-    /// The bytes of the active segment for which write-back has not started, once there are [`WRITE_BACK_BYTES`] of them.
+    /// The bytes of the active segment for which write-back is due.
     pub(super) fn unwritten(&mut self) -> Option<Unwritten> {
-        let bytes = self.write_back_asked..self.active.bytes;
-        if bytes.end - bytes.start < WRITE_BACK_BYTES {
-            return None;
-        }
-        self.write_back_asked = bytes.end;
+        let bytes = self.write_back.due(self.active.bytes)?;
         let file = Arc::clone(&self.file);
         Some(Unwritten { file, bytes })
     }
@@ -101,7 +98,7 @@ impl Partition {
         let old = std::mem::replace(&mut log.active, SegmentIndex::new(base));
         let old_file = std::mem::replace(&mut log.file, file);
         log.recent.clear();
-        log.write_back_asked = 0;
+        log.write_back = Started::default();
         log.unsynced_names = true;
         log.closed
             .push_back(Arc::new(ClosedSegment::new(old.clone())));

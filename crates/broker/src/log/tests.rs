@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use tempfile::TempDir;
+use waybill_disk::write_back::WRITE_BACK_BYTES;
 
 use super::batch::BatchHeader;
 use super::batch::tests::batch;
 use super::disk::faults::{self, Op};
-use super::write_back::WRITE_BACK_BYTES;
 use super::*;
 use crate::TopicConfig;
 use crate::stats::{Counters, Stats};

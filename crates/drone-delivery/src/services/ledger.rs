@@ -26,6 +26,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use waybill_disk::write_back::{self, Started};
 
 use super::Service;
 use super::key::IdempotencyKey;
@@ -159,6 +160,8 @@ pub(super) struct Ledger {
 struct Inner {
     /// Where the next line goes. What a failed write left behind it is overwritten.
     end: u64,
+    /// How far write-back was started.
+    write_back: Started,
     line: Vec<u8>,
     index: Index,
 }
@@ -190,6 +193,7 @@ impl Ledger {
             file: Arc::new(file),
             inner: Mutex::new(Inner {
                 end,
+                write_back: Started::at(end),
                 line: Vec::with_capacity(512),
                 index,
             }),
@@ -307,6 +311,9 @@ impl Inner {
         file.write_all_at(&self.line, self.end)?;
         self.index.apply(entry, self.end);
         self.end += self.line.len() as u64;
+        if let Some(due) = self.write_back.due(self.end) {
+            write_back::begin(file, &due);
+        }
         Ok(())
     }
 }

@@ -49,6 +49,7 @@ impl Tables {
                 && keyspace.sealed_memtable_count() < FULL_MEMTABLES_MAX
             {
                 keyspace.rotate_memtable()?;
+                self.wake_write_back();
             }
         }
         Ok(())
@@ -68,6 +69,7 @@ impl Tables {
             while keyspace.tree.l0_run_count() >= RUNS_MAX {
                 self.db.persist(PersistMode::Buffer)?;
                 if self.db.active_compactions() == 0 {
+                    self.wake_write_back();
                     compact(keyspace)?;
                 }
                 // Another thread may be at it, which does not count as active.

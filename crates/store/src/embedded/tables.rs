@@ -25,12 +25,14 @@ use fjall::compaction::Leveled;
 use fjall::config::BlockSizePolicy;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, Readable, Snapshot, UserValue};
 use waybill_clock::wall_clock;
+use waybill_disk::unsynced;
 use waybill_engine::{OperationId, OperationRow, OperationState, PartitionId, Stamp, Timestamp};
 
 use super::damage::{self, Damages, Order, Walk};
 use super::lock::lock;
 use super::retention::Retention;
-use super::{EmbeddedConfig, journal, unsynced};
+use super::write_back::WriteBack;
+use super::{EmbeddedConfig, journal};
 use crate::codec::{self, Malformed, StateHeader};
 use crate::keys::RowPart;
 use crate::{
@@ -42,7 +44,7 @@ use crate::{
 /// them.
 const SMALL_MEMTABLE_BYTES: u64 = 1 << 20;
 
-/// Target size of a compacted file, in bytes. A complete file is synced as a whole, and other syncs wait for that. It must be
+/// Target size of a compacted file, in bytes. A complete file is synced as a whole. It must be
 /// several times as long as a memtable: there is one compaction for each flush, and one between lower levels moves about a file.
 const FILE_BYTES: u64 = 32 << 20;
 
@@ -54,6 +56,8 @@ const JOURNAL_BYTES_LEAST: u64 = 64 << 20;
 
 /// The open tables.
 pub(super) struct Tables {
+    /// `None` where nothing is written out. Dropped before the rest, which its thread holds, too.
+    write_back: Option<WriteBack>,
     pub(super) db: Database,
     pub(super) state: Keyspace,
     pub(super) created: Keyspace,
@@ -134,7 +138,7 @@ impl Tables {
         };
         if let Some(lock) = lock(&config.path)? {
             journal::check(&config.path)?;
-            unsynced::write_again(&config.path)
+            unsynced::write_journals_again(&config.path)
                 .map_err(|error| StoreError::unavailable("opening", error))?;
             // The key-value store locks the directory itself.
             drop(lock);
@@ -161,7 +165,8 @@ impl Tables {
                 damages: Arc::default(),
             },
         };
-        Ok(Self {
+        let mut tables = Self {
+            write_back: None,
             lasting,
             row_memtable_bytes: config.memtable_bytes,
             state: db.keyspace("state", rows).map_err(failed)?,
@@ -173,7 +178,12 @@ impl Tables {
             cursors: db.keyspace("cursors", small).map_err(failed)?,
             corrupt: db.keyspace("corrupt", small).map_err(failed)?,
             db,
-        })
+        };
+        if worker_threads > 0 {
+            let all = tables.all().map(|(_, keyspace)| keyspace);
+            tables.write_back = Some(WriteBack::start(&tables.db, all.into_iter())?);
+        }
+        Ok(tables)
     }
 
     /// All of them, by name. The names are part of what backups are made of.
@@ -195,6 +205,13 @@ impl Tables {
         match table {
             "state" | "created" => self.row_memtable_bytes,
             _ => SMALL_MEMTABLE_BYTES,
+        }
+    }
+
+    /// Has write-back of the files that a flush and a compaction are about to write start early.
+    pub(super) fn wake_write_back(&self) {
+        if let Some(write_back) = &self.write_back {
+            write_back.wake();
         }
     }
 
@@ -559,5 +576,51 @@ pub(super) fn bad_key(table: &'static str, key: &[u8]) -> StoreError {
         what: "key",
         key: format!("table {table}"),
         cause: format!("{} bytes are none of its keys: {key:02x?}", key.len()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, File};
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    #[test]
+    fn opening_writes_the_journal_again_unless_the_store_is_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = EmbeddedConfig::new(dir.path());
+        let tables = Tables::open(&config).unwrap();
+        tables.corrupt.insert("key", "value").unwrap();
+        drop(tables);
+        let entries = fs::read_dir(dir.path()).unwrap();
+        let journals: Vec<_> = entries
+            .map(|entry| entry.unwrap().path())
+            .filter(|path| path.extension().is_some_and(|extension| extension == "jnl"))
+            .collect();
+        assert!(!journals.is_empty());
+        let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+        let age = || {
+            for path in &journals {
+                let file = File::options().write(true).open(path).unwrap();
+                file.set_modified(long_ago).unwrap();
+            }
+        };
+        let is_written = || {
+            journals
+                .iter()
+                .all(|path| fs::metadata(path).unwrap().modified().unwrap() > long_ago)
+        };
+        age();
+        let tables = Tables::open(&config).unwrap();
+        assert!(is_written());
+        age();
+        let second = Tables::open(&config).err();
+        assert!(
+            matches!(second, Some(StoreError::Locked { .. })),
+            "{second:?}"
+        );
+        assert!(!is_written(), "the journal of an open store is left alone");
+        drop(tables);
     }
 }
