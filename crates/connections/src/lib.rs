@@ -374,6 +374,12 @@ impl Place {
         })
     }
 
+    /// How many requests of this connection are under way.
+    #[must_use]
+    pub fn requests(&self) -> u32 {
+        self.activity.requests.load(Relaxed)
+    }
+
     /// Where the connection reports whether the client keeps it from writing. One is enough.
     #[must_use]
     pub fn outlet(&self) -> Outlet {

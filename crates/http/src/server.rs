@@ -1,8 +1,9 @@
 //! Connections: accepting them, encrypting them, serving HTTP/1.1 and HTTP/2 on each, and ending them in order.
 
 use std::error::Error;
+use std::future::poll_fn;
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -280,9 +281,9 @@ impl<S: Service> Connection<S> {
             })
         });
         let connection = http.serve_connection(TokioIo::new(gate), answer);
-        let mut connection = std::pin::pin!(connection);
+        let mut connection = pin!(connection);
         let served = tokio::select! {
-            served = connection.as_mut() => served,
+            served = behind_ready(connection.as_mut(), || place.requests() > 1) => served,
             () = self.stop.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
@@ -310,6 +311,28 @@ impl<S: Service> Connection<S> {
         tracing::debug!(error = &*refused, "a handshake came to nothing");
         None
     }
+}
+
+/// Runs a connection; while `has_company`, behind what the runtime has ready. So answers that become ready together leave
+/// with one write, and one that is alone does not wait.
+///
+/// hyper has a task for each request of an HTTP/2 connection, and each of them wakes the connection. tokio runs what was woken
+/// last first, so the connection would write each answer by itself.
+async fn behind_ready<F: Future>(
+    mut connection: Pin<&mut F>,
+    has_company: impl Fn() -> bool,
+) -> F::Output {
+    let mut waited = false;
+    poll_fn(|cx| {
+        waited = !waited && has_company();
+        if waited {
+            // It is polled again once what is ready has run.
+            let _: Poll<()> = pin!(tokio::task::yield_now()).poll(cx);
+            return Poll::Pending;
+        }
+        connection.as_mut().poll(cx)
+    })
+    .await
 }
 
 /// Why a stream of HTTP/2, or a connection of HTTP/1, is closed without an answer.
@@ -426,5 +449,23 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Tracked<B> {
             with_rest.set_upper(upper + rest);
         }
         with_rest
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_waits_for_what_is_ready_while_it_has_company() {
+        for has_company in [false, true] {
+            let has_run = Arc::new(AtomicBool::new(false));
+            let ready = Arc::clone(&has_run);
+            tokio::spawn(async move { ready.store(true, Ordering::Relaxed) });
+            let connection = pin!(poll_fn(|_| Poll::Ready(has_run.load(Ordering::Relaxed))));
+            assert_eq!(behind_ready(connection, || has_company).await, has_company);
+        }
     }
 }
