@@ -46,10 +46,10 @@ struct Answered {
 }
 
 impl Answered {
-    /// How long the next one waits at `now`, of `pause` after this one.
-    fn rest(self, pause: Duration, now: Instant) -> Duration {
+    /// How long the next one waits at `now`, of `pause` after this one, if `readable` records can be read.
+    fn rest(self, pause: Duration, now: Instant, readable: u64) -> Duration {
         match self.at {
-            Some(at) if self.records >= MANY_RECORDS => {
+            Some(at) if self.records >= MANY_RECORDS && readable < ENOUGH_RECORDS => {
                 pause.saturating_sub(now.saturating_duration_since(at))
             }
             Some(_) | None => Duration::ZERO,
@@ -57,14 +57,18 @@ impl Answered {
     }
 }
 
-/// Whose answer has so many records is kept busy by them.
-const MANY_RECORDS: u64 = 16;
+/// A connection whose answers have so many records is kept busy by them.
+const MANY_RECORDS: u64 = 8;
+/// So many records cost little each, and are not waited with: a consumer that catches up is not held back.
+const ENOUGH_RECORDS: u64 = 512;
 
 impl LongPoll {
-    /// Lets records gather until `pause` after the last answer, if that had many: more at a time cost less
-    /// each, and who is busy does not miss them. Who gets few is answered at once.
+    /// Lets records gather until `pause` after the last answer, if that had many and there are not enough yet: more at a
+    /// time cost less each, and a busy consumer does not miss them. One that gets few is answered at once.
     async fn gather(&self, pause: Duration, wanted: &[WantedTopic]) {
-        let rest = self.answered().rest(pause, Instant::now());
+        let rest = self
+            .answered()
+            .rest(pause, Instant::now(), readable(wanted));
         if !rest.is_zero() {
             tokio::time::sleep(rest).await;
         }
@@ -428,21 +432,27 @@ mod tests {
     }
 
     #[test]
-    fn only_who_was_given_many_records_is_given_more_after_a_pause() {
-        let (now, pause) = (Instant::now(), Duration::from_millis(1));
-        let rest = |records, micros| {
+    fn only_who_was_given_many_records_and_has_not_enough_yet_waits() {
+        let (now, pause) = (Instant::now(), Duration::from_millis(5));
+        let rest_with = |readable, records, micros| {
             let answered = Answered {
                 at: Some(now),
                 records,
             };
-            let rest = answered.rest(pause, now + Duration::from_micros(micros));
+            let rest = answered.rest(pause, now + Duration::from_micros(micros), readable);
             rest.as_micros()
         };
-        assert_eq!(Answered::default().rest(pause, now), Duration::ZERO);
+        let rest = |records, micros| rest_with(1, records, micros);
+        assert_eq!(Answered::default().rest(pause, now, 1), Duration::ZERO);
         assert_eq!([rest(0, 10), rest(MANY_RECORDS - 1, 10)], [0, 0]);
         assert_eq!(
-            [10, 999, 1_000, 5_000].map(|micros| rest(MANY_RECORDS, micros)),
-            [990, 1, 0, 0]
+            [10, 4_999, 5_000, 20_000].map(|micros| rest(MANY_RECORDS, micros)),
+            [4_990, 1, 0, 0]
+        );
+        let enough = [ENOUGH_RECORDS - 1, ENOUGH_RECORDS];
+        assert_eq!(
+            enough.map(|readable| rest_with(readable, MANY_RECORDS, 10)),
+            [4_990, 0]
         );
     }
 }
