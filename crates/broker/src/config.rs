@@ -39,9 +39,9 @@ pub struct BrokerConfig {
     /// The most record bytes in one fetch response, unless a single batch is larger. Default:
     /// 8 MiB.
     pub fetch_bytes_max: usize,
-    /// A connection whose last answer to a fetch had many records is answered no sooner than this
-    /// after it unless hundreds are there, so that under load records travel together; any other is answered at once.
-    /// Default: 5 ms.
+    /// Minimum time between two answers to fetches of a connection, after an answer with 8 records or more: so records travel
+    /// together under load. It does not apply where 512 records, or a partition's `max_bytes`, can be read, and is at most the
+    /// fetch's own maximum wait. Default: 5 ms.
     pub fetch_gather: Duration,
     /// Unanswered requests per connection; further ones stay in the socket. Default: 128.
     pub requests_in_flight_max: usize,

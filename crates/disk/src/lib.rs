@@ -1,11 +1,11 @@
-//! What those who write files need of disks, beyond what the standard library has.
+//! Early write-back of growing files, and rewriting of journals after a failed sync.
 //!
-//! * [`write_back`] starts to write what no sync waits for, so that no sync has to wait for it either.
-//! * [`unsynced`] writes again what a failed sync may have left in memory alone.
+//! * [`write_back`] has the kernel write early, so that no sync waits for much.
+//! * [`rewrite`] writes again what a failed sync may have left in memory alone.
 //!
 //! What must hold: neither changes what is in a file.
 //!
-//! Deliberately absent: when anything is synced. That is a promise of whoever writes.
+//! Deliberately absent: syncs. The caller decides when to sync.
 
-pub mod unsynced;
+pub mod rewrite;
 pub mod write_back;

@@ -1,4 +1,4 @@
-//! Starts write-back of what no sync waits for.
+//! Starts write-back of growing files early.
 //!
 //! Otherwise Linux keeps written pages in memory for half a minute and then writes all of them to the disk at once
 //! (`dirty_expire_centisecs`, Documentation/admin-guide/sysctl/vm.rst), or at the one sync of a large file. Syncs on that disk
@@ -12,27 +12,31 @@ use std::ops::Range;
 /// one write to a disk.
 pub const WRITE_BACK_BYTES: u64 = 256 << 10;
 
-/// How far write-back of one growing file has been started, or asked for.
+/// The kernel writes whole pages back.
+const PAGE_BYTES: u64 = 4 << 10;
+
+/// How far write-back of one growing file has been started, or requested.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Started {
+pub struct WriteBackProgress {
     /// Bytes from the file's beginning.
     bytes: u64,
 }
 
-impl Started {
+impl WriteBackProgress {
     /// Of a file that had this many bytes when it was opened: what was there before is left to the system.
     pub fn at(bytes: u64) -> Self {
         Self { bytes }
     }
 
-    /// The bytes for which write-back is due, now that the file has `bytes`, and counts them as started. `None`
-    /// while they are fewer than [`WRITE_BACK_BYTES`].
-    pub fn due(&mut self, bytes: u64) -> Option<Range<u64>> {
-        let due = self.bytes..bytes;
-        if bytes.saturating_sub(self.bytes) < WRITE_BACK_BYTES {
+    /// The bytes for which write-back is due, now that the file has `bytes`, and counts them as started. `None` while they are
+    /// fewer than [`WRITE_BACK_BYTES`]. A last page that is not full is left for later.
+    pub fn take_due(&mut self, bytes: u64) -> Option<Range<u64>> {
+        let full = bytes - bytes % PAGE_BYTES;
+        let due = self.bytes..full;
+        if full.saturating_sub(self.bytes) < WRITE_BACK_BYTES {
             return None;
         }
-        self.bytes = bytes;
+        self.bytes = full;
         Some(due)
     }
 }
@@ -63,19 +67,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn write_back_is_due_once_for_each_256_kib() {
-        let mut started = Started::at(1_000);
-        assert_eq!(started.due(1_000), None);
-        assert_eq!(started.due(1_000 + WRITE_BACK_BYTES - 1), None);
-        let end = 1_000 + WRITE_BACK_BYTES;
-        assert_eq!(started.due(end), Some(1_000..end));
-        assert_eq!(started.due(end + 1), None);
-        assert_eq!(started.due(end + 1_000_000), Some(end..end + 1_000_000));
+    fn write_back_is_due_once_for_each_256_kib_of_whole_pages() {
+        let mut progress = WriteBackProgress::at(1_000);
+        assert_eq!(progress.take_due(1_000), None);
+        assert_eq!(progress.take_due(WRITE_BACK_BYTES), None);
+        let end = WRITE_BACK_BYTES + PAGE_BYTES;
+        assert_eq!(progress.take_due(end + 1), Some(1_000..end));
+        assert_eq!(progress.take_due(end + 2), None);
+        let next = end + 2 * WRITE_BACK_BYTES;
+        assert_eq!(progress.take_due(next), Some(end..next));
     }
 
     #[test]
     fn a_file_that_became_shorter_is_not_due() {
-        let mut started = Started::at(WRITE_BACK_BYTES * 2);
-        assert_eq!(started.due(0), None);
+        let mut progress = WriteBackProgress::at(WRITE_BACK_BYTES * 2);
+        assert_eq!(progress.take_due(0), None);
     }
 }

@@ -283,7 +283,7 @@ impl<S: Service> Connection<S> {
         let connection = http.serve_connection(TokioIo::new(gate), answer);
         let mut connection = pin!(connection);
         let served = tokio::select! {
-            served = behind_ready(connection.as_mut(), || place.requests() > 1) => served,
+            served = after_ready_tasks(connection.as_mut(), || place.requests() > 1) => served,
             () = self.stop.cancelled() => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
@@ -313,20 +313,21 @@ impl<S: Service> Connection<S> {
     }
 }
 
-/// Runs a connection; while `has_company`, behind what the runtime has ready. So answers that become ready together leave
-/// with one write, and one that is alone does not wait.
+/// Polls a connection; while it has several requests under way, behind the tasks that are ready. So answers that become ready
+/// together leave with one write. A connection with one request is polled at once.
 ///
-/// hyper has a task for each request of an HTTP/2 connection, and each of them wakes the connection. tokio runs what was woken
-/// last first, so the connection would write each answer by itself.
-async fn behind_ready<F: Future>(
+/// hyper has a task for each request of an HTTP/2 connection, and an answer wakes the connection. tokio runs next what a task has
+/// woken, so the connection would write each answer by itself. All of the connection waits, reading too: until the thread's
+/// queue is empty or it polls sockets (see the runtime's event interval), or until something else wakes the connection.
+async fn after_ready_tasks<F: Future>(
     mut connection: Pin<&mut F>,
-    has_company: impl Fn() -> bool,
+    has_other_requests: impl Fn() -> bool,
 ) -> F::Output {
     let mut waited = false;
     poll_fn(|cx| {
-        waited = !waited && has_company();
+        waited = !waited && has_other_requests();
         if waited {
-            // It is polled again once what is ready has run.
+            // tokio wakes it once ready tasks have run.
             let _: Poll<()> = pin!(tokio::task::yield_now()).poll(cx);
             return Poll::Pending;
         }
@@ -459,13 +460,16 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_connection_waits_for_what_is_ready_while_it_has_company() {
-        for has_company in [false, true] {
+    async fn a_connection_waits_for_what_is_ready_while_it_has_other_requests() {
+        for has_other_requests in [false, true] {
             let has_run = Arc::new(AtomicBool::new(false));
             let ready = Arc::clone(&has_run);
             tokio::spawn(async move { ready.store(true, Ordering::Relaxed) });
             let connection = pin!(poll_fn(|_| Poll::Ready(has_run.load(Ordering::Relaxed))));
-            assert_eq!(behind_ready(connection, || has_company).await, has_company);
+            assert_eq!(
+                after_ready_tasks(connection, || has_other_requests).await,
+                has_other_requests
+            );
         }
     }
 }

@@ -46,10 +46,10 @@ struct Answered {
 }
 
 impl Answered {
-    /// How long the next one waits at `now`, of `pause` after this one, if `readable` records can be read.
-    fn rest(self, pause: Duration, now: Instant, readable: u64) -> Duration {
+    /// What is left at `now` of `pause` since this answer. Zero if few records could be read then.
+    fn remaining_pause(self, pause: Duration, now: Instant) -> Duration {
         match self.at {
-            Some(at) if self.records >= MANY_RECORDS && readable < ENOUGH_RECORDS => {
+            Some(at) if self.records >= MANY_RECORDS => {
                 pause.saturating_sub(now.saturating_duration_since(at))
             }
             Some(_) | None => Duration::ZERO,
@@ -57,19 +57,17 @@ impl Answered {
     }
 }
 
-/// A connection whose answers have so many records is kept busy by them.
+/// A consumer that finds this many records at a time is busy, and does not miss those that gather meanwhile.
 const MANY_RECORDS: u64 = 8;
-/// So many records cost little each, and are not waited with: a consumer that catches up is not held back.
+/// From this many readable records on, the answer is sent at once: more would not make a record cheaper.
 const ENOUGH_RECORDS: u64 = 512;
 
 impl LongPoll {
-    /// Lets records gather until `pause` after the last answer, if that had many and there are not enough yet: more at a
-    /// time cost less each, and a busy consumer does not miss them. One that gets few is answered at once.
+    /// Lets records gather until `pause` after the last answer, if many could be read then and few can be now: the more
+    /// travel together, the less each costs.
     async fn gather(&self, pause: Duration, wanted: &[WantedTopic]) {
-        let rest = self
-            .answered()
-            .rest(pause, Instant::now(), readable(wanted));
-        if !rest.is_zero() {
+        let rest = self.answered().remaining_pause(pause, Instant::now());
+        if !rest.is_zero() && is_gathering(wanted) {
             tokio::time::sleep(rest).await;
         }
         *self.answered() = Answered {
@@ -81,6 +79,16 @@ impl LongPoll {
     fn answered(&self) -> std::sync::MutexGuard<'_, Answered> {
         self.answered.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether an answer is worth delaying: there are a few records, and no partition's part is full.
+fn is_gathering(wanted: &[WantedTopic]) -> bool {
+    let mut all = wanted.iter().flat_map(|topic| &topic.partitions);
+    (1..ENOUGH_RECORDS).contains(&readable(wanted))
+        && all.all(|wanted| {
+            let bytes = check(wanted).map(|partition| partition.bytes_from(wanted.offset));
+            matches!(bytes, Ok(Ok(bytes)) if bytes < wanted.bytes_max as u64)
+        })
 }
 
 /// How many records can be read.
@@ -175,7 +183,7 @@ pub(super) fn fetch(
     let answer = Box::pin(async move {
         wait_for_records(&call, &long_poll.appended, &wanted, bytes_min, wait).await;
         long_poll
-            .gather(call.server.config.fetch_gather, &wanted)
+            .gather(call.server.config.fetch_gather.min(wait), &wanted)
             .await;
         deny_withdrawn(&call, &mut wanted);
         answer(&call, &wanted, bytes_max).await
@@ -432,27 +440,24 @@ mod tests {
     }
 
     #[test]
-    fn only_who_was_given_many_records_and_has_not_enough_yet_waits() {
+    fn a_fetch_is_delayed_only_after_an_answer_with_many_records() {
         let (now, pause) = (Instant::now(), Duration::from_millis(5));
-        let rest_with = |readable, records, micros| {
+        let rest = |records, micros| {
             let answered = Answered {
                 at: Some(now),
                 records,
             };
-            let rest = answered.rest(pause, now + Duration::from_micros(micros), readable);
+            let rest = answered.remaining_pause(pause, now + Duration::from_micros(micros));
             rest.as_micros()
         };
-        let rest = |records, micros| rest_with(1, records, micros);
-        assert_eq!(Answered::default().rest(pause, now, 1), Duration::ZERO);
+        assert_eq!(
+            Answered::default().remaining_pause(pause, now),
+            Duration::ZERO
+        );
         assert_eq!([rest(0, 10), rest(MANY_RECORDS - 1, 10)], [0, 0]);
         assert_eq!(
             [10, 4_999, 5_000, 20_000].map(|micros| rest(MANY_RECORDS, micros)),
             [4_990, 1, 0, 0]
-        );
-        let enough = [ENOUGH_RECORDS - 1, ENOUGH_RECORDS];
-        assert_eq!(
-            enough.map(|readable| rest_with(readable, MANY_RECORDS, 10)),
-            [4_990, 0]
         );
     }
 }

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use bytes::Bytes;
 use tokio::sync::Notify;
-use waybill_disk::write_back::Started;
+use waybill_disk::write_back::WriteBackProgress;
 
 use super::batch::{BatchHeader, REWRITTEN_BYTES, rewritten};
 use super::damage::DamagedBatch;
@@ -143,7 +143,7 @@ pub(super) struct Log {
     /// Records since the last sync was asked for.
     unsynced_records: u64,
     /// How far write-back of the active segment was asked for.
-    pub(super) write_back: Started,
+    pub(super) write_back: WriteBackProgress,
     /// Closed segments that the sync thread has not synced yet.
     pub(super) unsynced_segments: Vec<Unindexed>,
     /// Whether a file was created since the directory was synced.
@@ -227,7 +227,7 @@ impl Partition {
             log: Mutex::new(Log {
                 config,
                 closed,
-                write_back: Started::at(active.bytes),
+                write_back: WriteBackProgress::at(active.bytes),
                 active,
                 file,
                 producers,

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use waybill_disk::write_back::Started;
+use waybill_disk::write_back::WriteBackProgress;
 
 use super::disk::{LogFile, is_full, sync_dir};
 use super::partition::{Condition, Log, Partition};
@@ -84,7 +84,7 @@ impl SyncJob {
 impl Log {
     /// The bytes of the active segment for which write-back is due.
     pub(super) fn unwritten(&mut self) -> Option<Unwritten> {
-        let bytes = self.write_back.due(self.active.bytes)?;
+        let bytes = self.write_back.take_due(self.active.bytes)?;
         let file = Arc::clone(&self.file);
         Some(Unwritten { file, bytes })
     }
@@ -98,7 +98,7 @@ impl Partition {
         let old = std::mem::replace(&mut log.active, SegmentIndex::new(base));
         let old_file = std::mem::replace(&mut log.file, file);
         log.recent.clear();
-        log.write_back = Started::default();
+        log.write_back = WriteBackProgress::default();
         log.unsynced_names = true;
         log.closed
             .push_back(Arc::new(ClosedSegment::new(old.clone())));

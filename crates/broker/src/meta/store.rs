@@ -7,7 +7,8 @@
 //! What failed for another reason stays refused until the broker is started again. So does a store that fails in the
 //! background, is opened again at once because there is room, and soon does it again.
 //!
-//! What must hold: **the journal is written again before the store is opened**, see [`unsynced`]. Whoever opens it owns the data directory.
+//! What must hold: **the journal is written again before the store is opened**, see [`rewrite`].
+//! The caller of `open` owns the data directory.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use fjall::{AbstractTree as _, Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch};
-use waybill_disk::unsynced;
+use waybill_disk::rewrite;
 
 use crate::locked;
 use crate::log::{has_room, is_full};
@@ -40,7 +41,7 @@ pub(super) struct Store {
 
 impl Store {
     fn open(path: &Path) -> Result<Self, fjall::Error> {
-        unsynced::write_journals_again(path)?;
+        rewrite::rewrite_journals(path)?;
         let database = Database::builder(path)
             .cache_size(CACHE_BYTES)
             .worker_threads(1)

@@ -20,13 +20,14 @@ mod summary;
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Write};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use waybill_disk::write_back::{self, Started};
+use waybill_disk::write_back::{self, WriteBackProgress};
 
 use super::Service;
 use super::key::IdempotencyKey;
@@ -161,7 +162,7 @@ struct Inner {
     /// Where the next line goes. What a failed write left behind it is overwritten.
     end: u64,
     /// How far write-back was started.
-    write_back: Started,
+    write_back: WriteBackProgress,
     line: Vec<u8>,
     index: Index,
 }
@@ -193,7 +194,7 @@ impl Ledger {
             file: Arc::new(file),
             inner: Mutex::new(Inner {
                 end,
-                write_back: Started::at(end),
+                write_back: WriteBackProgress::at(end),
                 line: Vec::with_capacity(512),
                 index,
             }),
@@ -223,7 +224,9 @@ impl Ledger {
                 Run::UndoneFirst
             }
         };
-        inner.append(&self.file, &entry)?;
+        let due = inner.append(&self.file, &entry)?;
+        drop(inner);
+        self.begin_write_back(due);
         Ok(run)
     }
 
@@ -241,7 +244,17 @@ impl Ledger {
             EffectState::Undone => entry.repeat = true,
             EffectState::Barred => return Ok(()),
         }
-        inner.append(&self.file, &entry)
+        let due = inner.append(&self.file, &entry)?;
+        drop(inner);
+        self.begin_write_back(due);
+        Ok(())
+    }
+
+    /// Begins write-back of these bytes, if any. It may wait for the disk: the lock is not held.
+    fn begin_write_back(&self, due: Option<Range<u64>>) {
+        if let Some(due) = due {
+            write_back::begin(&self.file, &due);
+        }
     }
 
     /// Whether the effect of `key` stands at this service.
@@ -301,7 +314,12 @@ impl Ledger {
 }
 
 impl Inner {
-    fn append(&mut self, file: &File, entry: &Entry<'_>) -> Result<(), RecordError> {
+    /// Appends an entry. Returns the bytes for which write-back is due.
+    fn append(
+        &mut self,
+        file: &File,
+        entry: &Entry<'_>,
+    ) -> Result<Option<Range<u64>>, RecordError> {
         if !self.index.has_room_for(entry.service, entry.step) {
             return Err(RecordError::TooManySteps);
         }
@@ -311,10 +329,7 @@ impl Inner {
         file.write_all_at(&self.line, self.end)?;
         self.index.apply(entry, self.end);
         self.end += self.line.len() as u64;
-        if let Some(due) = self.write_back.due(self.end) {
-            write_back::begin(file, &due);
-        }
-        Ok(())
+        Ok(self.write_back.take_due(self.end))
     }
 }
 

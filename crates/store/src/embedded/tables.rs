@@ -25,7 +25,7 @@ use fjall::compaction::Leveled;
 use fjall::config::BlockSizePolicy;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, Readable, Snapshot, UserValue};
 use waybill_clock::wall_clock;
-use waybill_disk::unsynced;
+use waybill_disk::rewrite;
 use waybill_engine::{OperationId, OperationRow, OperationState, PartitionId, Stamp, Timestamp};
 
 use super::damage::{self, Damages, Order, Walk};
@@ -44,7 +44,8 @@ use crate::{
 /// them.
 const SMALL_MEMTABLE_BYTES: u64 = 1 << 20;
 
-/// Target size of a compacted file, in bytes. A complete file is synced as a whole. It must be
+/// Target size of a compacted file, in bytes. A larger one makes a compaction write more at a time, beside which syncs take
+/// longer. The size must be
 /// several times as long as a memtable: there is one compaction for each flush, and one between lower levels moves about a file.
 const FILE_BYTES: u64 = 32 << 20;
 
@@ -56,7 +57,7 @@ const JOURNAL_BYTES_LEAST: u64 = 64 << 20;
 
 /// The open tables.
 pub(super) struct Tables {
-    /// `None` where nothing is written out. Dropped before the rest, which its thread holds, too.
+    /// `None` where nothing is written out. The first field: its thread holds a handle to `db`, which must go before.
     write_back: Option<WriteBack>,
     pub(super) db: Database,
     pub(super) state: Keyspace,
@@ -138,7 +139,7 @@ impl Tables {
         };
         if let Some(lock) = lock(&config.path)? {
             journal::check(&config.path)?;
-            unsynced::write_journals_again(&config.path)
+            rewrite::rewrite_journals(&config.path)
                 .map_err(|error| StoreError::unavailable("opening", error))?;
             // The key-value store locks the directory itself.
             drop(lock);
@@ -208,7 +209,7 @@ impl Tables {
         }
     }
 
-    /// Has write-back of the files that a flush and a compaction are about to write start early.
+    /// Wakes the write-back thread. Called before a flush or a compaction writes files.
     pub(super) fn wake_write_back(&self) {
         if let Some(write_back) = &self.write_back {
             write_back.wake();

@@ -1,10 +1,11 @@
 //! Starts write-back of tables' files while they grow.
 //!
-//! The key-value store writes a file of up to [`FILE_BYTES`](super::tables) in one go and syncs it when it is complete. All of it
-//! would go to the disk at once, and the syncs of requests on that disk would wait for it.
+//! The key-value store writes a file of up to 32 MiB in one go and syncs it when it is complete. All of it would go to the disk
+//! at once, and the syncs of requests on that disk would wait for it.
 //!
-//! The thread looks at files only while some may grow: it is woken when a memtable has been rotated, and sleeps again once
-//! there was nothing to flush or compact and no file has grown for a while.
+//! The thread looks at files only while some may grow: it wakes when memtables are rotated or a commit compacts, and
+//! sleeps again a second after the last flush, compaction and growth. Files that the key-value store begins while it
+//! opens the tables are not followed.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -14,19 +15,19 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use fjall::{AbstractTree as _, AnyTree, Database, Keyspace};
-use waybill_disk::write_back::{self, Started};
+use waybill_disk::write_back::{self, WriteBackProgress};
 
 use crate::StoreError;
 
 /// How long between two looks at the files that may grow. A compaction writes a megabyte or two meanwhile.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
-/// A file that has not grown for this long is complete, and a store in which none has grown is at rest.
+/// How long after the last growth a file is no longer followed, and the thread sleeps.
 const AT_REST_AFTER: Duration = Duration::from_secs(1);
 
-/// The thread. It ends when this is dropped, and holds nothing of the store any more then.
+/// The thread. Dropping this joins it and releases its handles to the store.
 pub(super) struct WriteBack {
     thread: Option<JoinHandle<()>>,
-    ends: Arc<AtomicBool>,
+    is_stopping: Arc<AtomicBool>,
 }
 
 impl WriteBack {
@@ -35,12 +36,11 @@ impl WriteBack {
         db: &Database,
         tables: impl Iterator<Item = &'a Keyspace>,
     ) -> Result<Self, StoreError> {
-        let ends = Arc::new(AtomicBool::new(false));
+        let is_stopping = Arc::new(AtomicBool::new(false));
         let watch = Watch {
             db: db.clone(),
             tables: tables.map(Table::new).collect(),
-            growing: Vec::new(),
-            ends: Arc::clone(&ends),
+            is_stopping: Arc::clone(&is_stopping),
         };
         let thread = thread::Builder::new()
             .name("store-write-back".to_owned())
@@ -48,7 +48,7 @@ impl WriteBack {
             .map_err(|error| StoreError::unavailable("opening", error))?;
         Ok(Self {
             thread: Some(thread),
-            ends,
+            is_stopping,
         })
     }
 
@@ -62,22 +62,38 @@ impl WriteBack {
 
 impl Drop for WriteBack {
     fn drop(&mut self) {
-        self.ends.store(true, Ordering::Release);
+        self.is_stopping.store(true, Ordering::Release);
         self.wake();
-        if let Some(thread) = self.thread.take() {
-            // It has panicked otherwise, which the program reports; nothing rests on it.
-            drop(thread.join());
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!(
+                "the thread that starts write-back of the state store's files panicked"
+            );
         }
     }
 }
 
-/// A table, as far as the thread needs it.
+/// A table, and the files of it that may grow.
 struct Table {
     tree: AnyTree,
     /// Where its files are, each named by its number.
     dir: PathBuf,
     /// The number of the first file that was not seen yet.
     next: u64,
+    /// In the order of their numbers.
+    growing: Vec<Growing>,
+}
+
+/// A file that may grow.
+struct Growing {
+    path: PathBuf,
+    /// `None` until it can be opened: its number is taken before it is created.
+    file: Option<File>,
+    progress: WriteBackProgress,
+    bytes: u64,
+    /// When it was last seen to have grown.
+    grown: Instant,
 }
 
 impl Table {
@@ -86,43 +102,66 @@ impl Table {
             next: keyspace.tree.next_table_id(),
             dir: keyspace.path().join("tables"),
             tree: keyspace.tree.clone(),
+            growing: Vec::new(),
         }
     }
 
-    /// The files that were begun since this was called last. Those that are gone again are left out.
-    fn begun(&mut self) -> impl Iterator<Item = File> {
-        let begun = self.next..self.tree.next_table_id();
-        self.next = begun.end;
-        begun.filter_map(|number| File::open(self.dir.join(number.to_string())).ok())
+    /// Starts write-back of what has been written since the last look. While the store is flushing or compacting, the newest
+    /// file is followed even if it does not grow.
+    fn look(&mut self, now: Instant, is_working: bool) {
+        let new = self.next..self.tree.next_table_id();
+        self.next = new.end;
+        self.growing.extend(new.map(|number| Growing {
+            path: self.dir.join(number.to_string()),
+            file: None,
+            progress: WriteBackProgress::default(),
+            bytes: 0,
+            grown: now,
+        }));
+        let mut behind = self.growing.len();
+        self.growing.retain_mut(|growing| {
+            behind -= 1;
+            growing.look(now);
+            let is_newest = behind == 0;
+            now.duration_since(growing.grown) < AT_REST_AFTER || (is_newest && is_working)
+        });
     }
 }
 
-/// A file that may grow.
-struct Growing {
-    file: File,
-    started: Started,
-    bytes: u64,
-    /// When it was last seen to have grown.
-    grown: Instant,
+impl Growing {
+    /// Errors surface in the file's writer.
+    fn look(&mut self, now: Instant) {
+        if self.file.is_none() {
+            self.file = File::open(&self.path).ok();
+        }
+        let Some(file) = &self.file else { return };
+        let bytes = file.metadata().map_or(0, |file| file.len());
+        if bytes > self.bytes {
+            self.bytes = bytes;
+            self.grown = now;
+        }
+        if let Some(due) = self.progress.take_due(bytes) {
+            write_back::begin(file, &due);
+        }
+    }
 }
 
 struct Watch {
     db: Database,
     tables: Vec<Table>,
-    growing: Vec<Growing>,
-    ends: Arc<AtomicBool>,
+    is_stopping: Arc<AtomicBool>,
 }
 
 impl Watch {
     fn run(mut self) {
         let mut busy = Instant::now();
-        while !self.ends.load(Ordering::Acquire) {
+        while !self.is_stopping.load(Ordering::Acquire) {
             let now = Instant::now();
-            self.look(now);
-            if !self.growing.is_empty()
-                || self.db.outstanding_flushes() > 0
-                || self.db.active_compactions() > 0
-            {
+            let is_working = self.db.outstanding_flushes() > 0 || self.db.active_compactions() > 0;
+            for table in &mut self.tables {
+                table.look(now, is_working);
+            }
+            if is_working || self.tables.iter().any(|table| !table.growing.is_empty()) {
                 busy = now;
             }
             match now.duration_since(busy) < AT_REST_AFTER {
@@ -134,34 +173,12 @@ impl Watch {
             }
         }
     }
-
-    /// Starts write-back of what has been written since the last look.
-    fn look(&mut self, now: Instant) {
-        for table in &mut self.tables {
-            self.growing.extend(table.begun().map(|file| Growing {
-                file,
-                started: Started::default(),
-                bytes: 0,
-                grown: now,
-            }));
-        }
-        self.growing.retain_mut(|growing| {
-            // The file's own writer meets what is wrong with it.
-            let bytes = growing.file.metadata().map_or(0, |file| file.len());
-            if bytes > growing.bytes {
-                growing.bytes = bytes;
-                growing.grown = now;
-            }
-            if let Some(due) = growing.started.due(bytes) {
-                write_back::begin(&growing.file, &due);
-            }
-            now.duration_since(growing.grown) < AT_REST_AFTER
-        });
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use waybill_disk::write_back::WRITE_BACK_BYTES;
+
     use super::super::EmbeddedConfig;
     use super::super::tables::Tables;
     use super::*;
@@ -170,36 +187,57 @@ mod tests {
     fn a_new_file_is_followed_until_it_has_not_grown_for_a_while() {
         let dir = tempfile::tempdir().unwrap();
         let tables = Tables::open_idle(&EmbeddedConfig::new(dir.path())).unwrap();
-        let table = &tables.state;
-        let mut watch = Watch {
-            db: tables.db.clone(),
-            tables: vec![Table::new(table)],
-            growing: Vec::new(),
-            ends: Arc::default(),
-        };
+        let keyspace = &tables.state;
+        let mut table = Table::new(keyspace);
         let now = Instant::now();
-        watch.look(now);
-        assert!(watch.growing.is_empty(), "nothing was written yet");
+        table.look(now, true);
+        assert!(table.growing.is_empty(), "nothing was written yet");
 
+        // Values that do not compress.
+        let mut random = 1_u64;
         for key in 0..1_000_u64 {
-            table.tree.insert(key.to_be_bytes(), [7; 1_000], key);
+            let mut value = Vec::new();
+            for _ in 0..128 {
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                value.extend(random.to_be_bytes());
+            }
+            keyspace.tree.insert(key.to_be_bytes(), value, key);
         }
-        table.tree.flush_active_memtable(0).unwrap();
-        watch.look(now);
-        let [growing] = &watch.growing[..] else {
-            panic!("one file: {}", watch.growing.len());
+        keyspace.tree.flush_active_memtable(0).unwrap();
+        table.look(now, true);
+        let [growing] = &mut table.growing[..] else {
+            panic!("one file: {}", table.growing.len());
         };
-        assert!(growing.bytes > 0);
-        let mut started = growing.started;
-        assert_eq!(started.due(growing.bytes), None, "all of it was started");
+        assert!(growing.bytes >= WRITE_BACK_BYTES, "{}", growing.bytes);
+        let due = growing.progress.take_due(growing.bytes);
+        assert_eq!(due, None, "all of it was started");
 
-        watch.look(now + AT_REST_AFTER);
-        assert!(watch.growing.is_empty());
+        let later = now + AT_REST_AFTER;
+        table.look(later, true);
+        assert_eq!(table.growing.len(), 1, "the next bytes may come late");
+        table.look(later, false);
+        assert!(table.growing.is_empty());
     }
 
-    /// Otherwise the tables could not be opened again.
     #[test]
-    fn closed_tables_are_let_go() {
+    fn a_file_that_is_created_after_its_number_was_taken_is_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let tables = Tables::open_idle(&EmbeddedConfig::new(dir.path())).unwrap();
+        let mut table = Table::new(&tables.state);
+        let number = tables.state.tree.get_next_table_id();
+        let now = Instant::now();
+        table.look(now, true);
+        assert!(table.growing[0].file.is_none());
+        let file = File::create(table.dir.join(number.to_string())).unwrap();
+        file.set_len(1).unwrap();
+        table.look(now, true);
+        assert_eq!(table.growing[0].bytes, 1);
+    }
+
+    #[test]
+    fn dropping_tables_releases_their_lock() {
         let dir = tempfile::tempdir().unwrap();
         let config = EmbeddedConfig::new(dir.path());
         for _ in 0..3 {

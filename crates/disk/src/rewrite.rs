@@ -2,8 +2,8 @@
 //!
 //! After a failed write or sync the key-value store `fjall` refuses every write until it is opened again. It then takes what it
 //! reads of its journal for durable, goes on behind it, and syncs the same file. But what a failed sync has left in
-//! the page cache counts as clean: no later sync writes it, and after a power loss it is a hole that everything behind
-//! it in the journal is lost with. So all of the journal is made dirty, and synced, before the store is opened.
+//! the page cache counts as clean: no later sync writes it, and after a power loss it is a hole, and everything
+//! after it in the journal is lost. So all of the journal is made dirty, and synced, before the store is opened.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -22,7 +22,7 @@ const READ_BYTES: usize = 256 * BLOCK_BYTES;
 /// # Errors
 ///
 /// If a file cannot be read, written or synced. What it holds is the same as before.
-pub fn write_journals_again(dir: &Path) -> io::Result<()> {
+pub fn rewrite_journals(dir: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
@@ -82,7 +82,7 @@ mod tests {
             file.metadata().unwrap().blocks(),
         );
 
-        write_journals_again(dir.path()).unwrap();
+        rewrite_journals(dir.path()).unwrap();
         assert_eq!(fs::read(&journal).unwrap(), bytes);
         assert_eq!(file.metadata().unwrap().blocks(), blocks);
         assert!(file.metadata().unwrap().modified().unwrap() > long_ago);
@@ -92,6 +92,6 @@ mod tests {
     #[test]
     fn a_store_that_is_not_there_yet_has_nothing_to_write_again() {
         let dir = tempfile::tempdir().unwrap();
-        write_journals_again(&dir.path().join("new")).unwrap();
+        rewrite_journals(&dir.path().join("new")).unwrap();
     }
 }
