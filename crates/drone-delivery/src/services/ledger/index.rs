@@ -1,13 +1,14 @@
 //! What the services keep in memory of their ledger: the state of every key, the counts, and where
 //! to look for an operation.
 //!
-//! It is small, because it grows with the number of operations and never shrinks: 41 bytes an
-//! operation (16 for its id, 8 for its place, 8 for where its first line is, 8 for its effects, and
-//! the table's own byte) and at most 2 bytes a line. Bounded are the combinations of service and
-//! step.
+//! It is small, because it grows with the number of operations and never shrinks: some 40 bytes an
+//! operation (16 for its id, 8 for where its first line is, 8 for its effects, and 5 for each place
+//! in a hash table that is half full at least) and at most 2 bytes a line. Bounded are the
+//! combinations of service and step.
+
+mod known;
 
 use std::collections::HashMap;
-use std::collections::hash_map;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
 
@@ -19,16 +20,14 @@ use super::states::{EffectState, SLOTS_MAX, SlotSet, States};
 use super::summary::{StepCounts, Summary};
 use super::{Action, Entry};
 use crate::services::Service;
+use known::{KnownOperations, OperationDigest};
 
 /// How many lines share one filter.
 const CHUNK_LINES: u64 = 1_024;
 
 #[derive(Default)]
 pub(super) struct Index {
-    /// The place of each operation in `operations`.
-    places: HashMap<OperationDigest, usize>,
-    /// All operations, in the order of their first lines.
-    operations: Vec<Operation>,
+    operations: KnownOperations,
     /// Which effects were made twice, by the operation's place. Empty, unless a rule was broken.
     doubles: HashMap<usize, SlotSet>,
     slots: Vec<Slot>,
@@ -36,12 +35,6 @@ pub(super) struct Index {
     hashers: (RandomState, RandomState),
     chunks: Vec<Chunk>,
     lines: u64,
-}
-
-struct Operation {
-    /// Where its first line begins in the file.
-    first_line: u64,
-    states: States,
 }
 
 /// One combination of service and step.
@@ -59,11 +52,8 @@ struct Chunk {
 
 impl Index {
     pub(super) fn state(&self, service: Service, operation: &str, step: &str) -> EffectState {
-        match (
-            self.slot(service, step),
-            self.places.get(&self.digest(operation)),
-        ) {
-            (Some(slot), Some(&place)) => self.operations[place].states.get(slot),
+        match (self.slot(service, step), self.place(operation)) {
+            (Some(slot), Some(place)) => self.operations[place].states.get(slot),
             _ => EffectState::None,
         }
     }
@@ -78,20 +68,13 @@ impl Index {
         let digest = self.digest(entry.operation);
         self.note_line(digest, offset);
         let slot = self.slot_or_new(entry.service, entry.step);
-        let place = match self.places.entry(digest) {
-            hash_map::Entry::Occupied(known) => {
-                let place = *known.get();
+        let place = match self.operations.place(digest) {
+            Some(place) => {
                 let states = self.operations[place].states;
                 *self.counts.of_mut(outcome(states, &self.slots)) -= 1;
                 place
             }
-            hash_map::Entry::Vacant(new) => {
-                self.operations.push(Operation {
-                    first_line: offset,
-                    states: States::default(),
-                });
-                *new.insert(self.operations.len() - 1)
-            }
+            None => self.operations.add(digest, offset),
         };
         self.apply_to(place, slot, entry);
         let states = self.operations[place].states;
@@ -174,7 +157,7 @@ impl Index {
     /// ledger's.
     pub(super) fn ranges_of(&self, operation: &str, end: u64) -> Vec<Range<u64>> {
         let digest = self.digest(operation);
-        if !self.places.contains_key(&digest) {
+        if self.operations.place(digest).is_none() {
             return Vec::new();
         }
         let filter_hash = self.filter_hash(digest);
@@ -191,13 +174,13 @@ impl Index {
     /// unknown.
     pub(super) fn operations(&self, after: Option<&str>, limit: usize) -> Option<Vec<Listed>> {
         let start = match after {
-            Some(operation) => self.places.get(&self.digest(operation))? + 1,
+            Some(operation) => self.place(operation)? + 1,
             None => 0,
         };
-        let listed = self.operations.iter().enumerate().skip(start).take(limit);
-        let listed = listed.map(|(place, operation)| Listed {
-            first_line: operation.first_line,
-            states: operation.states,
+        let end = self.operations.len().min(start.saturating_add(limit));
+        let listed = (start..end).map(|place| Listed {
+            first_line: self.operations[place].first_line,
+            states: self.operations[place].states,
             double: self.doubles.get(&place).copied().unwrap_or_default(),
         });
         Some(listed.collect())
@@ -206,6 +189,11 @@ impl Index {
     /// The step of each slot.
     pub(super) fn steps(&self) -> Vec<Box<str>> {
         self.slots.iter().map(|slot| slot.step.clone()).collect()
+    }
+
+    /// The place of an operation in `operations`.
+    fn place(&self, operation: &str) -> Option<usize> {
+        self.operations.place(self.digest(operation))
     }
 
     fn slot(&self, service: Service, step: &str) -> Option<usize> {
@@ -248,9 +236,6 @@ impl Index {
         self.hashers.0.hash_one(digest)
     }
 }
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct OperationDigest([u8; 16]);
 
 /// How an operation stands, as far as its effects tell.
 #[derive(Clone, Copy)]

@@ -1,0 +1,107 @@
+//! The operations that occur in the ledger, in the order of their first lines, and a hash table of where each is.
+
+use std::hash::{BuildHasher, RandomState};
+use std::ops::{Index, IndexMut};
+
+use hashbrown::HashTable;
+
+use super::States;
+
+/// How many operations are kept in one piece. A growing list of all of them would be copied, and there twice meanwhile.
+const PIECE: usize = 8_192;
+
+/// What stands for an operation's name.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct OperationDigest(pub(super) [u8; 16]);
+
+/// What is known of an operation.
+pub(super) struct Operation {
+    digest: OperationDigest,
+    /// Where its first line begins in the file.
+    pub(super) first_line: u64,
+    pub(super) states: States,
+}
+
+#[derive(Default)]
+pub(super) struct KnownOperations {
+    /// All of the same length, but the last one.
+    pieces: Vec<Vec<Operation>>,
+    /// Of 32 bits: as many operations would take 170 GB of memory.
+    places: HashTable<u32>,
+    hasher: RandomState,
+}
+
+impl KnownOperations {
+    pub(super) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub(super) fn place(&self, digest: OperationDigest) -> Option<usize> {
+        let place = self.places.find(self.hasher.hash_one(digest), |place| {
+            self[*place as usize].digest == digest
+        });
+        place.map(|place| *place as usize)
+    }
+
+    /// Adds an operation that is not known yet, and returns its place.
+    pub(super) fn add(&mut self, digest: OperationDigest, first_line: u64) -> usize {
+        let place = self.len();
+        if place.is_multiple_of(PIECE) {
+            self.pieces.push(Vec::with_capacity(PIECE));
+        }
+        self.pieces[place / PIECE].push(Operation {
+            digest,
+            first_line,
+            states: States::default(),
+        });
+        let Self {
+            pieces,
+            places,
+            hasher,
+        } = self;
+        let number = u32::try_from(place).expect("memory ends before");
+        places.insert_unique(hasher.hash_one(digest), number, |place| {
+            hasher.hash_one(operation(pieces, *place as usize).digest)
+        });
+        place
+    }
+}
+
+impl Index<usize> for KnownOperations {
+    type Output = Operation;
+
+    fn index(&self, place: usize) -> &Operation {
+        operation(&self.pieces, place)
+    }
+}
+
+impl IndexMut<usize> for KnownOperations {
+    fn index_mut(&mut self, place: usize) -> &mut Operation {
+        &mut self.pieces[place / PIECE][place % PIECE]
+    }
+}
+
+fn operation(pieces: &[Vec<Operation>], place: usize) -> &Operation {
+    &pieces[place / PIECE][place % PIECE]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_operation_is_found_where_it_was_added() {
+        let digest = |number: usize| OperationDigest((number as u128).to_be_bytes());
+        let mut operations = KnownOperations::default();
+        let many = 3 * PIECE + 1;
+        for number in 0..many {
+            assert_eq!(operations.place(digest(number)), None);
+            assert_eq!(operations.add(digest(number), number as u64), number);
+        }
+        assert_eq!(operations.len(), many);
+        for number in 0..many {
+            assert_eq!(operations.place(digest(number)), Some(number));
+            assert_eq!(operations[number].first_line, number as u64);
+        }
+    }
+}
