@@ -20,7 +20,7 @@ pub struct WorkflowDefinition {
     pub cancel: CancelPolicy,
     /// What happens once a step has failed for good, unless the step says otherwise.
     #[serde(default)]
-    pub exhausted: Option<Exhausted>,
+    pub on_failure: Option<OnFailure>,
     /// How long an operation may take, from its creation, if its caller sets no deadline.
     #[serde(default, deserialize_with = "optional_duration")]
     pub deadline: Option<Duration>,
@@ -36,7 +36,7 @@ impl WorkflowDefinition {
             name: name.into(),
             version,
             cancel: CancelPolicy::default(),
-            exhausted: None,
+            on_failure: None,
             deadline: None,
             steps,
         }
@@ -57,13 +57,13 @@ pub enum CancelPolicy {
 /// What happens once a step has failed for good.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub enum Exhausted {
+pub enum OnFailure {
     /// What was done is undone.
     Compensate,
     /// The operation is parked and a person alerted.
     Park,
-    /// It is tried again, with long waits, for as long as it takes. (A refusal ends that.)
-    Wait,
+    /// It is tried again at long intervals, for as long as it takes. (A refusal ends that.)
+    Retry,
 }
 
 /// What performing a step means for undoing it.
@@ -91,11 +91,9 @@ pub struct CompensationDefinition {
     pub agent: Option<String>,
     /// How long one attempt may take.
     #[serde(deserialize_with = "duration")]
-    pub complete_by: Duration,
-    /// Undoing it fails for good once it has failed or timed out this often.
-    pub failures_max: u32,
-    /// How long to wait before the next attempt.
-    pub backoff: Backoff,
+    pub timeout: Duration,
+    /// How often and when it is attempted again.
+    pub retry: RetryPolicy,
     /// How long after its complete-by an attempt of unknown outcome may still take effect: the
     /// step is undone no earlier.
     #[serde(deserialize_with = "duration")]
@@ -113,9 +111,8 @@ impl Default for CompensationDefinition {
         Self {
             manual: false,
             agent: None,
-            complete_by: StepDefinition::complete_by_default(),
-            failures_max: Self::failures_max_default(),
-            backoff: Backoff::default(),
+            timeout: StepDefinition::timeout_default(),
+            retry: RetryPolicy::default(),
             settle: Duration::from_secs(1),
             tombstones: false,
             needs: Vec::new(),
@@ -124,9 +121,9 @@ impl Default for CompensationDefinition {
 }
 
 impl CompensationDefinition {
-    /// The default of `failuresMax`: a compensation is tried for longer than the step.
+    /// The default of `retry.maxAttempts`: a compensation is attempted more often than the step.
     #[must_use]
-    pub const fn failures_max_default() -> u32 {
+    pub const fn max_attempts_default() -> u32 {
         16
     }
 }
@@ -148,10 +145,10 @@ pub struct StepDefinition {
     pub when: Option<Condition>,
     /// How long one attempt may take, for example `10s`.
     #[serde(
-        default = "StepDefinition::complete_by_default",
+        default = "StepDefinition::timeout_default",
         deserialize_with = "duration"
     )]
-    pub complete_by: Duration,
+    pub timeout: Duration,
     /// What performing it means for undoing it.
     #[serde(default)]
     pub kind: StepKind,
@@ -160,13 +157,7 @@ pub struct StepDefinition {
     pub compensation: Option<CompensationDefinition>,
     /// What happens once it has failed for good. Left out: as the workflow says.
     #[serde(default)]
-    pub exhausted: Option<Exhausted>,
-    /// With `exhausted: wait`, how long to wait before each further attempt.
-    #[serde(
-        default = "StepDefinition::wait_default",
-        deserialize_with = "duration"
-    )]
-    pub wait: Duration,
+    pub on_failure: Option<OnFailure>,
     /// After an attempt of unknown outcome its agent is asked whether it took effect, before it is
     /// repeated.
     #[serde(default)]
@@ -175,12 +166,9 @@ pub struct StepDefinition {
     /// for, they stand.
     #[serde(default)]
     pub uses: Vec<String>,
-    /// The step fails for good once it has failed or timed out this often.
-    #[serde(default = "StepDefinition::failures_max_default")]
-    pub failures_max: u32,
-    /// How long to wait before the next attempt.
+    /// How often and when it is attempted again.
     #[serde(default)]
-    pub backoff: Backoff,
+    pub retry: RetryPolicy,
 }
 
 impl StepDefinition {
@@ -192,58 +180,66 @@ impl StepDefinition {
             agent: agent.into(),
             after: None,
             when: None,
-            complete_by: Self::complete_by_default(),
+            timeout: Self::timeout_default(),
             kind: StepKind::default(),
             compensation: None,
-            exhausted: None,
-            wait: Self::wait_default(),
+            on_failure: None,
             probe: false,
             uses: Vec::new(),
-            failures_max: Self::failures_max_default(),
-            backoff: Backoff::default(),
+            retry: RetryPolicy::default(),
         }
     }
 
-    /// The default of `completeBy`.
+    /// The default of `timeout`.
     #[must_use]
-    pub const fn complete_by_default() -> Duration {
+    pub const fn timeout_default() -> Duration {
         Duration::from_secs(10)
     }
 
-    /// The default of `failuresMax`.
+    /// The default of `retry.maxAttempts`.
     #[must_use]
-    pub const fn failures_max_default() -> u32 {
+    pub const fn max_attempts_default() -> u32 {
         8
     }
 
-    /// The default of `wait`.
+    /// The default of `retry.longInterval`.
     #[must_use]
-    pub const fn wait_default() -> Duration {
+    pub const fn long_interval_default() -> Duration {
         Duration::from_secs(10 * 60)
     }
 }
 
-/// How the waits between attempts grow: `initial`, times `factor` after each failure, up to `max`.
-/// Between half and all of it is waited, so that what failed together does not return together.
+/// How often an action is attempted, and how the waits between attempts grow: `initial_interval`,
+/// times `multiplier` after each failure, up to `max_interval`. Between half and all of it is
+/// waited, so that what failed together does not return together.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
-pub struct Backoff {
-    /// After the first failure.
+pub struct RetryPolicy {
+    /// It fails for good once so many attempts have failed or timed out. Left out: 8 for a step, 16
+    /// for its compensation.
+    pub max_attempts: Option<u32>,
+    /// The wait after the first failure.
     #[serde(deserialize_with = "duration")]
-    pub initial: Duration,
-    /// By how much it grows.
-    pub factor: f64,
-    /// The longest.
+    pub initial_interval: Duration,
+    /// By how much the wait grows.
+    pub multiplier: f64,
+    /// The longest wait.
     #[serde(deserialize_with = "duration")]
-    pub max: Duration,
+    pub max_interval: Duration,
+    /// With `onFailure: retry`, the wait before each attempt after `max_attempts`; 10 minutes if
+    /// left out. Not for compensations.
+    #[serde(deserialize_with = "optional_duration")]
+    pub long_interval: Option<Duration>,
 }
 
-impl Default for Backoff {
+impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
-            initial: Duration::from_millis(200),
-            factor: 2.0,
-            max: Duration::from_secs(30),
+            max_attempts: None,
+            initial_interval: Duration::from_millis(200),
+            multiplier: 2.0,
+            max_interval: Duration::from_secs(30),
+            long_interval: None,
         }
     }
 }
@@ -378,25 +374,25 @@ mod tests {
                 name: "order".to_owned(),
                 version: 3,
                 cancel: CancelPolicy::UntilFinal,
-                exhausted: None,
+                on_failure: None,
                 deadline: None,
                 steps: vec![StepDefinition {
                     name: "pay".to_owned(),
                     agent: "payment".to_owned(),
                     after: None,
                     when: None,
-                    complete_by: Duration::from_secs(10),
+                    timeout: Duration::from_secs(10),
                     kind: StepKind::Compensable,
                     compensation: None,
-                    exhausted: None,
-                    wait: Duration::from_secs(600),
+                    on_failure: None,
                     probe: false,
                     uses: Vec::new(),
-                    failures_max: 8,
-                    backoff: Backoff {
-                        initial: Duration::from_millis(200),
-                        factor: 2.0,
-                        max: Duration::from_secs(30),
+                    retry: RetryPolicy {
+                        max_attempts: None,
+                        initial_interval: Duration::from_millis(200),
+                        multiplier: 2.0,
+                        max_interval: Duration::from_secs(30),
+                        long_interval: None,
                     },
                 }],
             }
@@ -408,11 +404,12 @@ mod tests {
         let step: StepDefinition = serde_json::from_str(
             r#"{"name": "drone", "agent": "drones", "after": ["account", "package"],
                 "when": {"step": "transport", "output": "booked", "equals": "false"},
-                "completeBy": "1500ms", "failuresMax": 3, "kind": "pivot", "exhausted": "wait",
-                "wait": "5m", "probe": true, "uses": ["pickupTime"],
-                "compensation": {"agent": "yard", "completeBy": "2s", "failuresMax": 5,
+                "timeout": "1500ms", "kind": "pivot", "onFailure": "retry",
+                "probe": true, "uses": ["pickupTime"],
+                "compensation": {"agent": "yard", "timeout": "2s", "retry": {"maxAttempts": 5},
                                  "settle": "3s", "tombstones": true, "needs": ["drone.id"]},
-                "backoff": {"initial": "50ms", "factor": 1.5, "max": "1m"}}"#,
+                "retry": {"maxAttempts": 3, "initialInterval": "50ms", "multiplier": 1.5,
+                          "maxInterval": "1m", "longInterval": "5m"}}"#,
         )
         .unwrap();
         assert_eq!(
@@ -426,27 +423,29 @@ mod tests {
                     output: "booked".to_owned(),
                     equals: "false".to_owned(),
                 }),
-                complete_by: Duration::from_millis(1500),
+                timeout: Duration::from_millis(1500),
                 kind: StepKind::Pivot,
                 compensation: Some(CompensationDefinition {
                     manual: false,
                     agent: Some("yard".to_owned()),
-                    complete_by: Duration::from_secs(2),
-                    failures_max: 5,
-                    backoff: Backoff::default(),
+                    timeout: Duration::from_secs(2),
+                    retry: RetryPolicy {
+                        max_attempts: Some(5),
+                        ..RetryPolicy::default()
+                    },
                     settle: Duration::from_secs(3),
                     tombstones: true,
                     needs: vec!["drone.id".to_owned()],
                 }),
-                exhausted: Some(Exhausted::Wait),
-                wait: Duration::from_secs(300),
+                on_failure: Some(OnFailure::Retry),
                 probe: true,
                 uses: vec!["pickupTime".to_owned()],
-                failures_max: 3,
-                backoff: Backoff {
-                    initial: Duration::from_millis(50),
-                    factor: 1.5,
-                    max: Duration::from_secs(60),
+                retry: RetryPolicy {
+                    max_attempts: Some(3),
+                    initial_interval: Duration::from_millis(50),
+                    multiplier: 1.5,
+                    max_interval: Duration::from_secs(60),
+                    long_interval: Some(Duration::from_secs(300)),
                 },
             }
         );
@@ -457,19 +456,19 @@ mod tests {
         for (json, told) in [
             (r#"{"name": "a", "agent": "b", "retries": 3}"#, "retries"),
             (
-                r#"{"name": "a", "agent": "b", "complete_by": "5s"}"#,
-                "complete_by",
+                r#"{"name": "a", "agent": "b", "on_failure": "park"}"#,
+                "on_failure",
             ),
             (
-                r#"{"name": "a", "agent": "b", "completeBy": "soon"}"#,
+                r#"{"name": "a", "agent": "b", "timeout": "soon"}"#,
                 "\"soon\" is no duration",
             ),
             (
-                r#"{"name": "a", "agent": "b", "completeBy": 5}"#,
+                r#"{"name": "a", "agent": "b", "timeout": 5}"#,
                 "a duration such as",
             ),
             (
-                r#"{"name": "a", "agent": "b", "backoff": {"first": "5s"}}"#,
+                r#"{"name": "a", "agent": "b", "retry": {"first": "5s"}}"#,
                 "first",
             ),
         ] {

@@ -30,7 +30,7 @@ mod workflow;
 pub use advance::{INPUT_BYTES_MAX, OUTPUTS_BYTES_MAX};
 pub use contact::Contact;
 pub use definition::{
-    Backoff, CancelPolicy, CompensationDefinition, Condition, DurationError, Exhausted,
+    CancelPolicy, CompensationDefinition, Condition, DurationError, OnFailure, RetryPolicy,
     StepDefinition, StepKind, WorkflowDefinition, parse_duration,
 };
 pub use id::{
@@ -61,6 +61,6 @@ pub use supervision::Supervision;
 pub use time::{Stamp, Timestamp};
 pub use tracker::OffsetTracker;
 pub use workflow::{
-    Compensation, NAME_LENGTH_MAX, Step, StepCondition, StepSet, Tries, Undo, Workflow,
-    WorkflowError, Workflows,
+    Compensation, NAME_LENGTH_MAX, RetryIntervals, Step, StepCondition, StepSet, Tries, Undo,
+    Workflow, WorkflowError, Workflows,
 };

@@ -29,12 +29,12 @@
 
 use std::time::Duration;
 
-use crate::definition::{Backoff, Exhausted};
+use crate::definition::OnFailure;
 use crate::id::{Attempt, OperationId};
 use crate::operation::{StepError, StepProgress, StepState};
 use crate::record::{Action, Outputs};
 use crate::time::Timestamp;
-use crate::workflow::{Step, Tries, Undo};
+use crate::workflow::{RetryIntervals, Step, Tries, Undo};
 
 /// Shortest wait before an agent that did not try is asked again.
 pub const NOT_ATTEMPTED_WAIT_MIN: Duration = Duration::from_millis(100);
@@ -392,7 +392,7 @@ impl On<'_> {
     }
 
     fn budget(&self) -> Duration {
-        self.tries().complete_by
+        self.tries().timeout
     }
 
     /// Until when the attempt under way may take effect: until its complete-by, and a while after. `None` if it does not
@@ -424,10 +424,10 @@ impl On<'_> {
         self.progress.failure_count += 1;
         self.progress.not_attempted_count = 0;
         let failures = self.progress.failure_count;
-        let retry_at = if failures < self.step.run.failures_max {
+        let retry_at = if failures < self.step.run.max_attempts {
             Some(self.now + self.retry_wait(failures))
-        } else if self.step.exhausted == Exhausted::Wait {
-            Some(self.now + self.step.wait)
+        } else if self.step.on_failure == OnFailure::Retry {
+            Some(self.now + self.step.long_interval)
         } else {
             None
         };
@@ -440,7 +440,7 @@ impl On<'_> {
         self.progress.undo_failure_count += 1;
         self.progress.not_attempted_count = 0;
         let failures = self.progress.undo_failure_count;
-        let another = failures < self.tries().failures_max;
+        let another = failures < self.tries().max_attempts;
         let retry_at = self.now + self.retry_wait(failures);
         let is_to_be_confirmed = self.progress.is_to_be_confirmed;
         self.enter(if another {
@@ -460,7 +460,7 @@ impl On<'_> {
 
     fn retry_wait(&self, failures: u32) -> Duration {
         retry_wait(
-            &self.tries().backoff,
+            self.tries().intervals,
             failures,
             self.progress.attempt,
             self.spread,
@@ -562,11 +562,16 @@ impl Spread {
 }
 
 /// How long to wait before the next attempt, after `failures` failures of which the last was that
-/// of `attempt`: between half and all of the backoff, which part being derived from the operation,
+/// of `attempt`: between half and all of the interval, which part being derived from the operation,
 /// the step and the attempt.
 #[must_use]
-pub fn retry_wait(backoff: &Backoff, failures: u32, attempt: Attempt, spread: Spread) -> Duration {
-    let full = backoff_micros(backoff, failures);
+pub fn retry_wait(
+    intervals: RetryIntervals,
+    failures: u32,
+    attempt: Attempt,
+    spread: Spread,
+) -> Duration {
+    let full = interval_micros(intervals, failures);
     let half = full / 2;
     let part = mix(spread.0 ^ (u64::from(attempt.0) << 32)) >> 32;
     let extra = (u128::from(full - half) * u128::from(part)) >> 32;
@@ -574,18 +579,18 @@ pub fn retry_wait(backoff: &Backoff, failures: u32, attempt: Attempt, spread: Sp
     Duration::from_micros(half + extra)
 }
 
-/// `initial * factor^(failures - 1)`, at most `max`.
-fn backoff_micros(backoff: &Backoff, failures: u32) -> u64 {
+/// `initial * multiplier^(failures - 1)`, at most `max`.
+fn interval_micros(intervals: RetryIntervals, failures: u32) -> u64 {
     let micros = |duration: Duration| {
         u64::try_from(duration.as_micros()).expect("a checked workflow has no such duration")
     };
-    let max = micros(backoff.max);
-    let mut wait = micros(backoff.initial) as f64;
+    let max = micros(intervals.max);
+    let mut wait = micros(intervals.initial) as f64;
     for _ in 1..failures {
         if wait >= max as f64 {
             break;
         }
-        wait *= backoff.factor;
+        wait *= intervals.multiplier;
     }
     (wait as u64).min(max)
 }

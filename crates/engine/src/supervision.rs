@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::definition::Exhausted;
+use crate::definition::OnFailure;
 use crate::id::OperationId;
 use crate::operation::{OperationRow, OperationState, ProcessState, StepProgress, StepState};
 use crate::partition::failure_id;
@@ -119,7 +119,7 @@ impl Supervision<'_> {
             (None, Some(retry_at)) => (retry_at, "its time to try again has come"),
             (None, None) => return None,
         };
-        let budget = step.tries_for(step.next_action(progress)).complete_by;
+        let budget = step.tries_for(step.next_action(progress)).timeout;
         let seen = seen(step, progress);
         (due <= now).then_some((RecoveryVerb::Retry { seen, budget }, reason))
     }
@@ -191,9 +191,9 @@ fn decide(
     if steps.any(|step| (step.is_pivot || step.undo == Undo::Impossible) && is_completed(step)) {
         return (RecoveryVerb::Park { seen }, "it can only go forward");
     }
-    match workflow.steps()[index].exhausted {
-        Exhausted::Park => (RecoveryVerb::Park { seen }, "its workflow says so"),
-        Exhausted::Compensate | Exhausted::Wait => (
+    match workflow.steps()[index].on_failure {
+        OnFailure::Park => (RecoveryVerb::Park { seen }, "its workflow says so"),
+        OnFailure::Compensate | OnFailure::Retry => (
             RecoveryVerb::Compensate { seen: Some(seen) },
             "forward progress has ended",
         ),

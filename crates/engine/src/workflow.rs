@@ -11,7 +11,7 @@ use std::time::Duration;
 
 pub use compile::WorkflowError;
 
-use crate::definition::{Backoff, CancelPolicy, Exhausted};
+use crate::definition::{CancelPolicy, OnFailure, RetryPolicy};
 use crate::operation::{StepProgress, StepState};
 use crate::record::Action;
 
@@ -24,14 +24,14 @@ pub const STEPS_MAX: usize = 64;
 /// Longest name of a workflow, step or agent, in characters.
 pub const NAME_LENGTH_MAX: usize = 64;
 
-/// Longest complete-by budget and longest wait between attempts.
+/// Longest time-out of an attempt and longest wait between attempts.
 pub const DURATION_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// Most failures that may be allowed for.
-pub const FAILURES_MAX: u32 = 1_000;
+/// Most attempts that may be allowed.
+pub const ATTEMPTS_MAX: u32 = 1_000;
 
-/// Largest factor of a backoff.
-pub const BACKOFF_FACTOR_MAX: f64 = 100.0;
+/// Largest factor by which the wait between attempts may grow.
+pub const MULTIPLIER_MAX: f64 = 100.0;
 
 /// A set of a workflow's steps, one bit each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -104,9 +104,9 @@ pub struct Step {
     /// Whether the operation only goes forward once it is completed.
     pub is_pivot: bool,
     /// What happens once it has failed for good.
-    pub exhausted: Exhausted,
-    /// With [`Exhausted::Wait`], the wait before each further attempt.
-    pub wait: Duration,
+    pub on_failure: OnFailure,
+    /// With [`OnFailure::Retry`], the wait before each further attempt.
+    pub long_interval: Duration,
     /// Whether its agent is asked about attempts of unknown outcome.
     pub probe: bool,
     /// The fields of the input that stand once it was asked for.
@@ -163,11 +163,32 @@ impl Step {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Tries {
     /// How long one attempt may take.
-    pub complete_by: Duration,
-    /// It fails for good once it has failed this often.
-    pub failures_max: u32,
+    pub timeout: Duration,
+    /// It fails for good once so many attempts have failed.
+    pub max_attempts: u32,
     /// The waits between attempts.
-    pub backoff: Backoff,
+    pub intervals: RetryIntervals,
+}
+
+/// How the waits between attempts grow: [`RetryPolicy`] says how.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct RetryIntervals {
+    /// After the first failure.
+    pub initial: Duration,
+    /// By how much they grow.
+    pub multiplier: f64,
+    /// The longest.
+    pub max: Duration,
+}
+
+impl From<&RetryPolicy> for RetryIntervals {
+    fn from(policy: &RetryPolicy) -> Self {
+        Self {
+            initial: policy.initial_interval,
+            multiplier: policy.multiplier,
+            max: policy.max_interval,
+        }
+    }
 }
 
 /// How a step is undone.

@@ -109,8 +109,8 @@ fn what_cannot_work_is_refused_with_the_place_and_the_reason() {
             ":10:11: steps.kind: pur is none of pure, ",
         ),
         (
-            WORKFLOW.replace("kind: pure", "completeBy: 5"),
-            ":10:17: steps.completeBy: ",
+            WORKFLOW.replace("kind: pure", "timeout: 5"),
+            ":10:14: steps.timeout: ",
         ),
         (
             WORKFLOW.replace("compensation: {}", "kind: irreversible"),

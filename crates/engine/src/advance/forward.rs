@@ -98,7 +98,7 @@ impl Advance<'_> {
             let own = if self.has_ended(later) {
                 Duration::ZERO
             } else {
-                steps[later].run.complete_by
+                steps[later].run.timeout
             };
             behind[later] = own + longest.unwrap_or_default();
         }

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use uuid::Uuid;
 
 use super::*;
-use crate::definition::Backoff;
+use crate::definition::RetryPolicy;
 use crate::workflow::StepSet;
 
 const NOW: Timestamp = Timestamp::from_millis(1_000_000);
@@ -19,27 +19,31 @@ fn step() -> Step {
         ancestors: StepSet::EMPTY,
         when: None,
         run: Tries {
-            complete_by: Duration::from_secs(10),
-            failures_max: 3,
-            backoff: Backoff::default(),
+            timeout: Duration::from_secs(10),
+            max_attempts: 3,
+            intervals: intervals(),
         },
         undo: Undo::Agent(Compensation {
             agent: "yard".into(),
             tries: Tries {
-                complete_by: Duration::from_secs(20),
-                failures_max: 2,
-                backoff: Backoff::default(),
+                timeout: Duration::from_secs(20),
+                max_attempts: 2,
+                intervals: intervals(),
             },
             settle: Duration::from_secs(3),
             tombstones: true,
             needs: Vec::new(),
         }),
         is_pivot: false,
-        exhausted: Exhausted::Compensate,
-        wait: Duration::from_secs(600),
+        on_failure: OnFailure::Compensate,
+        long_interval: Duration::from_secs(600),
         probe: false,
         uses: Vec::new(),
     }
+}
+
+fn intervals() -> RetryIntervals {
+    (&RetryPolicy::default()).into()
 }
 
 fn spread() -> Spread {
@@ -213,13 +217,13 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
         ..entered(state)
     };
     let failed = |state, error| StepProgress {
-        retry_at: Some(NOW + retry_wait(&Backoff::default(), 2, Attempt(2), spread())),
+        retry_at: Some(NOW + retry_wait(intervals(), 2, Attempt(2), spread())),
         failure_count: 2,
         error: Some(error),
         ..entered(state)
     };
     let undo_failed = |error| StepProgress {
-        retry_at: Some(NOW + retry_wait(&Backoff::default(), 1, Attempt(2), spread())),
+        retry_at: Some(NOW + retry_wait(intervals(), 1, Attempt(2), spread())),
         undo_failure_count: 1,
         error: Some(error),
         ..entered(StepState::Compensating)
@@ -569,9 +573,9 @@ fn what_no_agent_can_undo_waits_for_a_person_unless_it_surely_had_no_effect() {
 }
 
 #[test]
-fn an_exhausted_step_that_may_wait_is_tried_again_after_its_long_wait() {
+fn a_failed_step_that_is_to_be_retried_is_tried_again_after_its_long_interval() {
     let step = Step {
-        exhausted: Exhausted::Wait,
+        on_failure: OnFailure::Retry,
         ..step()
     };
     let mut progress = StepProgress {
@@ -615,7 +619,7 @@ fn an_agent_that_asks_for_no_wait_is_left_alone_for_a_moment_all_the_same() {
 
 #[test]
 fn waits_grow_by_the_factor_up_to_the_longest_and_are_never_less_than_half() {
-    let backoff = Backoff::default();
+    let intervals = intervals();
     for (failures, full_ms) in [
         (1, 200),
         (2, 400),
@@ -627,7 +631,7 @@ fn waits_grow_by_the_factor_up_to_the_longest_and_are_never_less_than_half() {
         let full = Duration::from_millis(full_ms);
         for operation in 0..100 {
             let spread = Spread::of(OperationId(Uuid::from_u128(operation)), 0);
-            let wait = retry_wait(&backoff, failures, Attempt(failures), spread);
+            let wait = retry_wait(intervals, failures, Attempt(failures), spread);
             assert!(
                 full / 2 <= wait && wait <= full,
                 "{wait:?} after {failures} failures"
@@ -638,14 +642,14 @@ fn waits_grow_by_the_factor_up_to_the_longest_and_are_never_less_than_half() {
 
 #[test]
 fn waits_differ_by_operation_step_and_attempt_but_not_from_call_to_call() {
-    let backoff = Backoff::default();
+    let intervals = intervals();
     let mut waits = BTreeSet::new();
     for operation in 0..10 {
         for index in 0..10 {
             for attempt in 1..=10 {
                 let spread = Spread::of(OperationId(Uuid::from_u128(operation)), index);
-                let wait = retry_wait(&backoff, 9, Attempt(attempt), spread);
-                assert_eq!(wait, retry_wait(&backoff, 9, Attempt(attempt), spread));
+                let wait = retry_wait(intervals, 9, Attempt(attempt), spread);
+                assert_eq!(wait, retry_wait(intervals, 9, Attempt(attempt), spread));
                 waits.insert(wait);
             }
         }

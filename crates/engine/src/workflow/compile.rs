@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::definition::{
-    Backoff, Condition, Exhausted, StepDefinition, StepKind, WorkflowDefinition,
+    CompensationDefinition, Condition, OnFailure, RetryPolicy, StepDefinition, StepKind,
+    WorkflowDefinition,
 };
 use crate::workflow::{
-    BACKOFF_FACTOR_MAX, Compensation, DURATION_MAX, FAILURES_MAX, NAME_LENGTH_MAX, STEPS_MAX, Step,
+    ATTEMPTS_MAX, Compensation, DURATION_MAX, MULTIPLIER_MAX, NAME_LENGTH_MAX, STEPS_MAX, Step,
     StepCondition, StepSet, Tries, Undo, Workflow, promise,
 };
 
@@ -119,7 +120,7 @@ pub enum WorkflowError {
     },
     /// A step that cannot be undone comes before one whose failure would have it undone.
     #[error(
-        "workflow {workflow:?}, step {step:?} cannot be undone, but {may_fail:?} may fail after it; put it last, let a pivot come before it, or let {may_fail:?} have exhausted: park"
+        "workflow {workflow:?}, step {step:?} cannot be undone, but {may_fail:?} may fail after it; put it last, let a pivot come before it, or let {may_fail:?} have onFailure: park"
     )]
     IrreversibleTooEarly {
         /// The workflow.
@@ -143,7 +144,7 @@ pub enum WorkflowError {
     },
     /// A step behind a pivot is to be compensated.
     #[error(
-        "workflow {workflow:?}, step {step:?}: exhausted cannot be compensate behind pivot {pivot:?}, for nothing is undone once that is completed"
+        "workflow {workflow:?}, step {step:?}: onFailure cannot be compensate behind pivot {pivot:?}, for nothing is undone once that is completed"
     )]
     CompensateBehindPivot {
         /// The workflow.
@@ -245,14 +246,14 @@ impl TryFrom<WorkflowDefinition> for Workflow {
                         .map(|when| condition(workflow, step, when, ancestors[index], &names))
                         .transpose()?,
                     run: Tries {
-                        complete_by: step.complete_by,
-                        failures_max: step.failures_max,
-                        backoff: step.backoff.clone(),
+                        timeout: step.timeout,
+                        max_attempts: max_attempts(step),
+                        intervals: (&step.retry).into(),
                     },
                     undo: undo(workflow, index, step, ancestors[index], &names)?,
                     is_pivot: step.kind == StepKind::Pivot,
-                    exhausted: exhausted(&definition, index, &ancestors),
-                    wait: step.wait,
+                    on_failure: on_failure(&definition, index, &ancestors),
+                    long_interval: long_interval(step),
                     probe: step.probe,
                     uses: step.uses.clone(),
                 })
@@ -273,16 +274,16 @@ impl TryFrom<WorkflowDefinition> for Workflow {
 }
 
 /// What becomes of an operation once this step has failed for good.
-fn exhausted(definition: &WorkflowDefinition, index: usize, ancestors: &[StepSet]) -> Exhausted {
+fn on_failure(definition: &WorkflowDefinition, index: usize, ancestors: &[StepSet]) -> OnFailure {
     let is_behind_pivot = ancestors[index]
         .iter()
         .any(|before| definition.steps[before].kind == StepKind::Pivot);
     let otherwise = if is_behind_pivot {
-        Exhausted::Park
+        OnFailure::Park
     } else {
-        definition.exhausted.unwrap_or(Exhausted::Compensate)
+        definition.on_failure.unwrap_or(OnFailure::Compensate)
     };
-    definition.steps[index].exhausted.unwrap_or(otherwise)
+    definition.steps[index].on_failure.unwrap_or(otherwise)
 }
 
 fn undo(
@@ -331,9 +332,9 @@ fn undo(
     Ok(Undo::Agent(Compensation {
         agent: agent.into(),
         tries: Tries {
-            complete_by: compensation.complete_by,
-            failures_max: compensation.failures_max,
-            backoff: compensation.backoff,
+            timeout: compensation.timeout,
+            max_attempts: undo_max_attempts(&compensation),
+            intervals: (&compensation.retry).into(),
         },
         settle: compensation.settle,
         tombstones: compensation.tombstones,
@@ -363,12 +364,11 @@ fn check_values(workflow: &str, step: &StepDefinition) -> Result<(), WorkflowErr
             expected,
         })
     };
-    if let Some((field, expected)) = wrong_tries(step.complete_by, step.failures_max, &step.backoff)
-    {
+    if let Some((field, expected)) = wrong_tries(step.timeout, max_attempts(step), &step.retry) {
         return wrong(field, expected);
     }
-    if !in_range(step.wait) {
-        return wrong("wait", DURATION);
+    if !in_range(long_interval(step)) {
+        return wrong("retry.longInterval", DURATION);
     }
     if step
         .when
@@ -383,10 +383,16 @@ fn check_values(workflow: &str, step: &StepDefinition) -> Result<(), WorkflowErr
     if let Some(agent) = &undo.agent {
         check_name(workflow, "steps.compensation.agent", agent)?;
     }
-    if wrong_tries(undo.complete_by, undo.failures_max, &undo.backoff).is_some() {
+    if wrong_tries(undo.timeout, undo_max_attempts(undo), &undo.retry).is_some() {
         return wrong(
             "compensation",
-            "made of a completeBy, a failuresMax and a backoff in their ranges, as the step's own",
+            "made of a timeout and a retry in their ranges, as the step's own",
+        );
+    }
+    if undo.retry.long_interval.is_some() {
+        return wrong(
+            "compensation.retry.longInterval",
+            "left out: it is for the step itself",
         );
     }
     if undo.settle > DURATION_MAX {
@@ -395,28 +401,43 @@ fn check_values(workflow: &str, step: &StepDefinition) -> Result<(), WorkflowErr
     Ok(())
 }
 
+fn max_attempts(step: &StepDefinition) -> u32 {
+    let default = StepDefinition::max_attempts_default();
+    step.retry.max_attempts.unwrap_or(default)
+}
+
+fn undo_max_attempts(undo: &CompensationDefinition) -> u32 {
+    let default = CompensationDefinition::max_attempts_default();
+    undo.retry.max_attempts.unwrap_or(default)
+}
+
+fn long_interval(step: &StepDefinition) -> Duration {
+    let default = StepDefinition::long_interval_default();
+    step.retry.long_interval.unwrap_or(default)
+}
+
 fn in_range(duration: Duration) -> bool {
     !duration.is_zero() && duration <= DURATION_MAX
 }
 
 fn wrong_tries(
-    complete_by: Duration,
-    failures_max: u32,
-    backoff: &Backoff,
+    timeout: Duration,
+    max_attempts: u32,
+    retry: &RetryPolicy,
 ) -> Option<(&'static str, &'static str)> {
     const DURATION: &str = "more than 0 and at most 168h";
-    if !in_range(complete_by) {
-        Some(("completeBy", DURATION))
-    } else if !(1..=FAILURES_MAX).contains(&failures_max) {
-        Some(("failuresMax", "between 1 and 1000"))
-    } else if !in_range(backoff.initial) {
-        Some(("backoff.initial", DURATION))
-    } else if !in_range(backoff.max) {
-        Some(("backoff.max", DURATION))
-    } else if backoff.max < backoff.initial {
-        Some(("backoff.max", "at least backoff.initial"))
-    } else if !(1.0..=BACKOFF_FACTOR_MAX).contains(&backoff.factor) {
-        Some(("backoff.factor", "between 1 and 100"))
+    if !in_range(timeout) {
+        Some(("timeout", DURATION))
+    } else if !(1..=ATTEMPTS_MAX).contains(&max_attempts) {
+        Some(("retry.maxAttempts", "between 1 and 1000"))
+    } else if !in_range(retry.initial_interval) {
+        Some(("retry.initialInterval", DURATION))
+    } else if !in_range(retry.max_interval) {
+        Some(("retry.maxInterval", DURATION))
+    } else if retry.max_interval < retry.initial_interval {
+        Some(("retry.maxInterval", "at least retry.initialInterval"))
+    } else if !(1.0..=MULTIPLIER_MAX).contains(&retry.multiplier) {
+        Some(("retry.multiplier", "between 1 and 100"))
     } else {
         None
     }

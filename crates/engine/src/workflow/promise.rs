@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use crate::definition::{CancelPolicy, Exhausted};
-use crate::workflow::{Step, Tries, Undo, Workflow, WorkflowError};
+use crate::definition::{CancelPolicy, OnFailure};
+use crate::workflow::{RetryIntervals, Step, Tries, Undo, Workflow, WorkflowError};
 
 /// Checks everything that concerns more than one step, or the workflow as a whole.
 pub(super) fn check(workflow: &Workflow) -> Result<(), WorkflowError> {
@@ -28,7 +28,7 @@ fn pivots(workflow: &Workflow) -> Result<(), WorkflowError> {
                     step: step.name.to_string(),
                 });
             }
-            if is_behind && step.exhausted == Exhausted::Compensate {
+            if is_behind && step.on_failure == OnFailure::Compensate {
                 return Err(WorkflowError::CompensateBehindPivot {
                     workflow: workflow.name.to_string(),
                     step: step.name.to_string(),
@@ -53,7 +53,7 @@ fn irreversible_steps(workflow: &Workflow) -> Result<(), WorkflowError> {
         let may_fail = later.find(|(other, later)| {
             *other != index
                 && !step.ancestors.contains(*other)
-                && later.exhausted != Exhausted::Park
+                && later.on_failure != OnFailure::Park
         });
         if let Some((_, may_fail)) = may_fail {
             return Err(WorkflowError::IrreversibleTooEarly {
@@ -100,12 +100,17 @@ fn schedules(workflow: &Workflow) -> Result<(), WorkflowError> {
 
 /// How long all attempts and the waits between them take at most.
 fn longest(tries: &Tries) -> Duration {
-    let mut wait = tries.backoff.initial;
-    let mut total = tries.complete_by;
-    for _ in 1..tries.failures_max {
-        total = total.saturating_add(wait).saturating_add(tries.complete_by);
-        let grown = wait.as_secs_f64() * tries.backoff.factor;
-        wait = Duration::from_secs_f64(grown.min(tries.backoff.max.as_secs_f64()));
+    let RetryIntervals {
+        initial,
+        multiplier,
+        max,
+    } = tries.intervals;
+    let mut wait = initial;
+    let mut total = tries.timeout;
+    for _ in 1..tries.max_attempts {
+        total = total.saturating_add(wait).saturating_add(tries.timeout);
+        let grown = wait.as_secs_f64() * multiplier;
+        wait = Duration::from_secs_f64(grown.min(max.as_secs_f64()));
     }
     total
 }

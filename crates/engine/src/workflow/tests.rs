@@ -1,7 +1,7 @@
 use super::*;
 use crate::definition::{
-    CancelPolicy, CompensationDefinition, Condition, Exhausted, StepDefinition, StepKind,
-    WorkflowDefinition,
+    CancelPolicy, CompensationDefinition, Condition, OnFailure, RetryPolicy, StepDefinition,
+    StepKind, WorkflowDefinition,
 };
 
 fn step(name: &str) -> StepDefinition {
@@ -68,8 +68,12 @@ fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
     let many = (0..65).map(|count| step(&format!("s{count}"))).collect();
     let second = Duration::from_secs(1);
     let week = DURATION_MAX + Duration::from_millis(1);
-    let backoff = |backoff| StepDefinition {
-        backoff,
+    let retry = |retry| StepDefinition { retry, ..step("a") };
+    let undo_retry = |retry| StepDefinition {
+        compensation: Some(CompensationDefinition {
+            retry,
+            ..CompensationDefinition::default()
+        }),
         ..step("a")
     };
     let cases: Vec<(Vec<StepDefinition>, &str)> = vec![
@@ -116,60 +120,81 @@ fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
         ),
         (
             vec![StepDefinition {
-                complete_by: Duration::ZERO,
+                timeout: Duration::ZERO,
                 ..step("a")
             }],
-            "step \"a\": completeBy must be more than 0 and at most 168h",
+            "step \"a\": timeout must be more than 0 and at most 168h",
         ),
         (
             vec![StepDefinition {
-                complete_by: week,
+                timeout: week,
                 ..step("a")
             }],
-            "completeBy must be",
+            "timeout must be",
         ),
         (
-            vec![StepDefinition {
-                failures_max: 0,
-                ..step("a")
-            }],
-            "failuresMax must be between 1 and 1000",
-        ),
-        (
-            vec![backoff(Backoff {
-                initial: Duration::ZERO,
-                ..Backoff::default()
+            vec![retry(RetryPolicy {
+                max_attempts: Some(0),
+                ..RetryPolicy::default()
             })],
-            "backoff.initial must be",
+            "retry.maxAttempts must be between 1 and 1000",
         ),
         (
-            vec![backoff(Backoff {
-                max: week,
-                ..Backoff::default()
+            vec![retry(RetryPolicy {
+                initial_interval: Duration::ZERO,
+                ..RetryPolicy::default()
             })],
-            "backoff.max must be more than 0",
+            "retry.initialInterval must be",
         ),
         (
-            vec![backoff(Backoff {
-                initial: 2 * second,
-                max: second,
-                ..Backoff::default()
+            vec![retry(RetryPolicy {
+                max_interval: week,
+                ..RetryPolicy::default()
             })],
-            "backoff.max must be at least backoff.initial",
+            "retry.maxInterval must be more than 0",
         ),
         (
-            vec![backoff(Backoff {
-                factor: 0.5,
-                ..Backoff::default()
+            vec![retry(RetryPolicy {
+                initial_interval: 2 * second,
+                max_interval: second,
+                ..RetryPolicy::default()
             })],
-            "backoff.factor must be between 1 and 100",
+            "retry.maxInterval must be at least retry.initialInterval",
         ),
         (
-            vec![backoff(Backoff {
-                factor: f64::NAN,
-                ..Backoff::default()
+            vec![retry(RetryPolicy {
+                multiplier: 0.5,
+                ..RetryPolicy::default()
             })],
-            "backoff.factor must be",
+            "retry.multiplier must be between 1 and 100",
+        ),
+        (
+            vec![retry(RetryPolicy {
+                multiplier: f64::NAN,
+                ..RetryPolicy::default()
+            })],
+            "retry.multiplier must be",
+        ),
+        (
+            vec![retry(RetryPolicy {
+                long_interval: Some(week),
+                ..RetryPolicy::default()
+            })],
+            "retry.longInterval must be more than 0 and at most 168h",
+        ),
+        (
+            vec![undo_retry(RetryPolicy {
+                max_attempts: Some(1_001),
+                ..RetryPolicy::default()
+            })],
+            "compensation must be made of a timeout and a retry in their ranges",
+        ),
+        (
+            vec![undo_retry(RetryPolicy {
+                long_interval: Some(second),
+                ..RetryPolicy::default()
+            })],
+            "compensation.retry.longInterval must be left out",
         ),
     ];
     for (steps, told) in cases {
@@ -233,9 +258,9 @@ fn undone_with(name: &str, needs: &[&str]) -> StepDefinition {
     }
 }
 
-fn exhausted(step: StepDefinition, exhausted: Exhausted) -> StepDefinition {
+fn on_failure(step: StepDefinition, on_failure: OnFailure) -> StepDefinition {
     StepDefinition {
-        exhausted: Some(exhausted),
+        on_failure: Some(on_failure),
         ..step
     }
 }
@@ -260,8 +285,11 @@ fn a_workflow_that_cannot_keep_its_promise_is_refused_with_the_way_out() {
             "pivot \"pay\" runs beside step \"mail\"",
         ),
         (
-            vec![pivot("pay"), exhausted(step("ship"), Exhausted::Compensate)],
-            "exhausted cannot be compensate behind pivot \"pay\"",
+            vec![
+                pivot("pay"),
+                on_failure(step("ship"), OnFailure::Compensate),
+            ],
+            "onFailure cannot be compensate behind pivot \"pay\"",
         ),
         (
             vec![undone_with("pay", &["ship.id"]), step("ship")],
@@ -291,7 +319,7 @@ fn a_workflow_that_can_keep_its_promise_is_taken() {
         vec![pivot("pay"), irreversible("mail"), step("ship")],
         vec![
             irreversible("mail"),
-            exhausted(step("note"), Exhausted::Park),
+            on_failure(step("note"), OnFailure::Park),
         ],
         vec![
             step("stock"),
@@ -303,22 +331,26 @@ fn a_workflow_that_can_keep_its_promise_is_taken() {
 }
 
 #[test]
-fn behind_a_pivot_a_failed_step_is_left_to_a_person_unless_it_waits() {
+fn behind_a_pivot_a_failed_step_is_left_to_a_person_unless_it_is_tried_on() {
     let steps = vec![
         step("stock"),
         pivot("pay"),
         step("ship"),
-        exhausted(step("note"), Exhausted::Wait),
+        on_failure(step("note"), OnFailure::Retry),
     ];
     let workflow = compile(steps).unwrap();
-    let policies: Vec<_> = workflow.steps().iter().map(|step| step.exhausted).collect();
+    let policies: Vec<_> = workflow
+        .steps()
+        .iter()
+        .map(|step| step.on_failure)
+        .collect();
     assert_eq!(
         policies,
         [
-            Exhausted::Compensate,
-            Exhausted::Compensate,
-            Exhausted::Park,
-            Exhausted::Wait
+            OnFailure::Compensate,
+            OnFailure::Compensate,
+            OnFailure::Park,
+            OnFailure::Retry
         ]
     );
 }

@@ -10,9 +10,9 @@ use waybill_engine::{
     Action, AmendRequest, Amendment, Attempt, Batch, BatchNumber, ByLane, Command,
     CompensationDefinition, CreateRequest, EngineConfig, Epoch, Event, Held, IdOrigin, Lane,
     Message, Offset, OperationId, OperationRequest, OperationRow, OperationState, Outcome, OwnerId,
-    Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb, RequestHash, Room,
-    ShardId, Stamp, StepDefinition, StepError, StepReply, StepState, Supervision, Timestamp,
-    Workflow, WorkflowDefinition, Workflows,
+    Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb, RequestHash,
+    RetryPolicy, Room, ShardId, Stamp, StepDefinition, StepError, StepReply, StepState,
+    Supervision, Timestamp, Workflow, WorkflowDefinition, Workflows,
 };
 
 pub const T0: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -58,7 +58,10 @@ pub fn request(operation: OperationId) -> CreateRequest {
 /// A step whose service refuses to perform it once it was undone.
 pub fn step(name: &str) -> StepDefinition {
     StepDefinition {
-        failures_max: 2,
+        retry: RetryPolicy {
+            max_attempts: Some(2),
+            ..RetryPolicy::default()
+        },
         compensation: Some(CompensationDefinition {
             tombstones: true,
             ..CompensationDefinition::default()

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use waybill_engine::{
-    Action, Amendment, Asked, Attempt, AttemptSeen, CreateRequest, Exhausted, HISTORY_MAX, Lane,
-    Message, Offset, Outcome, PartitionId, Position, ProcessState, RecoveryVerb, StepDefinition,
+    Action, Amendment, Asked, Attempt, AttemptSeen, CreateRequest, HISTORY_MAX, Lane, Message,
+    Offset, OnFailure, Outcome, PartitionId, Position, ProcessState, RecoveryVerb, StepDefinition,
     StepKind, Workflows, refusal,
 };
 
@@ -537,7 +537,7 @@ fn a_resubmitted_operation_goes_on_where_it_failed() {
     let mut fixture = with_steps(vec![
         step("a"),
         StepDefinition {
-            exhausted: Some(Exhausted::Park),
+            on_failure: Some(OnFailure::Park),
             ..step("b")
         },
     ]);
@@ -571,7 +571,7 @@ fn a_resubmitted_operation_goes_on_where_it_failed() {
 #[test]
 fn a_step_that_fails_for_good_twice_without_another_attempt_is_decided_about_twice() {
     let parking = StepDefinition {
-        exhausted: Some(Exhausted::Park),
+        on_failure: Some(OnFailure::Park),
         ..step("a")
     };
     let mut fixture = with_steps(vec![parking]);
@@ -818,7 +818,7 @@ fn an_undo_that_fails_anew_is_told_anew() {
 fn what_runs_beside_a_failure_still_counts_while_the_operation_is_parked() {
     let beside = |name| StepDefinition {
         after: Some(Vec::new()),
-        exhausted: Some(Exhausted::Park),
+        on_failure: Some(OnFailure::Park),
         ..step(name)
     };
     let mut fixture = with_steps(vec![beside("a"), beside("b")]);

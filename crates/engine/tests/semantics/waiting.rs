@@ -1,7 +1,7 @@
 //! Waiting: for an agent, for a retry, for a row; and what is too long to wait, or to be kept.
 
 use waybill_engine::{
-    Action, Attempt, AttemptSeen, Command, Exhausted, Message, Outcome, RecoveryVerb,
+    Action, Attempt, AttemptSeen, Command, Message, OnFailure, Outcome, RecoveryVerb, RetryPolicy,
     StepDefinition,
 };
 
@@ -10,9 +10,12 @@ use crate::fixture::{Fixture, T0, error, id, ms, reply, request, step, success, 
 #[test]
 fn a_step_that_may_wait_is_tried_again_for_as_long_as_it_takes_and_a_person_is_told_once() {
     let mut fixture = with_steps(vec![StepDefinition {
-        exhausted: Some(Exhausted::Wait),
-        wait: ms(20_000),
-        failures_max: 1,
+        on_failure: Some(OnFailure::Retry),
+        retry: RetryPolicy {
+            max_attempts: Some(1),
+            long_interval: Some(ms(20_000)),
+            ..RetryPolicy::default()
+        },
         ..step("a")
     }]);
     let mut alerts = 0;
@@ -38,9 +41,12 @@ fn a_step_that_may_wait_is_tried_again_for_as_long_as_it_takes_and_a_person_is_t
 #[test]
 fn whoever_takes_over_tells_a_person_again_that_a_step_keeps_failing() {
     let mut fixture = with_steps(vec![StepDefinition {
-        exhausted: Some(Exhausted::Wait),
-        wait: ms(20_000),
-        failures_max: 1,
+        on_failure: Some(OnFailure::Retry),
+        retry: RetryPolicy {
+            max_attempts: Some(1),
+            long_interval: Some(ms(20_000)),
+            ..RetryPolicy::default()
+        },
         ..step("a")
     }]);
     fixture.request(request(id(1)));

@@ -5,9 +5,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use waybill_engine::{
-    AmendRequest, Amendment, Backoff, CancelPolicy, CompensationDefinition, Condition, Contact,
-    CreateRequest, Exhausted, IdOrigin, KeyHash, Lane, OperationId, OperationRequest, RequestHash,
-    StepDefinition, StepKind, Timestamp, Workflow, WorkflowDefinition, Workflows, partition_for,
+    AmendRequest, Amendment, CancelPolicy, CompensationDefinition, Condition, Contact,
+    CreateRequest, IdOrigin, KeyHash, Lane, OnFailure, OperationId, OperationRequest, RequestHash,
+    RetryPolicy, StepDefinition, StepKind, Timestamp, Workflow, WorkflowDefinition, Workflows,
+    partition_for,
 };
 
 use crate::bugs::Bug;
@@ -136,7 +137,7 @@ impl Maker<'_> {
             last
         };
         WorkflowDefinition {
-            exhausted: self.exhausted(),
+            on_failure: self.on_failure(),
             steps: vec![account, self.step("package"), transport, drone, last],
             ..definition("chain", 2)
         }
@@ -151,10 +152,10 @@ impl Maker<'_> {
         let shipping = StepDefinition {
             kind: StepKind::Irreversible,
             compensation: None,
-            exhausted: Some(if self.rng.chance(50) {
-                Exhausted::Park
+            on_failure: Some(if self.rng.chance(50) {
+                OnFailure::Park
             } else {
-                Exhausted::Wait
+                OnFailure::Retry
             }),
             ..self.step("shipping")
         };
@@ -163,7 +164,7 @@ impl Maker<'_> {
             ..self.step("stock")
         };
         WorkflowDefinition {
-            exhausted: self.exhausted(),
+            on_failure: self.on_failure(),
             steps: vec![stock, payment, shipping],
             ..definition("pivot", 1)
         }
@@ -191,65 +192,63 @@ impl Maker<'_> {
         };
         WorkflowDefinition {
             cancel,
-            exhausted: self.exhausted(),
+            on_failure: self.on_failure(),
             deadline: self.rng.chance(15).then(|| Duration::from_secs(600)),
             steps: vec![join, left, right, top],
             ..definition("diamond", 1)
         }
     }
 
-    fn exhausted(&mut self) -> Option<Exhausted> {
+    fn on_failure(&mut self) -> Option<OnFailure> {
         [
             None,
-            Some(Exhausted::Compensate),
-            Some(Exhausted::Compensate),
-            Some(Exhausted::Park),
-            Some(Exhausted::Wait),
+            Some(OnFailure::Compensate),
+            Some(OnFailure::Compensate),
+            Some(OnFailure::Park),
+            Some(OnFailure::Retry),
         ][self.rng.index(5)]
     }
 
     fn step(&mut self, name: &str) -> StepDefinition {
         let manual = self.protection == Protection::Tombstones && self.rng.chance(6);
+        let timeout = self.timeout();
+        let compensation = CompensationDefinition {
+            manual,
+            agent: None,
+            timeout: self.timeout(),
+            retry: self.retry(None),
+            settle: self.settle,
+            tombstones: self.tombstones,
+            needs: Vec::new(),
+        };
+        let long_interval = Duration::from_millis(self.rng.between(400, 3_000));
         StepDefinition {
             name: name.to_owned(),
             agent: format!("{name}-agent"),
             after: None,
             when: None,
-            complete_by: self.budget(),
+            timeout,
             kind: StepKind::Compensable,
-            compensation: Some(CompensationDefinition {
-                manual,
-                agent: None,
-                complete_by: self.budget(),
-                failures_max: self.tries(),
-                backoff: self.backoff(),
-                settle: self.settle,
-                tombstones: self.tombstones,
-                needs: Vec::new(),
-            }),
-            exhausted: None,
-            wait: Duration::from_millis(self.rng.between(400, 3_000)),
+            compensation: Some(compensation),
+            on_failure: None,
             probe: self.rng.chance(15),
             uses: Vec::new(),
-            failures_max: self.tries(),
-            backoff: self.backoff(),
+            retry: self.retry(Some(long_interval)),
         }
     }
 
     /// Longer than clocks may be apart, or an agent would find every attempt expired.
-    fn budget(&mut self) -> Duration {
+    fn timeout(&mut self) -> Duration {
         Duration::from_millis(self.rng.between(450, 3_000))
     }
 
-    fn tries(&mut self) -> u32 {
-        1 + u32::try_from(self.rng.below(4)).unwrap()
-    }
-
-    fn backoff(&mut self) -> Backoff {
-        Backoff {
-            initial: Duration::from_millis(self.rng.between(1, 300)),
-            factor: 2.0,
-            max: Duration::from_millis(self.rng.between(400, 3_000)),
+    fn retry(&mut self, long_interval: Option<Duration>) -> RetryPolicy {
+        RetryPolicy {
+            max_attempts: Some(1 + u32::try_from(self.rng.below(4)).unwrap()),
+            initial_interval: Duration::from_millis(self.rng.between(1, 300)),
+            multiplier: 2.0,
+            max_interval: Duration::from_millis(self.rng.between(400, 3_000)),
+            long_interval,
         }
     }
 }
@@ -259,7 +258,7 @@ fn definition(name: &str, version: u32) -> WorkflowDefinition {
         name: name.to_owned(),
         version,
         cancel: CancelPolicy::UntilFinal,
-        exhausted: None,
+        on_failure: None,
         deadline: None,
         steps: Vec::new(),
     }

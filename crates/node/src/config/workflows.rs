@@ -145,7 +145,7 @@ version: 1
 steps:
   - name: go
     agent: walker
-    completeBy: 2s
+    timeout: 2s
   - name: return
     agent: walker
     after: [go]

@@ -27,12 +27,12 @@ impl Setting {
     /// take a second for a step, and every step that is asked for again makes them slower.
     pub fn hasty() -> Self {
         let complete_by = match Servers::wanted() {
-            Some(_) => "completeBy: 3s",
-            None => "completeBy: 1s",
+            Some(_) => "timeout: 3s",
+            None => "timeout: 1s",
         };
         let mut workflow = waybill_drone_delivery::WORKFLOW_YAML.to_owned();
         for (shipped, hasty) in [
-            ("completeBy: 5s", complete_by),
+            ("timeout: 5s", complete_by),
             ("initial: 200ms", "initial: 50ms"),
             ("max: 30s", "max: 1s"),
             ("settle: 1s", "settle: 200ms"),

@@ -16,9 +16,8 @@ version: 1
 steps:
   - name: open
     agent: vault
-    completeBy: 5m
-    failuresMax: 3
-    backoff: { initial: 1s, factor: 2, max: 2s }
+    timeout: 5m
+    retry: { maxAttempts: 3, initialInterval: 1s, multiplier: 2, maxInterval: 2s }
 ";
 const REQUESTS: &str = "vault.requests.v1";
 const REPLIES: &str = "step-replies.v1";

@@ -16,16 +16,16 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const PARCEL: &str = "
 name: parcel
 version: 1
-exhausted: park
+onFailure: park
 steps:
   - name: package
     agent: package
-    completeBy: 5s
-    compensation: { completeBy: 5s, tombstones: true }
+    timeout: 5s
+    compensation: { timeout: 5s, tombstones: true }
   - name: drone
     agent: drone
-    completeBy: 5s
-    compensation: { completeBy: 5s, tombstones: true }
+    timeout: 5s
+    compensation: { timeout: 5s, tombstones: true }
 ";
 
 /// A running `waybill up`. Dropping it kills it.

@@ -9,7 +9,7 @@ use waybill_test_support::world::{World, delivery};
 const PARKING: &str = "
 name: parking
 version: 1
-exhausted: park
+onFailure: park
 steps:
   - name: package
     agent: package

@@ -4,7 +4,7 @@
 //! is told again under the same number.
 
 use crate::advance::next_due;
-use crate::definition::Exhausted;
+use crate::definition::OnFailure;
 use crate::operation::{ProcessState, StepState};
 use crate::partition::live::{Desk, Live, Was, is_told};
 use crate::workflow::StepSet;
@@ -109,8 +109,8 @@ impl Live {
         matches!(step.state, StepState::Failed | StepState::TimedOut)
             && step.retry_at.is_some()
             && definition.is_some_and(|definition| {
-                definition.exhausted == Exhausted::Wait
-                    && step.failure_count == definition.run.failures_max
+                definition.on_failure == OnFailure::Retry
+                    && step.failure_count == definition.run.max_attempts
             })
     }
 }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use waybill_engine::{
-    Backoff, CancelPolicy, CompensationDefinition, Condition, Exhausted, StepDefinition, StepKind,
-    Workflow, WorkflowDefinition,
+    CancelPolicy, CompensationDefinition, Condition, OnFailure, RetryPolicy, StepDefinition,
+    StepKind, Workflow, WorkflowDefinition,
 };
 
 const PAGE: &str = include_str!("../../../../../docs/workflows.md");
@@ -55,13 +55,13 @@ fn known<T: DeserializeOwned>(other: Value) -> Vec<String> {
 
 /// A workflow of one step with more keys at each of its places.
 fn with(place: &str, key: &str, value: Value) -> Workflow {
-    let mut step = json!({"name": "s", "agent": "a", "compensation": {}, "backoff": {}});
+    let mut step = json!({"name": "s", "agent": "a", "compensation": {}, "retry": {}});
     let mut workflow = json!({"name": "w", "version": 1});
     match place {
         "The workflow" => workflow[key] = value,
         "A step" => step[key] = value,
         "`compensation`" => step["compensation"][key] = value,
-        "`backoff`" => step["backoff"][key] = value,
+        "`retry`" => step["retry"][key] = value,
         other => panic!("{other}: no place"),
     }
     workflow["steps"] = json!([step]);
@@ -99,12 +99,12 @@ fn every_key_stands_on_the_page_and_is_required_where_it_says_so() {
     let when = json!({"step": "s", "output": "o", "equals": "e"});
     keys_stand_on_the_page::<Condition>("`when`", &when);
     keys_stand_on_the_page::<CompensationDefinition>("`compensation`", &json!({}));
-    keys_stand_on_the_page::<Backoff>("`backoff`", &json!({}));
+    keys_stand_on_the_page::<RetryPolicy>("`retry`", &json!({}));
 }
 
 #[test]
 fn the_defaults_on_the_page_are_those_that_apply() {
-    let places = ["The workflow", "A step", "`compensation`", "`backoff`"];
+    let places = ["The workflow", "A step", "`compensation`", "`retry`"];
     let mut held = 0;
     for place in places {
         let plain = with("A step", "name", json!("s"));
@@ -117,15 +117,23 @@ fn the_defaults_on_the_page_are_those_that_apply() {
             held += 1;
         }
     }
-    assert!(held > 15, "{held}");
+    assert!(held > 12, "{held}");
+
+    let said = &table("`retry`")["maxAttempts"].default;
+    let step = StepDefinition::max_attempts_default();
+    let compensation = CompensationDefinition::max_attempts_default();
+    assert_eq!(
+        said,
+        &format!("{step} for a step, {compensation} for a compensation")
+    );
 }
 
 #[test]
 fn the_values_that_keys_may_have_are_all_on_the_page() {
     let other = || json!("other");
     for (place, key, known) in [
-        ("The workflow", "exhausted", known::<Exhausted>(other())),
-        ("A step", "exhausted", known::<Exhausted>(other())),
+        ("The workflow", "onFailure", known::<OnFailure>(other())),
+        ("A step", "onFailure", known::<OnFailure>(other())),
         ("The workflow", "cancel", known::<CancelPolicy>(other())),
         ("A step", "kind", known::<StepKind>(other())),
     ] {

@@ -24,15 +24,10 @@ fn world(complete_by: &str) -> World {
 
 fn hanging(world: World, complete_by: &str) -> World {
     let workflow = waybill_drone_delivery::WORKFLOW_YAML;
-    let complete_by = format!("completeBy: {complete_by}");
+    let complete_by = format!("timeout: {complete_by}");
     let setting = Setting {
         agents: waybill_drone_delivery::AGENTS_YAML.to_owned(),
-        workflows: vec![replaced(
-            workflow,
-            "completeBy: 5s",
-            &complete_by,
-            usize::MAX,
-        )],
+        workflows: vec![replaced(workflow, "timeout: 5s", &complete_by, usize::MAX)],
         more: "supervisor: { auditInterval: 1s }\n".to_owned(),
     };
     let sections = setting

@@ -13,7 +13,7 @@ version: 1
 steps:
   - name: package
     agent: package
-    completeBy: 1s
+    timeout: 1s
 ";
 
 /// How often the drones' agent says that it did not try, while they are away.
@@ -43,7 +43,7 @@ async fn an_outage_of_one_service_costs_no_delivery_and_holds_up_no_other_workfl
     setting.agents = format!("{before}  - name: drone\n{from}");
     // A delivery that opens the breaker has one failure, and may not have another.
     let workflow = &mut setting.workflows[0];
-    *workflow = replaced(workflow, "failuresMax: 8", "failuresMax: 2", usize::MAX);
+    *workflow = replaced(workflow, "maxAttempts: 8", "maxAttempts: 2", usize::MAX);
     setting.workflows.push(ERRAND.to_owned());
     let mut world = setting.world();
     let _up = world.up();
