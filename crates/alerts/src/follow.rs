@@ -18,7 +18,6 @@
 //! Two processes share a receiver's partitions. One that takes a partition over tells again of what
 //! the other was telling of; alerts have ids.
 
-mod partitions;
 mod reader;
 
 use std::sync::{Arc, mpsc as std_mpsc};
@@ -31,11 +30,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use waybill_kafka::{
-    GroupConsumer, GroupOptions, KafkaSettings, Producer, ProducerOptions, Settlement,
+    Consumed, GroupConsumer, GroupOptions, KafkaSettings, Producer, ProducerOptions, Settlement,
 };
 use waybill_messages::{DEAD_LETTER_BYTES_MAX, Topics};
 
-pub(super) use self::partitions::Place;
 use self::reader::Reader;
 pub(super) use self::reader::{Followed, Read};
 use super::alert::Alert;
@@ -50,6 +48,9 @@ use crate::config::AlertsConfig;
 const BATCH_MAX: usize = 64;
 /// Prefetched records of one receiver: alerts are small.
 const PREFETCH_KIB_MAX: u32 = 1024;
+
+/// A record of the topic that is followed.
+pub(super) type Source = Consumed<()>;
 
 /// Where alerts are read from.
 #[derive(Clone, Debug)]
@@ -203,7 +204,7 @@ fn publisher(kafka: &KafkaSettings) -> anyhow::Result<Producer<Arc<Settlement>>>
 pub(super) async fn read_with<T: Followed, F: Future<Output = ()>>(
     reading: Reading,
     stop: CancellationToken,
-    tell: impl FnOnce(mpsc::Receiver<Read<T>>, std_mpsc::Sender<Place>) -> F,
+    tell: impl FnOnce(mpsc::Receiver<Read<T>>, std_mpsc::Sender<Source>) -> F,
 ) -> anyhow::Result<()> {
     let name = format!("waybill-alerts-{}", reading.name);
     let reader = reading.reader()?;
@@ -256,14 +257,14 @@ pub(super) async fn unless_too_late(
 async fn hand_over(
     mut read: mpsc::Receiver<Read<Alert>>,
     notifier: Notifier,
-    settled: std_mpsc::Sender<Place>,
+    settled: std_mpsc::Sender<Source>,
 ) {
     // As many as the worker takes: it bounds them.
     let (handed, mut receipts) = mpsc::unbounded_channel();
     let handing = async move {
-        while let Some(Read { place, item }) = read.recv().await {
+        while let Some(Read { source, item }) = read.recv().await {
             let receipt = notifier.submit(item).await;
-            if handed.send((place, receipt)).is_err() {
+            if handed.send((source, receipt)).is_err() {
                 return;
             }
         }
@@ -272,10 +273,10 @@ async fn hand_over(
         let mut open = FuturesUnordered::new();
         loop {
             tokio::select! {
-                Some((place, receipt)) = receipts.recv() => open.push(outcome(place, receipt)),
-                Some((place, result)) = open.next() => {
+                Some((source, receipt)) = receipts.recv() => open.push(outcome(source, receipt)),
+                Some((source, result)) = open.next() => {
                     // A reader that has ended reads it again after the next start.
-                    if result != Err(Undeliverable::Stopped) && settled.send(place).is_err() {
+                    if result != Err(Undeliverable::Stopped) && settled.send(source).is_err() {
                         return;
                     }
                 }
@@ -286,6 +287,6 @@ async fn hand_over(
     tokio::join!(handing, settling);
 }
 
-async fn outcome(place: Place, receipt: Receipt) -> (Place, Result<(), Undeliverable>) {
-    (place, receipt.await)
+async fn outcome(source: Source, receipt: Receipt) -> (Source, Result<(), Undeliverable>) {
+    (source, receipt.await)
 }

@@ -35,7 +35,7 @@ use self::limit::Limit;
 use self::message::OwnerMessage;
 use self::outbound::Outbound;
 use super::ReceiverError;
-use super::follow::{AlertSource, Followed, Place, Read, Reading, read_with, unless_too_late};
+use super::follow::{AlertSource, Followed, Read, Reading, Source, read_with, unless_too_late};
 use super::metrics::{FollowerMetrics, OwnerMetrics};
 use super::notifier::Undeliverable;
 use super::retries::Retries;
@@ -176,22 +176,22 @@ impl Teller {
     async fn tell(
         &self,
         mut read: mpsc::Receiver<Read<OwnerNotice>>,
-        settled: &std_mpsc::Sender<Place>,
+        settled: &std_mpsc::Sender<Source>,
         stop: &CancellationToken,
     ) {
         let mut open = FuturesUnordered::new();
         let mut is_over = false;
         loop {
             tokio::select! {
-                Some(place) = open.next() => {
+                Some(source) = open.next() => {
                     // What was not told is read again after the next start.
-                    if let Some(place) = place && settled.send(place).is_err() {
+                    if let Some(source) = source && settled.send(source).is_err() {
                         return;
                     }
                 }
                 next = read.recv(), if !is_over && open.len() < self.notices_max => match next {
-                    Some(Read { place, item }) => open.push(async move {
-                        self.tell_of(&item, stop).await.then_some(place)
+                    Some(Read { source, item }) => open.push(async move {
+                        self.tell_of(&item, stop).await.then_some(source)
                     }),
                     None => is_over = true,
                 },

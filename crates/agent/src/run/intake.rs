@@ -167,10 +167,8 @@ impl GroupHandler for Intake {
         let Some(index) = self.agent_of(record.topic()) else {
             return;
         };
-        let source = self
-            .shared
-            .offsets
-            .begin(index, record.partition(), record.offset());
+        let offsets = &self.shared.offsets;
+        let source = offsets.begin(index, record.partition(), record.offset(), record.topic());
         let Some(source) = source else {
             return;
         };
@@ -229,7 +227,7 @@ impl GroupHandler for Intake {
             return false;
         };
         let offsets = &self.shared.offsets;
-        if let Some(source) = offsets.begin(index, log.partition, log.offset) {
+        if let Some(source) = offsets.begin(index, log.partition, log.offset, &log.topic) {
             self.shared.agents[index].metrics.poison.increment(1);
             let range = (log.offset, next);
             let contents = undecodable(&log.topic, log.partition, range, &log.cause);

@@ -11,13 +11,13 @@ use tokio_util::sync::CancellationToken;
 use waybill_clock::wall_clock;
 use waybill_engine::{Offset, OperatorAlert, PartitionId, Timestamp};
 use waybill_kafka::{
-    GroupConsumer, GroupHandler, PollLimits, ProduceError, Producer, RawRecord, RecordRef,
-    Settlement, TopicPartition, dead_letter, publish_dead_letters,
+    GroupConsumer, GroupHandler, GroupProgress, PollLimits, ProduceError, Producer, RawRecord,
+    RecordRef, Settlement, TopicPartition, dead_letter, publish_dead_letters,
 };
 use waybill_messages::{DecodeError, Framing};
 use waybill_telemetry::chain;
 
-use super::partitions::{Partitions, Place};
+use super::Source;
 use crate::alert::Alert;
 use crate::metrics::FollowerMetrics;
 
@@ -54,7 +54,7 @@ impl Followed for Alert {
 /// A record on its way from the topic to whoever tells of it.
 #[derive(Debug)]
 pub(crate) struct Read<T> {
-    pub(crate) place: Place,
+    pub(crate) source: Source,
     pub(crate) item: T,
 }
 
@@ -78,12 +78,12 @@ impl Reader {
     pub(super) fn run<T: Followed>(
         mut self,
         reads: mpsc::Sender<Read<T>>,
-        settled: &std_mpsc::Receiver<Place>,
+        settled: &std_mpsc::Receiver<Source>,
         runtime: &Handle,
         stop: &CancellationToken,
     ) -> anyhow::Result<()> {
         let mut intake = Intake {
-            partitions: Partitions::default(),
+            progress: GroupProgress::default(),
             reads,
             oldest: Timestamp::default(),
             skipped: 0,
@@ -110,18 +110,18 @@ impl Reader {
             self.consumer.poll(limits, POLL_WAIT, &mut intake)?;
             intake.tell_of_skipped();
             self.publish_dead_letters(&mut intake, runtime, stop);
-            for place in settled.try_iter() {
-                intake.partitions.done(place);
+            for source in settled.try_iter() {
+                intake.progress.done(source);
             }
-            self.commit(&mut intake.partitions);
+            self.commit(&mut intake.progress);
         }
-        let mut partitions = intake.partitions;
+        let mut progress = intake.progress;
         drop(intake.reads);
-        for place in settled {
-            partitions.done(place);
+        for source in settled {
+            progress.done(source);
         }
         self.consumer
-            .close(CLOSE_TIMEOUT, &mut Closing { partitions });
+            .close(CLOSE_TIMEOUT, &mut Closing { progress });
         Ok(())
     }
 
@@ -135,7 +135,7 @@ impl Reader {
             // Whether there was a place in time shows below.
             _ = runtime.block_on(async { timeout(POLL_WAIT, reads.reserve()).await.map(drop) });
         }
-        let ahead = intake.partitions.ahead();
+        let ahead = intake.progress.ahead();
         self.metrics.waiting.set(ahead as f64);
         self.ahead_max.saturating_sub(ahead).min(reads.capacity())
     }
@@ -156,13 +156,13 @@ impl Reader {
         }
         let Intake {
             dead_letters,
-            partitions,
+            progress,
             ..
         } = intake;
         let keep_all = async {
-            while let Some((place, dead_letter)) = dead_letters.last() {
+            while let Some((source, dead_letter)) = dead_letters.last() {
                 publish_dead_letters(publisher, std::slice::from_ref(dead_letter)).await?;
-                partitions.done(*place);
+                progress.done(*source);
                 dead_letters.pop();
             }
             Ok::<_, ProduceError>(())
@@ -182,11 +182,11 @@ impl Reader {
         }
     }
 
-    fn commit(&self, partitions: &mut Partitions) {
-        let commits = partitions.take_commits();
+    fn commit(&self, progress: &mut GroupProgress<()>) {
+        let commits = progress.take_commits();
         let commits: Vec<(&str, PartitionId, Offset)> = commits
             .iter()
-            .map(|(partition, offset)| (self.topic.as_str(), *partition, *offset))
+            .map(|((), partition, offset)| (self.topic.as_str(), *partition, *offset))
             .collect();
         if let Err(error) = self.consumer.commit(&commits) {
             tracing::warn!(
@@ -200,15 +200,15 @@ impl Reader {
 
 /// Takes records in while the reader polls.
 struct Intake<'a, T> {
-    partitions: Partitions,
+    progress: GroupProgress<()>,
     reads: mpsc::Sender<Read<T>>,
     /// What happened before this is not told of any more.
     oldest: Timestamp,
     skipped: u64,
     /// Records whose schema the registry has not told yet. While there are some, no more are polled.
-    waiting: Vec<(Place, RawRecord)>,
+    waiting: Vec<(Source, RawRecord)>,
     /// Records that cannot be read, as they are to be kept. Once there are many, no more are polled.
-    dead_letters: Vec<(Place, RawRecord)>,
+    dead_letters: Vec<(Source, RawRecord)>,
     /// Whether they are this follower's to keep.
     publishes_dead_letters: bool,
     topic: &'a str,
@@ -235,41 +235,42 @@ impl<T> Intake<'_, T> {
 impl<T: Followed> Intake<'_, T> {
     /// Reads again what could not be read yet.
     fn read_waiting(&mut self) {
-        for (place, record) in std::mem::take(&mut self.waiting) {
+        for (source, record) in std::mem::take(&mut self.waiting) {
             let value = record.value.as_deref().unwrap_or_default();
-            self.take(place, value, || record.clone());
+            self.take(source, value, || record.clone());
         }
     }
 
-    fn take(&mut self, place: Place, value: &[u8], record: impl FnOnce() -> RawRecord) {
+    fn take(&mut self, source: Source, value: &[u8], record: impl FnOnce() -> RawRecord) {
         match T::read(value, self.framing) {
             Ok(item) if item.at() < self.oldest => {
                 self.skipped += 1;
-                self.partitions.done(place);
+                self.progress.done(source);
             }
             Ok(item) => {
                 // No more is polled than there is place for. Where nobody takes records any more, it
                 // is not settled, and is read again after the next start.
-                _ = self.reads.try_send(Read { place, item });
+                _ = self.reads.try_send(Read { source, item });
             }
             Err(error) if error.waits_for().is_some() => {
-                self.waiting.push((place, record()));
+                self.waiting.push((source, record()));
             }
             Err(error) => {
                 self.metrics.unreadable.increment(1);
                 tracing::error!(
                     receiver = self.receiver,
                     topic = self.topic,
-                    %place,
+                    partition = %source.partition,
+                    offset = %source.offset,
                     error = &error as &dyn std::error::Error,
                     "a record cannot be read and is not delivered"
                 );
                 match self.publishes_dead_letters {
                     true => {
                         let dead_letter = dead_letter(record(), "alerts", &chain(&error));
-                        self.dead_letters.push((place, dead_letter));
+                        self.dead_letters.push((source, dead_letter));
                     }
-                    false => self.partitions.done(place),
+                    false => self.progress.done(source),
                 }
             }
         }
@@ -278,26 +279,29 @@ impl<T: Followed> Intake<'_, T> {
 
 impl<T: Followed> GroupHandler for Intake<'_, T> {
     fn record(&mut self, record: RecordRef<'_>) {
-        if let Some(place) = self.partitions.begin(record.partition(), record.offset()) {
+        let begun = self
+            .progress
+            .begin((), record.partition(), record.offset(), self.topic);
+        if let Some(source) = begun {
             let value = record.value().unwrap_or_default();
-            self.take(place, value, || record.to_raw());
+            self.take(source, value, || record.to_raw());
         }
     }
 
     fn assigned(&mut self, partitions: &[TopicPartition]) {
         for at in partitions {
-            self.partitions.assign(at.partition);
+            self.progress.assign((), at.partition);
         }
     }
 
     fn revoked(&mut self, gone: &[TopicPartition], _lost: bool) -> Vec<(TopicPartition, Offset)> {
-        give_up(&mut self.partitions, gone)
+        give_up(&mut self.progress, gone)
     }
 }
 
 /// Says how far the receiver had the alerts when the reader leaves its group.
 struct Closing {
-    partitions: Partitions,
+    progress: GroupProgress<()>,
 }
 
 impl GroupHandler for Closing {
@@ -307,13 +311,16 @@ impl GroupHandler for Closing {
     fn assigned(&mut self, _partitions: &[TopicPartition]) {}
 
     fn revoked(&mut self, gone: &[TopicPartition], _lost: bool) -> Vec<(TopicPartition, Offset)> {
-        give_up(&mut self.partitions, gone)
+        give_up(&mut self.progress, gone)
     }
 }
 
 /// Whoever gets the partitions reads again what the receiver has not had.
-fn give_up(partitions: &mut Partitions, gone: &[TopicPartition]) -> Vec<(TopicPartition, Offset)> {
+fn give_up(
+    progress: &mut GroupProgress<()>,
+    gone: &[TopicPartition],
+) -> Vec<(TopicPartition, Offset)> {
     gone.iter()
-        .filter_map(|at| Some((at.clone(), partitions.revoke(at.partition)?)))
+        .filter_map(|at| Some((at.clone(), progress.revoke((), at.partition)?)))
         .collect()
 }

@@ -293,6 +293,34 @@ async fn whoever_comes_back_under_its_name_takes_its_place_in_the_group() {
     timeout(PATIENCE, second).await.unwrap().unwrap().unwrap();
 }
 
+#[tokio::test]
+async fn alerts_of_a_topic_that_was_deleted_and_created_again_are_told_of() {
+    const OLD: usize = 30;
+    let log = Log::start().await;
+    let receiver = Receiver::start([]).await;
+    let following = log.follow([("pager", webhook(&receiver))], quick());
+    let old: Vec<_> = (0..OLD).map(|step| alert(&step.to_string())).collect();
+    log.send(&old).await;
+    received(&receiver, OLD).await;
+
+    log.create_alerts_topic_again().await;
+    // Fewer than before: their offsets were all read in the old topic.
+    let new: Vec<_> = (0..OLD / 3)
+        .map(|step| alert(&format!("new-{step}")))
+        .collect();
+    log.send(&new).await;
+    let requests = received(&receiver, OLD + new.len()).await;
+    let mut told: Vec<_> = requests[OLD..]
+        .iter()
+        .map(|r| r.header("webhook-id").to_owned())
+        .collect();
+    let mut expected: Vec<_> = new.iter().map(|a| a.event_id.to_string()).collect();
+    told.sort();
+    expected.sort();
+    assert_eq!(told, expected);
+    following.stop().await;
+}
+
 /// A broker with the topics of alerts and of notices to owners.
 pub struct Log {
     pub kafka: KafkaSettings,
@@ -326,6 +354,14 @@ impl Log {
             _broker: broker,
             _dir: dir,
         }
+    }
+
+    async fn create_alerts_topic_again(&self) {
+        let topic = self.topics.operator_alerts();
+        let admin = Admin::new(&self.kafka, "test").unwrap();
+        admin.delete_topic(topic).await.unwrap();
+        let again = TopicSpec::new(topic.to_owned(), PARTITIONS);
+        admin.create_topics(&[again]).await.unwrap();
     }
 
     /// Sends alerts, each to the partition of its operation.

@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminClient, AdminOptions};
+use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::metadata::MetadataTopic;
@@ -100,6 +100,34 @@ async fn topics_of_requests_that_are_made_anew_before_any_was_consumed_are_not_t
     world
         .assert_one_effect_per_step(&ids, |index| is_remote(index % DELIVERIES))
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn steps_on_an_agents_topic_that_was_made_anew_are_performed() {
+    const AGENT: &str = "package.requests";
+    const OLD: usize = 240;
+    const NEW: usize = 12;
+    let mut world = World::of_either_kind(CONFIG);
+    let _process = world.up();
+    world.ready().await;
+    let world = Arc::new(world);
+    let old = deliver_all(&world, "old", OLD, &Arc::default()).await;
+    world.all_reach(&old, "Processed").await;
+
+    let topic = world.topic(AGENT);
+    let partitions = partitions_of(&world, &topic);
+    delete(&world, std::slice::from_ref(&topic)).await;
+    let new = NewTopic::new(&topic, partitions, TopicReplication::Fixed(1));
+    let created = admin(&world)
+        .create_topics([&new], &AdminOptions::new())
+        .await;
+    created.expect("the broker answers")[0]
+        .as_ref()
+        .expect("the topic is created");
+    // Fewer requests than the agent has read of the old topic, all attempts counted.
+    let new = deliver_all(&world, "new", NEW, &Arc::default()).await;
+    world.all_reach(&new, "Processed").await;
+    world.assert_one_effect_per_step(&new, is_remote).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -227,11 +255,18 @@ async fn restart_and_skip(world: &Arc<World>) -> Process {
 
 /// Deletes both topics of requests, and waits until they are gone.
 async fn delete_topics(world: &World) {
-    let topics = [REQUESTS, EXPEDITED].map(|topic| world.topic(topic));
+    delete(
+        world,
+        &[REQUESTS, EXPEDITED].map(|topic| world.topic(topic)),
+    )
+    .await;
+}
+
+/// Deletes topics, and waits until they are gone.
+async fn delete(world: &World, topics: &[String]) {
+    let names: Vec<&str> = topics.iter().map(String::as_str).collect();
     let admin = admin(world);
-    let deleted = admin
-        .delete_topics(&topics.each_ref().map(String::as_str), &AdminOptions::new())
-        .await;
+    let deleted = admin.delete_topics(&names, &AdminOptions::new()).await;
     let deleted = deleted.expect("the broker answers");
     assert!(deleted.iter().all(Result::is_ok), "{deleted:?}");
     let deadline = Instant::now() + PATIENCE;
@@ -288,6 +323,12 @@ pub(crate) async fn delete_all(world: &World, topic: &str) {
     for partition in deleted.elements() {
         partition.error().expect("the records are deleted");
     }
+}
+
+fn partitions_of(world: &World, topic: &str) -> i32 {
+    let metadata = admin(world).inner().fetch_metadata(Some(topic), PATIENCE);
+    let metadata = metadata.expect("the broker answers");
+    i32::try_from(metadata.topics()[0].partitions().len()).expect("it is a small number")
 }
 
 fn admin(world: &World) -> AdminClient<DefaultClientContext> {

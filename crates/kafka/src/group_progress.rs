@@ -1,0 +1,268 @@
+//! How far a member of a consumer group has got in each of its partitions: which records are done, and what to commit.
+//!
+//! What must hold: a commit never passes a record that was begun and is not done; and a record is never taken for
+//! one that was read before because an older log had one at its offset. A topic that is deleted and created again
+//! begins at offset 0, and the client reads it from there under the same assignment. Within one log, offsets only
+//! grow. So a record at a lower offset than the last one begins another log, and all records of the old one are
+//! forgotten, as if the partition had been taken away and assigned again.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use waybill_engine::{Offset, OffsetTracker, PartitionId};
+
+/// The progress in all partitions that are assigned to the member. `T` names a topic.
+#[derive(Debug)]
+pub struct GroupProgress<T> {
+    partitions: HashMap<(T, PartitionId), Assigned>,
+    assignments: u64,
+    open: usize,
+}
+
+/// A record that was read, and the assignment under which it was.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Consumed<T> {
+    /// Its topic.
+    pub topic: T,
+    /// Its partition.
+    pub partition: PartitionId,
+    /// Its offset.
+    pub offset: Offset,
+    assignment: u64,
+}
+
+#[derive(Debug)]
+struct Assigned {
+    /// Tells this assignment from earlier ones of the same partition.
+    number: u64,
+    /// `None` until the first record shows where the partition is read from.
+    tracker: Option<OffsetTracker>,
+    committed: Option<Offset>,
+}
+
+impl Assigned {
+    fn new(number: u64) -> Self {
+        Self {
+            number,
+            tracker: None,
+            committed: None,
+        }
+    }
+
+    fn open(&self) -> usize {
+        self.tracker.as_ref().map_or(0, OffsetTracker::pending)
+    }
+}
+
+impl<T> Default for GroupProgress<T> {
+    fn default() -> Self {
+        Self {
+            partitions: HashMap::new(),
+            assignments: 0,
+            open: 0,
+        }
+    }
+}
+
+impl<T: Copy + Eq + Hash> GroupProgress<T> {
+    /// A partition was assigned.
+    pub fn assign(&mut self, topic: T, partition: PartitionId) {
+        self.assignments += 1;
+        let assigned = Assigned::new(self.assignments);
+        if let Some(old) = self.partitions.insert((topic, partition), assigned) {
+            self.open -= old.open();
+        }
+    }
+
+    /// A partition was taken away. Returns the offset to commit before it is given up, also if it was committed
+    /// already: that commit may have failed.
+    pub fn revoke(&mut self, topic: T, partition: PartitionId) -> Option<Offset> {
+        let assigned = self.partitions.remove(&(topic, partition))?;
+        self.open -= assigned.open();
+        assigned.tracker.map(|tracker| tracker.low())
+    }
+
+    /// A record was read. `None` if its partition is not assigned. `name` is the topic's, for the log.
+    pub fn begin(
+        &mut self,
+        topic: T,
+        partition: PartitionId,
+        offset: Offset,
+        name: &str,
+    ) -> Option<Consumed<T>> {
+        let assigned = self.partitions.get_mut(&(topic, partition))?;
+        if let Some(old) = &assigned.tracker
+            && offset < old.next()
+        {
+            tracing::warn!(
+                topic = name,
+                %partition,
+                %offset,
+                read_to = %old.next(),
+                "the log begins again: its topic was deleted and created; what was not read of the old one is lost"
+            );
+            self.open -= assigned.open();
+            self.assignments += 1;
+            *assigned = Assigned::new(self.assignments);
+        }
+        let tracker = assigned
+            .tracker
+            .get_or_insert_with(|| OffsetTracker::new(offset));
+        tracker.begin(offset);
+        self.open += 1;
+        Some(Consumed {
+            topic,
+            partition,
+            offset,
+            assignment: assigned.number,
+        })
+    }
+
+    /// There are no records before `next`, further than those that were begun.
+    pub fn pass(&mut self, topic: T, partition: PartitionId, next: Offset) {
+        let assigned = self.partitions.get_mut(&(topic, partition));
+        if let Some(tracker) = assigned.and_then(|assigned| assigned.tracker.as_mut()) {
+            tracker.pass(Offset(next.0 - 1), 0);
+        }
+    }
+
+    /// Whether the record's partition is still the member's, under the same assignment.
+    #[must_use]
+    pub fn holds(&self, record: Consumed<T>) -> bool {
+        let assigned = self.partitions.get(&(record.topic, record.partition));
+        assigned.is_some_and(|assigned| assigned.number == record.assignment)
+    }
+
+    /// A record need not be read again. Harmless once its partition was taken away.
+    pub fn done(&mut self, record: Consumed<T>) {
+        if let Some(assigned) = self.partitions.get_mut(&(record.topic, record.partition))
+            && assigned.number == record.assignment
+            && let Some(tracker) = &mut assigned.tracker
+        {
+            let before = tracker.pending();
+            tracker.done(record.offset);
+            self.open -= before - tracker.pending();
+        }
+    }
+
+    /// What has moved since the last call, each with the offset to commit.
+    pub fn take_commits(&mut self) -> Vec<(T, PartitionId, Offset)> {
+        let moved = |((topic, partition), assigned): (&(T, PartitionId), &mut Assigned)| {
+            let low = assigned.tracker.as_ref()?.low();
+            let before = assigned.committed.replace(low);
+            (before != Some(low)).then_some((*topic, *partition, low))
+        };
+        self.partitions.iter_mut().filter_map(moved).collect()
+    }
+
+    /// How many records are not done.
+    #[must_use]
+    pub fn open(&self) -> usize {
+        self.open
+    }
+
+    /// How far reading is ahead of what can be committed, in offsets over all partitions.
+    #[must_use]
+    pub fn ahead(&self) -> usize {
+        let trackers = self.partitions.values().filter_map(|a| a.tracker.as_ref());
+        let ahead = trackers.map(|tracker| tracker.next().0 - tracker.low().0);
+        usize::try_from(ahead.sum::<i64>()).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T: u8 = 0;
+    const P: PartitionId = PartitionId(3);
+
+    fn begin(progress: &mut GroupProgress<u8>, offset: i64) -> Consumed<u8> {
+        progress.begin(T, P, Offset(offset), "topic").unwrap()
+    }
+
+    fn begun(progress: &mut GroupProgress<u8>, count: i64) -> Vec<Consumed<u8>> {
+        let offsets = 100..100 + count;
+        offsets.map(|offset| begin(progress, offset)).collect()
+    }
+
+    fn assigned() -> GroupProgress<u8> {
+        let mut progress = GroupProgress::default();
+        progress.assign(T, P);
+        progress
+    }
+
+    #[test]
+    fn a_commit_never_passes_a_record_that_is_not_done() {
+        let mut progress = assigned();
+        let records = begun(&mut progress, 3);
+        assert_eq!(progress.take_commits(), [(T, P, Offset(100))]);
+        progress.done(records[1]);
+        assert_eq!(progress.take_commits(), []);
+        assert_eq!((progress.open(), progress.ahead()), (2, 3));
+        progress.done(records[0]);
+        assert_eq!(progress.take_commits(), [(T, P, Offset(102))]);
+        assert_eq!((progress.open(), progress.ahead()), (1, 1));
+        progress.done(records[2]);
+        progress.done(records[2]);
+        assert_eq!((progress.open(), progress.ahead()), (0, 0));
+        assert_eq!(progress.revoke(T, P), Some(Offset(103)));
+        assert_eq!(progress.revoke(T, P), None);
+    }
+
+    #[test]
+    fn a_record_of_an_earlier_assignment_moves_nothing() {
+        let mut progress = assigned();
+        let old = begun(&mut progress, 1)[0];
+        progress.revoke(T, P);
+        assert_eq!(progress.open(), 0);
+        progress.assign(T, P);
+        let new = begun(&mut progress, 1)[0];
+        progress.done(old);
+        assert!(!progress.holds(old));
+        assert!(progress.holds(new));
+        assert_eq!(progress.open(), 1);
+        assert_eq!(progress.take_commits(), [(T, P, Offset(100))]);
+    }
+
+    #[test]
+    fn offsets_that_were_passed_over_are_committed_behind_what_was_begun_before() {
+        let mut progress = assigned();
+        let open = begun(&mut progress, 1)[0];
+        progress.pass(T, P, Offset(104));
+        assert_eq!(progress.take_commits(), [(T, P, Offset(100))]);
+        progress.done(open);
+        assert_eq!(progress.open(), 0);
+        assert_eq!(progress.take_commits(), [(T, P, Offset(104))]);
+    }
+
+    #[test]
+    fn a_log_that_begins_again_is_read_from_its_beginning() {
+        let mut progress = assigned();
+        let old = begun(&mut progress, 3);
+        progress.done(old[0]);
+        assert_eq!(progress.take_commits(), [(T, P, Offset(101))]);
+
+        let first = begin(&mut progress, 0);
+        assert!(progress.holds(first));
+        assert!(old.iter().all(|record| !progress.holds(*record)));
+        assert_eq!(progress.open(), 1);
+        // What was under way of the old log commits nothing of the new one.
+        for record in old {
+            progress.done(record);
+        }
+        assert_eq!(progress.take_commits(), [(T, P, Offset(0))]);
+        let second = begin(&mut progress, 1);
+        progress.done(first);
+        progress.done(second);
+        assert_eq!(progress.open(), 0);
+        assert_eq!(progress.take_commits(), [(T, P, Offset(2))]);
+    }
+
+    #[test]
+    fn a_record_of_a_partition_that_is_not_assigned_is_not_begun() {
+        let mut progress = assigned();
+        assert_eq!(progress.begin(1, P, Offset(7), "other"), None);
+        assert_eq!(progress.open(), 0);
+    }
+}
