@@ -40,14 +40,14 @@ pub struct ContactRules {
 
 /// How a contact is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Way {
+pub enum ContactChannel {
     /// By e-mail.
     Email,
     /// By text message.
     Sms,
 }
 
-impl Way {
+impl ContactChannel {
     /// Its name, as it stands in metrics and log lines.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
@@ -57,13 +57,13 @@ impl Way {
         }
     }
 
-    /// The way that a contact's scheme stands for.
+    /// The channel that a contact's scheme names.
     #[must_use]
     pub fn of_contact(contact: &Contact) -> Option<Self> {
-        Self::of(contact.reveal()).map(|(way, _)| way)
+        Self::of(contact.reveal()).map(|(channel, _)| channel)
     }
 
-    /// The way that a URI's scheme stands for, and what follows the scheme.
+    /// The channel that a URI's scheme names, and what follows the scheme.
     fn of(uri: &str) -> Option<(Self, &str)> {
         let after = |scheme: &str| {
             let head = uri.get(..scheme.len())?;
@@ -79,7 +79,7 @@ impl Way {
 #[derive(Clone, PartialEq, Eq)]
 pub struct Reachable {
     /// How it is reached.
-    pub way: Way,
+    pub channel: ContactChannel,
     /// Its one form.
     pub contact: Contact,
     /// The address, or the number from its plus sign on: personal data.
@@ -122,14 +122,14 @@ impl ContactRules {
     ///
     /// # Errors
     ///
-    /// If it is none, or nobody is told that way here.
+    /// If it is none, or that channel is not configured.
     pub fn read(&self, uri: &str) -> Result<Reachable, ContactError> {
         if uri.len() > Contact::BYTES_MAX {
             return Err(ContactError::TooLong);
         }
-        let reachable = match Way::of(uri).ok_or(ContactError::UnknownKind)? {
-            (Way::Email, rest) => self.email(rest)?,
-            (Way::Sms, rest) => self.sms(rest)?,
+        let reachable = match ContactChannel::of(uri).ok_or(ContactError::UnknownKind)? {
+            (ContactChannel::Email, rest) => self.email(rest)?,
+            (ContactChannel::Sms, rest) => self.sms(rest)?,
         };
         // Its one form may be longer than what was written.
         match reachable.contact.reveal().len() {
@@ -147,7 +147,7 @@ impl ContactRules {
         }
         let encoded = utf8_percent_encode(&user, ENCODED);
         Ok(Reachable {
-            way: Way::Email,
+            channel: ContactChannel::Email,
             contact: Contact::new(format!("{MAILTO}{encoded}@{domain}")),
             to: format!("{user}@{domain}"),
         })
@@ -159,7 +159,7 @@ impl ContactRules {
             return Err(ContactError::NoSms);
         }
         Ok(Reachable {
-            way: Way::Sms,
+            channel: ContactChannel::Sms,
             contact: Contact::new(format!("{TEL}{number}")),
             to: number,
         })

@@ -44,7 +44,7 @@ pub use config::{
     AlertsConfig, EmailConfig, EmailTls, OwnerEmailConfig, OwnersConfig, ReceiverConfig,
     WebhookConfig,
 };
-pub use contact::{ContactError, ContactRules, Reachable, Way};
+pub use contact::{ContactChannel, ContactError, ContactRules, Reachable};
 pub use follow::{AlertSource, Follower, followers};
 pub use metrics::METRICS;
 pub use notifier::{Notifier, Receipt, Undeliverable};

@@ -36,37 +36,37 @@ const WAITING: Metric<Gauge, 1> = Metric::new(
 const OWNERS_DELIVERED: Metric<Counter, 1> = Metric::new(
     "waybill_owner_notices_delivered_total",
     "Messages that were sent to owners who asked for notifications",
-    ["way"],
+    ["channel"],
 );
 const OWNERS_FAILED: Metric<Counter, 1> = Metric::new(
     "waybill_owner_notices_failed_total",
     "Messages to owners that were given up or refused",
-    ["way"],
+    ["channel"],
 );
 const OWNERS_LIMITED: Metric<Counter, 1> = Metric::new(
     "waybill_owner_notices_limited_total",
     "Messages to owners that were not sent because of alerts.owners' limits",
-    ["way"],
+    ["channel"],
 );
 const OWNERS_REFUSED: Metric<Counter, 1> = Metric::new(
     "waybill_owner_notices_refused_total",
     "Contacts of owners that were rejected, in requests that bypassed ingestion",
-    ["way"],
+    ["channel"],
 );
 const OWNERS_SKIPPED: Metric<Counter, 1> = Metric::new(
     "waybill_owner_notices_skipped_total",
     "Notices that were not sent to owners because they were older than alerts.maxAge",
-    ["way"],
+    ["channel"],
 );
 const OWNERS_UNREADABLE: Metric<Counter, 1> = Metric::new(
     "waybill_owner_notices_unreadable_total",
     "Records of the notices' topic that could not be read, once for each channel",
-    ["way"],
+    ["channel"],
 );
 const OWNERS_WAITING: Metric<Gauge, 1> = Metric::new(
     "waybill_owner_notices_waiting",
     "Notices that were read for a channel, from the oldest one on that is not settled",
-    ["way"],
+    ["channel"],
 );
 
 /// All of them.
@@ -106,7 +106,7 @@ impl ReceiverMetrics {
     }
 }
 
-/// Of one way to owners.
+/// Of one channel to owners.
 pub(super) struct OwnerMetrics {
     /// Messages that were sent.
     pub delivered: Counter,
@@ -119,17 +119,17 @@ pub(super) struct OwnerMetrics {
 }
 
 impl OwnerMetrics {
-    pub(super) fn new(way: &str) -> Self {
+    pub(super) fn new(channel: &str) -> Self {
         Self {
-            delivered: OWNERS_DELIVERED.of([way]),
-            failed: OWNERS_FAILED.of([way]),
-            limited: OWNERS_LIMITED.of([way]),
-            refused: OWNERS_REFUSED.of([way]),
+            delivered: OWNERS_DELIVERED.of([channel]),
+            failed: OWNERS_FAILED.of([channel]),
+            limited: OWNERS_LIMITED.of([channel]),
+            refused: OWNERS_REFUSED.of([channel]),
         }
     }
 }
 
-/// Of the follower of one receiver, or of one way to owners.
+/// Of the follower of one receiver, or of one channel to owners.
 pub(super) struct FollowerMetrics {
     /// Alerts that were too old to be told of.
     pub skipped: Counter,
@@ -148,12 +148,12 @@ impl FollowerMetrics {
         }
     }
 
-    /// Of the follower of a way to owners.
-    pub(super) fn of_owners(way: &str) -> Self {
+    /// Of the follower of a channel to owners.
+    pub(super) fn of_owners(channel: &str) -> Self {
         Self {
-            skipped: OWNERS_SKIPPED.of([way]),
-            unreadable: OWNERS_UNREADABLE.of([way]),
-            waiting: OWNERS_WAITING.of([way]),
+            skipped: OWNERS_SKIPPED.of([channel]),
+            unreadable: OWNERS_UNREADABLE.of([channel]),
+            waiting: OWNERS_WAITING.of([channel]),
         }
     }
 }

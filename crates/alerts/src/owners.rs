@@ -40,39 +40,39 @@ use super::metrics::{FollowerMetrics, OwnerMetrics};
 use super::notifier::Undeliverable;
 use super::retries::Retries;
 use crate::config::AlertsConfig;
-use crate::contact::{ContactRules, Way};
+use crate::contact::{ContactChannel, ContactRules};
 
-/// Messages of one way that are being sent at once; others wait for their turn.
+/// Messages on one channel that are being sent at once; others wait for their turn.
 const SENDING_MAX: usize = 8;
 
-/// Tells owners in one way, once it [runs](OwnersFollower::run).
+/// Tells owners on one channel, once it [runs](OwnersFollower::run).
 #[must_use = "owners are notified only while the follower runs"]
 pub struct OwnersFollower {
     reading: Reading,
     teller: Teller,
 }
 
-/// Makes a follower for each way to owners that is configured.
+/// Makes a follower for each channel to owners that is configured.
 ///
 /// # Errors
 ///
-/// If a way cannot work as it is configured.
+/// If a channel cannot work as it is configured.
 pub fn owners_followers(
     config: &AlertsConfig,
     source: &AlertSource,
 ) -> Result<Vec<OwnersFollower>, ReceiverError> {
     let follower = |(nth, teller): (usize, Teller)| {
-        let way = teller.way.as_str();
+        let channel = teller.channel.as_str();
         OwnersFollower {
             reading: Reading {
-                name: format!("owners-{way}"),
-                group: format!("{}.owners.{way}", source.topics.prefix()),
+                name: format!("owners-{channel}"),
+                group: format!("{}.owners.{channel}", source.topics.prefix()),
                 topic: source.topics.owner_notices().to_owned(),
                 source: source.clone(),
                 max_age: config.max_age,
                 ahead_max: config.queue_max,
                 publishes_dead_letters: nth == 0,
-                metrics: FollowerMetrics::of_owners(way),
+                metrics: FollowerMetrics::of_owners(channel),
             },
             teller,
         }
@@ -85,7 +85,7 @@ pub fn owners_followers(
 ///
 /// # Errors
 ///
-/// If a way cannot work as it is configured.
+/// If a channel cannot work as it is configured.
 pub fn check_owners(config: &AlertsConfig) -> Result<(), ReceiverError> {
     tellers(config).map(drop)
 }
@@ -100,10 +100,10 @@ fn tellers(config: &AlertsConfig) -> Result<Vec<Teller>, ReceiverError> {
         let outbound = Outbound::sms(sms, config.timeout);
         outbound.map_err(|error| error.below("alerts.owners.sms"))
     });
-    [(Way::Email, email), (Way::Sms, sms)]
+    [(ContactChannel::Email, email), (ContactChannel::Sms, sms)]
         .into_iter()
-        .filter_map(|(way, outbound)| Some((way, outbound?)))
-        .map(|(way, outbound)| Ok(Teller::new(way, outbound?, config)))
+        .filter_map(|(channel, outbound)| Some((channel, outbound?)))
+        .map(|(channel, outbound)| Ok(Teller::new(channel, outbound?, config)))
         .collect()
 }
 
@@ -125,7 +125,7 @@ impl OwnersFollower {
         let may_go_on = stop.clone();
         read_with(reading, stop, |read, settled| async move {
             let telling = teller.tell(read, &settled, &may_go_on);
-            unless_too_late(telling, &may_go_on, stop_within, teller.way.as_str()).await;
+            unless_too_late(telling, &may_go_on, stop_within, teller.channel.as_str()).await;
         })
         .await
     }
@@ -141,9 +141,9 @@ impl Followed for OwnerNotice {
     }
 }
 
-/// Tells owners in one way.
+/// Tells owners on one channel.
 struct Teller {
-    way: Way,
+    channel: ContactChannel,
     rules: ContactRules,
     outbound: Outbound,
     retries: Retries,
@@ -154,10 +154,10 @@ struct Teller {
 }
 
 impl Teller {
-    fn new(way: Way, outbound: Outbound, config: &AlertsConfig) -> Self {
+    fn new(channel: ContactChannel, outbound: Outbound, config: &AlertsConfig) -> Self {
         let owners = &config.owners;
         Self {
-            way,
+            channel,
             rules: owners.contact_rules(),
             outbound,
             retries: Retries::new(config),
@@ -167,7 +167,7 @@ impl Teller {
             )),
             turns: Semaphore::new(SENDING_MAX),
             notices_max: config.queue_max,
-            metrics: OwnerMetrics::new(way.as_str()),
+            metrics: OwnerMetrics::new(channel.as_str()),
         }
     }
 
@@ -208,22 +208,22 @@ impl Teller {
         told.into_iter().all(|is_settled| is_settled)
     }
 
-    /// The message to a contact, if it is one of this way and may be told.
+    /// The message to a contact, if it is one of this channel and may be told.
     fn message(
         &self,
         notice: &OwnerNotice,
         place: usize,
         contact: &Contact,
     ) -> Option<OwnerMessage> {
-        let (way, operation) = (self.way.as_str(), notice.operation);
-        if Way::of_contact(contact) != Some(self.way) {
+        let (channel, operation) = (self.channel.as_str(), notice.operation);
+        if ContactChannel::of_contact(contact) != Some(self.channel) {
             return None;
         }
         let reachable = match self.rules.read(contact.reveal()) {
             Ok(reachable) => reachable,
             Err(error) => {
                 self.metrics.refused.increment(1);
-                tracing::warn!(way, %operation, %error, "rejected an owner's contact");
+                tracing::warn!(channel, %operation, %error, "rejected an owner's contact");
                 return None;
             }
         };
@@ -231,7 +231,7 @@ impl Teller {
         if !limit.take(&reachable.contact, Instant::now()) {
             self.metrics.limited.increment(1);
             tracing::warn!(
-                way,
+                channel,
                 %operation,
                 "did not notify an owner: an hourly limit of alerts.owners is reached"
             );
@@ -242,10 +242,10 @@ impl Teller {
 
     /// Sends a message until it was had or is given up. Returns whether that is settled.
     async fn send(&self, message: OwnerMessage, stop: &CancellationToken) -> bool {
-        let way = self.way.as_str();
+        let channel = self.channel.as_str();
         let (id, retries) = (message.id, &self.retries);
         let result = match self.outbound.prepare(&message, &self.turns) {
-            Ok(mut outgoing) => retries.repeat(way, id, &mut outgoing, stop).await,
+            Ok(mut outgoing) => retries.repeat(channel, id, &mut outgoing, stop).await,
             Err(failure) => Err(retries.verdict(failure, 1)),
         };
         match result {
@@ -253,7 +253,7 @@ impl Teller {
             Err(Undeliverable::Stopped) => return false,
             Err(error) => {
                 self.metrics.failed.increment(1);
-                tracing::error!(way, event = %id, cause = %error, "could not notify an owner");
+                tracing::error!(channel, event = %id, cause = %error, "could not notify an owner");
             }
         }
         true

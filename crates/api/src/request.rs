@@ -15,8 +15,8 @@ use waybill_alerts::ContactRules;
 use waybill_drone_delivery::field::FieldError;
 use waybill_drone_delivery::request::{self as drone_delivery, DeliveryRequest};
 use waybill_engine::{
-    Contact, CreateRequest, INPUT_BYTES_MAX, IdOrigin, Lane, OperationId, RequestHash, Timestamp,
-    Workflows,
+    Contact, CreateRequest, INPUT_BYTES_MAX, IdOrigin, OperationId, Priority, RequestHash,
+    Timestamp, Workflows,
 };
 use waybill_http::auth::{AnotherTenant, Tenants, check_tenant};
 use waybill_http::json;
@@ -57,7 +57,7 @@ pub struct Submission {
     /// The record.
     pub record: CreateRequest,
     /// Which topic it goes to.
-    pub lane: Lane,
+    pub priority: Priority,
     /// Its workflow.
     pub workflow: Arc<str>,
     /// For whom its sender may ask.
@@ -412,9 +412,9 @@ impl<'a> Draft<'a> {
             Input::Other(_) => false,
         };
         let is_expedited = self.expedited.unwrap_or(of_delivery);
-        let lane = match is_expedited && self.rules.expedites {
-            true => Lane::Expedited,
-            false => Lane::Ordinary,
+        let priority = match is_expedited && self.rules.expedites {
+            true => Priority::Expedited,
+            false => Priority::Ordinary,
         };
         let hash = |input: &[u8]| {
             request_hash(
@@ -457,7 +457,7 @@ impl<'a> Draft<'a> {
                 resubmission_of: None,
                 notify: self.notify,
             },
-            lane,
+            priority,
             workflow,
             sender: self.envelope.tenants.clone(),
             overdue: self.overdue,

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, ByLane, Command, CreateRequest, EngineConfig, Epoch, Event, IdOrigin, Lane, Message,
+    Attempt, ByPriority, Command, CreateRequest, EngineConfig, Epoch, Event, IdOrigin, Message,
     Offset, OperationId, OperationRequest, Outcome, OwnerId, Ownership, PartitionEngine,
-    PartitionId, Places, RequestHash, Room, ShardId, Stamp, StepDefinition, StepReply, StepRequest,
-    Timestamp, Workflow, WorkflowDefinition, Workflows,
+    PartitionId, Places, Priority, RequestHash, Room, ShardId, Stamp, StepDefinition, StepReply,
+    StepRequest, Timestamp, Workflow, WorkflowDefinition, Workflows,
 };
 
 const ROUNDS: usize = 20;
@@ -126,7 +126,7 @@ fn engine() -> PartitionEngine {
             owner: OwnerId(Uuid::from_u128(1)),
             epoch: Epoch(1),
             next: Places::default(),
-            requests_end: ByLane::default(),
+            requests_end: ByPriority::default(),
             replies_end: Offset(0),
             stamp_floor: Stamp(0),
             stamp_limit: Stamp(i64::MAX),
@@ -137,7 +137,7 @@ fn engine() -> PartitionEngine {
 fn request(number: u64, now: Timestamp) -> Event {
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Event::Request {
-        lane: Lane::Ordinary,
+        priority: Priority::Ordinary,
         offset: Offset(i64::try_from(number).expect("there are fewer deliveries")),
         fingerprint: mixed,
         bytes: 600,

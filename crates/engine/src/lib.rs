@@ -14,11 +14,11 @@ mod contact;
 mod definition;
 mod gate;
 mod id;
-mod lane;
 mod operation;
 mod partition;
 mod partitioner;
 mod preview;
+mod priority;
 mod reader;
 mod record;
 mod step;
@@ -36,7 +36,6 @@ pub use definition::{
 pub use id::{
     Attempt, BatchNumber, Epoch, Offset, OperationId, OwnerId, PartitionId, ReaderId, ShardId,
 };
-pub use lane::{ByLane, Lane, LogPosition, Position, Source};
 pub use operation::{
     Amended, Created, HISTORY_MAX, HistoryEntry, OperationError, OperationRow, OperationState,
     ProcessState, RequestHash, StepError, StepProgress, StepState,
@@ -47,6 +46,7 @@ pub use partition::{
 };
 pub use partitioner::{murmur2, partition_for};
 pub use preview::{Asked, refusal, workflow_of};
+pub use priority::{ByPriority, LogPosition, Position, Priority, Source};
 pub use reader::{
     Cut, Division, DivisionError, Handover, KeyHash, Places, READERS_PER_PARTITION_MAX, Share,
     Stood,

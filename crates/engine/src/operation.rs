@@ -9,8 +9,8 @@ use uuid::Uuid;
 
 use crate::contact::Contact;
 use crate::id::{Attempt, Epoch, OperationId, OwnerId};
-use crate::lane::{LogPosition, Position, Source};
 use crate::partition::Ownership;
+use crate::priority::{LogPosition, Position, Source};
 use crate::record::{Action, Outputs};
 use crate::time::{Stamp, Timestamp};
 

@@ -15,7 +15,7 @@
 //! * **Whoever was handed off is never forgotten.** Until it is final and announced, the deadline
 //!   index has an entry for it whose hint was not settled.
 //! * **Requests are let in fairly.** They wait until there is room, and then go in by turns: so many expedited ones
-//!   for each ordinary one, and of each lane one of each tenant (`fair.rs`). Those of one tenant in one lane keep
+//!   for each ordinary one, and of each priority one of each tenant (`fair.rs`). Those of one tenant in one priority keep
 //!   their order.
 //! * **Time may go back, and stamps may not.** When the engine is given an earlier time, each retry keeps its remaining
 //!   waiting time, and attempts under way are requested again.
@@ -42,7 +42,6 @@ pub(crate) use messages::failure_id;
 
 use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
-use crate::lane::{ByLane, Lane, Position};
 use crate::operation::ProcessState;
 use crate::partition::batch::{OpenBatch, Unsettled};
 use crate::partition::fair::{FairQueue, Queued};
@@ -53,6 +52,7 @@ use crate::partition::places::{CLOCKS_AHEAD_MAX, KeptPlaces};
 use crate::partition::requests::RequestLog;
 use crate::partition::timers::Timers;
 use crate::partition::unreadable::UnreadableRows;
+use crate::priority::{ByPriority, Position, Priority};
 use crate::record::{
     AmendRequest, Amendment, CreateRequest, IdOrigin, OperationRequest, Recovery, StepReply,
 };
@@ -95,7 +95,7 @@ pub struct PartitionEngine {
     bytes: usize,
     /// Ids whose rows nobody was asked for yet.
     loads: Vec<OperationId>,
-    requests: ByLane<RequestLog>,
+    requests: ByPriority<RequestLog>,
     /// Requests that were begun and are not let in yet.
     queue: FairQueue,
     /// Cancels that came before their creates: these must look for a row though they are new.
@@ -136,7 +136,9 @@ impl PartitionEngine {
             loading: 0,
             bytes: 0,
             loads: Vec::new(),
-            requests: ByLane::of(|lane| RequestLog::new(ownership.next.on(lane.source()))),
+            requests: ByPriority::of(|priority| {
+                RequestLog::new(ownership.next.on(priority.source()))
+            }),
             queue: FairQueue::new(config.expedited_weight),
             kept_places: KeptPlaces::default(),
             replies: OffsetTracker::new(ownership.next.replies),
@@ -164,16 +166,16 @@ impl PartitionEngine {
         self.note_time(now);
         match event {
             Event::Request {
-                lane,
+                priority,
                 offset,
                 fingerprint,
                 bytes,
                 rerouted,
                 request,
             } => {
-                if self.requests[lane].begin(offset, fingerprint) {
+                if self.requests[priority].begin(offset, fingerprint) {
                     self.queue.push(Queued {
-                        lane,
+                        priority,
                         offset,
                         bytes,
                         rerouted,
@@ -247,22 +249,22 @@ impl PartitionEngine {
         room
     }
 
-    /// How many requests of a lane wait to be let in.
+    /// How many requests of a priority wait to be let in.
     #[must_use]
-    pub fn waiting(&self, lane: Lane) -> Waiting {
-        self.queue.waiting(lane)
+    pub fn waiting(&self, priority: Priority) -> Waiting {
+        self.queue.waiting(priority)
     }
 
-    /// How many requests of a lane are known: begun, or done behind one that is not.
+    /// How many requests of a priority are known: begun, or done behind one that is not.
     #[must_use]
-    pub fn tracked(&self, lane: Lane) -> usize {
-        self.requests[lane].finished.kept()
+    pub fn tracked(&self, priority: Priority) -> usize {
+        self.requests[priority].finished.kept()
     }
 
-    /// Whether requests of a lane that were let in are not done.
+    /// Whether requests of a priority that were let in are not done.
     #[must_use]
-    pub fn has_begun(&self, lane: Lane) -> bool {
-        self.requests[lane].finished.pending() > self.queue.waiting(lane).requests
+    pub fn has_begun(&self, priority: Priority) -> bool {
+        self.requests[priority].finished.pending() > self.queue.waiting(priority).requests
     }
 
     /// Ids whose rows are to be read from the store, each answered with [`Event::Loaded`].
@@ -353,7 +355,7 @@ impl PartitionEngine {
 
     fn request(&mut self, queued: Queued, now: Timestamp) {
         let Queued {
-            lane,
+            priority,
             offset,
             bytes,
             rerouted,
@@ -364,7 +366,7 @@ impl PartitionEngine {
             OperationRequest::Create(create) => {
                 create.id_origin == IdOrigin::Server
                     && !rerouted
-                    && offset >= self.ownership.requests_end[lane]
+                    && offset >= self.ownership.requests_end[priority]
                     && now.since(create.requested_at) < self.config.fresh_for
                     // A request of a time that is yet to come may be of any age.
                     && create.requested_at.since(now) <= CLOCKS_AHEAD_MAX
@@ -376,12 +378,12 @@ impl PartitionEngine {
         };
         let id = request.operation();
         match self.slots.get(&id) {
-            Some(Slot::Live(_)) => self.request_known_row((lane, offset), bytes, request, now),
-            None if is_fresh => self.request_known_row((lane, offset), bytes, request, now),
+            Some(Slot::Live(_)) => self.request_known_row((priority, offset), bytes, request, now),
+            None if is_fresh => self.request_known_row((priority, offset), bytes, request, now),
             Some(Slot::Loading(_)) | None => {
                 let request = Box::new(request);
                 let event = ForRow::Request {
-                    lane,
+                    priority,
                     offset,
                     bytes,
                     request,
@@ -394,14 +396,14 @@ impl PartitionEngine {
     /// A request of an operation that is in memory if it has a row.
     fn request_known_row(
         &mut self,
-        (lane, offset): (Lane, Offset),
+        (priority, offset): (Priority, Offset),
         bytes: usize,
         request: OperationRequest,
         now: Timestamp,
     ) {
-        self.open.done.consumed.push((lane, offset));
+        self.open.done.consumed.push((priority, offset));
         let position = Position {
-            lane,
+            priority,
             partition: self.ownership.partition,
             offset,
         };
@@ -436,14 +438,14 @@ impl PartitionEngine {
             let is_from_elsewhere = live.created.request.partition != position.partition;
             let is_safe = live.state.state.is_final() || live.state.handed_off;
             if is_from_elsewhere && !is_safe && live.held.is_none() {
-                live.held = Some((position.lane, position.offset));
+                live.held = Some((position.priority, position.offset));
             } else {
                 self.open.done.request(position);
             }
         } else if live.state.state.is_final() {
             self.open.done.request(position);
         } else {
-            live.held = Some((position.lane, position.offset));
+            live.held = Some((position.priority, position.offset));
         }
     }
 

@@ -21,8 +21,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::id::{Offset, OperationId, PartitionId, ReaderId};
-use crate::lane::{ByLane, Source};
 use crate::partitioner::murmur2;
+use crate::priority::{ByPriority, Source};
 
 /// How the operations are divided among readers.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -223,8 +223,8 @@ impl Places {
 
     /// Those on the topics of requests.
     #[must_use]
-    pub fn on_requests(&self) -> ByLane<Offset> {
-        ByLane::of(|lane| self.on(lane.source()))
+    pub fn on_requests(&self) -> ByPriority<Offset> {
+        ByPriority::of(|priority| self.on(priority.source()))
     }
 
     /// The offset on one of the topics, to be changed.

@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use crate::contact::Contact;
 use crate::id::{Attempt, Epoch, OperationId, PartitionId, ShardId};
-use crate::lane::Position;
 use crate::operation::{ProcessState, RequestHash, StepError, StepState};
+use crate::priority::Position;
 use crate::time::Timestamp;
 
 /// Who chose an operation's id.

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use waybill_api::request::Submission;
 use waybill_engine::{
-    IdOrigin, Lane, Offset, OperationId, OperationRow, PartitionId, RequestHash, Timestamp,
+    IdOrigin, Offset, OperationId, OperationRow, PartitionId, Priority, RequestHash, Timestamp,
 };
 use waybill_http::auth::Tenants;
 use waybill_http::problem::{Kind, Problem};
@@ -134,10 +134,10 @@ impl Intake {
     /// As [`Logs::is_another`].
     pub async fn is_another_log(
         &self,
-        lane: Lane,
+        priority: Priority,
         partition: PartitionId,
     ) -> Result<bool, Problem> {
-        self.logs.is_another(&self.reads, lane, partition).await
+        self.logs.is_another(&self.reads, priority, partition).await
     }
 
     /// The names of the topics.
@@ -223,7 +223,7 @@ impl Intake {
         self.begin()?;
         let room = self.queue.room(&submission.sender, value.len());
         let (tell, told) = oneshot::channel();
-        let topic = self.topics.of_lane(submission.lane);
+        let topic = self.topics.of_priority(submission.priority);
         let span = spans::of_record(record, topic);
         let trace = match &span {
             Some(span) => Some(span.context().to_string()),
@@ -235,7 +235,7 @@ impl Intake {
             flow: Arc::clone(&self.flow),
             claim,
             id: record.operation,
-            lane: submission.lane,
+            priority: submission.priority,
             hash: record.request_hash,
             workflow: Arc::clone(&submission.workflow),
             tenant: Some(&*record.tenant)
@@ -473,7 +473,7 @@ struct Waiting {
     /// Where the id is the caller's.
     claim: Option<Claim>,
     id: OperationId,
-    lane: Lane,
+    priority: Priority,
     hash: RequestHash,
     workflow: Arc<str>,
     tenant: Option<Arc<str>>,
@@ -492,7 +492,7 @@ impl Waiting {
             spans::sent(span, &outcome);
         }
         let settled = outcome.map(|(partition, offset)| Accepted {
-            lane: self.lane,
+            priority: self.priority,
             partition,
             offset,
             hash: self.hash,

@@ -9,7 +9,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
-use waybill_engine::{Lane, PartitionId};
+use waybill_engine::{PartitionId, Priority};
 use waybill_http::problem::{Kind, Problem};
 use waybill_kafka::{Identity, KafkaSettings, LogCheck};
 use waybill_messages::Topics;
@@ -30,7 +30,7 @@ pub struct Logs {
     check: LogCheck,
     topics: Topics,
     is_away: AtomicBool,
-    known: std::sync::Mutex<HashMap<(Lane, PartitionId), Known>>,
+    known: std::sync::Mutex<HashMap<(Priority, PartitionId), Known>>,
 }
 
 impl Logs {
@@ -53,12 +53,12 @@ impl Logs {
     pub async fn is_another(
         &self,
         reads: &Reads,
-        lane: Lane,
+        priority: Priority,
         partition: PartitionId,
     ) -> Result<bool, Problem> {
         let known = {
             let mut of = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(of.entry((lane, partition)).or_default())
+            Arc::clone(of.entry((priority, partition)).or_default())
         };
         // The time limit includes the wait for a look that is under way.
         let look = async {
@@ -69,8 +69,8 @@ impl Logs {
                 return Ok(is_another);
             }
             let at = Instant::now();
-            let mark = reads.mark(lane, partition).await?;
-            let topic = self.topics.of_lane(lane);
+            let mark = reads.mark(priority, partition).await?;
+            let topic = self.topics.of_priority(priority);
             let identity = self.check.identity(topic, partition, mark).await;
             let identity = identity.map_err(|error| self.away(&error))?;
             if self.is_away.swap(false, Ordering::Relaxed) {

@@ -65,13 +65,13 @@ impl Peek {
         let permit = tokio::time::timeout_at(due, self.reader.acquire());
         let permit = permit.await.ok()?;
         let Position {
-            lane,
+            priority,
             partition,
             offset,
         } = position;
         let topics = self.topics.clone();
         let convert = move |record: RecordRef<'_>| request(&topics, record);
-        let topic = self.topics.of_lane(lane);
+        let topic = self.topics.of_priority(priority);
         let due = due.into_std();
         match permit.read(topic, partition, offset, due, convert).await {
             Ok(AtOffset::Record(found)) => Some(found),

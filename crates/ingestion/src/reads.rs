@@ -11,7 +11,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::Mutex;
-use waybill_engine::{Lane, Offset, OperationId, PartitionId};
+use waybill_engine::{Offset, OperationId, PartitionId, Priority};
 use waybill_http::problem::{Kind, Problem};
 use waybill_kafka::Mark;
 use waybill_store::{AttentionCursor, AttentionPage, RowRead, Store, StoreError};
@@ -32,7 +32,7 @@ pub struct Reads {
 }
 
 /// A log of requests.
-type Log = (Lane, PartitionId);
+type Log = (Priority, PartitionId);
 
 /// When a partition's leases were read last, and what they said.
 type Known = Option<(Instant, Offset)>;
@@ -84,14 +84,18 @@ impl Reads {
     /// # Errors
     ///
     /// As [`rows`](Self::rows).
-    pub async fn consumed(&self, lane: Lane, partition: PartitionId) -> Result<Offset, Problem> {
+    pub async fn consumed(
+        &self,
+        priority: Priority,
+        partition: PartitionId,
+    ) -> Result<Offset, Problem> {
         let partitions = self.partition_map.partitions();
         if !self.partition_map.all_ever().contains(&partition) {
             return Ok(Offset(0));
         }
         let known = {
             let mut of = self.consumed.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(of.entry((lane, partition)).or_default())
+            Arc::clone(of.entry((priority, partition)).or_default())
         };
         // The wait for whoever reads it now counts, too.
         self.answered(async {
@@ -103,7 +107,7 @@ impl Reads {
             }
             let read_at = Instant::now();
             let layout = readers::layout(&*self.store, partitions).await?;
-            let offset = readers::consumed(&*self.store, &layout, lane, partition).await?;
+            let offset = readers::consumed(&*self.store, &layout, priority, partition).await?;
             *known = Some((read_at, offset));
             Ok(offset)
         })
@@ -115,11 +119,12 @@ impl Reads {
     /// # Errors
     ///
     /// As [`rows`](Self::rows).
-    pub async fn mark(&self, lane: Lane, partition: PartitionId) -> Result<Mark, Problem> {
+    pub async fn mark(&self, priority: Priority, partition: PartitionId) -> Result<Mark, Problem> {
         let partitions = self.partition_map.partitions();
         self.answered(async {
             let layout = readers::layout(&*self.store, partitions).await?;
-            let done = readers::last_done(&*self.store, &layout, lane.source(), partition).await?;
+            let done =
+                readers::last_done(&*self.store, &layout, priority.source(), partition).await?;
             Ok(done.map_or(Mark::Missing, |(done, fingerprint)| {
                 Mark::of(done, fingerprint)
             }))

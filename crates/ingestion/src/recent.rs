@@ -14,7 +14,9 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::oneshot;
-use waybill_engine::{Lane, Offset, OperationId, PartitionId, Position, RequestHash, Timestamp};
+use waybill_engine::{
+    Offset, OperationId, PartitionId, Position, Priority, RequestHash, Timestamp,
+};
 use waybill_kafka::ProduceError;
 
 use super::token::StatusToken;
@@ -22,8 +24,8 @@ use super::token::StatusToken;
 /// A request that the broker has acknowledged.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Accepted {
-    /// The lane that it came by.
-    pub lane: Lane,
+    /// The priority that it came with.
+    pub priority: Priority,
     /// The partition that it lies in.
     pub partition: PartitionId,
     /// Its offset there; `None` in the rare case that the broker acknowledged it without saying.
@@ -49,7 +51,7 @@ impl Accepted {
     /// What its `Location` carries.
     pub fn token(&self) -> Option<StatusToken> {
         let position = Position {
-            lane: self.lane,
+            priority: self.priority,
             partition: self.partition,
             offset: self.offset?,
         };
@@ -171,7 +173,7 @@ impl Recent {
 }
 
 impl Shard {
-    /// Of two requests with one id the first in the partition stands, as it does at the scheduler. Of two lanes
+    /// Of two requests with one id the first in the partition stands, as it does at the scheduler. Of two priorities
     /// either may be the first there: the one that was entered stands.
     fn insert(&mut self, id: OperationId, accepted: Accepted, max: usize) {
         if max == 0 {
@@ -181,7 +183,8 @@ impl Shard {
             Entry::Occupied(mut entry) => {
                 // `None` is below every offset: what is not known does not take another's place.
                 let known = entry.get();
-                let is_earlier = accepted.lane == known.lane && accepted.offset < known.offset;
+                let is_earlier =
+                    accepted.priority == known.priority && accepted.offset < known.offset;
                 if accepted.offset.is_some() && is_earlier {
                     entry.insert(Box::new(accepted));
                 }
@@ -235,7 +238,7 @@ mod tests {
 
     fn accepted(offset: i64, hash: u8) -> Accepted {
         Accepted {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PartitionId(0),
             offset: Some(Offset(offset)),
             hash: RequestHash([hash; 16]),

@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 use waybill_api::id::{self, CallerId};
 use waybill_api::request::DRONE_DELIVERY;
 use waybill_engine::{
-    CreateRequest, Lane, OperationId, OperationRow, PartitionId, Position, Workflows,
+    CreateRequest, OperationId, OperationRow, PartitionId, Position, Priority, Workflows,
 };
 use waybill_http::auth::Tenants;
 use waybill_http::problem::{Kind, Problem};
@@ -95,30 +95,32 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
     let accepted = ids
         .iter()
         .find_map(|id| recent(*id).map(|found| (*id, found)));
-    let (id, lane, partition, offset) = match (query.token, &accepted) {
+    let (id, priority, partition, offset) = match (query.token, &accepted) {
         (Some(token), accepted) => {
             let id = accepted.as_ref().map_or(ids[0], |(id, _)| *id);
             let Position {
-                lane,
+                priority,
                 partition,
                 offset,
             } = token.position;
             let id = at_partition(intake, &ids, partition).unwrap_or(id);
-            (id, lane, partition, Some(offset))
+            (id, priority, partition, Some(offset))
         }
-        (None, Some((id, accepted))) => (*id, accepted.lane, accepted.partition, accepted.offset),
+        (None, Some((id, accepted))) => {
+            (*id, accepted.priority, accepted.partition, accepted.offset)
+        }
         (None, None) => return Err(unknown()),
     };
     let is_it = |found: &Accepted| query.token.is_none_or(|token| token.is_of(found.hash));
     let accepted = accepted
         .filter(|(found, accepted)| *found == id && is_it(accepted))
         .map(|(_, accepted)| accepted);
-    let consumed = intake.reads().consumed(lane, partition).await?;
+    let consumed = intake.reads().consumed(priority, partition).await?;
     if let Some(status) = read(intake, &ids, &query).await? {
         return Ok(status);
     }
     let position = |offset| Position {
-        lane,
+        priority,
         partition,
         offset,
     };
@@ -131,7 +133,7 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
         found = request_at(intake, position(offset), &ids, &query).await;
     }
     let may_be_unread = is_read && !matches!(found, Found::Another);
-    if is_read && !(may_be_unread && intake.is_another_log(lane, partition).await?) {
+    if is_read && !(may_be_unread && intake.is_another_log(priority, partition).await?) {
         return Err(unknown());
     }
     let (id, request) = match found {
@@ -210,9 +212,9 @@ impl Pending {
         self.accepted.as_ref()?.token()
     }
 
-    /// The lane that it came by, if memory knows it.
-    pub fn lane(&self) -> Option<Lane> {
-        Some(self.accepted.as_ref()?.lane)
+    /// The priority that it came with, if memory knows it.
+    pub fn priority(&self) -> Option<Priority> {
+        Some(self.accepted.as_ref()?.priority)
     }
 
     /// Whose it is, where that is known.

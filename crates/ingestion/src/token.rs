@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use waybill_engine::{Lane, Offset, PartitionId, Position, RequestHash};
+use waybill_engine::{Offset, PartitionId, Position, Priority, RequestHash};
 
 /// The value of `at` in a `Location`: `partition-offset-hash`, with an `x` before it of an expedited request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,7 +61,7 @@ impl StatusToken {
 impl fmt::Display for StatusToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let prefix = u32::from_be_bytes(self.hash_prefix);
-        if self.position.lane == Lane::Expedited {
+        if self.position.priority == Priority::Expedited {
             f.write_str(EXPEDITED)?;
         }
         write!(
@@ -76,9 +76,9 @@ impl FromStr for StatusToken {
     type Err = BadToken;
 
     fn from_str(text: &str) -> Result<Self, BadToken> {
-        let (lane, text) = match text.strip_prefix(EXPEDITED) {
-            Some(rest) => (Lane::Expedited, rest),
-            None => (Lane::Ordinary, text),
+        let (priority, text) = match text.strip_prefix(EXPEDITED) {
+            Some(rest) => (Priority::Expedited, rest),
+            None => (Priority::Ordinary, text),
         };
         let digits = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
         let mut parts = text.split('-');
@@ -93,7 +93,7 @@ impl FromStr for StatusToken {
         }
         Ok(Self {
             position: Position {
-                lane,
+                priority,
                 partition: PartitionId(partition.parse().map_err(|_| BadToken)?),
                 offset: Offset(offset.parse().map_err(|_| BadToken)?),
             },
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_token_reads_back_as_it_was_written() {
         let position = Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PartitionId(3),
             offset: Offset(1_234_567),
         };
@@ -123,7 +123,7 @@ mod tests {
         assert!(!token.is_of(RequestHash([1; 16])));
 
         let position = Position {
-            lane: Lane::Expedited,
+            priority: Priority::Expedited,
             ..position
         };
         let token = StatusToken::new(position, hash);
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn the_token_of_a_cancel_is_of_any_request() {
         let position = Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PartitionId(3),
             offset: Offset(7),
         };

@@ -9,9 +9,9 @@ use uuid::Uuid;
 use waybill_clock::time_text;
 use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{
-    CreateRequest, Created, HistoryEntry, Lane, OperationError, OperationId, OperationRow,
-    OperationState, ProcessState, StepError, StepProgress, StepState, Timestamp, Workflow,
-    Workflows,
+    CreateRequest, Created, HistoryEntry, OperationError, OperationId, OperationRow,
+    OperationState, Priority, ProcessState, StepError, StepProgress, StepState, Timestamp,
+    Workflow, Workflows,
 };
 
 use super::ops::judge;
@@ -322,7 +322,7 @@ impl OperationView {
             resubmitted_as: judge::resubmission(state).map(|(_, id)| id),
             failure_count: state.failure_count,
             next_due: state.next_due.map(time_text),
-            expedited: created.request.lane == Lane::Expedited,
+            expedited: created.request.priority == Priority::Expedited,
             handed_off: state.handed_off,
             locked_by: state.locked_by.map(|owner| owner.0),
             epoch: Some(state.epoch.0),

@@ -13,8 +13,8 @@ use std::sync::Arc;
 
 use gungraun::prelude::*;
 use waybill_engine::{
-    Action, Attempt, CreateRequest, Epoch, IdOrigin, Lane, Nonce, Offset, OperationId,
-    OperationRequest, OperationStatus, Outcome, PartitionId, Position, ProcessState, RequestHash,
+    Action, Attempt, CreateRequest, Epoch, IdOrigin, Nonce, Offset, OperationId, OperationRequest,
+    OperationStatus, Outcome, PartitionId, Position, Priority, ProcessState, RequestHash,
     StatusKind, StepReply, StepRequest, Timestamp,
 };
 use waybill_messages::{Framing, Lookup, RECORD_SCHEMAS, Record, SchemaId, SchemaIds, Schemas};
@@ -226,7 +226,7 @@ fn status() -> OperationStatus {
         failing_step: None,
         step: None,
         request: Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PartitionId(3),
             offset: Offset(123_456),
         },

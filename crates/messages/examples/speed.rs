@@ -4,8 +4,8 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use waybill_engine::{
-    Action, Attempt, CreateRequest, Epoch, IdOrigin, Lane, Nonce, Offset, OperationId,
-    OperationRequest, OperationStatus, Outcome, PartitionId, Position, ProcessState, RequestHash,
+    Action, Attempt, CreateRequest, Epoch, IdOrigin, Nonce, Offset, OperationId, OperationRequest,
+    OperationStatus, Outcome, PartitionId, Position, Priority, ProcessState, RequestHash,
     StatusKind, StepReply, StepRequest, Timestamp,
 };
 use waybill_messages::Record;
@@ -88,7 +88,7 @@ fn main() {
             failing_step: None,
             step: None,
             request: Position {
-                lane: Lane::Ordinary,
+                priority: Priority::Ordinary,
                 partition: PartitionId(3),
                 offset: Offset(123_456),
             },

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
 use waybill_engine::{
-    Lane, Offset, OperationId, OperationStatus, PartitionId, Position, StatusKind, StepError,
+    Offset, OperationId, OperationStatus, PartitionId, Position, Priority, StatusKind, StepError,
     Timestamp,
 };
 
@@ -139,7 +139,7 @@ impl Record for OperationStatus {
             requested_at: self.requested_at.as_micros(),
             at: self.at.as_micros(),
             reply_to: self.reply_to.as_deref(),
-            request_expedited: self.request.lane == Lane::Expedited,
+            request_expedited: self.request.priority == Priority::Expedited,
         };
         CODEC.encode(&wire, frame, out)
     }
@@ -161,9 +161,9 @@ impl Record for OperationStatus {
             failing_step: wire.failing_step,
             step: step.transpose()?,
             request: Position {
-                lane: match wire.request_expedited {
-                    true => Lane::Expedited,
-                    false => Lane::Ordinary,
+                priority: match wire.request_expedited {
+                    true => Priority::Expedited,
+                    false => Priority::Ordinary,
                 },
                 partition: PartitionId(partition),
                 offset: Offset(wire.request_offset),

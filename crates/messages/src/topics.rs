@@ -1,6 +1,6 @@
 //! The topics: their names, and how what lies on them is framed.
 
-use waybill_engine::{Lane, Source};
+use waybill_engine::{Priority, Source};
 
 use crate::framing::Framing;
 
@@ -71,10 +71,10 @@ impl Topics {
         &self.expedited
     }
 
-    /// The requests of a lane.
+    /// The requests of a priority.
     #[must_use]
-    pub fn of_lane(&self, lane: Lane) -> &str {
-        self.of(lane.source())
+    pub fn of_priority(&self, priority: Priority) -> &str {
+        self.of(priority.source())
     }
 
     /// What a scheduler reads.

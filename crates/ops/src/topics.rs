@@ -62,8 +62,8 @@ impl TopicsCommand {
                 Self::Create(arguments) => arguments.run(config).await,
                 Self::Verify(arguments) => arguments.run(config).await,
                 Self::Describe(arguments) => arguments.run(config).await,
-                Self::Grow(arguments) => arguments.run(config, grow::Way::More).await,
-                Self::Shrink(arguments) => arguments.run(config, grow::Way::Fewer).await,
+                Self::Grow(arguments) => arguments.run(config, grow::Direction::More).await,
+                Self::Shrink(arguments) => arguments.run(config, grow::Direction::Fewer).await,
             }
         }))
     }

@@ -40,7 +40,7 @@ impl Amount {
     }
 }
 
-/// How much more of a lane may be read where so much may wait and so much does, and where of so many that may be known
+/// How much more of a priority may be read where so much may wait and so much does, and where of so many that may be known
 /// so many are.
 pub(super) fn room_beside(
     most: Amount,

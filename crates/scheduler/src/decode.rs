@@ -6,8 +6,8 @@
 //! the schema that it was written with, becomes none.
 
 use waybill_engine::{
-    Event, ForwardRecord, Lane, OperationId, OperationRequest, Recovery, Share, Source, StepReply,
-    partition_for,
+    Event, ForwardRecord, OperationId, OperationRequest, Priority, Recovery, Share, Source,
+    StepReply, partition_for,
 };
 use waybill_kafka::fingerprint;
 use waybill_kafka::{RawRecord, RecordRef};
@@ -45,8 +45,8 @@ impl Decoder {
             return Ok(self.unreadable(record, "the record has no value".to_owned()));
         };
         let decoded = match self.source {
-            Source::Requests => return self.request(Lane::Ordinary, record, value, share),
-            Source::Expedited => return self.request(Lane::Expedited, record, value, share),
+            Source::Requests => return self.request(Priority::Ordinary, record, value, share),
+            Source::Expedited => return self.request(Priority::Expedited, record, value, share),
             Source::Replies => {
                 let decoded = self.framing.decode::<StepReply>(value);
                 // Wherever it lies: a forged reply is not sent on either.
@@ -94,7 +94,7 @@ impl Decoder {
     /// asks for what ingestion would have let through.
     fn request(
         &self,
-        lane: Lane,
+        priority: Priority,
         record: &RecordRef<'_>,
         value: &[u8],
         share: &Share,
@@ -119,7 +119,7 @@ impl Decoder {
             create.traceparent = traceparent(record).or_else(|| spans::context_of(operation));
         }
         Ok(Event::Request {
-            lane,
+            priority,
             offset: record.offset(),
             fingerprint: fingerprint(record),
             bytes: record.bytes(),

@@ -14,7 +14,7 @@
 
 use std::fmt;
 
-use waybill_engine::{ByLane, Handover, Lane, Offset, Places, Source};
+use waybill_engine::{ByPriority, Handover, Offset, Places, Priority, Source};
 use waybill_kafka::TopicId;
 use waybill_kafka::UNDECODABLE;
 use waybill_store::Lease;
@@ -30,8 +30,8 @@ const READ_WHOLE: [Source; 3] = [Source::Requests, Source::Expedited, Source::Re
 pub(super) struct StartOffsets {
     /// The first record of each topic to apply.
     pub at: Places,
-    /// The record below the first request of each lane, which must have this fingerprint.
-    pub verify: ByLane<Option<(Offset, u64)>>,
+    /// The record below the first request of each priority, which must have this fingerprint.
+    pub verify: ByPriority<Option<(Offset, u64)>>,
     /// What of all that was done by those whom the reader follows.
     pub handover: Handover,
 }
@@ -110,12 +110,12 @@ impl Unfit {
         let begins = first.on(self.source);
         *row.checkpoint.at.on_mut(self.source) = begins;
         row.handover.distrust(self.source);
-        let Some(lane) = self.source.lane() else {
+        let Some(priority) = self.source.priority() else {
             return;
         };
-        row.checkpoint.fingerprints[lane] = None;
-        row.consumed[lane] = match self.why {
-            Misfit::Overtaken { .. } => row.consumed[lane].max(begins),
+        row.checkpoint.fingerprints[priority] = None;
+        row.consumed[priority] = match self.why {
+            Misfit::Overtaken { .. } => row.consumed[priority].max(begins),
             // Offsets of another log say nothing of this one.
             Misfit::Shorter { .. } | Misfit::Recreated { .. } | Misfit::Differs(_) => begins,
         };
@@ -137,9 +137,9 @@ pub(super) fn start_offsets(row: &Lease, ends: &LogEnds) -> Result<StartOffsets,
         let begin = checkpoint.on(source);
         let unfit = |why| Unfit { source, why };
         if begin == Offset(0)
-            && let Some(lane) = source.lane()
-            && let Some(expected) = checkpoint.fingerprints[lane]
-            && let Some(found) = ends.topics[lane]
+            && let Some(priority) = source.priority()
+            && let Some(expected) = checkpoint.fingerprints[priority]
+            && let Some(found) = ends.topics[priority]
             && found.head() != expected
         {
             return Err(unfit(Misfit::Recreated { expected, found }));
@@ -163,10 +163,10 @@ pub(super) fn start_offsets(row: &Lease, ends: &LogEnds) -> Result<StartOffsets,
     if handover.furthest(Source::Replies) > ends.next.replies {
         handover.distrust(Source::Replies);
     }
-    let verify = ByLane::of(|lane: Lane| {
-        let source = lane.source();
+    let verify = ByPriority::of(|priority: Priority| {
+        let source = priority.source();
         let below = Offset(at.on(source).0 - 1);
-        let fingerprint = checkpoint.fingerprints[lane];
+        let fingerprint = checkpoint.fingerprints[priority];
         let fingerprint = fingerprint
             .filter(|_| below >= ends.first.on(source))
             .filter(|fingerprint| *fingerprint != UNDECODABLE);
@@ -185,13 +185,13 @@ pub(super) fn start_offsets(row: &Lease, ends: &LogEnds) -> Result<StartOffsets,
 /// had none before: it refuses another topic, too.
 pub(super) fn remember_topics(row: &mut Lease, ends: &LogEnds) -> bool {
     let mut is_changed = false;
-    for lane in Lane::ALL {
-        let source = lane.source();
+    for priority in Priority::ALL {
+        let source = priority.source();
         let is_at_the_beginning = row.checkpoint.on(source) == ends.first.on(source);
-        let fingerprint = &mut row.checkpoint.fingerprints[lane];
+        let fingerprint = &mut row.checkpoint.fingerprints[priority];
         if is_at_the_beginning
             && fingerprint.is_none()
-            && let Some(topic) = ends.topics[lane]
+            && let Some(topic) = ends.topics[priority]
         {
             *fingerprint = Some(topic.head());
             is_changed = true;

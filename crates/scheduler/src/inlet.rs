@@ -14,7 +14,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use waybill_engine::{ByLane, Lane, Offset, PartitionId, ReaderId, Share, Source};
+use waybill_engine::{ByPriority, Offset, PartitionId, Priority, ReaderId, Share, Source};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer};
 use waybill_messages::Topics;
 use waybill_store::Checkpoint;
@@ -38,7 +38,7 @@ fn group_for_lag(kafka: &KafkaSettings) -> String {
 
 /// All consumers.
 pub(super) struct Inlets {
-    requests: ByLane<Inlet>,
+    requests: ByPriority<Inlet>,
     inbox: Inlet,
 }
 
@@ -71,7 +71,7 @@ impl Inlets {
             Inlet::start(kafka, &topics, client_id, &decoder, sender.clone())
         };
         Ok(Self {
-            requests: ByLane {
+            requests: ByPriority {
                 ordinary: start(&[Source::Requests], "waybill-scheduler-requests")?,
                 expedited: start(&[Source::Expedited], "waybill-scheduler-expedited")?,
             },
@@ -126,7 +126,9 @@ impl Inlets {
                 generation,
                 share: share.clone(),
                 start: start.at.on(source),
-                verify: source.lane().and_then(|lane| start.verify[lane]),
+                verify: source
+                    .priority()
+                    .and_then(|priority| start.verify[priority]),
                 end: ends.next.on(source),
             });
         }
@@ -164,8 +166,8 @@ impl Inlets {
     }
 
     /// Where the requests of a partition end, as far as the last fetch told.
-    pub(super) fn known_end(&self, lane: Lane, partition: PartitionId) -> Option<Offset> {
-        let inlet = &self.requests[lane];
+    pub(super) fn known_end(&self, priority: Priority, partition: PartitionId) -> Option<Offset> {
+        let inlet = &self.requests[priority];
         let (_, topic) = inlet.topics.first()?;
         inlet.consumer.known_end(topic, partition)
     }
@@ -184,7 +186,7 @@ impl Inlets {
 
     /// Stops the threads and closes the consumers.
     pub(super) fn stop(self) {
-        let ByLane {
+        let ByPriority {
             ordinary,
             expedited,
         } = self.requests;

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 
 use tokio::sync::oneshot;
-use waybill_engine::{ByLane, Event, Offset, OperationId, Places, ReaderId, Source};
+use waybill_engine::{ByPriority, Event, Offset, OperationId, Places, ReaderId, Source};
 use waybill_kafka::TopicId;
 use waybill_store::{Checkpoint, Layout, RowRead, StoreError, Written};
 
@@ -56,7 +56,7 @@ pub(super) struct LogEnds {
     /// The next one.
     pub next: Places,
     /// The IDs of the topics of requests; `None` where the broker does not tell.
-    pub topics: ByLane<Option<TopicId>>,
+    pub topics: ByPriority<Option<TopicId>>,
 }
 
 /// What the loop reacts to.

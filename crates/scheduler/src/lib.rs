@@ -85,11 +85,11 @@ pub struct SchedulerSettings {
     pub in_flight_max: usize,
     /// How many bytes of requests may be in memory.
     pub in_flight_bytes_max: usize,
-    /// How many requests of each lane may wait for room, over all partitions of the process.
+    /// How many requests of each priority may wait for room, over all partitions of the process.
     pub read_ahead_max: usize,
-    /// How many bytes of requests of each lane may wait.
+    /// How many bytes of requests of each priority may wait.
     pub read_ahead_bytes_max: usize,
-    /// How many requests of each lane may be known: those that wait or are under way, and those that are done behind one
+    /// How many requests of each priority may be known: those that wait or are under way, and those that are done behind one
     /// of these, of which each takes some 50 bytes.
     pub tracked_requests_max: usize,
     /// How many expedited requests go ahead for each ordinary one, while both wait.

@@ -8,7 +8,7 @@
 //! A log whose beginning is gone may also have lost what was accepted before anybody owned its partition. Topics are
 //! made empty and begin at offset 0, so both are refused alike until a person has looked.
 
-use waybill_engine::{Lane, Offset, PartitionId, Places, ReaderId, Source};
+use waybill_engine::{Offset, PartitionId, Places, Priority, ReaderId, Source};
 use waybill_store::{Layout, LayoutGeneration, Store};
 use waybill_topology::readers;
 
@@ -46,8 +46,8 @@ impl FirstOwner {
         }
         let partition = lease.partition;
         let ends = self.logs.read(partition).await?;
-        for lane in Lane::ALL {
-            let source = lane.source();
+        for priority in Priority::ALL {
+            let source = priority.source();
             let committed = self.logs.committed(source, partition).await?;
             if let Some(sign) = was_run(ends.next.on(source), committed) {
                 return Err(AcquireError::StateElsewhere { sign });

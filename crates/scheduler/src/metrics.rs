@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram};
 use waybill_engine::{
-    AlertKind, ByLane, Census, EngineStats, Lane, Offset, PartitionId, ProcessState, ReaderId,
-    Timestamp,
+    AlertKind, ByPriority, Census, EngineStats, Offset, PartitionId, Priority, ProcessState,
+    ReaderId, Timestamp,
 };
 use waybill_telemetry::{Declared, Kind, Metric};
 
@@ -77,27 +77,27 @@ const IN_FLIGHT: Metric<Gauge, 2> = of_reader(
     "waybill_scheduler_in_flight_operations",
     "Operations in memory",
 );
-const WAITING: Metric<Gauge, 3> = of_lane(
+const WAITING: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_waiting_requests",
     "Requests that were read and wait for room, of all tenants",
 );
-const CHECKPOINT: Metric<Gauge, 3> = of_lane(
+const CHECKPOINT: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_checkpoint_offset",
     "Requests below this offset are done",
 );
-const CHECKPOINT_AGE: Metric<Gauge, 3> = of_lane(
+const CHECKPOINT_AGE: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_checkpoint_age_seconds",
     "How long the operation that holds the checkpoint has been in memory; 0 if none does",
 );
-const CONSUMED: Metric<Gauge, 3> = of_lane(
+const CONSUMED: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_consumed_offset",
     "Requests below this offset have a row or an answer",
 );
-const LAG: Metric<Gauge, 3> = of_lane(
+const LAG: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_lag_records",
     "Requests of the partition, of all its readers, from the first on that has neither row nor answer, as of the last fetch",
 );
-const LAG_SECONDS: Metric<Gauge, 3> = of_lane(
+const LAG_SECONDS: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_lag_seconds",
     "Since when the oldest request without row or answer was known to wait; 0 if none does",
 );
@@ -165,9 +165,9 @@ const fn of_reader<K: Kind>(name: &'static str, help: &'static str) -> Metric<K,
     Metric::new(name, help, ["partition", "reader"])
 }
 
-/// Of the requests of a lane: `ordinary` or `expedited`.
-const fn of_lane<K: Kind>(name: &'static str, help: &'static str) -> Metric<K, 3> {
-    Metric::new(name, help, ["partition", "reader", "lane"])
+/// Of the requests of a priority: `ordinary` or `expedited`.
+const fn of_priority<K: Kind>(name: &'static str, help: &'static str) -> Metric<K, 3> {
+    Metric::new(name, help, ["partition", "reader", "priority"])
 }
 
 /// Where the engine counts something.
@@ -428,14 +428,14 @@ impl CommitMetrics {
 /// Of one reader.
 pub(super) struct PartitionMetrics {
     in_flight: Gauge,
-    lanes: ByLane<LaneMetrics>,
+    priorities: ByPriority<PriorityMetrics>,
     owned: Gauge,
     operations: [(Gauge, Gauge); ProcessState::ALL.len()],
     counters: Vec<(Counter, CountOf)>,
 }
 
-/// Of the requests of one lane.
-struct LaneMetrics {
+/// Of the requests of one priority.
+struct PriorityMetrics {
     waiting: Gauge,
     checkpoint: Gauge,
     checkpoint_age: Gauge,
@@ -444,9 +444,9 @@ struct LaneMetrics {
     lag_seconds: Gauge,
 }
 
-/// How far a reader is with the requests of one lane.
+/// How far a reader is with the requests of one priority.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct LaneView {
+pub(super) struct PriorityView {
     /// Requests that wait for room.
     pub waiting: usize,
     /// Below it all are done.
@@ -459,9 +459,9 @@ pub(super) struct LaneView {
     pub lag: Lag,
 }
 
-impl LaneMetrics {
-    fn new([partition, reader]: [&str; 2], lane: &str) -> Self {
-        let of = [partition, reader, lane];
+impl PriorityMetrics {
+    fn new([partition, reader]: [&str; 2], priority: &str) -> Self {
+        let of = [partition, reader, priority];
         Self {
             waiting: WAITING.of(of),
             checkpoint: CHECKPOINT.of(of),
@@ -472,7 +472,7 @@ impl LaneMetrics {
         }
     }
 
-    fn show(&self, view: &LaneView, now: Timestamp) {
+    fn show(&self, view: &PriorityView, now: Timestamp) {
         self.waiting.set(view.waiting as f64);
         self.checkpoint.set(view.checkpoint.0 as f64);
         // What waits for room holds it up as the backlog does, of which the lag tells.
@@ -502,9 +502,9 @@ impl PartitionMetrics {
         let counters = ENGINE_COUNTERS.iter();
         Self {
             in_flight: IN_FLIGHT.of(of),
-            lanes: ByLane {
-                ordinary: LaneMetrics::new(of, "ordinary"),
-                expedited: LaneMetrics::new(of, "expedited"),
+            priorities: ByPriority {
+                ordinary: PriorityMetrics::new(of, "ordinary"),
+                expedited: PriorityMetrics::new(of, "expedited"),
             },
             owned: OWNED.of(of),
             operations: ProcessState::ALL.map(|state| {
@@ -534,25 +534,30 @@ impl PartitionMetrics {
 
     /// The reader is not one of this process any more.
     pub(super) fn forget(&self) {
-        let of_lanes = Lane::ALL
+        let of_priorities = Priority::ALL
             .into_iter()
-            .flat_map(|lane| self.lanes[lane].gauges());
+            .flat_map(|priority| self.priorities[priority].gauges());
         let counted = self
             .operations
             .iter()
             .flat_map(|(operations, oldest)| [operations, oldest]);
         [&self.in_flight, &self.owned]
             .into_iter()
-            .chain(of_lanes)
+            .chain(of_priorities)
             .chain(counted)
             .for_each(|gauge| gauge.set(0.0));
     }
 
     /// Shows how far the reader is.
-    pub(super) fn show(&self, view: &SchedulerView, lanes: &ByLane<LaneView>, now: Timestamp) {
+    pub(super) fn show(
+        &self,
+        view: &SchedulerView,
+        priorities: &ByPriority<PriorityView>,
+        now: Timestamp,
+    ) {
         self.in_flight.set(view.in_flight as f64);
-        for lane in Lane::ALL {
-            self.lanes[lane].show(&lanes[lane], now);
+        for priority in Priority::ALL {
+            self.priorities[priority].show(&priorities[priority], now);
         }
         self.owned.set(if view.epoch.is_some() { 1.0 } else { 0.0 });
     }

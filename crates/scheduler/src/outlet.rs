@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use waybill_agent::DirectAgents;
 use waybill_engine::{
-    ByLane, FailedOperation, ForwardRecord, Message, Offset, OperationId, OperationStatus,
+    ByPriority, FailedOperation, ForwardRecord, Message, Offset, OperationId, OperationStatus,
     OperatorAlert, PartitionId, ReaderId, Source, StatusKind, StepReply, StepRequest, Workflows,
     partition_for,
 };
@@ -60,7 +60,7 @@ pub(super) struct Outlet {
     reply_to_prefixes: Vec<String>,
     /// Topic of each agent's step requests.
     of_agent: HashMap<Arc<str>, String>,
-    dead_requests: ByLane<String>,
+    dead_requests: ByPriority<String>,
     dead_replies: String,
     dead_recoveries: String,
     partitions: u32,
@@ -103,7 +103,9 @@ impl Outlet {
             reply_to_prefixes: settings.reply_to_prefixes.clone(),
             topics: topics.clone(),
             of_agent,
-            dead_requests: ByLane::of(|lane| Topics::dead_letter(topics.of_lane(lane))),
+            dead_requests: ByPriority::of(|priority| {
+                Topics::dead_letter(topics.of_priority(priority))
+            }),
             dead_replies: Topics::dead_letter(topics.step_replies()),
             dead_recoveries: Topics::dead_letter(topics.recovery()),
             partitions,

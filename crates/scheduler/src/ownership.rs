@@ -16,7 +16,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_clock::{BootTime, wall_clock};
-use waybill_engine::{ByLane, Lane, Offset, OwnerId, PartitionId, ReaderId, Stamp, Timestamp};
+use waybill_engine::{
+    ByPriority, Offset, OwnerId, PartitionId, Priority, ReaderId, Stamp, Timestamp,
+};
 use waybill_store::{
     Checkpoint, DueBucket, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError, takeable,
 };
@@ -152,15 +154,15 @@ impl HeldLease {
         now: Timestamp,
         last_stamp: Stamp,
         checkpoint: Checkpoint,
-        consumed: ByLane<Offset>,
+        consumed: ByPriority<Offset>,
         release: bool,
     ) -> Renewal {
         let mut row = self.row.clone();
         row.renewal += 1;
         row.checkpoint = checkpoint;
         row.handover.forget_below(|source| checkpoint.on(source));
-        for lane in Lane::ALL {
-            row.consumed[lane] = row.consumed[lane].max(consumed[lane]);
+        for priority in Priority::ALL {
+            row.consumed[priority] = row.consumed[priority].max(consumed[priority]);
         }
         row.stamp_limit = raised_limit(row.stamp_limit, last_stamp, now, terms.duration);
         if release {
@@ -213,7 +215,7 @@ mod tests {
             now,
             last_stamp,
             Checkpoint::default(),
-            ByLane::default(),
+            ByPriority::default(),
             false,
         )
     }

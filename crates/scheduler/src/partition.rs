@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use waybill_clock::BootTime;
 use waybill_engine::{
-    ByLane, Lane, Offset, PartitionEngine, PartitionId, Places, ReaderId, Share, Source,
+    ByPriority, Offset, PartitionEngine, PartitionId, Places, Priority, ReaderId, Share, Source,
 };
 use waybill_store::{Checkpoint, Layout};
 
@@ -39,7 +39,7 @@ pub(super) struct Differing {
     /// The checkpoint, as it stands in the store.
     pub judged: Checkpoint,
     /// How each of them differs.
-    pub logs: ByLane<Option<Unfit>>,
+    pub logs: ByPriority<Option<Unfit>>,
 }
 
 /// What a reader is doing.
@@ -104,8 +104,9 @@ impl Slot {
         let SlotState::Owned(owned) = &self.state else {
             return false;
         };
-        let mut lanes = Lane::ALL.into_iter();
-        owned.releasing_since.is_none() && lanes.any(|lane| owned.engine.waiting(lane).requests > 0)
+        let mut priorities = Priority::ALL.into_iter();
+        owned.releasing_since.is_none()
+            && priorities.any(|priority| owned.engine.waiting(priority).requests > 0)
     }
 
     /// Whether it has done all that a layout leaves to it: what waits beyond is for others.
@@ -139,8 +140,9 @@ impl Slot {
             return row.key.generation != layout.generation();
         };
         // What it had begun before it knew of the end, it finishes; what only waits beyond it is left.
-        let mut lanes = Lane::ALL.into_iter();
-        !lanes.any(|lane| owned.engine.has_begun(lane)) && row.checkpoint.at.reach(&end)
+        let mut priorities = Priority::ALL.into_iter();
+        !priorities.any(|priority| owned.engine.has_begun(priority))
+            && row.checkpoint.at.reach(&end)
     }
 
     /// Begins anew under a layout, if it was not running: what was being taken, or stood in the way, was
@@ -221,7 +223,7 @@ impl Owned {
     pub(super) fn renewal_due(
         &self,
         checkpoint: Checkpoint,
-        consumed: ByLane<Offset>,
+        consumed: ByPriority<Offset>,
         settings: &SchedulerSettings,
     ) -> bool {
         let row = &self.lease.row;
@@ -230,7 +232,7 @@ impl Owned {
             return true;
         }
         let done = Source::ALL.map(|source| checkpoint.on(source).0 - row.checkpoint.on(source).0);
-        let taken = Lane::ALL.map(|lane| consumed[lane].0 - row.consumed[lane].0);
+        let taken = Priority::ALL.map(|priority| consumed[priority].0 - row.consumed[priority].0);
         let records = done.into_iter().chain(taken).max().unwrap_or_default();
         records >= settings.checkpoint_records
             || (records > 0 && since >= settings.checkpoint_every)

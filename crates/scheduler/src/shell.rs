@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use waybill_engine::{
-    EngineConfig, Event, Lane, OperationId, OwnerId, ReaderId, Room, Source, Timestamp, Workflows,
+    EngineConfig, Event, OperationId, OwnerId, Priority, ReaderId, Room, Source, Timestamp,
+    Workflows,
 };
 use waybill_store::{Layout, RowRead, Store};
 use waybill_telemetry::chain;
@@ -443,7 +444,7 @@ impl Shell {
             records: self.settings.read_ahead_max,
             bytes: self.settings.read_ahead_bytes_max,
         };
-        for lane in Lane::ALL {
+        for priority in Priority::ALL {
             let mut waiting = Amount::default();
             let mut known = 0;
             for slot in self.slots.values() {
@@ -451,17 +452,17 @@ impl Shell {
                 if let SlotState::Owned(owned) = &slot.state
                     && owned.releasing_since.is_none()
                 {
-                    let of_it = owned.engine.waiting(lane);
+                    let of_it = owned.engine.waiting(priority);
                     waiting.records += of_it.requests;
                     waiting.bytes += of_it.bytes;
-                    known += owned.engine.tracked(lane);
+                    known += owned.engine.tracked(priority);
                 }
             }
             let room = match self.stopping {
                 Some(_) => Amount::default(),
                 None => room_beside(most, waiting, self.settings.tracked_requests_max, known),
             };
-            self.inlets.credit(lane.source()).offer(room);
+            self.inlets.credit(priority.source()).offer(room);
         }
         self.inlets
             .credit(Source::Replies)

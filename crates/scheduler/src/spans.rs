@@ -34,7 +34,7 @@ pub(super) fn of_row(row: &RowChange, topics: &Topics, spans: &mut Vec<OpenSpan>
     let Some(parent) = created.traceparent.as_deref() else {
         return;
     };
-    let requests = topics.of_lane(created.request.lane);
+    let requests = topics.of_priority(created.request.priority);
     let is_final = row.state.state.is_final();
     let is_first = !is_final || row.state.steps.iter().all(|step| !step.was_asked_for());
     if is_first

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use waybill_clock::BootTime;
 use waybill_engine::{
-    ByLane, Event, Handover, Lane, Ownership, PartitionEngine, PartitionId, ReaderId, ShardId,
-    Share, Source,
+    ByPriority, Event, Handover, Ownership, PartitionEngine, PartitionId, Priority, ReaderId,
+    ShardId, Share, Source,
 };
 use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store};
 use waybill_telemetry::chain;
@@ -118,8 +118,8 @@ impl Shell {
             row_is_known = false;
         };
         let logs = slot.differing.iter().flat_map(|differing| {
-            let of = |lane: Lane| differing.logs[lane].as_ref();
-            Lane::ALL.into_iter().filter_map(of)
+            let of = |priority: Priority| differing.logs[priority].as_ref();
+            Priority::ALL.into_iter().filter_map(of)
         });
         for unfit in logs {
             pass_over(unfit, &mut lease.row);
@@ -213,7 +213,7 @@ impl Shell {
         tracing::error!(%reader, ?source, %cause, "the partition cannot be read");
         self.give_up(reader, "the partition cannot be read");
         if let LostCause::Fingerprint { .. } = cause
-            && let Some(lane) = source.lane()
+            && let Some(priority) = source.priority()
             && let Some(slot) = self.slots.get_mut(&reader)
         {
             let why = Misfit::Differs(cause.to_string());
@@ -224,9 +224,9 @@ impl Shell {
                     let before = before.filter(|differing| differing.judged == judged);
                     let mut differing = before.unwrap_or(Differing {
                         judged,
-                        logs: ByLane::default(),
+                        logs: ByPriority::default(),
                     });
-                    differing.logs[lane] = Some(differs);
+                    differing.logs[priority] = Some(differs);
                     slot.differing = Some(differing);
                 }
                 // Its lease runs out: what it had begun to write may still be on its way.
@@ -291,8 +291,8 @@ impl Shell {
             let stored = owned.lease.row.checkpoint;
             let checkpoint = Checkpoint {
                 at: reached.at,
-                fingerprints: ByLane::of(|lane| {
-                    reached.fingerprints[lane].or(stored.fingerprints[lane])
+                fingerprints: ByPriority::of(|priority| {
+                    reached.fingerprints[priority].or(stored.fingerprints[priority])
                 }),
             };
             let ends = owned.may_release(self.commits.involve(reader));

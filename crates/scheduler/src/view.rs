@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use waybill_engine::{ByLane, Lane, Offset, ReaderId, Timestamp};
+use waybill_engine::{ByPriority, Offset, Priority, ReaderId, Timestamp};
 use waybill_store::Layout;
 use waybill_telemetry::health::{Condition, Heartbeat, Liveness, Readiness};
 
 use super::inlet::Inlets;
 use super::lag::{Lag, LagClock};
-use super::metrics::{LaneView, PartitionMetrics, show_layout};
+use super::metrics::{PartitionMetrics, PriorityView, show_layout};
 use super::partition::{Slot, SlotState};
 use super::relayout::Own;
 use crate::control::{CheckpointView, HeldView, SchedulerState, SchedulerView};
@@ -32,9 +32,9 @@ struct Shown {
     view: SchedulerView,
     ready: Condition,
     metrics: PartitionMetrics,
-    lag: ByLane<LagClock>,
+    lag: ByPriority<LagClock>,
     /// What was shown last.
-    lanes: ByLane<LaneView>,
+    priorities: ByPriority<PriorityView>,
 }
 
 impl Views {
@@ -82,8 +82,8 @@ impl Views {
                 },
                 ready,
                 metrics: PartitionMetrics::new(reader, partition),
-                lag: ByLane::default(),
-                lanes: ByLane::default(),
+                lag: ByPriority::default(),
+                priorities: ByPriority::default(),
             };
             shown.insert(reader, new);
         }
@@ -134,7 +134,7 @@ impl Shown {
                 self.view.partition = partition;
                 self.metrics.forget();
                 self.metrics = PartitionMetrics::new(self.view.reader, partition);
-                self.lag = ByLane::default();
+                self.lag = ByPriority::default();
             }
         }
         self.view.state = match &slot.state {
@@ -146,12 +146,12 @@ impl Shown {
         };
         self.view.epoch = None;
         self.view.in_flight = 0;
-        for lane in Lane::ALL {
+        for priority in Priority::ALL {
             // Where it was stays to be seen; what it has is nobody's.
-            self.lanes[lane] = LaneView {
-                checkpoint: self.lanes[lane].checkpoint,
-                consumed: self.lanes[lane].consumed,
-                ..LaneView::default()
+            self.priorities[priority] = PriorityView {
+                checkpoint: self.priorities[priority].checkpoint,
+                consumed: self.priorities[priority].consumed,
+                ..PriorityView::default()
             };
         }
         self.view.reason = match &slot.state {
@@ -170,29 +170,31 @@ impl Shown {
             self.view.epoch = Some(owned.lease.row.epoch);
             self.view.in_flight = owned.engine.in_flight().operations;
             self.view.checkpoint.replies = reached.at.replies;
-            for lane in Lane::ALL {
-                let consumed = reached.consumed[lane].max(owned.lease.row.consumed[lane]);
-                let end = inlets.known_end(lane, owned.partition());
-                self.lanes[lane] = LaneView {
-                    waiting: owned.engine.waiting(lane).requests,
-                    checkpoint: reached.at.on(lane.source()),
-                    held_by: owned.engine.oldest_held(lane).map(|held| HeldView {
+            for priority in Priority::ALL {
+                let consumed = reached.consumed[priority].max(owned.lease.row.consumed[priority]);
+                let end = inlets.known_end(priority, owned.partition());
+                self.priorities[priority] = PriorityView {
+                    waiting: owned.engine.waiting(priority).requests,
+                    checkpoint: reached.at.on(priority.source()),
+                    held_by: owned.engine.oldest_held(priority).map(|held| HeldView {
                         operation: held.operation,
                         offset: held.offset,
                         since_us: held.since,
                         waits: held.waits,
                     }),
                     consumed,
-                    lag: end.map_or(Lag::default(), |end| self.lag[lane].lag(end, consumed, now)),
+                    lag: end.map_or(Lag::default(), |end| {
+                        self.lag[priority].lag(end, consumed, now)
+                    }),
                 };
             }
             self.metrics.count(&owned.engine.take_stats());
             self.metrics.show_census(&owned.engine.census(), now);
         }
-        let ByLane {
+        let ByPriority {
             ordinary,
             expedited,
-        } = self.lanes;
+        } = self.priorities;
         self.view.checkpoint.requests = ordinary.checkpoint;
         self.view.checkpoint.expedited = expedited.checkpoint;
         self.view.consumed = ordinary.consumed;
@@ -207,6 +209,6 @@ impl Shown {
         );
         self.ready.set(is_as_wanted && !is_blocked);
         self.ready.note(self.view.reason.as_deref());
-        self.metrics.show(&self.view, &self.lanes, now);
+        self.metrics.show(&self.view, &self.priorities, now);
     }
 }

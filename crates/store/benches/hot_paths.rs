@@ -14,8 +14,8 @@ use std::sync::Arc;
 use gungraun::prelude::*;
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, Created, Epoch, Lane, Offset, OperationId, OperationState, OwnerId, PartitionId,
-    Position, ProcessState, RequestHash, Stamp, StepProgress, StepState, Timestamp,
+    Attempt, Created, Epoch, Offset, OperationId, OperationState, OwnerId, PartitionId, Position,
+    Priority, ProcessState, RequestHash, Stamp, StepProgress, StepState, Timestamp,
 };
 use waybill_store::{RowBytes, RowCodec, RowWrite};
 
@@ -87,7 +87,7 @@ fn first_write() -> RowWrite {
         reply_to: None,
         request_hash: RequestHash([7; 16]),
         request: Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PartitionId(3),
             offset: Offset(123_456),
         },

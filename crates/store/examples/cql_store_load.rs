@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use scylla::client::session_builder::SessionBuilder;
 use uuid::Uuid;
 use waybill_engine::{
-    Created, Epoch, Lane, Offset, OperationId, OperationState, OwnerId, PartitionId, Position,
+    Created, Epoch, Offset, OperationId, OperationState, OwnerId, PartitionId, Position, Priority,
     ProcessState, ReaderId, RequestHash, Stamp, Timestamp,
 };
 use waybill_store::{
@@ -171,7 +171,7 @@ fn write(id: OperationId, stamp: i64) -> RowWrite {
         reply_to: None,
         request_hash: RequestHash([7; 16]),
         request: Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PartitionId(0),
             offset: Offset(0),
         },

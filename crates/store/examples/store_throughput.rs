@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, Created, Epoch, Lane, Offset, OperationId, OperationState, OwnerId, PartitionId,
-    Position, ProcessState, RequestHash, Stamp, StepProgress, StepState, Timestamp,
+    Attempt, Created, Epoch, Offset, OperationId, OperationState, OwnerId, PartitionId, Position,
+    Priority, ProcessState, RequestHash, Stamp, StepProgress, StepState, Timestamp,
 };
 use waybill_store::{EmbeddedConfig, EmbeddedStore, RowWrite, Store, WriteBatch};
 
@@ -129,7 +129,7 @@ fn created(id: OperationId) -> Arc<Created> {
         reply_to: None,
         request_hash: RequestHash([7; 16]),
         request: Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PartitionId(1),
             offset: Offset(123_456),
         },

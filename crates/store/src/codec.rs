@@ -42,7 +42,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use waybill_engine::{
-    ByLane, Created, Division, Epoch, Offset, OperationState, OwnerId, PartitionId, ReaderId,
+    ByPriority, Created, Division, Epoch, Offset, OperationState, OwnerId, PartitionId, ReaderId,
     Stamp, Timestamp,
 };
 
@@ -379,7 +379,7 @@ impl Format3Lease {
             duration: self.duration,
             stamp_limit: self.stamp_limit,
             checkpoint: self.checkpoint,
-            consumed: ByLane {
+            consumed: ByPriority {
                 ordinary: self.consumed,
                 expedited: Offset(0),
             },

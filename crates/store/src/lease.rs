@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use waybill_engine::{
-    ByLane, Epoch, Handover, Offset, OwnerId, PartitionId, Places, ReaderId, Source, Stamp, Stood,
+    ByPriority, Epoch, Handover, Offset, OwnerId, PartitionId, Places, ReaderId, Source, Stamp,
+    Stood,
 };
 
 use crate::layout::LayoutGeneration;
@@ -83,7 +84,7 @@ pub struct Checkpoint {
     pub at: Places,
     /// Of the last request record below each of them, or, at the log's start, of the topic, if that is known.
     #[serde(with = "ordinary")]
-    pub fingerprints: ByLane<Option<u64>>,
+    pub fingerprints: ByPriority<Option<u64>>,
 }
 
 impl Checkpoint {
@@ -98,7 +99,7 @@ impl Checkpoint {
     pub const fn at(places: Places) -> Self {
         Self {
             at: places,
-            fingerprints: ByLane {
+            fingerprints: ByPriority {
                 ordinary: None,
                 expedited: None,
             },
@@ -114,22 +115,22 @@ impl Checkpoint {
                 continue;
             }
             *own = others;
-            if let Some(lane) = source.lane() {
-                self.fingerprints[lane] = other.fingerprints[lane];
+            if let Some(priority) = source.priority() {
+                self.fingerprints[priority] = other.fingerprints[priority];
             }
         }
         self
     }
 }
 
-/// How what there is of each lane is serialized: that of the ordinary one alone, as it was when there was no other.
+/// How what there is of each priority is serialized: that of the ordinary one alone, as it was when there was no other.
 /// The codec puts the rest behind.
 mod ordinary {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
-    use waybill_engine::ByLane;
+    use waybill_engine::ByPriority;
 
     pub(super) fn serialize<T: Serialize, S: Serializer>(
-        of: &ByLane<T>,
+        of: &ByPriority<T>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         of.ordinary.serialize(serializer)
@@ -137,8 +138,8 @@ mod ordinary {
 
     pub(super) fn deserialize<'de, T: Deserialize<'de> + Default, D: Deserializer<'de>>(
         deserializer: D,
-    ) -> Result<ByLane<T>, D::Error> {
-        Ok(ByLane {
+    ) -> Result<ByPriority<T>, D::Error> {
+        Ok(ByPriority {
             ordinary: T::deserialize(deserializer)?,
             expedited: T::default(),
         })
@@ -166,7 +167,7 @@ pub struct Lease {
     pub checkpoint: Checkpoint,
     /// The offset of the next request record that the owner has not yet consumed durably.
     #[serde(with = "ordinary")]
-    pub consumed: ByLane<Offset>,
+    pub consumed: ByPriority<Offset>,
     /// The partition that the offsets are of.
     pub partition: PartitionId,
     /// What those whom a merging reader follows had done beyond its checkpoint.
@@ -192,7 +193,7 @@ impl Lease {
             duration: Duration::ZERO,
             stamp_limit: Stamp::default(),
             checkpoint: Checkpoint::default(),
-            consumed: ByLane::default(),
+            consumed: ByPriority::default(),
             partition,
             handover: Handover::default(),
             is_ended: false,
@@ -266,7 +267,7 @@ impl Lease {
             consumed: leases()
                 .map(|lease| lease.consumed)
                 .chain(begins.cut.map(|cut| cut.on_requests()))
-                .reduce(|one, other| ByLane::of(|lane| one[lane].min(other[lane])))
+                .reduce(|one, other| ByPriority::of(|priority| one[priority].min(other[priority])))
                 .unwrap_or_default(),
             handover: Handover::new(stood, |source| checkpoint.on(source)),
             checkpoint,
@@ -318,7 +319,7 @@ mod tests {
         let lease = Lease {
             epoch: Epoch(u64::from(reader) + 3),
             stamp_limit: Stamp(1_000 - i64::from(reader)),
-            consumed: ByLane {
+            consumed: ByPriority {
                 ordinary: Offset(at + 5),
                 expedited: Offset(61 - at),
             },
@@ -329,7 +330,7 @@ mod tests {
                     replies: Offset(200 - at),
                     recoveries: Offset(7),
                 },
-                fingerprints: ByLane {
+                fingerprints: ByPriority {
                     ordinary: Some(fingerprint),
                     expedited: Some(fingerprint + 10),
                 },
@@ -353,7 +354,7 @@ mod tests {
             is_begun: true,
             epoch: Epoch(5),
             stamp_limit: Stamp(1_000),
-            consumed: ByLane {
+            consumed: ByPriority {
                 ordinary: Offset(45),
                 expedited: Offset(11),
             },
@@ -364,7 +365,7 @@ mod tests {
                     replies: Offset(150),
                     recoveries: Offset(7),
                 },
-                fingerprints: ByLane {
+                fingerprints: ByPriority {
                     ordinary: Some(2),
                     expedited: Some(11),
                 },
@@ -433,7 +434,7 @@ mod tests {
             is_begun: true,
             epoch: parent.lease.epoch,
             stamp_limit: parent.lease.stamp_limit,
-            consumed: ByLane {
+            consumed: ByPriority {
                 ordinary: Offset(3),
                 expedited: Offset(0),
             },
@@ -466,12 +467,12 @@ mod tests {
                 replies: Offset(160),
                 recoveries: Offset(7),
             },
-            fingerprints: ByLane {
+            fingerprints: ByPriority {
                 ordinary: None,
                 expedited: Some(12),
             },
         };
-        let consumed = ByLane {
+        let consumed = ByPriority {
             ordinary: Offset(30),
             expedited: Offset(21),
         };

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Created, Epoch, Lane, Offset, OperationId, OperationRow, OperationState, PartitionId, Position,
-    ProcessState, RequestHash, Stamp, StepProgress, Timestamp,
+    Created, Epoch, Offset, OperationId, OperationRow, OperationState, PartitionId, Position,
+    Priority, ProcessState, RequestHash, Stamp, StepProgress, Timestamp,
 };
 
 /// What a create without anything special leaves, as the first record of partition 0.
@@ -21,7 +21,7 @@ pub fn created(workflow: &str, steps: &[&str]) -> Created {
         reply_to: None,
         request_hash: RequestHash::default(),
         request: Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PartitionId(0),
             offset: Offset(0),
         },

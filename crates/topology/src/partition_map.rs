@@ -80,11 +80,11 @@ impl PartitionMap {
     #[must_use]
     pub fn is_sent_on(&self, position: Position, operation: OperationId) -> bool {
         let Position {
-            lane,
+            priority,
             partition,
             offset,
         } = position;
-        let source = lane.source();
+        let source = priority.source();
         let layout = self.layout();
         let cut = layout.first_cut(partition);
         let is_beyond = cut.is_some_and(|cut| offset >= cut.on(source));
@@ -159,7 +159,7 @@ impl Follower {
 #[cfg(test)]
 mod tests {
     use uuid::Uuid;
-    use waybill_engine::{Lane, Offset, Places};
+    use waybill_engine::{Offset, Places, Priority};
 
     use super::*;
 
@@ -185,7 +185,7 @@ mod tests {
         let is_sent_on = |layout: &Layout, partition, offset, operation| {
             let partition_map = PartitionMap::of(layout.clone());
             let position = Position {
-                lane: Lane::Ordinary,
+                priority: Priority::Ordinary,
                 partition: PartitionId(partition),
                 offset: Offset(offset),
             };

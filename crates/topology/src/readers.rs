@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, try_join_all};
-use waybill_engine::{Division, Lane, Offset, OwnerId, PartitionId, Places, ReaderId, Source};
+use waybill_engine::{Division, Offset, OwnerId, PartitionId, Places, Priority, ReaderId, Source};
 use waybill_store::{
     Begins, Followed, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError, takeable,
 };
@@ -286,11 +286,11 @@ impl Step {
 pub async fn consumed(
     store: &dyn Store,
     layout: &Layout,
-    lane: Lane,
+    priority: Priority,
     partition: PartitionId,
 ) -> Result<Offset, StoreError> {
-    let consumed = |lease: &Lease| (lease.consumed[lane], None);
-    let lowest = lowest(store, layout, lane.source(), partition, consumed).await?;
+    let consumed = |lease: &Lease| (lease.consumed[priority], None);
+    let lowest = lowest(store, layout, priority.source(), partition, consumed).await?;
     Ok(offset_or_end(lowest))
 }
 
@@ -316,8 +316,8 @@ pub async fn last_done(
 ) -> Result<Option<(Offset, Option<u64>)>, StoreError> {
     let done = |lease: &Lease| {
         let fingerprint = source
-            .lane()
-            .and_then(|lane| lease.checkpoint.fingerprints[lane]);
+            .priority()
+            .and_then(|priority| lease.checkpoint.fingerprints[priority]);
         (lease.checkpoint.on(source), fingerprint)
     };
     lowest(store, layout, source, partition, done).await

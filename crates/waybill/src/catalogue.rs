@@ -11,15 +11,12 @@ use crate::roles;
 /// What a label's values are.
 const LABELS: [(&str, &str); 20] = [
     ("agent", "the agent's name in workflows, such as `drone`"),
+    ("channel", "the channel to owners: `email` or `sms`"),
     (
         "client",
         "the Kafka client's id, such as `waybill-scheduler`",
     ),
     ("kind", "what an alert is about, such as `operation-parked`"),
-    (
-        "lane",
-        "which of the two topics requests came by: `ordinary` or `expedited`",
-    ),
     (
         "listener",
         "the HTTP listener: `api`, `admin` or `services`",
@@ -30,6 +27,10 @@ const LABELS: [(&str, &str); 20] = [
          `acknowledged` or `failed`; of a span: `sent`, `dropped` for want of room, or `failed`",
     ),
     ("partition", "the partition of the operation topics"),
+    (
+        "priority",
+        "the priority of the requests, which have a topic for each: `ordinary` or `expedited`",
+    ),
     (
         "reader",
         "the reader; where no partition is shared, the partition's number",
@@ -66,10 +67,6 @@ const LABELS: [(&str, &str); 20] = [
         "what the supervisor asked for, such as `retry` or `compensate`",
     ),
     ("version", "the version of the program"),
-    (
-        "way",
-        "the channel that notifies owners: `email` or `webhook`",
-    ),
     ("what", "what had no answer: `commit` or `load`"),
 ];
 

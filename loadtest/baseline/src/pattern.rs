@@ -11,9 +11,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context as _;
 use uuid::Uuid;
 use waybill_engine::{
-    ByLane, Command, CreateRequest, Created, EngineConfig, Epoch, Event, IdOrigin, Lane, Message,
+    ByPriority, Command, CreateRequest, Created, EngineConfig, Epoch, Event, IdOrigin, Message,
     Offset, OperationId, OperationRequest, OperationState, Outcome, OwnerId, Ownership,
-    PartitionEngine, PartitionId, Places, RequestHash, Room, ShardId, Stamp, StepReply,
+    PartitionEngine, PartitionId, Places, Priority, RequestHash, Room, ShardId, Stamp, StepReply,
     StepRequest, Timestamp, Workflow, WorkflowDefinition, Workflows,
 };
 use waybill_messages::{Framing, Record};
@@ -107,7 +107,7 @@ impl Pattern {
         let mut engine = engine()?;
         engine.apply(
             Event::Request {
-                lane: Lane::Ordinary,
+                priority: Priority::Ordinary,
                 offset: Offset(0),
                 fingerprint: 0,
                 bytes: create.input.len(),
@@ -266,7 +266,7 @@ fn engine() -> anyhow::Result<PartitionEngine> {
             owner: OwnerId(Uuid::new_v4()),
             epoch: Epoch(1),
             next: Places::default(),
-            requests_end: ByLane::default(),
+            requests_end: ByPriority::default(),
             replies_end: Offset(0),
             stamp_floor: Stamp(0),
             stamp_limit: Stamp(i64::MAX),

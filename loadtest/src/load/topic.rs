@@ -122,7 +122,7 @@ impl Topic {
         self.topics
             .framing()
             .encode(&OperationRequest::Create(request), value)?;
-        let (topic, key) = (self.topics.of_lane(drawn.kind.lane()), id.key());
+        let (topic, key) = (self.topics.of_priority(drawn.kind.priority()), id.key());
         let partition = partition_for(id, self.partitions);
         let record = OutRecord::new(topic, partition, &key, value);
         let mut token = Box::new(Sent {

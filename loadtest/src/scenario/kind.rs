@@ -13,7 +13,7 @@
 use std::io::Write as _;
 
 use serde::Deserialize;
-use waybill_engine::{Lane, ProcessState};
+use waybill_engine::{Priority, ProcessState};
 
 /// What a request is.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Deserialize)]
@@ -71,11 +71,11 @@ impl Kind {
         !matches!(self, Self::Malformed)
     }
 
-    /// The lane that it goes by.
-    pub const fn lane(self) -> Lane {
+    /// The priority that it goes by.
+    pub const fn priority(self) -> Priority {
         match self {
-            Self::Expedited => Lane::Expedited,
-            _ => Lane::Ordinary,
+            Self::Expedited => Priority::Expedited,
+            _ => Priority::Ordinary,
         }
     }
 

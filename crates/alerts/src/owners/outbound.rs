@@ -1,4 +1,4 @@
-//! The ways to owners, and a message on its way.
+//! The channels to owners, and a message on its way.
 //!
 //! What must hold: no cause of a failure names whom it was to: not the address, and not what a server
 //! said, which likes to repeat the address.
@@ -31,7 +31,7 @@ const TEXT: &str = "{{notice.text}}\n\n\
     this operation.\n\
     This is an automated message; replies are not read.\n";
 
-/// A way to owners.
+/// A channel to owners.
 pub(super) enum Outbound {
     Email(Box<OwnerEmail>),
     Sms(Box<OwnerSms>),

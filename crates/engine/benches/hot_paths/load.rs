@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Action, AttemptSeen, ByLane, Command, CompensationDefinition, CreateRequest, EngineConfig,
-    Epoch, Event, FailedOperation, IdOrigin, Lane, Message, Offset, OperationId, OperationRequest,
-    Outcome, OwnerId, Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb,
-    RequestHash, Room, ShardId, Stamp, StepDefinition, StepError, StepReply, StepRequest,
-    Timestamp, Workflow, WorkflowDefinition, Workflows,
+    Action, AttemptSeen, ByPriority, Command, CompensationDefinition, CreateRequest, EngineConfig,
+    Epoch, Event, FailedOperation, IdOrigin, Message, Offset, OperationId, OperationRequest,
+    Outcome, OwnerId, Ownership, PartitionEngine, PartitionId, Places, Priority, Recovery,
+    RecoveryVerb, RequestHash, Room, ShardId, Stamp, StepDefinition, StepError, StepReply,
+    StepRequest, Timestamp, Workflow, WorkflowDefinition, Workflows,
 };
 
 const STEPS: [&str; 5] = ["account", "package", "transport", "drone", "delivery"];
@@ -210,7 +210,7 @@ fn engine() -> PartitionEngine {
             owner: OwnerId(Uuid::from_u128(1)),
             epoch: Epoch(1),
             next: Places::default(),
-            requests_end: ByLane::default(),
+            requests_end: ByPriority::default(),
             replies_end: Offset(0),
             stamp_floor: Stamp(0),
             stamp_limit: Stamp(i64::MAX),
@@ -222,7 +222,7 @@ fn request(number: u32) -> Event {
     let number = u64::from(number);
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Event::Request {
-        lane: Lane::Ordinary,
+        priority: Priority::Ordinary,
         offset: Offset(number.cast_signed()),
         fingerprint: mixed,
         bytes: 600,

@@ -8,11 +8,11 @@
 use std::sync::Arc;
 
 use crate::id::{BatchNumber, Offset, OperationId};
-use crate::lane::{Lane, Position};
 use crate::partition::command::{Batch, Command, Message, RowChange};
 use crate::partition::live::{Live, index_at};
 use crate::partition::messages;
 use crate::partition::{PartitionEngine, Slot};
+use crate::priority::{Position, Priority};
 use crate::time::{Stamp, Timestamp};
 
 /// The batch that is being filled.
@@ -34,9 +34,9 @@ pub(super) struct OpenBatch {
 /// Records that are done when a batch settles.
 #[derive(Debug, Default)]
 pub(super) struct Done {
-    pub(super) requests: Vec<(Lane, Offset)>,
+    pub(super) requests: Vec<(Priority, Offset)>,
     /// Requests that are consumed durably then, done or not.
-    pub(super) consumed: Vec<(Lane, Offset)>,
+    pub(super) consumed: Vec<(Priority, Offset)>,
     pub(super) replies: Vec<Offset>,
     pub(super) recoveries: Vec<Offset>,
 }
@@ -44,7 +44,7 @@ pub(super) struct Done {
 impl Done {
     /// The request that lies there is done.
     pub(super) fn request(&mut self, at: Position) {
-        self.requests.push((at.lane, at.offset));
+        self.requests.push((at.priority, at.offset));
     }
 
     fn is_empty(&self) -> bool {
@@ -240,11 +240,11 @@ impl PartitionEngine {
     }
 
     fn release(&mut self, batch: Unsettled) {
-        for (lane, offset) in batch.done.requests {
-            self.requests[lane].finished.done(offset);
+        for (priority, offset) in batch.done.requests {
+            self.requests[priority].finished.done(offset);
         }
-        for (lane, offset) in batch.done.consumed {
-            self.requests[lane].consumed.done(offset);
+        for (priority, offset) in batch.done.consumed {
+            self.requests[priority].consumed.done(offset);
         }
         for offset in batch.done.replies {
             self.replies.done(offset);
@@ -258,9 +258,9 @@ impl PartitionEngine {
             };
             // Handed off, it is safe in the store, even if a reply has kept it here since.
             // (Its request may have been read again since, and ride with a later batch.)
-            if let Some((lane, offset)) = live.held.take() {
-                self.requests[lane].finished.done(offset);
-                self.requests[lane].consumed.done(offset);
+            if let Some((priority, offset)) = live.held.take() {
+                self.requests[priority].finished.done(offset);
+                self.requests[priority].consumed.done(offset);
             }
             if live.leaving == Some(batch.number) {
                 self.bytes -= live.bytes;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::id::{BatchNumber, Offset, OperationId, PartitionId};
-use crate::lane::Source;
 use crate::operation::{Created, OperationState};
 use crate::partition::event::ForwardRecord;
+use crate::priority::Source;
 use crate::record::{FailedOperation, OperationStatus, OperatorAlert, OwnerNotice, StepRequest};
 use crate::time::{Stamp, Timestamp};
 

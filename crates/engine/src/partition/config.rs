@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use crate::id::{Epoch, Offset, OperationId, OwnerId, PartitionId, ShardId};
-use crate::lane::{ByLane, Lane};
 use crate::operation::ProcessState;
+use crate::priority::{ByPriority, Priority};
 use crate::reader::Places;
 use crate::time::{Stamp, Timestamp};
 
@@ -65,7 +65,7 @@ pub struct Ownership {
     pub next: Places,
     /// The end of each requests log when the lease was taken: an id of the server's at or past it
     /// needs no read of the store.
-    pub requests_end: ByLane<Offset>,
+    pub requests_end: ByPriority<Offset>,
     /// The end of the inbox when the shell resumed: no time-outs until replies were read to it.
     pub replies_end: Offset,
     /// Stamps of this owner's writes are at least this: the limit of the owner before it.
@@ -110,19 +110,19 @@ pub struct EngineCheckpoint {
     pub at: Places,
     /// A fingerprint of the last request record below each; `None` until the first record
     /// of this ownership is done: then the one that was stored with the old checkpoint stands.
-    pub fingerprints: ByLane<Option<u64>>,
+    pub fingerprints: ByPriority<Option<u64>>,
     /// The next request record that was not yet consumed durably: what lies below it has a row or
     /// was answered. Starts where reading began, which may lie before the predecessor's.
-    pub consumed: ByLane<Offset>,
+    pub consumed: ByPriority<Offset>,
 }
 
-/// The operation whose request holds the checkpoint of a lane.
+/// The operation whose request holds the checkpoint of a priority.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Held {
     /// The operation.
     pub operation: OperationId,
-    /// The lane.
-    pub lane: Lane,
+    /// The priority.
+    pub priority: Priority,
     /// Its request: the checkpoint cannot pass it.
     pub offset: Offset,
     /// Since when the operation, or its request, is in memory.

@@ -1,8 +1,8 @@
 //! What a partition engine is told.
 
 use crate::id::{BatchNumber, Offset, OperationId, PartitionId};
-use crate::lane::{Lane, Source};
 use crate::operation::OperationRow;
+use crate::priority::{Priority, Source};
 use crate::record::{OperationRequest, Recovery, StepReply};
 use crate::time::Stamp;
 
@@ -16,7 +16,7 @@ pub enum Event {
     /// [in](super::PartitionEngine::admit).
     Request {
         /// The topic that it was read from.
-        lane: Lane,
+        priority: Priority,
         /// Where it lies.
         offset: Offset,
         /// A fingerprint of the record, for the checkpoint.

@@ -1,7 +1,7 @@
 //! Requests that wait to be let in, and in which order they are.
 //!
-//! What must hold: **nobody waits for another's crowd.** While requests of both lanes wait, so many expedited ones go
-//! for each ordinary one; within a lane the tenants take turns, one request each. Requests of one tenant in one lane
+//! What must hold: **nobody waits for another's crowd.** While requests of both priorities wait, so many expedited ones go
+//! for each ordinary one; within a priority the tenants take turns, one request each. Requests of one tenant in one priority
 //! keep their order, so that a cancel stays behind its create. One in another tenant's name, which only a writer to the
 //! topic can send, stands in the line of its create, lest it take the operation's place.
 //!
@@ -14,15 +14,15 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::id::{Offset, OperationId};
-use crate::lane::{ByLane, Lane};
 use crate::partition::config::Waiting;
+use crate::priority::{ByPriority, Priority};
 use crate::record::OperationRequest;
 use crate::time::Timestamp;
 
 /// A request that was read, and waits.
 #[derive(Debug)]
 pub(super) struct Queued {
-    pub(super) lane: Lane,
+    pub(super) priority: Priority,
     pub(super) offset: Offset,
     pub(super) bytes: usize,
     pub(super) rerouted: bool,
@@ -34,14 +34,14 @@ pub(super) struct Queued {
 /// All that wait.
 #[derive(Debug)]
 pub(super) struct FairQueue {
-    lanes: ByLane<Turns>,
+    priorities: ByPriority<Turns>,
     /// How many expedited requests go for each ordinary one.
     weight: u32,
     /// How many have gone since an ordinary one last did.
     expedited_in_a_row: u32,
 }
 
-/// Those of one lane.
+/// Those of one priority.
 #[derive(Debug, Default)]
 struct Turns {
     /// The only one that waits, as most do: it has its turn at once, whosever it is.
@@ -58,7 +58,7 @@ struct Turns {
 impl FairQueue {
     pub(super) fn new(weight: u32) -> Self {
         Self {
-            lanes: ByLane::default(),
+            priorities: ByPriority::default(),
             weight: weight.max(1),
             expedited_in_a_row: 0,
         }
@@ -66,36 +66,36 @@ impl FairQueue {
 
     /// Lets a request wait behind those of its tenant.
     pub(super) fn push(&mut self, queued: Queued) {
-        self.lanes[queued.lane].push(queued);
+        self.priorities[queued.priority].push(queued);
     }
 
     /// Takes out the one whose turn it is.
     pub(super) fn pop(&mut self) -> Option<Queued> {
-        let lane = match (
-            self.lanes.ordinary.is_empty(),
-            self.lanes.expedited.is_empty(),
+        let priority = match (
+            self.priorities.ordinary.is_empty(),
+            self.priorities.expedited.is_empty(),
         ) {
             (true, true) => return None,
-            (false, true) => Lane::Ordinary,
-            (true, false) => Lane::Expedited,
-            (false, false) if self.expedited_in_a_row < self.weight => Lane::Expedited,
-            (false, false) => Lane::Ordinary,
+            (false, true) => Priority::Ordinary,
+            (true, false) => Priority::Expedited,
+            (false, false) if self.expedited_in_a_row < self.weight => Priority::Expedited,
+            (false, false) => Priority::Ordinary,
         };
-        self.expedited_in_a_row = match lane {
-            Lane::Ordinary => 0,
-            Lane::Expedited => self.expedited_in_a_row.saturating_add(1),
+        self.expedited_in_a_row = match priority {
+            Priority::Ordinary => 0,
+            Priority::Expedited => self.expedited_in_a_row.saturating_add(1),
         };
-        self.lanes[lane].pop()
+        self.priorities[priority].pop()
     }
 
-    /// How many of a lane wait.
-    pub(super) fn waiting(&self, lane: Lane) -> Waiting {
-        self.lanes[lane].waiting
+    /// How many of a priority wait.
+    pub(super) fn waiting(&self, priority: Priority) -> Waiting {
+        self.priorities[priority].waiting
     }
 
     /// The one that lies there. Looks at all tenants.
-    pub(super) fn find(&self, lane: Lane, offset: Offset) -> Option<&Queued> {
-        let Turns { lone, tenants, .. } = &self.lanes[lane];
+    pub(super) fn find(&self, priority: Priority, offset: Offset) -> Option<&Queued> {
+        let Turns { lone, tenants, .. } = &self.priorities[priority];
         let lone = lone.as_ref().filter(|queued| queued.offset == offset);
         lone.or_else(|| {
             let mut lines = tenants.values();
@@ -195,11 +195,11 @@ mod tests {
     use crate::operation::RequestHash;
     use crate::record::{AmendRequest, Amendment, CreateRequest, IdOrigin};
 
-    fn queue(weight: u32, waiting: &[(Lane, &str, i64)]) -> FairQueue {
+    fn queue(weight: u32, waiting: &[(Priority, &str, i64)]) -> FairQueue {
         let mut queue = FairQueue::new(weight);
-        for &(lane, tenant, offset) in waiting {
+        for &(priority, tenant, offset) in waiting {
             queue.push(Queued {
-                lane,
+                priority,
                 offset: Offset(offset),
                 bytes: 10,
                 rerouted: false,
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn tenants_take_turns_and_each_keeps_its_order() {
-        use Lane::Ordinary as O;
+        use Priority::Ordinary as O;
         let waiting = [
             (O, "flood", 1),
             (O, "flood", 2),
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn expedited_requests_go_first_but_for_the_share_of_the_others() {
-        use Lane::{Expedited as X, Ordinary as O};
+        use Priority::{Expedited as X, Ordinary as O};
         let waiting = [
             (O, "a", 1),
             (O, "a", 2),
@@ -263,11 +263,11 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_counted_by_lane_and_found_where_it_lies() {
-        use Lane::{Expedited as X, Ordinary as O};
+    fn what_waits_is_counted_by_priority_and_found_where_it_lies() {
+        use Priority::{Expedited as X, Ordinary as O};
         let mut queue = queue(1, &[(O, "a", 1), (X, "b", 1), (O, "c", 2)]);
-        let of = |queue: &FairQueue, lane| {
-            let waiting = queue.waiting(lane);
+        let of = |queue: &FairQueue, priority| {
+            let waiting = queue.waiting(priority);
             (waiting.requests, waiting.bytes)
         };
         assert_eq!((of(&queue, O), of(&queue, X)), ((2, 20), (1, 10)));
@@ -280,11 +280,11 @@ mod tests {
 
     #[test]
     fn an_amendment_in_another_name_overtakes_no_create() {
-        let lane = Lane::Ordinary;
-        let mut queue = queue(1, &[(lane, "a", 1), (lane, "a", 2)]);
+        let priority = Priority::Ordinary;
+        let mut queue = queue(1, &[(priority, "a", 1), (priority, "a", 2)]);
         let id = OperationId(Uuid::from_u128(9));
         let of = |tenant: &str, offset, request| Queued {
-            lane,
+            priority,
             offset: Offset(offset),
             bytes: 10,
             rerouted: false,
@@ -299,7 +299,7 @@ mod tests {
             since: Timestamp(0),
         };
         let Some(OperationRequest::Amend(amend)) = queue
-            .find(lane, Offset(1))
+            .find(priority, Offset(1))
             .map(|queued| queued.request.clone())
         else {
             panic!("it is one");

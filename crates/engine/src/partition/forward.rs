@@ -5,10 +5,10 @@
 //! partitions: two schedulers that disagree about where it belongs would send it to and fro for ever.
 
 use crate::id::{Offset, PartitionId};
-use crate::lane::{Lane, Source};
 use crate::partition::PartitionEngine;
 use crate::partition::command::Message;
 use crate::partition::event::ForwardRecord;
+use crate::priority::{Priority, Source};
 
 impl PartitionEngine {
     pub(super) fn unreadable(
@@ -68,8 +68,10 @@ impl PartitionEngine {
     /// Begins a record that concerns no operation here.
     fn begin_foreign(&mut self, source: Source, offset: Offset, fingerprint: u64) -> bool {
         match source {
-            Source::Requests => self.begin_foreign_request(Lane::Ordinary, offset, fingerprint),
-            Source::Expedited => self.begin_foreign_request(Lane::Expedited, offset, fingerprint),
+            Source::Requests => self.begin_foreign_request(Priority::Ordinary, offset, fingerprint),
+            Source::Expedited => {
+                self.begin_foreign_request(Priority::Expedited, offset, fingerprint)
+            }
             Source::Replies => {
                 let is_new = self.replies.begin_with(offset, fingerprint);
                 if is_new {
@@ -87,11 +89,16 @@ impl PartitionEngine {
         }
     }
 
-    fn begin_foreign_request(&mut self, lane: Lane, offset: Offset, fingerprint: u64) -> bool {
-        let is_new = self.requests[lane].begin(offset, fingerprint);
+    fn begin_foreign_request(
+        &mut self,
+        priority: Priority,
+        offset: Offset,
+        fingerprint: u64,
+    ) -> bool {
+        let is_new = self.requests[priority].begin(offset, fingerprint);
         if is_new {
-            self.open.done.requests.push((lane, offset));
-            self.open.done.consumed.push((lane, offset));
+            self.open.done.requests.push((priority, offset));
+            self.open.done.consumed.push((priority, offset));
         }
         is_new
     }

@@ -10,7 +10,6 @@ use crate::advance::{Advance, Patience, next_due, pair_bytes};
 use crate::contact::Contact;
 use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
-use crate::lane::{Lane, LogPosition, Position};
 use crate::operation::{
     Created, HistoryEntry, OperationError, OperationRow, OperationState, ProcessState, StepError,
     StepState,
@@ -19,6 +18,7 @@ use crate::partition::command::Message;
 use crate::partition::config::{EngineConfig, EngineStats, Ownership};
 use crate::partition::messages;
 use crate::preview::workflow_of;
+use crate::priority::{LogPosition, Position, Priority};
 use crate::record::{CreateRequest, OWNER_SUPERSEDED, Outcome, StepReply};
 use crate::step::IllegalTransition;
 use crate::time::Timestamp;
@@ -67,7 +67,7 @@ pub(super) struct Live {
     /// When it was created, loaded, or changed after it had been handed off.
     pub(super) since: Timestamp,
     /// Its request, if that is not done yet.
-    pub(super) held: Option<(Lane, Offset)>,
+    pub(super) held: Option<(Priority, Offset)>,
     /// The deadline index has an entry for this instant which did not come up yet.
     pub(super) indexed: Option<Timestamp>,
     /// The instant that the timers have a valid entry for.
@@ -167,7 +167,7 @@ impl Live {
         let state = OperationState::new(ownership, created.step_names.len(), now);
         Self {
             bytes: bytes.max(created.input.len()) + OPERATION_BYTES,
-            held: Some((position.lane, position.offset)),
+            held: Some((position.priority, position.offset)),
             pending: Pending {
                 write_created: true,
                 ..Pending::default()

@@ -10,12 +10,12 @@
 //! outlive its complete-by for as long as anything else wakes the operation.)
 
 use crate::id::{Offset, OperationId};
-use crate::lane::Lane;
 use crate::operation::OperationRow;
 use crate::operation::StepError;
 use crate::partition::live::Live;
 use crate::partition::messages;
 use crate::partition::{BACK_MIN, PartitionEngine, Slot};
+use crate::priority::Priority;
 use crate::record::{OperationRequest, Recovery, StepReply};
 use crate::time::Timestamp;
 
@@ -32,9 +32,9 @@ pub(super) struct Loading {
 
 impl Loading {
     /// Whether this request waits for the row.
-    pub(super) fn has_request(&self, of: Lane, at: Offset) -> bool {
+    pub(super) fn has_request(&self, of: Priority, at: Offset) -> bool {
         self.waiting.iter().any(
-            |event| matches!(event, ForRow::Request { lane, offset, .. } if (*lane, *offset) == (of, at)),
+            |event| matches!(event, ForRow::Request { priority, offset, .. } if (*priority, *offset) == (of, at)),
         )
     }
 }
@@ -43,7 +43,7 @@ impl Loading {
 #[derive(Debug)]
 pub(super) enum ForRow {
     Request {
-        lane: Lane,
+        priority: Priority,
         offset: Offset,
         bytes: usize,
         request: Box<OperationRequest>,
@@ -119,11 +119,11 @@ impl PartitionEngine {
         for event in loading.waiting {
             match event {
                 ForRow::Request {
-                    lane,
+                    priority,
                     offset,
                     bytes,
                     request,
-                } => self.request_known_row((lane, offset), bytes, *request, now),
+                } => self.request_known_row((priority, offset), bytes, *request, now),
                 ForRow::Reply { offset, reply } => self.reply_known_row(offset, reply, now),
                 ForRow::Recovery { offset, recovery } => {
                     self.recovery_known_row(offset, *recovery, now);
@@ -170,9 +170,11 @@ impl PartitionEngine {
     fn let_go(&mut self, id: OperationId, waiting: Vec<ForRow>) {
         for event in waiting {
             match event {
-                ForRow::Request { lane, offset, .. } => {
-                    self.open.done.consumed.push((lane, offset));
-                    self.open.done.requests.push((lane, offset));
+                ForRow::Request {
+                    priority, offset, ..
+                } => {
+                    self.open.done.consumed.push((priority, offset));
+                    self.open.done.requests.push((priority, offset));
                 }
                 ForRow::Reply { offset, reply } => {
                     self.open.done.replies.extend(offset);

@@ -11,11 +11,11 @@ use uuid::Uuid;
 
 use crate::advance::results_for;
 use crate::id::OperationId;
-use crate::lane::{Lane, Position};
 use crate::operation::{Created, ProcessState, StepError, StepState, input};
 use crate::partition::command::{Command, Message};
 use crate::partition::config::Ownership;
 use crate::partition::live::{Live, Pending, is_told};
+use crate::priority::{Position, Priority};
 use crate::record::{
     AlertKind, AmendRequest, Amendment, CreateRequest, FailedOperation, OperationStatus,
     OperatorAlert, OwnerNotice, StatusKind, StepRequest,
@@ -252,9 +252,9 @@ pub(super) fn rejected_status(
     now: Timestamp,
 ) -> Message {
     let id = request.operation;
-    let prefix = match position.lane {
-        Lane::Ordinary => "",
-        Lane::Expedited => "expedited-",
+    let prefix = match position.priority {
+        Priority::Ordinary => "",
+        Priority::Expedited => "expedited-",
     };
     let (partition, offset) = (position.partition, position.offset);
     Message::Status(Box::new(OperationStatus {

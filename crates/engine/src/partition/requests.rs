@@ -1,9 +1,9 @@
 //! How far the engine has got with the two topics of requests, and what holds it up.
 
 use crate::id::Offset;
-use crate::lane::{ByLane, Lane};
 use crate::partition::config::{EngineCheckpoint, Held};
 use crate::partition::{PartitionEngine, Slot};
+use crate::priority::{ByPriority, Priority};
 use crate::reader::Places;
 use crate::tracker::OffsetTracker;
 
@@ -48,36 +48,38 @@ impl PartitionEngine {
                 replies: self.replies.low(),
                 recoveries: self.recoveries.low(),
             },
-            fingerprints: ByLane::of(|lane| self.requests[lane].finished.fingerprint_below_low()),
-            consumed: ByLane::of(|lane| self.requests[lane].consumed.low()),
+            fingerprints: ByPriority::of(|priority| {
+                self.requests[priority].finished.fingerprint_below_low()
+            }),
+            consumed: ByPriority::of(|priority| self.requests[priority].consumed.low()),
         }
     }
 
-    /// The operation whose request holds the checkpoint of a lane, if it is one: it may also be a
+    /// The operation whose request holds the checkpoint of a priority, if it is one: it may also be a
     /// record whose batch is not settled. Looks at all operations; meant for explaining a lag.
     #[must_use]
-    pub fn oldest_held(&self, lane: Lane) -> Option<Held> {
-        let finished = &self.requests[lane].finished;
+    pub fn oldest_held(&self, priority: Priority) -> Option<Held> {
+        let finished = &self.requests[priority].finished;
         if finished.pending() == 0 {
             return None;
         }
         let low = finished.low();
         let held = |operation, since, waits| Held {
             operation,
-            lane,
+            priority,
             offset: low,
             since,
             waits,
         };
         let in_memory = self.slots.iter().find_map(|(id, slot)| {
             let (holds, since) = match slot {
-                Slot::Live(live) => (live.held == Some((lane, low)), live.since),
-                Slot::Loading(loading) => (loading.has_request(lane, low), loading.since),
+                Slot::Live(live) => (live.held == Some((priority, low)), live.since),
+                Slot::Loading(loading) => (loading.has_request(priority, low), loading.since),
             };
             holds.then(|| held(*id, since, false))
         });
         in_memory.or_else(|| {
-            let queued = self.queue.find(lane, low)?;
+            let queued = self.queue.find(priority, low)?;
             Some(held(queued.request.operation(), queued.since, true))
         })
     }

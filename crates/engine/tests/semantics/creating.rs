@@ -1,9 +1,9 @@
 //! Requests: fresh, repeated, conflicting, unrunnable.
 
 use waybill_engine::{
-    Action, Attempt, Command, EngineConfig, Event, IdOrigin, Lane, Message, Offset,
-    OperationRequest, OperationStatus, Position, ProcessState, RowChange, Stamp, StatusKind,
-    StepProgress, StepRequest, StepState, WorkflowDefinition,
+    Action, Attempt, Command, EngineConfig, Event, IdOrigin, Message, Offset, OperationRequest,
+    OperationStatus, Position, Priority, ProcessState, RowChange, Stamp, StatusKind, StepProgress,
+    StepRequest, StepState, WorkflowDefinition,
 };
 
 use crate::fixture::{
@@ -37,7 +37,7 @@ fn a_fresh_request_is_created_without_a_read_and_its_first_step_asked_for() {
     assert_eq!(
         created.request,
         Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PARTITION,
             offset
         }
@@ -120,7 +120,7 @@ fn the_last_success_ends_the_operation_with_one_row_and_one_status() {
             failing_step: None,
             step: None,
             request: Position {
-                lane: Lane::Ordinary,
+                priority: Priority::Ordinary,
                 partition: PARTITION,
                 offset
             },
@@ -255,7 +255,7 @@ fn the_rejected_twin_is_told_where_its_own_request_lies() {
     assert_eq!(
         status.request,
         Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PARTITION,
             offset
         }
@@ -352,7 +352,7 @@ fn an_offset_that_is_read_twice_is_taken_once() {
     fixture.request(request(id(1)));
     fixture.round();
     fixture.apply(Event::Request {
-        lane: Lane::Ordinary,
+        priority: Priority::Ordinary,
         offset: Offset(0),
         fingerprint: 100,
         bytes: 200,

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Action, AmendRequest, Amendment, Attempt, Batch, BatchNumber, ByLane, Command,
-    CompensationDefinition, CreateRequest, EngineConfig, Epoch, Event, Held, IdOrigin, Lane,
-    Message, Offset, OperationId, OperationRequest, OperationRow, OperationState, Outcome, OwnerId,
-    Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb, RequestHash,
+    Action, AmendRequest, Amendment, Attempt, Batch, BatchNumber, ByPriority, Command,
+    CompensationDefinition, CreateRequest, EngineConfig, Epoch, Event, Held, IdOrigin, Message,
+    Offset, OperationId, OperationRequest, OperationRow, OperationState, Outcome, OwnerId,
+    Ownership, PartitionEngine, PartitionId, Places, Priority, Recovery, RecoveryVerb, RequestHash,
     RetryPolicy, Room, ShardId, Stamp, StepDefinition, StepError, StepReply, StepState,
     Supervision, Timestamp, Workflow, WorkflowDefinition, Workflows,
 };
@@ -95,7 +95,7 @@ pub fn ownership(epoch: Epoch) -> Ownership {
         owner: owner(epoch),
         epoch,
         next: Places::default(),
-        requests_end: ByLane::default(),
+        requests_end: ByPriority::default(),
         replies_end: Offset(0),
         stamp_floor: Stamp(0),
         stamp_limit: Stamp(i64::MAX),
@@ -198,8 +198,8 @@ impl Fixture {
         self.room = self.engine.admit(Room { operations, bytes }, self.now);
     }
 
-    fn next(&mut self, lane: Lane) -> Offset {
-        let next = self.next.on_mut(lane.source());
+    fn next(&mut self, priority: Priority) -> Offset {
+        let next = self.next.on_mut(priority.source());
         let offset = *next;
         *next = offset.next();
         offset
@@ -210,17 +210,17 @@ impl Fixture {
     }
 
     pub fn request_with(&mut self, request: CreateRequest, rerouted: bool) -> Offset {
-        self.request_by(Lane::Ordinary, request, rerouted)
+        self.request_by(Priority::Ordinary, request, rerouted)
     }
 
     pub fn expedited(&mut self, request: CreateRequest) -> Offset {
-        self.request_by(Lane::Expedited, request, false)
+        self.request_by(Priority::Expedited, request, false)
     }
 
-    fn request_by(&mut self, lane: Lane, request: CreateRequest, rerouted: bool) -> Offset {
-        let offset = self.next(lane);
+    fn request_by(&mut self, priority: Priority, request: CreateRequest, rerouted: bool) -> Offset {
+        let offset = self.next(priority);
         self.apply(Event::Request {
-            lane,
+            priority,
             offset,
             fingerprint: offset.0.unsigned_abs() + 100,
             bytes: 200,
@@ -232,13 +232,13 @@ impl Fixture {
 
     pub fn amend(&mut self, number: u128, amendment: Amendment) -> Offset {
         let request = self.amendment(number, amendment);
-        self.amend_by(Lane::Ordinary, request)
+        self.amend_by(Priority::Ordinary, request)
     }
 
-    pub fn amend_by(&mut self, lane: Lane, request: AmendRequest) -> Offset {
-        let offset = self.next(lane);
+    pub fn amend_by(&mut self, priority: Priority, request: AmendRequest) -> Offset {
+        let offset = self.next(priority);
         self.apply(Event::Request {
-            lane,
+            priority,
             offset,
             fingerprint: offset.0.unsigned_abs() + 100,
             bytes: 200,
@@ -408,7 +408,7 @@ impl Fixture {
 
     /// What holds the checkpoint of the ordinary requests.
     pub fn oldest_held(&self) -> Option<Held> {
-        self.engine.oldest_held(Lane::Ordinary)
+        self.engine.oldest_held(Priority::Ordinary)
     }
 
     pub fn requests_checkpoint(&self) -> i64 {

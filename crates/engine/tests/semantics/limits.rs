@@ -2,8 +2,8 @@
 
 use waybill_engine::{
     AmendRequest, Amendment, Command, CreateRequest, EngineConfig, Event, ForwardRecord, IdOrigin,
-    InFlight, Lane, Message, Offset, Outcome, Ownership, PartitionId, Position, ProcessState, Room,
-    Source, Stamp,
+    InFlight, Message, Offset, Outcome, Ownership, PartitionId, Position, Priority, ProcessState,
+    Room, Source, Stamp,
 };
 
 use crate::fixture::{EPOCH, Fixture, T0, error, id, ms, ownership, request, success, told};
@@ -103,7 +103,7 @@ fn requests_wait_for_room_by_count_or_by_bytes_until_operations_leave() {
         for number in [1, 2, 3] {
             fixture.request(request(id(number)));
         }
-        let waiting = |fixture: &Fixture| fixture.engine.waiting(Lane::Ordinary).requests;
+        let waiting = |fixture: &Fixture| fixture.engine.waiting(Priority::Ordinary).requests;
         assert_eq!(fixture.engine.in_flight().operations, 2);
         assert_eq!(waiting(&fixture), 1);
         assert_eq!(fixture.oldest_held().unwrap().operation, id(1));
@@ -127,7 +127,7 @@ fn requests_wait_for_room_by_count_or_by_bytes_until_operations_leave() {
 }
 
 #[test]
-fn a_tenant_s_crowd_and_the_other_lane_s_are_passed_by_and_checkpoints_know_of_it() {
+fn a_tenant_s_crowd_and_the_other_priority_s_are_passed_by_and_checkpoints_know_of_it() {
     let mut fixture = Fixture::new();
     fixture.admit(0);
     let of = |number: u128, tenant: &str| CreateRequest {
@@ -158,7 +158,7 @@ fn a_tenant_s_crowd_and_the_other_lane_s_are_passed_by_and_checkpoints_know_of_i
 }
 
 #[test]
-fn an_operation_that_came_by_both_lanes_is_made_by_the_first_that_is_let_in() {
+fn an_operation_that_came_with_both_priorities_is_made_by_the_first_that_is_let_in() {
     let mut fixture = Fixture::new();
     fixture.admit(0);
     let caller = CreateRequest {
@@ -172,8 +172,8 @@ fn an_operation_that_came_by_both_lanes_is_made_by_the_first_that_is_let_in() {
     fixture.round();
     let position = fixture.rows[&id(1)].created.request;
     assert_eq!(
-        (position.lane, position.offset),
-        (Lane::Expedited, Offset(0))
+        (position.priority, position.offset),
+        (Priority::Expedited, Offset(0))
     );
     let reached = fixture.engine.checkpoint();
     assert_eq!(
@@ -198,7 +198,7 @@ fn a_cancel_that_overtakes_a_create_with_an_id_of_the_server_s_is_not_forgotten(
         caller_id: None,
         ..fixture.amendment(7, Amendment::Cancel { workflow })
     };
-    fixture.amend_by(Lane::Expedited, cancel);
+    fixture.amend_by(Priority::Expedited, cancel);
     fixture.admit(1);
     fixture.load();
     fixture.round();
@@ -278,7 +278,7 @@ fn a_request_that_was_sent_on_from_the_partition_that_had_it_leads_to_its_operat
     fixture.round();
     let row = fixture.rows.get_mut(&id(1)).unwrap();
     let elsewhere = Position {
-        lane: Lane::Ordinary,
+        priority: Priority::Ordinary,
         partition: PartitionId(1),
         offset: Offset(90),
     };
@@ -409,6 +409,6 @@ fn what_is_done_behind_a_request_that_waits_is_known_until_that_had_its_turn() {
         fixture.round();
     }
     assert_eq!(fixture.requests_checkpoint(), 10);
-    assert_eq!(fixture.engine.waiting(Lane::Ordinary).requests, 20);
-    assert_eq!(fixture.engine.tracked(Lane::Ordinary), 30);
+    assert_eq!(fixture.engine.waiting(Priority::Ordinary).requests, 20);
+    assert_eq!(fixture.engine.tracked(Priority::Ordinary), 30);
 }

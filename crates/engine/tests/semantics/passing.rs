@@ -1,6 +1,6 @@
 //! Records that are another reader's.
 
-use waybill_engine::{Event, Lane, Offset, Source};
+use waybill_engine::{Event, Offset, Priority, Source};
 
 use crate::fixture::Fixture;
 
@@ -20,9 +20,9 @@ fn a_record_that_is_passed_over_is_done_at_once_and_causes_nothing() {
     for source in Source::ALL {
         assert_eq!(after.at.on(source), Offset(before.at.on(source).0 + 3));
     }
-    for lane in Lane::ALL {
-        assert_eq!(after.consumed[lane], after.at.on(lane.source()));
-        assert_eq!(after.fingerprints[lane], Some(77));
+    for priority in Priority::ALL {
+        assert_eq!(after.consumed[priority], after.at.on(priority.source()));
+        assert_eq!(after.fingerprints[priority], Some(77));
     }
     assert_eq!(fixture.engine.loads(), []);
     assert_eq!(fixture.take(), None);

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use waybill_engine::{
-    Action, Amendment, Asked, Attempt, AttemptSeen, CreateRequest, HISTORY_MAX, Lane, Message,
-    Offset, OnFailure, Outcome, PartitionId, Position, ProcessState, RecoveryVerb, StepDefinition,
-    StepKind, Workflows, refusal,
+    Action, Amendment, Asked, Attempt, AttemptSeen, CreateRequest, HISTORY_MAX, Message, Offset,
+    OnFailure, Outcome, PartitionId, Position, Priority, ProcessState, RecoveryVerb,
+    StepDefinition, StepKind, Workflows, refusal,
 };
 
 use crate::fixture::{
@@ -716,7 +716,7 @@ fn a_reschedule_came_too_early_by_its_place_in_the_partition_of_its_request_alon
         let row = fixture.rows.get_mut(&id(1)).unwrap();
         let offset = Offset(1_000);
         Arc::make_mut(&mut row.created).request = Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition,
             offset,
         };

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use waybill_engine::{
-    Action, Attempt, Batch, BatchNumber, Command, Event, Lane, Message, OperationId, Outcome,
+    Action, Attempt, Batch, BatchNumber, Command, Event, Message, OperationId, Outcome, Priority,
     ProcessState, StepReply, Timestamp,
 };
 
@@ -397,10 +397,10 @@ impl Run {
                 record,
             } => {
                 let (from, at) = position_of(&record);
-                let Some(lane) = source.lane() else {
+                let Some(priority) = source.priority() else {
                     return self.fail(Rule::Contract, None, || format!("sent home: {record:?}"));
                 };
-                let record = self.store.shards[from].requests[lane][at].clone();
+                let record = self.store.shards[from].requests[priority][at].clone();
                 let record = match record {
                     Record::Request { request, .. } => Record::Request {
                         request,
@@ -409,7 +409,7 @@ impl Run {
                     Record::Poison => Record::Poison,
                 };
                 self.judge.sent_home.push((source, from, at));
-                self.request_arrives(lane, partition.0 as usize, record);
+                self.request_arrives(priority, partition.0 as usize, record);
             }
             Message::DeadLetter { source, offset, .. } => {
                 let at = usize::try_from(offset.0).unwrap();
@@ -432,8 +432,8 @@ impl Run {
             self.check_asked_for(&intents.unwrap_or_default());
         }
         self.apply(index, Event::Settled { batch });
-        for lane in Lane::ALL {
-            self.wake(index, lane.source());
+        for priority in Priority::ALL {
+            self.wake(index, priority.source());
         }
     }
 

@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use uuid::Uuid;
 use waybill_engine::{
-    AlertKind, Amendment, Attempt, Batch, ByLane, Command, FailedOperation, Lane, OperationId,
-    OperationRequest, OperationRow, OperationStatus, OperatorAlert, OwnerNotice, ProcessState,
-    Recovery, RecoveryVerb, RequestHash, Source, Stamp, StatusKind, StepReply, StepRequest,
-    StepState, Timestamp,
+    AlertKind, Amendment, Attempt, Batch, ByPriority, Command, FailedOperation, OperationId,
+    OperationRequest, OperationRow, OperationStatus, OperatorAlert, OwnerNotice, Priority,
+    ProcessState, Recovery, RecoveryVerb, RequestHash, Source, Stamp, StatusKind, StepReply,
+    StepRequest, StepState, Timestamp,
 };
 
 use crate::agents::describe;
@@ -26,10 +26,10 @@ mod rows;
 #[derive(Clone, Copy, Debug)]
 struct Accepted {
     partition: usize,
-    /// Of the first record about the operation, in each lane that has any.
-    at: ByLane<Option<usize>>,
+    /// Of the first record about the operation, in each priority that has any.
+    at: ByPriority<Option<usize>>,
     /// Of the first create there; `None` if there was only a cancel.
-    create: ByLane<Option<RequestHash>>,
+    create: ByPriority<Option<RequestHash>>,
 }
 
 /// Where a reply lies that came without a log: no checkpoint ever passes it.
@@ -141,7 +141,7 @@ impl Run {
     }
 
     /// A request is in the log: from here on it counts as accepted.
-    pub fn judge_request(&mut self, lane: Lane, partition: usize, record: &Record) {
+    pub fn judge_request(&mut self, priority: Priority, partition: usize, record: &Record) {
         let Record::Request { request, .. } = record else {
             return;
         };
@@ -156,14 +156,14 @@ impl Run {
         if partition != self.home_of(operation) {
             return;
         }
-        let at = self.store.shards[partition].requests[lane].len();
+        let at = self.store.shards[partition].requests[priority].len();
         let accepted = self.judge.accepted.entry(operation).or_insert(Accepted {
             partition,
-            at: ByLane::default(),
-            create: ByLane::default(),
+            at: ByPriority::default(),
+            create: ByPriority::default(),
         });
-        accepted.at[lane].get_or_insert(at);
-        accepted.create[lane] = accepted.create[lane].or(hash);
+        accepted.at[priority].get_or_insert(at);
+        accepted.create[priority] = accepted.create[priority].or(hash);
     }
 
     /// A reply was given: on the log that it is about to be put on, or without one.
@@ -326,11 +326,11 @@ impl Run {
                 // It is what will be read again, if it is.
                 Some(row) => {
                     let made_by = row.created.request;
-                    made_by.offset < reached.0.on(made_by.lane.source())
+                    made_by.offset < reached.0.on(made_by.priority.source())
                 }
-                None => Lane::ALL
-                    .into_iter()
-                    .any(|lane| accepted.at[lane].is_some_and(|at| at < reached.on(lane.source()))),
+                None => Priority::ALL.into_iter().any(|priority| {
+                    accepted.at[priority].is_some_and(|at| at < reached.on(priority.source()))
+                }),
             })
             .find(|(id, _, reached)| !self.is_safe(*id, partition, *reached));
         if let Some((id, _, reached)) = unsafe_one {
@@ -340,8 +340,8 @@ impl Run {
                 format!("{reached:?} and cursor {cursor} have passed {state:?}")
             });
         }
-        for lane in Lane::ALL {
-            self.check_records_below(lane, partition);
+        for priority in Priority::ALL {
+            self.check_records_below(priority, partition);
         }
         self.check_replies_below(partition);
     }
@@ -364,8 +364,10 @@ impl Run {
         let mut replies = shard.replies[checkpoint.on(Source::Replies)..]
             .iter()
             .flatten();
-        let requests = |lane: Lane| shard.requests[lane][checkpoint.on(lane.source())..].iter();
-        let mut requests = Lane::ALL.into_iter().flat_map(requests);
+        let requests = |priority: Priority| {
+            shard.requests[priority][checkpoint.on(priority.source())..].iter()
+        };
+        let mut requests = Priority::ALL.into_iter().flat_map(requests);
         self.judge.is_announced(row)
             || is_hinted_at
             || replies.any(|reply| reply.operation == id)
@@ -373,29 +375,29 @@ impl Run {
     }
 
     /// Whatever is no operation's went where it can be found; a cancel is noted.
-    fn check_records_below(&mut self, lane: Lane, partition: usize) {
+    fn check_records_below(&mut self, priority: Priority, partition: usize) {
         let shard = &self.store.shards[partition];
-        let records = shard.requests[lane].iter().enumerate();
+        let records = shard.requests[priority].iter().enumerate();
         let mut below = records.filter(|(at, record)| {
             let reached = self.store.reached(partition, record.key(*at));
-            *at < reached.on(lane.source())
+            *at < reached.on(priority.source())
         });
-        let lost = below.find(|(at, _)| !self.is_seen_to(lane, partition, *at));
+        let lost = below.find(|(at, _)| !self.is_seen_to(priority, partition, *at));
         let lost = lost.map(|(at, _)| at);
         if let Some(at) = lost {
-            let record = self.store.shards[partition].requests[lane][at].clone();
+            let record = self.store.shards[partition].requests[priority][at].clone();
             self.fail(Rule::NotAnswered, record.operation(), || {
                 format!("{at}: {record:?}")
             });
         }
     }
 
-    fn is_seen_to(&self, lane: Lane, partition: usize, at: usize) -> bool {
-        let place = (lane.source(), partition, at);
+    fn is_seen_to(&self, priority: Priority, partition: usize, at: usize) -> bool {
+        let place = (priority.source(), partition, at);
         let Record::Request {
             request,
             is_rerouted,
-        } = &self.store.shards[partition].requests[lane][at]
+        } = &self.store.shards[partition].requests[priority][at]
         else {
             return self.judge.dead_letters.contains(&place);
         };
@@ -413,11 +415,11 @@ impl Run {
         let row = self.store.row(id);
         match &**request {
             OperationRequest::Create(create) => {
-                let lane = match lane {
-                    Lane::Ordinary => "",
-                    Lane::Expedited => "expedited-",
+                let priority = match priority {
+                    Priority::Ordinary => "",
+                    Priority::Expedited => "expedited-",
                 };
-                let rejected = id.event_id(&format!("rejected-{lane}{partition}-{at}"));
+                let rejected = id.event_id(&format!("rejected-{priority}{partition}-{at}"));
                 row.is_some_and(|row| row.created.request_hash == create.request_hash)
                     || self.judge.statuses.contains_key(&rejected)
             }

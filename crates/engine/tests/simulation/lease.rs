@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use waybill_engine::{Division, Event, Handover, Lane, ReaderId, Source, Stamp, Stood, Timestamp};
+use waybill_engine::{
+    Division, Event, Handover, Priority, ReaderId, Source, Stamp, Stood, Timestamp,
+};
 
 use crate::bugs::Bug;
 use crate::clock::Clock;
@@ -194,13 +196,13 @@ impl Run {
         };
         let reached = engine.checkpoint();
         let mut checkpoint = Checkpoint(reached.at);
-        let fits = |lane: Lane| {
-            let done = checkpoint.on(lane.source());
-            let has_fingerprint = reached.fingerprints[lane]
+        let fits = |priority: Priority| {
+            let done = checkpoint.on(priority.source());
+            let has_fingerprint = reached.fingerprints[priority]
                 .is_none_or(|fingerprint| fingerprint + 1 == done as u64 + FINGERPRINT_BASE);
-            has_fingerprint && reached.consumed[lane] >= reached.at.on(lane.source())
+            has_fingerprint && reached.consumed[priority] >= reached.at.on(priority.source())
         };
-        if !Lane::ALL.into_iter().all(fits) {
+        if !Priority::ALL.into_iter().all(fits) {
             self.fail(Rule::Contract, None, || format!("{reached:?}"));
         }
         let owner = &mut self.owners[index];

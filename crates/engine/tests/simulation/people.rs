@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use waybill_engine::{
-    Action, Lane, OperationId, OperationRequest, OperationRow, ProcessState, Recovery,
+    Action, OperationId, OperationRequest, OperationRow, Priority, ProcessState, Recovery,
     RecoveryVerb, StepState,
 };
 
@@ -16,23 +16,23 @@ impl Run {
     /// A caller's record reaches the log.
     pub fn ask(&mut self, index: usize) {
         let ask = self.plan.asks[index].clone();
-        self.request_arrives(ask.lane, ask.partition, ask.record);
+        self.request_arrives(ask.priority, ask.partition, ask.record);
     }
 
-    pub fn request_arrives(&mut self, lane: Lane, partition: usize, record: Record) {
+    pub fn request_arrives(&mut self, priority: Priority, partition: usize, record: Record) {
         if let Record::Request { request, .. } = &record {
             let what = match &**request {
                 OperationRequest::Create(create) => format!("create {}", create.workflow),
                 OperationRequest::Amend(amend) => format!("{:?}", amend.amendment),
             };
-            let at = self.store.shards[partition].requests[lane].len();
+            let at = self.store.shards[partition].requests[priority].len();
             self.note(request.operation(), || {
-                format!("request: {what}, {lane:?} offset {at} of partition {partition}")
+                format!("request: {what}, {priority:?} offset {at} of partition {partition}")
             });
         }
-        self.judge_request(lane, partition, &record);
-        self.store.shards[partition].requests[lane].push(record);
-        self.wake_owners(partition, lane.source());
+        self.judge_request(priority, partition, &record);
+        self.store.shards[partition].requests[priority].push(record);
+        self.wake_owners(partition, priority.source());
     }
 
     /// An operator looks at what there is, and asks for something: mostly for what fits.

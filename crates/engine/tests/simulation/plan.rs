@@ -20,7 +20,7 @@ pub struct Plan {
     pub config: Arc<EngineConfig>,
     /// How many operations an owner has in memory at most.
     pub in_flight_max: usize,
-    /// How many requests of each lane wait with it at most.
+    /// How many requests of each priority wait with it at most.
     pub waiting_max: usize,
     pub workflows: Arc<Workflows>,
     pub protection: Protection,

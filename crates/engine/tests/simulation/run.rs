@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use waybill_engine::{Division, Event, InFlight, Lane, OperationId, ReaderId, Source, Timestamp};
+use waybill_engine::{
+    Division, Event, InFlight, OperationId, Priority, ReaderId, Source, Timestamp,
+};
 
 use crate::agents::Agents;
 use crate::bugs::Bug;
@@ -403,7 +405,7 @@ impl Run {
             .iter()
             .filter_map(|owner| {
                 let engine = owner.engine.as_ref()?;
-                let waiting = Lane::ALL.map(|lane| engine.waiting(lane));
+                let waiting = Priority::ALL.map(|priority| engine.waiting(priority));
                 Some((engine.in_flight(), waiting, owner.state()))
             })
             .collect();

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_engine::{
-    ByLane, Division, Epoch, Event, ForwardRecord, KeyHash, Lane, Offset, OperationId, OwnerId,
-    Ownership, PartitionEngine, PartitionId, Places, Recovery, RecoveryVerb, Room, ShardId, Share,
-    Source, Stamp, StepReply, StepState, Timestamp, partition_for,
+    ByPriority, Division, Epoch, Event, ForwardRecord, KeyHash, Offset, OperationId, OwnerId,
+    Ownership, PartitionEngine, PartitionId, Places, Priority, Recovery, RecoveryVerb, Room,
+    ShardId, Share, Source, Stamp, StepReply, StepState, Timestamp, partition_for,
 };
 
 use crate::bugs::Bug;
@@ -168,7 +168,7 @@ impl Run {
             owner: name,
             epoch: owner.epoch,
             next,
-            requests_end: ByLane::of(|lane| offset(shard.len(lane.source()))),
+            requests_end: ByPriority::of(|priority| offset(shard.len(priority.source()))),
             replies_end: offset(if ignores_inbox {
                 0
             } else {
@@ -282,8 +282,8 @@ impl Run {
             if owner.releasing_since.is_some() {
                 return;
             }
-            if let Some(lane) = source.lane()
-                && engine.waiting(lane).requests >= self.plan.waiting_max
+            if let Some(priority) = source.priority()
+                && engine.waiting(priority).requests >= self.plan.waiting_max
             {
                 self.seen.count(Sight::WindowWasFull);
                 return;
@@ -341,9 +341,9 @@ impl Run {
     fn event_at(&self, partition: usize, source: Source, at: usize) -> Option<Event> {
         let shard = &self.store.shards[partition];
         let offset = offset(at);
-        if let Some(lane) = source.lane() {
-            let record = shard.requests[lane].get(at)?;
-            return Some(self.request_event(lane, partition, record, at));
+        if let Some(priority) = source.priority() {
+            let record = shard.requests[priority].get(at)?;
+            return Some(self.request_event(priority, partition, record, at));
         }
         match source {
             Source::Requests | Source::Expedited => None,
@@ -375,9 +375,15 @@ impl Run {
         }
     }
 
-    fn request_event(&self, lane: Lane, partition: usize, record: &Record, at: usize) -> Event {
+    fn request_event(
+        &self,
+        priority: Priority,
+        partition: usize,
+        record: &Record,
+        at: usize,
+    ) -> Event {
         let (offset, fingerprint) = (offset(at), at as u64 + FINGERPRINT_BASE);
-        let source = lane.source();
+        let source = priority.source();
         let Record::Request {
             request,
             is_rerouted,
@@ -409,7 +415,7 @@ impl Run {
             };
         }
         Event::Request {
-            lane,
+            priority,
             offset,
             fingerprint,
             bytes: 300,

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use waybill_engine::{
-    ByLane, Division, Epoch, FailedOperation, Handover, KeyHash, Lane, OperationId, OperationRow,
-    PartitionId, Places, ReaderId, Recovery, RowChange, Source, Stamp, StepReply, Timestamp,
+    ByPriority, Division, Epoch, FailedOperation, Handover, KeyHash, OperationId, OperationRow,
+    PartitionId, Places, Priority, ReaderId, Recovery, RowChange, Source, Stamp, StepReply,
+    Timestamp,
 };
 
 use crate::scheduler::offset;
@@ -74,7 +75,7 @@ pub enum Written {
 /// The logs of one partition, and its shard of the deadline index.
 #[derive(Debug, Default)]
 pub struct Shard {
-    pub requests: ByLane<Vec<Record>>,
+    pub requests: ByPriority<Vec<Record>>,
     /// `None` where a transaction's marker lies.
     pub replies: Vec<Option<Rc<StepReply>>>,
     pub recoveries: Vec<Rc<Recovery>>,
@@ -117,8 +118,8 @@ impl Shard {
     /// How many records a log has.
     pub fn len(&self, source: Source) -> usize {
         match source {
-            Source::Requests => self.requests[Lane::Ordinary].len(),
-            Source::Expedited => self.requests[Lane::Expedited].len(),
+            Source::Requests => self.requests[Priority::Ordinary].len(),
+            Source::Expedited => self.requests[Priority::Expedited].len(),
             Source::Replies => self.replies.len(),
             Source::Recoveries => self.recoveries.len(),
         }

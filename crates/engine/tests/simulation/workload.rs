@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use waybill_engine::{
     AmendRequest, Amendment, CancelPolicy, CompensationDefinition, Condition, Contact,
-    CreateRequest, IdOrigin, KeyHash, Lane, OnFailure, OperationId, OperationRequest, RequestHash,
-    RetryPolicy, StepDefinition, StepKind, Timestamp, Workflow, WorkflowDefinition, Workflows,
-    partition_for,
+    CreateRequest, IdOrigin, KeyHash, OnFailure, OperationId, OperationRequest, Priority,
+    RequestHash, RetryPolicy, StepDefinition, StepKind, Timestamp, Workflow, WorkflowDefinition,
+    Workflows, partition_for,
 };
 
 use crate::bugs::Bug;
@@ -48,7 +48,7 @@ impl Record {
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub at: Timestamp,
-    pub lane: Lane,
+    pub priority: Priority,
     pub partition: usize,
     pub record: Record,
 }
@@ -461,13 +461,13 @@ impl Callers<'_> {
     }
 
     fn append(&mut self, at: Timestamp, partition: usize, record: Record) {
-        let lane = match self.rng.chance(self.expedited) {
-            true => Lane::Expedited,
-            false => Lane::Ordinary,
+        let priority = match self.rng.chance(self.expedited) {
+            true => Priority::Expedited,
+            false => Priority::Ordinary,
         };
         self.asks.push(Ask {
             at,
-            lane,
+            priority,
             partition,
             record,
         });

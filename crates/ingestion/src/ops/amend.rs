@@ -8,7 +8,7 @@ use waybill_clock::wall_clock;
 use waybill_drone_delivery::field::FieldError;
 use waybill_drone_delivery::request::{DeliveryRequest, Reschedule, validate_reschedule};
 use waybill_engine::{
-    AmendRequest, Amendment, Lane, OperationId, OperationRequest, OperationRow, Position,
+    AmendRequest, Amendment, OperationId, OperationRequest, OperationRow, Position, Priority,
     Timestamp, Workflows,
 };
 use waybill_http::RequestBody;
@@ -36,7 +36,7 @@ struct Amended {
     tenant: String,
     caller_id: Option<String>,
     /// By which it came, as far as that is known: what is asked of it goes the same way, and does not overtake it.
-    lane: Lane,
+    priority: Priority,
     /// What its `Location` carries.
     token: Option<StatusToken>,
     /// There is no such operation yet.
@@ -189,15 +189,15 @@ impl Api {
             .framing()
             .encode(&OperationRequest::Amend(request), &mut value)
             .map_err(|_| unwritable())?;
-        let lane = amended.lane;
-        let topic = topics.of_lane(lane);
+        let priority = amended.priority;
+        let topic = topics.of_priority(priority);
         let (partition, offset) = self
             .intake
             .tell(&asker.tenants, topic, id, &value, &key.0)
             .await?;
         let token = match (amended.is_absent, offset) {
             (true, Some(offset)) => Some(StatusToken::of_any(Position {
-                lane,
+                priority,
                 partition,
                 offset,
             })),
@@ -241,7 +241,7 @@ impl Amended {
             id: row.id,
             tenant: row.created.tenant.to_string(),
             caller_id: row.created.caller_id.clone(),
-            lane: row.created.request.lane,
+            priority: row.created.request.priority,
             token: None,
             is_absent: false,
         }
@@ -256,10 +256,10 @@ impl Amended {
             tenant: tenant.to_owned(),
             caller_id: callers_own(text, tenant)
                 .filter(|own| OperationId::of_caller(tenant, own) == pending.id()),
-            lane: parameters
+            priority: parameters
                 .token
-                .map(|token| token.position.lane)
-                .or(pending.lane())
+                .map(|token| token.position.priority)
+                .or(pending.priority())
                 .unwrap_or_default(),
             token: parameters.token.or(pending.token()),
             is_absent: false,
@@ -277,7 +277,7 @@ impl Amended {
             id: OperationId::of_caller(tenant, &caller_id),
             tenant: tenant.to_owned(),
             caller_id: Some(caller_id),
-            lane: Lane::default(),
+            priority: Priority::default(),
             token: None,
             is_absent: true,
         })

@@ -121,7 +121,7 @@ impl Api {
         self.intake
             .tell(
                 &asker.tenants,
-                topics.of_lane(row.created.request.lane),
+                topics.of_priority(row.created.request.priority),
                 new,
                 &value,
                 &key.0,

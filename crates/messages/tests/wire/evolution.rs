@@ -12,8 +12,8 @@ use apache_avro::Schema;
 use apache_avro::schema_compatibility::SchemaCompatibility;
 use apache_avro::types::Value;
 use waybill_engine::{
-    Action, AmendRequest, Attempt, CreateRequest, FailedOperation, Lane, OperationRequest,
-    OperationStatus, Outcome, OwnerNotice, Position, ProcessState, StatusKind, StepReply,
+    Action, AmendRequest, Attempt, CreateRequest, FailedOperation, OperationRequest,
+    OperationStatus, Outcome, OwnerNotice, Position, Priority, ProcessState, StatusKind, StepReply,
     StepRequest,
 };
 use waybill_messages::{
@@ -81,7 +81,7 @@ fn first_versions_are_read_with_the_defaults_of_what_they_did_not_have() {
             state: ProcessState::Error,
             sequence: 1,
             step: None,
-            ..before_there_were_lanes()
+            ..before_there_were_priorities()
         }
     );
 }
@@ -90,15 +90,15 @@ fn first_versions_are_read_with_the_defaults_of_what_they_did_not_have() {
 fn statuses_of_the_second_version_answer_ordinary_requests() {
     assert_eq!(
         golden::<OperationStatus>("operation-status.v2"),
-        before_there_were_lanes()
+        before_there_were_priorities()
     );
 }
 
-fn before_there_were_lanes() -> OperationStatus {
+fn before_there_were_priorities() -> OperationStatus {
     let status = samples::operation_status();
     OperationStatus {
         request: Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             ..status.request
         },
         ..status

@@ -10,9 +10,9 @@ use apache_avro::types::Value;
 use uuid::Uuid;
 use waybill_engine::{
     Action, AlertKind, AmendRequest, Amendment, Attempt, AttemptSeen, Contact, CreateRequest,
-    Epoch, FailedOperation, IdOrigin, Lane, Offset, OperationId, OperationRequest, OperationStatus,
-    OperatorAlert, Outcome, OwnerNotice, PartitionId, ProcessState, Recovery, RecoveryVerb,
-    StatusKind, StepReply, StepRequest, StepState, Timestamp,
+    Epoch, FailedOperation, IdOrigin, Offset, OperationId, OperationRequest, OperationStatus,
+    OperatorAlert, Outcome, OwnerNotice, PartitionId, Priority, ProcessState, Recovery,
+    RecoveryVerb, StatusKind, StepReply, StepRequest, StepState, Timestamp,
 };
 use waybill_messages::{
     ASKED_BY_BYTES_MAX, DecodeError, EncodeError, REASON_BYTES_MAX, RECORD_SCHEMAS, Record,
@@ -219,7 +219,7 @@ fn empty_and_extreme_values_survive() {
         reply_to: None,
         sequence: 0,
         request: waybill_engine::Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PartitionId(0),
             offset: Offset(i64::MAX),
         },

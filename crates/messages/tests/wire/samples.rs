@@ -6,10 +6,10 @@ use std::time::Duration;
 use uuid::Uuid;
 use waybill_engine::{
     Action, AlertKind, AmendRequest, Amendment, Attempt, AttemptSeen, Contact, CreateRequest,
-    Epoch, FailedOperation, IdOrigin, Lane, Nonce, Offset, OperationId, OperationRequest,
-    OperationStatus, OperatorAlert, Outcome, OwnerNotice, PartitionId, Position, ProcessState,
-    Recovery, RecoveryVerb, RequestHash, ShardId, StatusKind, StepError, StepReply, StepRequest,
-    StepState, Timestamp,
+    Epoch, FailedOperation, IdOrigin, Nonce, Offset, OperationId, OperationRequest,
+    OperationStatus, OperatorAlert, Outcome, OwnerNotice, PartitionId, Position, Priority,
+    ProcessState, Recovery, RecoveryVerb, RequestHash, ShardId, StatusKind, StepError, StepReply,
+    StepRequest, StepState, Timestamp,
 };
 
 pub const OPERATION: OperationId =
@@ -173,7 +173,7 @@ pub fn operation_status() -> OperationStatus {
         failing_step: Some("account".to_owned()),
         step: Some(("package".to_owned(), StepState::Compensated)),
         request: Position {
-            lane: Lane::Expedited,
+            priority: Priority::Expedited,
             partition: PartitionId(3),
             offset: Offset(123_456_789_012),
         },

@@ -16,7 +16,7 @@ use std::ops::{ControlFlow, Range};
 use clap::{Args, Subcommand};
 use futures_util::{StreamExt as _, stream};
 use serde::Serialize;
-use waybill_engine::{ByLane, Division, KeyHash, Lane, OperationId, PartitionId};
+use waybill_engine::{ByPriority, Division, KeyHash, OperationId, PartitionId, Priority};
 use waybill_node::config::Config;
 use waybill_telemetry::visible::{escaped, to_json};
 use waybill_topology::readers::show::ReaderView;
@@ -31,7 +31,7 @@ use crate::runtime::runtime;
 use crate::shown::Output;
 
 /// The topics of requests, short.
-const REQUESTS: ByLane<&str> = ByLane {
+const REQUESTS: ByPriority<&str> = ByPriority {
     ordinary: "operation-requests",
     expedited: "expedited-requests",
 };
@@ -95,21 +95,25 @@ impl ExplainArgs {
         let address = ApiAddress::of_configuration(self.api.as_ref(), config);
         let api = Api::asked_once(address.map_err(anyhow::Error::msg)?, &self.admin.access)?;
         let connection = Connection::open(&self.admin.broker_login(config)?)?;
-        let mut topics = ByLane::default();
-        for lane in Lane::ALL {
-            (topics[lane], _) = connection.topic(REQUESTS[lane])?;
+        let mut topics = ByPriority::default();
+        for priority in Priority::ALL {
+            (topics[priority], _) = connection.topic(REQUESTS[priority])?;
         }
         let partitions = chosen(&topics.ordinary, layout.partitions, partition)?;
         let wanted = |view: &&ReaderView| partitions.contains(&PartitionId(view.partition));
-        let of_lanes = |view| Lane::ALL.into_iter().map(move |lane| (view, lane));
+        let of_priorities = |view| {
+            Priority::ALL
+                .into_iter()
+                .map(move |priority| (view, priority))
+        };
         let mut is_away = false;
-        for (view, lane) in layout.readers.iter().filter(wanted).flat_map(of_lanes) {
-            let topic = &topics[lane];
-            let mut lag = Lag::of(view, lane, &connection, topic)?;
-            if lane == Lane::Expedited && lag.end == 0 {
+        for (view, priority) in layout.readers.iter().filter(wanted).flat_map(of_priorities) {
+            let topic = &topics[priority];
+            let mut lag = Lag::of(view, priority, &connection, topic)?;
+            if priority == Priority::Expedited && lag.end == 0 {
                 continue;
             }
-            let open = unended(&connection, topic, division, view, lane)?;
+            let open = unended(&connection, topic, division, view, priority)?;
             is_away = runtime.block_on(lag.look(&api, &open, operations.get(), is_away));
             match output {
                 Output::Json => writeln!(out, "{}", to_json(&lag)?)?,
@@ -165,16 +169,16 @@ struct Holder {
 impl Lag {
     fn of(
         view: &ReaderView,
-        lane: Lane,
+        priority: Priority,
         connection: &Connection,
         topic: &str,
     ) -> anyhow::Result<Self> {
         let end = connection.offsets(topic, PartitionId(view.partition))?.end;
-        let (checkpoint, consumed) = (view.done(lane).0, view.consumed(lane).0);
+        let (checkpoint, consumed) = (view.done(priority).0, view.consumed(priority).0);
         Ok(Self {
             partition: view.partition,
             reader: view.reader,
-            expedited: lane == Lane::Expedited,
+            expedited: priority == Priority::Expedited,
             owner: view.owner.clone(),
             silent: view.silent,
             waits_for: view.waits_for.clone(),
@@ -309,13 +313,13 @@ fn unended(
     topic: &str,
     division: Division,
     view: &ReaderView,
-    lane: Lane,
+    priority: Priority,
 ) -> anyhow::Result<Open> {
     let partition = PartitionId(view.partition);
     let held = connection.offsets(topic, partition)?;
     let range = Range {
-        start: view.done(lane).0.max(held.start),
-        end: view.consumed(lane).0.min(held.end),
+        start: view.done(priority).0.max(held.start),
+        end: view.consumed(priority).0.min(held.end),
     };
     let mut open = Open::default();
     let mut seen = BTreeSet::new();

@@ -32,15 +32,15 @@ pub struct GrowArgs {
     admin: AdminArgs,
 }
 
-/// Which way the number is to be changed.
+/// In which direction the number is to be changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+pub(super) enum Direction {
     More,
     Fewer,
 }
 
-impl Way {
-    /// Refuses a number that is not possible, or that lies the other way, which would be a slip.
+impl Direction {
+    /// Refuses a number that is not possible, or that lies in the other direction, which would be a slip.
     fn allows(self, wanted: u32, stands: &LayoutView) -> anyhow::Result<()> {
         let now = stands.partitions;
         let is_right = match self {
@@ -73,10 +73,10 @@ impl Way {
 }
 
 impl GrowArgs {
-    pub(super) async fn run(&self, config: &Config, way: Way) -> anyhow::Result<()> {
+    pub(super) async fn run(&self, config: &Config, direction: Direction) -> anyhow::Result<()> {
         let told = Told::default();
         let Some(cql) = config.store.scylla.cql() else {
-            way.allows(self.partitions, &readers(config, &self.admin, None).await?)?;
+            direction.allows(self.partitions, &readers(config, &self.admin, None).await?)?;
             return self.ask(config, &told).await;
         };
         let workflows = load_workflows(&config.workflows)?;
@@ -84,7 +84,7 @@ impl GrowArgs {
         let stands = Readers::new(store.clone(), config.partitions)
             .show()
             .await?;
-        way.allows(self.partitions, &stands)?;
+        direction.allows(self.partitions, &stands)?;
         let topics = Topics::new(&config.kafka.topic_prefix);
         let kafka = config.kafka_settings_of_commands();
         let growing = Repartition::new(&config.topology(), store, kafka, topics, &workflows);
@@ -140,18 +140,20 @@ mod tests {
             topics_may_have: vec![4],
             readers: Vec::new(),
         };
-        let allows = |way: Way, wanted, becomes| way.allows(wanted, &stands(becomes)).is_ok();
+        let allows = |direction: Direction, wanted, becomes| {
+            direction.allows(wanted, &stands(becomes)).is_ok()
+        };
         for (wanted, more, fewer) in [(8, true, false), (4, true, true), (2, false, true)] {
-            assert_eq!(allows(Way::More, wanted, None), more, "{wanted}");
-            assert_eq!(allows(Way::Fewer, wanted, None), fewer, "{wanted}");
+            assert_eq!(allows(Direction::More, wanted, None), more, "{wanted}");
+            assert_eq!(allows(Direction::Fewer, wanted, None), fewer, "{wanted}");
         }
-        assert!(allows(Way::More, 2, Some(2)), "it is gone on with");
+        assert!(allows(Direction::More, 2, Some(2)), "it is gone on with");
         for impossible in [6, 3, 0, 2048] {
-            assert!(!allows(Way::More, impossible, None), "{impossible}");
+            assert!(!allows(Direction::More, impossible, None), "{impossible}");
         }
-        let refused = Way::More.allows(6, &stands(None)).unwrap_err();
+        let refused = Direction::More.allows(6, &stands(None)).unwrap_err();
         assert!(refused.to_string().contains("such as 8 or 12"), "{refused}");
-        let refused = Way::More.allows(2, &stands(None)).unwrap_err();
+        let refused = Direction::More.allows(2, &stands(None)).unwrap_err();
         assert_eq!(
             refused.to_string(),
             "there are 4 partitions, and 2 are fewer: `waybill topics shrink --partitions 2` goes over to those"

@@ -7,7 +7,7 @@ use futures_util::stream::{self, BoxStream};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use waybill_clock::time_text;
 use waybill_clock::wall_clock;
-use waybill_engine::{Lane, Offset, PartitionId};
+use waybill_engine::{Offset, PartitionId, Priority};
 use waybill_kafka::Admin;
 use waybill_messages::Topics;
 use waybill_node::config::Config;
@@ -116,8 +116,8 @@ async fn waiting(
     let partitions: Vec<_> = (0..layout.partitions_written()).map(PartitionId).collect();
     let broker = data_dir::of_broker(&config.data_dir);
     let mut waiting = 0;
-    for lane in Lane::ALL {
-        let topic = topics.of_lane(lane);
+    for priority in Priority::ALL {
+        let topic = topics.of_priority(priority);
         let ends: Vec<Offset> = if config.kafka.brokers.is_some() {
             let admin = Admin::new(&config.kafka_settings(None), "waybill-export")?;
             let offsets = admin.offsets(topic, &partitions).await;
@@ -131,7 +131,7 @@ async fn waiting(
             return Ok(None);
         };
         for (&partition, end) in partitions.iter().zip(ends) {
-            let consumed = readers::consumed(store, layout, lane, partition).await?;
+            let consumed = readers::consumed(store, layout, priority, partition).await?;
             waiting += u64::try_from(end.0.saturating_sub(consumed.0)).unwrap_or(0);
         }
     }

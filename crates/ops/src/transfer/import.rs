@@ -9,7 +9,8 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use waybill_clock::wall_clock;
 use waybill_engine::{
-    Epoch, Lane, Offset, OperationId, OperationRow, PartitionId, Position, Timestamp, partition_for,
+    Epoch, Offset, OperationId, OperationRow, PartitionId, Position, Priority, Timestamp,
+    partition_for,
 };
 use waybill_node::config::Config;
 use waybill_scheduler::{begin_index, write_indexed};
@@ -249,7 +250,7 @@ fn add(
 /// nowhere in this world's log, before all that does.
 fn handed_off(mut row: OperationRow, shard: PartitionId, now: Timestamp) -> OperationRow {
     Arc::make_mut(&mut row.created).request = Position {
-        lane: Lane::Ordinary,
+        priority: Priority::Ordinary,
         partition: shard,
         offset: Offset(-1),
     };

@@ -195,8 +195,8 @@ impl Operation {
 mod tests {
     use uuid::Uuid;
     use waybill_engine::{
-        Contact, Epoch, HistoryEntry, Lane, Offset, OwnerId, PartitionId, Position, RequestHash,
-        StepError, StepProgress, StepState,
+        Contact, Epoch, HistoryEntry, Offset, OwnerId, PartitionId, Position, Priority,
+        RequestHash, StepError, StepProgress, StepState,
     };
 
     use super::*;
@@ -213,7 +213,7 @@ mod tests {
             reply_to: None,
             request_hash: RequestHash([9; 16]),
             request: Position {
-                lane: Lane::Ordinary,
+                priority: Priority::Ordinary,
                 partition: PartitionId(3),
                 offset: Offset(44),
             },

@@ -14,7 +14,7 @@ fn held(epoch: u64, requests: i64, replies: i64) -> Lease {
             replies: Offset(replies),
             ..Places::default()
         },
-        fingerprints: ByLane {
+        fingerprints: ByPriority {
             ordinary: (requests > 0).then_some(FINGERPRINT),
             expedited: None,
         },
@@ -24,7 +24,7 @@ fn held(epoch: u64, requests: i64, replies: i64) -> Lease {
         epoch: Epoch(epoch),
         duration: Duration::from_secs(10),
         checkpoint,
-        consumed: ByLane {
+        consumed: ByPriority {
             ordinary: Offset(requests),
             expedited: Offset(0),
         },
@@ -44,14 +44,14 @@ fn logs(requests: (i64, i64), replies: (i64, i64)) -> LogEnds {
     LogEnds {
         first: places(requests.0, replies.0),
         next: places(requests.1, replies.1),
-        topics: ByLane::default(),
+        topics: ByPriority::default(),
     }
 }
 
 /// The same, of topics with these IDs.
 fn logs_of(ids: (u128, u128), requests: (i64, i64)) -> LogEnds {
     LogEnds {
-        topics: ByLane {
+        topics: ByPriority {
             ordinary: Some(TopicId(ids.0 << 64)),
             expedited: Some(TopicId(ids.1 << 64)),
         },
@@ -179,7 +179,7 @@ fn a_topic_of_which_nothing_was_done_is_known_by_its_id() {
     ] {
         let ends = logs_of(ids, ends);
         let unfit = start_offsets(&row, &ends).unwrap_err();
-        let found = ends.topics[source.lane().unwrap()].unwrap();
+        let found = ends.topics[source.priority().unwrap()].unwrap();
         let why = Misfit::Recreated { expected, found };
         assert_eq!(unfit, Unfit { source, why });
     }
@@ -201,7 +201,7 @@ fn a_topic_that_was_made_anew_may_be_passed_over_and_is_the_one_to_remember() {
     assert!(remember_topics(&mut row, &anew));
     assert_eq!(
         row.checkpoint.fingerprints,
-        ByLane {
+        ByPriority {
             ordinary: Some(7),
             expedited: Some(6)
         }

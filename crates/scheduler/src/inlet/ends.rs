@@ -33,9 +33,9 @@ impl EndsReader {
                 *ends.first.on_mut(*source) = first;
                 *ends.next.on_mut(*source) = next;
                 // Last, so that a topic that is made anew meanwhile is noticed.
-                if let Some(lane) = source.lane() {
+                if let Some(priority) = source.priority() {
                     let id = reader.consumer.topic_id(topic, partition, ENDS_TIMEOUT);
-                    ends.topics[lane] = id.map_err(|error| chain(&error))?;
+                    ends.topics[priority] = id.map_err(|error| chain(&error))?;
                 }
             }
             Ok(ends)

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, ByLane, Contact, Handover, Lane, OperationError, Places, Position, ProcessState,
-    RequestHash, StepError, StepProgress, StepState, Stood,
+    Attempt, ByPriority, Contact, Handover, OperationError, Places, Position, Priority,
+    ProcessState, RequestHash, StepError, StepProgress, StepState, Stood,
 };
 
 use super::*;
@@ -22,7 +22,7 @@ fn sample_created() -> Created {
         reply_to: None,
         request_hash: RequestHash([0xab; 16]),
         request: Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PartitionId(2),
             offset: Offset(300),
         },
@@ -90,12 +90,12 @@ fn sample_lease() -> Lease {
                 recoveries: Offset(30),
                 ..Places::default()
             },
-            fingerprints: ByLane {
+            fingerprints: ByPriority {
                 ordinary: Some(0xfeed),
                 expedited: None,
             },
         },
-        consumed: ByLane {
+        consumed: ByPriority {
             ordinary: Offset(11),
             expedited: Offset(0),
         },
@@ -306,7 +306,7 @@ fn a_lease_with_fingerprints_of_topics_has_no_format_of_its_own_and_reads_back()
     let mut sample = sample_lease();
     sample.checkpoint.at = Places::default();
     for (expedited, format) in [(None, 4), (Some(u64::MAX), 5)] {
-        sample.checkpoint.fingerprints = ByLane {
+        sample.checkpoint.fingerprints = ByPriority {
             ordinary: Some(u64::MAX),
             expedited,
         };

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    ByLane, Division, Epoch, Handover, Lane, Offset, OwnerId, PartitionId, Places, ReaderId,
-    Source, Stamp, Stood,
+    ByPriority, Division, Epoch, Handover, Offset, OwnerId, PartitionId, Places, Priority,
+    ReaderId, Source, Stamp, Stood,
 };
 use waybill_store::{LayoutGeneration, Lease, LeaseKey};
 
@@ -37,9 +37,9 @@ fn renewal(lease: &Lease) -> Lease {
     let mut renewed = lease.clone();
     renewed.renewal += 1;
     renewed.stamp_limit.0 += 500;
-    for lane in Lane::ALL {
-        renewed.consumed[lane].0 += 20;
-        renewed.checkpoint.fingerprints[lane] = Some(0xdead_beef_dead_beef);
+    for priority in Priority::ALL {
+        renewed.consumed[priority].0 += 20;
+        renewed.checkpoint.fingerprints[priority] = Some(0xdead_beef_dead_beef);
     }
     for (source, further) in Source::ALL.into_iter().zip(1..) {
         renewed.checkpoint.at.on_mut(source).0 += 10 * further;
@@ -191,7 +191,7 @@ pub async fn a_renewal_never_goes_back_and_its_repeat_is_accepted(subject: &impl
         );
         assert!(!store.renew_lease(second).await.unwrap(), "it is older");
         let other = Lease {
-            consumed: ByLane {
+            consumed: ByPriority {
                 ordinary: Offset(999),
                 ..third.consumed
             },

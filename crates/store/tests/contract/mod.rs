@@ -18,8 +18,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, Created, Epoch, Lane, Offset, OperationId, OperationRow, OperationState, OwnerId,
-    PartitionId, Position, ProcessState, RequestHash, Stamp, StepProgress, StepState, Timestamp,
+    Attempt, Created, Epoch, Offset, OperationId, OperationRow, OperationState, OwnerId,
+    PartitionId, Position, Priority, ProcessState, RequestHash, Stamp, StepProgress, StepState,
+    Timestamp,
 };
 use waybill_store::{RowWrite, Store, WriteBatch};
 
@@ -201,9 +202,9 @@ pub fn created(mark: i64) -> Arc<Created> {
         reply_to: Some("answers".to_owned()),
         request_hash: RequestHash([7; 16]),
         request: Position {
-            lane: match mark % 2 {
-                0 => Lane::Ordinary,
-                _ => Lane::Expedited,
+            priority: match mark % 2 {
+                0 => Priority::Ordinary,
+                _ => Priority::Expedited,
             },
             partition: PartitionId(3),
             offset: Offset(mark),

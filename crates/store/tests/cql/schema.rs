@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use uuid::Uuid;
-use waybill_engine::{ByLane, Epoch, Offset, OwnerId, PartitionId, Places, ReaderId};
+use waybill_engine::{ByPriority, Epoch, Offset, OwnerId, PartitionId, Places, ReaderId};
 use waybill_store::{
     Checkpoint, CqlProblem, CqlServer, CqlStore, Layout, LayoutGeneration, Lease, LeaseKey,
     SchemaError, Store as _, StoreError,
@@ -187,12 +187,12 @@ async fn a_keyspace_of_the_first_version_is_migrated_with_what_it_holds() {
                 recoveries: Offset(1),
                 ..Places::default()
             },
-            fingerprints: ByLane {
+            fingerprints: ByPriority {
                 ordinary: Some(9),
                 expedited: None,
             },
         },
-        consumed: ByLane {
+        consumed: ByPriority {
             ordinary: Offset(41),
             expedited: Offset(0),
         },

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use waybill_clock::wall_clock;
-use waybill_engine::{Division, Lane, Offset, ReaderId, Timestamp};
+use waybill_engine::{Division, Offset, Priority, ReaderId, Timestamp};
 use waybill_store::{Layout, LayoutError, LayoutGeneration, Lease, LeaseKey, Store, StoreError};
 
 use waybill_telemetry::visible::counted;
@@ -58,21 +58,21 @@ pub struct ReaderView {
 }
 
 impl ReaderView {
-    /// Below it every request of a lane is done.
+    /// Below it every request of a priority is done.
     #[must_use]
-    pub fn done(&self, lane: Lane) -> Offset {
-        match lane {
-            Lane::Ordinary => self.checkpoint.requests,
-            Lane::Expedited => self.checkpoint.expedited,
+    pub fn done(&self, priority: Priority) -> Offset {
+        match priority {
+            Priority::Ordinary => self.checkpoint.requests,
+            Priority::Expedited => self.checkpoint.expedited,
         }
     }
 
-    /// The next request of a lane that is not consumed durably.
+    /// The next request of a priority that is not consumed durably.
     #[must_use]
-    pub fn consumed(&self, lane: Lane) -> Offset {
-        match lane {
-            Lane::Ordinary => self.consumed,
-            Lane::Expedited => self.consumed_expedited,
+    pub fn consumed(&self, priority: Priority) -> Offset {
+        match priority {
+            Priority::Ordinary => self.consumed,
+            Priority::Expedited => self.consumed_expedited,
         }
     }
 }

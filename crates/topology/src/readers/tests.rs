@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use uuid::Uuid;
-use waybill_engine::{ByLane, Epoch, Lane, Stamp};
+use waybill_engine::{ByPriority, Epoch, Priority, Stamp};
 use waybill_store::{Checkpoint, EmbeddedConfig, EmbeddedStore};
 
 use super::show::{Readers, SetError};
@@ -49,7 +49,7 @@ impl Site {
             epoch: Epoch(4 + u64::from(reader)),
             duration: Duration::from_millis(50),
             stamp_limit: Stamp(100 + i64::from(reader)),
-            consumed: ByLane {
+            consumed: ByPriority {
                 ordinary: Offset(requests + 1),
                 expedited: Offset(0),
             },
@@ -139,7 +139,7 @@ async fn a_layout_that_nobody_has_begun_is_passed_through() {
     let begun = site.begin(&layout, 0).await;
     assert_eq!(begun.checkpoint.at.requests, Offset(25));
     assert!(begun.handover.is_empty());
-    let consumed = consumed(&*site.store, &layout, Lane::Ordinary, PartitionId(0)).await;
+    let consumed = consumed(&*site.store, &layout, Priority::Ordinary, PartitionId(0)).await;
     assert_eq!(consumed.unwrap(), Offset(26));
 }
 
@@ -151,7 +151,7 @@ async fn many_layouts_that_nobody_has_begun_are_seen_through_at_once() {
         .map(|nth| if nth % 2 == 0 { 64 } else { 1 })
         .collect();
     let layout = layout_of(&numbers);
-    let seen = consumed(&*site.store, &layout, Lane::Ordinary, PartitionId(0)).await;
+    let seen = consumed(&*site.store, &layout, Priority::Ordinary, PartitionId(0)).await;
     assert_eq!(seen.unwrap(), Offset(26));
 }
 
@@ -262,7 +262,7 @@ async fn what_lies_in_partitions_that_nobody_reads_yet_was_not_consumed() {
         let consumed = consumed(
             &*site.store,
             &layout,
-            Lane::Ordinary,
+            Priority::Ordinary,
             PartitionId(partition),
         )
         .await;
@@ -328,7 +328,7 @@ async fn what_lies_beyond_a_cut_was_not_consumed_before_others_have_come() {
     let layout = cut(20);
     site.lease(2, 0, None, 29).await;
     for layout in [layout.clone(), layout.announced(Vec::new()).unwrap()] {
-        let consumed = consumed(&*site.store, &layout, Lane::Ordinary, PartitionId(0)).await;
+        let consumed = consumed(&*site.store, &layout, Priority::Ordinary, PartitionId(0)).await;
         assert_eq!(consumed.unwrap(), Offset(20));
     }
 }

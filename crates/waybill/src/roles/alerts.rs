@@ -15,7 +15,7 @@ const INSTANCES_DIR: &str = "alerts";
 /// The share of the stop that an attempt under way may take: others stop after it.
 const STOP_SHARE: u32 = 4;
 
-/// Starts a follower for every configured receiver, and for every way to owners.
+/// Starts a follower for every configured receiver, and for every channel to owners.
 pub(super) fn start(
     config: &Config,
     dependencies: &Dependencies,

@@ -184,7 +184,9 @@ async fn keep_from(
     let offset = done.map_or(Offset(i64::MAX), |(offset, _)| offset);
     let read = Offset(offset.0 - 1);
     let mark = match done {
-        Some((_, fingerprint)) if source.lane().is_some() => Some(Mark::of(offset, fingerprint)),
+        Some((_, fingerprint)) if source.priority().is_some() => {
+            Some(Mark::of(offset, fingerprint))
+        }
         Some(_) | None => None,
     };
     let retired = layout.retired().iter();

@@ -333,7 +333,7 @@ fn measured() -> (PrometheusHandle, impl Sized) {
 
 /// The value of a metric of the way by e-mail.
 fn metric(metrics: &PrometheusHandle, name: &str) -> f64 {
-    let start = format!("waybill_owner_notices_{name}{{way=\"email\"}} ");
+    let start = format!("waybill_owner_notices_{name}{{channel=\"email\"}} ");
     let shown = metrics.render();
     let value = shown.lines().find_map(|line| line.strip_prefix(&start));
     value.map_or(0.0, |value| value.parse().unwrap())

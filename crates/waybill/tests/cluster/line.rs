@@ -27,9 +27,9 @@ pub enum State {
     Deaf,
 }
 
-/// Which way something is carried.
+/// In which direction something is carried.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     ToServer,
     FromServer,
 }
@@ -50,13 +50,13 @@ impl Line {
                 let (from_client, to_client) = client.into_split();
                 let (from_server, to_server) = server.into_split();
                 tokio::spawn(carry(
-                    Way::ToServer,
+                    Direction::ToServer,
                     from_client,
                     to_server,
                     of_line.clone(),
                 ));
                 tokio::spawn(carry(
-                    Way::FromServer,
+                    Direction::FromServer,
                     from_server,
                     to_client,
                     of_line.clone(),
@@ -73,7 +73,7 @@ impl Line {
 }
 
 async fn carry(
-    way: Way,
+    direction: Direction,
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     mut state: watch::Receiver<State>,
@@ -87,7 +87,7 @@ async fn carry(
         else {
             break;
         };
-        if now == State::Deaf && way == Way::FromServer {
+        if now == State::Deaf && direction == Direction::FromServer {
             // Behind a gap nothing can be understood.
             let _ = state.wait_for(|state| *state == State::Open).await;
             break;

@@ -18,8 +18,8 @@ use tokio::net::TcpStream;
 use uuid::Uuid;
 use waybill_broker::{Broker, BrokerConfig};
 use waybill_engine::{
-    ByLane, CreateRequest, Created, Epoch, Lane, Offset, OperationId, OperationRequest, OwnerId,
-    PartitionId, Position, ProcessState, ReaderId, Recovery, Stamp, Timestamp, Workflow,
+    ByPriority, CreateRequest, Created, Epoch, Offset, OperationId, OperationRequest, OwnerId,
+    PartitionId, Position, Priority, ProcessState, ReaderId, Recovery, Stamp, Timestamp, Workflow,
     WorkflowDefinition, Workflows, partition_for,
 };
 use waybill_ingestion::{Guards, Ingestion, IngestionConfig};
@@ -264,7 +264,7 @@ impl<C> World<C> {
             reply_to: request.reply_to.clone(),
             request_hash: request.request_hash,
             request: Position {
-                lane: Lane::Ordinary,
+                priority: Priority::Ordinary,
                 partition: record.partition,
                 offset: record.offset,
             },
@@ -297,7 +297,7 @@ impl<C> World<C> {
             renewal: 1,
             duration: Duration::from_secs(10),
             stamp_limit: Stamp(1),
-            consumed: ByLane {
+            consumed: ByPriority {
                 ordinary: consumed,
                 expedited: Offset(0),
             },
@@ -326,7 +326,7 @@ pub fn row(id: OperationId, workflow: &str, state: ProcessState) -> RowWrite {
     let created = Created {
         input: delivery_input().into(),
         request: Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: partition_for(id, PARTITIONS),
             offset: Offset(0),
         },

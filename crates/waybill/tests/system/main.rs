@@ -220,8 +220,8 @@ fn requests_end(world: &World) -> u64 {
 async fn checkpoint(world: &World) -> (u64, u64) {
     let mut sums = (0, 0);
     for scheduler in schedulers(world).await {
-        for lane in ["requests", "expedited"] {
-            sums.0 += scheduler["checkpoint"][lane].as_u64().unwrap_or(0);
+        for priority in ["requests", "expedited"] {
+            sums.0 += scheduler["checkpoint"][priority].as_u64().unwrap_or(0);
         }
         sums.1 += scheduler["checkpoint"]["replies"].as_u64().unwrap_or(0);
     }

@@ -12,7 +12,7 @@ use rdkafka::producer::FutureProducer;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, Created, Lane, Offset, OperationId, OperationState, PartitionId, Position,
+    Attempt, Created, Offset, OperationId, OperationState, PartitionId, Position, Priority,
     ProcessState, RequestHash, Stamp, StepProgress, StepState, Timestamp,
 };
 use waybill_store::{RowWrite, WriteBatch};
@@ -195,7 +195,7 @@ fn created(input: Vec<u8>, message: &OwnedMessage, now: Timestamp) -> Created {
         reply_to: None,
         request_hash: RequestHash::default(),
         request: Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PartitionId(message.partition().unsigned_abs()),
             offset: Offset(message.offset()),
         },

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use crate::advance::Verdict;
 use crate::id::Offset;
-use crate::lane::{LogPosition, Position, Source};
 use crate::operation::{Created, HistoryEntry, OperationState, ProcessState, RequestHash};
 use crate::partition::config::Ownership;
 use crate::partition::live::{Desk, Live, OPERATION_BYTES, Was, weight};
 use crate::partition::messages;
+use crate::priority::{LogPosition, Position, Source};
 use crate::record::{AmendRequest, Amendment, CreateRequest, Recovery, RecoveryVerb};
 use crate::step::IllegalTransition;
 use crate::time::Timestamp;
@@ -49,7 +49,7 @@ impl Live {
         };
         Self {
             bytes: OPERATION_BYTES,
-            held: Some((position.lane, position.offset)),
+            held: Some((position.priority, position.offset)),
             was: Was {
                 state: ProcessState::Processing,
                 failed_count: 0,
@@ -162,17 +162,18 @@ impl Live {
         }
         if self
             .state
-            .was_forgotten(position.lane.source(), record_at(position))
+            .was_forgotten(position.priority.source(), record_at(position))
         {
             // What was answered is not known any more.
             desk.stats.duplicates += 1;
             return Ok(());
         }
         // Read again, it gets the answer that it got when the operation was not there yet. (Of another partition,
-        // since there are more of them, it came later. Of the other lane nothing is known of the order.)
+        // since there are more of them, it came later. Of the other priority nothing is known of the order.)
         let created_at = self.created.request;
         let came_too_early = matches!(request.amendment, Amendment::Reschedule { .. })
-            && (position.lane, position.partition) == (created_at.lane, created_at.partition)
+            && (position.priority, position.partition)
+                == (created_at.priority, created_at.partition)
             && position.offset < created_at.offset;
         let verdict = if came_too_early || *request.tenant != *self.created.tenant {
             Verdict::Refused("unknown-operation")
@@ -259,7 +260,7 @@ impl Live {
             reason: request.reason,
             refused: refused.map(str::to_owned),
         };
-        self.note(entry, position.lane.source(), record_at(position));
+        self.note(entry, position.priority.source(), record_at(position));
     }
 
     fn note(&mut self, entry: HistoryEntry, topic: Source, record: LogPosition) {

@@ -1,7 +1,7 @@
 //! The whole, once it has come to rest.
 
 use waybill_engine::{
-    Amendment, ByLane, Lane, OperationId, OperationRequest, OperationRow, ProcessState,
+    Amendment, ByPriority, OperationId, OperationRequest, OperationRow, Priority, ProcessState,
     RecoveryVerb, StepState, Undo, Workflow,
 };
 
@@ -27,9 +27,11 @@ impl Run {
             };
             let was_unreadable = self.judge.was_unreadable(*id);
             // Of those that came by the two topics either may be taken up first.
-            let mut first = Lane::ALL.into_iter().filter_map(|lane| creates[lane]);
-            let is_first =
-                creates == &ByLane::default() || first.any(|hash| hash == row.created.request_hash);
+            let mut first = Priority::ALL
+                .into_iter()
+                .filter_map(|priority| creates[priority]);
+            let is_first = creates == &ByPriority::default()
+                || first.any(|hash| hash == row.created.request_hash);
             if !is_first && !was_unreadable {
                 self.fail(Rule::Lost, *id, || {
                     "another request took its place".to_owned()
@@ -165,9 +167,9 @@ impl Run {
     fn judge_amendments(&mut self, row: &OperationRow) {
         let partition = self.home_of(row.id);
         let requests = &self.store.shards[partition].requests;
-        let amendments: Vec<_> = Lane::ALL
+        let amendments: Vec<_> = Priority::ALL
             .into_iter()
-            .flat_map(|lane| &requests[lane])
+            .flat_map(|priority| &requests[priority])
             .filter_map(|record| match record {
                 Record::Request { request, .. } => match &**request {
                     OperationRequest::Amend(amend) if amend.operation == row.id => Some(amend),

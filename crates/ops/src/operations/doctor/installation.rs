@@ -6,7 +6,7 @@ use std::time::Duration;
 use reqwest::Client;
 use serde::Deserialize;
 use uuid::Uuid;
-use waybill_engine::{Lane, PartitionId};
+use waybill_engine::{PartitionId, Priority};
 use waybill_messages::Topics;
 use waybill_node::config::{AgentTransport, Config, load_workflows};
 use waybill_node::disk::{Space, bounds_exceed};
@@ -200,22 +200,23 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
     let partitions: Vec<_> = (0..layout.partitions).map(PartitionId).collect();
     let (mut not_consumed, mut held) = (0, 0);
     let (mut gone, mut shorter) = (Vec::new(), Vec::new());
-    for lane in Lane::ALL {
-        let topic = topics.of_lane(lane);
+    for priority in Priority::ALL {
+        let topic = topics.of_priority(priority);
         let offsets = site.offsets(topic, &partitions).await?;
         for (partition, (start, end)) in partitions.iter().zip(offsets) {
             let of_it = || {
                 let views = layout.readers.iter();
                 views.filter(|view| view.partition == partition.0)
             };
-            let consumed = of_it().map(|view| view.consumed(lane)).min();
+            let consumed = of_it().map(|view| view.consumed(priority)).min();
             not_consumed += (end.0 - consumed.map_or(0, |consumed| consumed.0)).max(0);
-            let behind = |view: &ReaderView| (view.consumed(lane).0 - view.done(lane).0).max(0);
+            let behind =
+                |view: &ReaderView| (view.consumed(priority).0 - view.done(priority).0).max(0);
             held += of_it().map(behind).max().unwrap_or(0);
             if consumed.is_some_and(|consumed| consumed < start) {
                 gone.push(format!("{topic}[{partition}]"));
             }
-            if of_it().any(|view| view.done(lane) > end) {
+            if of_it().any(|view| view.done(priority) > end) {
                 shorter.push(format!("{topic}[{partition}]"));
             }
         }

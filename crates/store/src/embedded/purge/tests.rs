@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Created, Epoch, Lane, Offset, OperationId, OperationState, Position, ProcessState, RequestHash,
-    Stamp,
+    Created, Epoch, Offset, OperationId, OperationState, Position, Priority, ProcessState,
+    RequestHash, Stamp,
 };
 
 use super::*;
@@ -125,7 +125,7 @@ fn row(n: u128, stamp: i64, keep_for: Option<Duration>) -> RowWrite {
         reply_to: None,
         request_hash: RequestHash::default(),
         request: Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PartitionId(0),
             offset: Offset(0),
         },

@@ -181,7 +181,8 @@ async fn is_handed_off(world: &World, id: &str, requests: usize) {
                 Err(_) => return false,
             };
             let checkpoint = &readers["readers"][0]["checkpoint"];
-            let done = ["requests", "expedited"].map(|lane| checkpoint[lane].as_i64().unwrap_or(0));
+            let done = ["requests", "expedited"]
+                .map(|priority| checkpoint[priority].as_i64().unwrap_or(0));
             operation["handedOff"] == true
                 && operation["lockedBy"].is_null()
                 && done.iter().sum::<i64>() == requests as i64

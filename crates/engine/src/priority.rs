@@ -1,4 +1,4 @@
-//! The topics that a scheduler reads, and the two lanes by which requests come.
+//! The topics that a scheduler reads, and the two priorities that requests have.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,10 +28,10 @@ impl Source {
 
     /// Which requests lie there; `None` where none do.
     #[must_use]
-    pub const fn lane(self) -> Option<Lane> {
+    pub const fn priority(self) -> Option<Priority> {
         match self {
-            Self::Requests => Some(Lane::Ordinary),
-            Self::Expedited => Some(Lane::Expedited),
+            Self::Requests => Some(Priority::Ordinary),
+            Self::Expedited => Some(Priority::Expedited),
             Self::Replies | Self::Recoveries => None,
         }
     }
@@ -39,7 +39,7 @@ impl Source {
 
 /// Which of the two topics of requests a request comes by.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
-pub enum Lane {
+pub enum Priority {
     /// `operation-requests`: each in its turn.
     #[default]
     Ordinary,
@@ -47,7 +47,7 @@ pub enum Lane {
     Expedited,
 }
 
-impl Lane {
+impl Priority {
     /// Both.
     pub const ALL: [Self; 2] = [Self::Ordinary, Self::Expedited];
 
@@ -61,54 +61,54 @@ impl Lane {
     }
 }
 
-/// One of something for each lane.
+/// One of something for each priority.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct ByLane<T> {
+pub struct ByPriority<T> {
     /// Of `operation-requests`.
     pub ordinary: T,
     /// Of `expedited-requests`.
     pub expedited: T,
 }
 
-impl<T> ByLane<T> {
-    /// What `of` says of each lane.
-    pub fn of(mut of: impl FnMut(Lane) -> T) -> Self {
+impl<T> ByPriority<T> {
+    /// What `of` says of each priority.
+    pub fn of(mut of: impl FnMut(Priority) -> T) -> Self {
         Self {
-            ordinary: of(Lane::Ordinary),
-            expedited: of(Lane::Expedited),
+            ordinary: of(Priority::Ordinary),
+            expedited: of(Priority::Expedited),
         }
     }
 }
 
-impl<T> std::ops::Index<Lane> for ByLane<T> {
+impl<T> std::ops::Index<Priority> for ByPriority<T> {
     type Output = T;
 
-    fn index(&self, lane: Lane) -> &T {
-        match lane {
-            Lane::Ordinary => &self.ordinary,
-            Lane::Expedited => &self.expedited,
+    fn index(&self, priority: Priority) -> &T {
+        match priority {
+            Priority::Ordinary => &self.ordinary,
+            Priority::Expedited => &self.expedited,
         }
     }
 }
 
-impl<T> std::ops::IndexMut<Lane> for ByLane<T> {
-    fn index_mut(&mut self, lane: Lane) -> &mut T {
-        match lane {
-            Lane::Ordinary => &mut self.ordinary,
-            Lane::Expedited => &mut self.expedited,
+impl<T> std::ops::IndexMut<Priority> for ByPriority<T> {
+    fn index_mut(&mut self, priority: Priority) -> &mut T {
+        match priority {
+            Priority::Ordinary => &mut self.ordinary,
+            Priority::Expedited => &mut self.expedited,
         }
     }
 }
 
-/// Where a request lies: its lane, partition and offset.
+/// Where a request lies: its priority, partition and offset.
 ///
 /// Serialized, that of an expedited one is a number below the least that any other has: -1 has what lies in no topic.
-/// So rows have the form that they had when there was one lane.
+/// So rows have the form that they had when there was one priority.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(from = "Place", into = "Place")]
 pub struct Position {
     /// The topic.
-    pub lane: Lane,
+    pub priority: Priority,
     /// The partition.
     pub partition: PartitionId,
     /// The offset in it.
@@ -130,9 +130,9 @@ impl From<Position> for Place {
         let Offset(offset) = position.offset;
         Self {
             partition: position.partition,
-            offset: match position.lane {
-                Lane::Ordinary => Offset(offset),
-                Lane::Expedited => Offset(EXPEDITED - offset),
+            offset: match position.priority {
+                Priority::Ordinary => Offset(offset),
+                Priority::Expedited => Offset(EXPEDITED - offset),
             },
         }
     }
@@ -141,12 +141,12 @@ impl From<Position> for Place {
 impl From<Place> for Position {
     fn from(place: Place) -> Self {
         let Offset(offset) = place.offset;
-        let (lane, offset) = match offset {
-            ..=EXPEDITED => (Lane::Expedited, EXPEDITED - offset),
-            _ => (Lane::Ordinary, offset),
+        let (priority, offset) = match offset {
+            ..=EXPEDITED => (Priority::Expedited, EXPEDITED - offset),
+            _ => (Priority::Ordinary, offset),
         };
         Self {
-            lane,
+            priority,
             partition: place.partition,
             offset: Offset(offset),
         }
@@ -176,10 +176,10 @@ mod tests {
 
     #[test]
     fn a_position_reads_back_as_it_was_written_and_what_lies_nowhere_is_no_expedited_request() {
-        for lane in Lane::ALL {
+        for priority in Priority::ALL {
             for offset in [0, 1, i64::MAX - 1] {
                 let position = Position {
-                    lane,
+                    priority,
                     partition: PartitionId(7),
                     offset: Offset(offset),
                 };
@@ -187,7 +187,7 @@ mod tests {
             }
         }
         let nowhere = Position {
-            lane: Lane::Ordinary,
+            priority: Priority::Ordinary,
             partition: PartitionId(7),
             offset: Offset(-1),
         };
