@@ -1,7 +1,7 @@
 //! The engine of one reader of a partition: what its records, replies, rows and hours do to its operations.
 //!
 //! [`PartitionEngine::apply`] changes operations in memory; [`PartitionEngine::take_batch`] hands
-//! over, as one ordered list of commands, what has to become of that. The shell around it executes
+//! over, as one ordered list of commands, what has to become of that. The scheduler's loop around it executes
 //! the list (durable first, then sent) and reports [`Event::Settled`]; only then is what the list
 //! carried done, and the checkpoint may pass it.
 //!
@@ -24,7 +24,7 @@
 //!   `internal-error`, and the partition goes on.
 //!
 //! Deliberately absent: limits. The engine says how much it holds ([`PartitionEngine::in_flight`]) and how much waits
-//! ([`PartitionEngine::waiting`]); what to let in, and not to read more than may wait, is the shell's part. Replies, rows
+//! ([`PartitionEngine::waiting`]); what to let in, and not to read more than may wait, is the part of the scheduler's loop. Replies, rows
 //! and hints are always taken, for they are what empties it.
 
 use std::any::Any;

@@ -6,7 +6,7 @@
 //! What must hold: whatever ingestion accepted passes here, also after a change of the configuration
 //! or long after it was accepted. So what is judged here follows from the record alone. Deliberately
 //! absent is all that depends on settings or on the hour, which has its judge further on: whether the
-//! workflow is known and the deadline still ahead (the engine), where copies may go (`outlet`), and
+//! workflow is known and the deadline still ahead (the engine), where copies may go (`dispatcher`), and
 //! whom a contact reaches (the alerts' role).
 
 use serde_json::Value;

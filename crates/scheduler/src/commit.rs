@@ -22,11 +22,11 @@ use waybill_store::{AttentionEntry, DueEntry, RowWrite, Store, StoreError, Write
 use waybill_telemetry::chain;
 use waybill_telemetry::trace::OpenSpan;
 
+use super::dispatcher::{Asker, Dispatcher, Settled};
 use super::gathering::Gathering;
 use super::index;
 use super::input::{CommitNumber, Generation, Input, Inputs};
 use super::metrics::{CommitMetrics, STUCK};
-use super::outlet::{Asker, Outlet, Settled};
 use super::partition::{Slot, SlotState};
 use super::spans;
 use super::tasks::{self, Task, TaskError};
@@ -93,7 +93,7 @@ pub(super) struct Commits {
     store: Arc<dyn Store>,
     runtime: Handle,
     sender: Inputs,
-    outlet: Outlet,
+    dispatcher: Dispatcher,
     metrics: CommitMetrics,
     replaced: UnreadableRows,
     gathering: Gathering,
@@ -112,14 +112,14 @@ impl Commits {
         store: Arc<dyn Store>,
         runtime: Handle,
         sender: Inputs,
-        outlet: Outlet,
+        dispatcher: Dispatcher,
         stuck_after: Duration,
     ) -> Self {
         Self {
             store,
             runtime,
             sender,
-            outlet,
+            dispatcher,
             metrics: CommitMetrics::new(),
             replaced: UnreadableRows::replaced(),
             gathering: Gathering::default(),
@@ -171,7 +171,7 @@ impl Commits {
                             .push((partition, AttentionEntry { at, operation }));
                     }
                     Command::Persist(row) => {
-                        spans::of_row(&row, self.outlet.topics(), &mut under_way.spans);
+                        spans::of_row(&row, self.dispatcher.topics(), &mut under_way.spans);
                         own.rows.push(RowWrite {
                             id: row.id,
                             created: row.created,
@@ -356,7 +356,7 @@ impl Commits {
                     let number = self.next_number;
                     self.next_number += 1;
                     self.unsettled.insert(number, part);
-                    self.outlet.send(number, part.asker(), messages);
+                    self.dispatcher.send(number, part.asker(), messages);
                 }
                 _ => self.metrics.fenced.increment(1),
             }
@@ -371,7 +371,7 @@ impl Commits {
         now: Timestamp,
     ) -> Vec<(ReaderId, Generation)> {
         let mut failed = Vec::new();
-        for Settled { number, result } in self.outlet.settled() {
+        for Settled { number, result } in self.dispatcher.settled() {
             let Some(part) = self.unsettled.remove(&number) else {
                 continue;
             };
@@ -398,33 +398,33 @@ impl Commits {
 
     /// What agents of this process have answered, and to whom.
     pub(super) fn answers(&self) -> Vec<(Asker, StepReply)> {
-        self.outlet.answers()
+        self.dispatcher.answers()
     }
 
     /// Sends an answer where whoever has the operation by now reads it.
     pub(super) fn pass_on(&mut self, asker: &Asker, reply: StepReply) {
-        self.outlet.pass_on(asker, reply);
+        self.dispatcher.pass_on(asker, reply);
     }
 
     /// A reader has lost its work.
     pub(super) fn forget(&mut self, reader: ReaderId) {
         self.again.retain(|commit| !commit.involves(reader));
-        self.outlet.forget(reader);
+        self.dispatcher.forget(reader);
     }
 
     /// Shows how busy the agents of this process are.
     pub(super) fn show(&self) {
-        self.outlet.show();
+        self.dispatcher.show();
     }
 
     /// Operations are spread over so many partitions from now on.
     pub(super) fn written(&mut self, partitions: u32) {
-        self.outlet.written(partitions);
+        self.dispatcher.written(partitions);
     }
 
     /// Lets what was sent leave, and ends the producer.
     pub(super) fn close(self) {
-        self.outlet.close();
+        self.dispatcher.close();
     }
 }
 

@@ -1,8 +1,8 @@
 //! The scheduler: owns the work of readers, each of one partition of the operation topics, and drives
 //! their engines.
 //!
-//! One thread runs the loop (`shell`) with the engines of all readers of this process; three more
-//! poll the consumers (`inlet`); one producer and one group commit (`commit`) serve all of them, so
+//! One thread runs the loop (`scheduler_loop`) with the engines of all readers of this process; three more
+//! poll the consumers (`consumers`); one producer and one group commit (`commit`) serve all of them, so
 //! that cost does not grow with the number of partitions. `upkeep` takes and keeps the leases that
 //! carry the checkpoints, by the rules of `ownership`. What is due for operations that were handed off
 //! comes from the supervisor, as recoveries.
@@ -11,25 +11,25 @@
 //! lease in `ownership`, no read beyond the room in `credit`.
 
 mod admission;
+mod checkpoint_check;
 mod clock;
 mod commit;
+mod consumers;
 pub mod control;
 mod credit;
 mod decode;
-mod fit;
+mod dispatcher;
 mod gathering;
 mod index;
-mod inlet;
 mod input;
 mod lag;
 mod lost_state;
 pub mod metrics;
 mod nonces;
-mod outlet;
 mod ownership;
 mod partition;
-mod relayout;
-mod shell;
+mod repartition;
+mod scheduler_loop;
 mod spans;
 mod tasks;
 mod unreadable;
@@ -60,17 +60,17 @@ use self::commit::Commits;
 pub use self::index::write as write_indexed;
 pub use self::nonces::reply_key;
 pub use self::ownership::begin_index;
-pub use self::relayout::Own;
+pub use self::repartition::Own;
 
+use self::consumers::Consumers;
 use self::control::{ControlError, SchedulerControl, SchedulerView};
 use self::credit::Amount;
-use self::inlet::Inlets;
+use self::dispatcher::Dispatcher;
 use self::input::{Input, Inputs};
 use self::nonces::Nonces;
-use self::outlet::Outlet;
 use self::ownership::LeaseTerms;
 use self::partition::Slot;
-use self::shell::Shell;
+use self::scheduler_loop::SchedulerLoop;
 use self::unreadable::UnreadableRows;
 use self::view::Views;
 
@@ -211,10 +211,10 @@ impl Scheduler {
                 Some(agents.context("the agents cannot be started")?)
             }
         };
-        let inlets = Inlets::start(&kafka, &topics, &nonces, &sender)
+        let consumers = Consumers::start(&kafka, &topics, &nonces, &sender)
             .context("the scheduler's consumers cannot be started")?;
         let written = layout.partitions_written();
-        let outlet = Outlet::start(
+        let dispatcher = Dispatcher::start(
             &kafka, &topics, &workflows, &settings, written, nonces, direct,
         )
         .context("the scheduler's producer cannot be started")?;
@@ -235,7 +235,7 @@ impl Scheduler {
         if slots.is_empty() {
             tracing::warn!(%layout, "no reader of the layout is one of this process: it waits for another");
         }
-        let shell = Shell {
+        let scheduler_loop = SchedulerLoop {
             engine_config: Arc::new(engine_config),
             workflows,
             owner: OwnerId(Uuid::new_v4()),
@@ -243,14 +243,14 @@ impl Scheduler {
                 store.clone(),
                 runtime.clone(),
                 sender.clone(),
-                outlet,
+                dispatcher,
                 settings.stuck_after,
             ),
             store,
             runtime,
             inputs,
             sender: sender.clone(),
-            inlets,
+            consumers,
             views: views.clone(),
             unloadable: UnreadableRows::loaded(),
             slots,
@@ -268,7 +268,8 @@ impl Scheduler {
         std::thread::Builder::new()
             .name("scheduler".to_owned())
             .spawn(move || {
-                let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| shell.run()));
+                let result =
+                    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| scheduler_loop.run()));
                 let _ = end.send(result.unwrap_or_else(|_| Err(anyhow::anyhow!("it panicked"))));
             })
             .context("the scheduler's thread cannot be started")?;

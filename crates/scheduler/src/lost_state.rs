@@ -12,7 +12,7 @@ use waybill_engine::{Offset, PartitionId, Places, Priority, ReaderId, Source};
 use waybill_store::{Layout, LayoutGeneration, Store};
 use waybill_topology::readers;
 
-use super::inlet::EndsReader;
+use super::consumers::EndsReader;
 use super::input::{AcquireError, LogEnds};
 
 /// What the first owner of a partition must know of its logs.

@@ -24,7 +24,7 @@ use waybill_store::{
 };
 use waybill_topology::readers;
 
-use super::fit::remember_topics;
+use super::checkpoint_check::remember_topics;
 use super::input::AcquireError;
 use super::lost_state::FirstOwner;
 

@@ -10,7 +10,7 @@ use waybill_engine::{
 use waybill_store::{Checkpoint, Layout};
 
 use super::SchedulerSettings;
-use super::fit::Unfit;
+use super::checkpoint_check::CheckpointMismatch;
 use super::input::Generation;
 use super::ownership::HeldLease;
 use crate::control::ControlError;
@@ -39,7 +39,7 @@ pub(super) struct Differing {
     /// The checkpoint, as it stands in the store.
     pub judged: Checkpoint,
     /// How each of them differs.
-    pub logs: ByPriority<Option<Unfit>>,
+    pub logs: ByPriority<Option<CheckpointMismatch>>,
 }
 
 /// What a reader is doing.

@@ -18,7 +18,7 @@ use waybill_store::{
     LeaseKey, ReplyKey, RowRead, StoreError, WriteBatch, Written,
 };
 
-use super::outlet::tests::{settings, workflow};
+use super::dispatcher::tests::{settings, workflow};
 use super::*;
 
 /// How long anything may take that is waited for. Generous: it bounds a failure, not a success.

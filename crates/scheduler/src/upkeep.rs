@@ -12,14 +12,14 @@ use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store};
 use waybill_telemetry::chain;
 use waybill_topology::readers;
 
-use super::fit::{Misfit, Unfit, remember_topics, start_offsets};
-use super::inlet::EndsReader;
+use super::checkpoint_check::{CheckpointMismatch, MismatchCause, remember_topics, start_offsets};
+use super::consumers::EndsReader;
 use super::input::{AcquireError, Generation, Input, LogEnds, LostCause};
 use super::lost_state::FirstOwner;
 use super::metrics::LEASES_LOST;
 use super::ownership::{self, HeldLease, Renewal};
 use super::partition::{Differing, Owned, Slot, SlotState};
-use super::shell::Shell;
+use super::scheduler_loop::SchedulerLoop;
 use super::tasks::{self, Task, TaskError};
 
 /// How long a reader rests after it failed, before its lease is taken again.
@@ -28,7 +28,7 @@ pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// After how long a new owner asks again where the logs end.
 const ENDS_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-impl Shell {
+impl SchedulerLoop {
     /// Asks for the lease of every reader that is wanted and idle.
     pub(super) fn start_wanted(&mut self) {
         if self.stopping.is_some() {
@@ -45,7 +45,7 @@ impl Shell {
             let generation = slot.generation;
             let (store, owner, terms) = (self.store.clone(), self.owner, self.settings.terms());
             let layout = self.layout.clone();
-            let ends = self.inlets.ends_reader();
+            let ends = self.consumers.ends_reader();
             let first_owner = FirstOwner {
                 logs: ends.clone(),
                 may_lack_state: self.settings.start_without_state,
@@ -107,34 +107,37 @@ impl Shell {
         // What was found out of a checkpoint says nothing of one that another owner has moved since.
         let differing = slot.differing.take();
         slot.differing = differing.filter(|differing| differing.judged == stored);
-        let mut pass_over = |unfit: &Unfit, row: &mut Lease| {
-            let (done, begins) = (row.checkpoint.on(unfit.source), ends.first.on(unfit.source));
+        let mut pass_over = |mismatch: &CheckpointMismatch, row: &mut Lease| {
+            let (done, begins) = (
+                row.checkpoint.on(mismatch.source),
+                ends.first.on(mismatch.source),
+            );
             tracing::error!(
-                %reader, %unfit, %done, %begins,
+                %reader, %mismatch, %done, %begins,
                 "what is gone from the log is passed over, as scheduler.skipDeletedRequests says: it is read \
                  from its beginning"
             );
-            unfit.pass_over(row, &ends.first);
+            mismatch.pass_over(row, &ends.first);
             row_is_known = false;
         };
         let logs = slot.differing.iter().flat_map(|differing| {
             let of = |priority: Priority| differing.logs[priority].as_ref();
             Priority::ALL.into_iter().filter_map(of)
         });
-        for unfit in logs {
-            pass_over(unfit, &mut lease.row);
+        for mismatch in logs {
+            pass_over(mismatch, &mut lease.row);
         }
         let mut found = start_offsets(&lease.row, &ends);
         while self.settings.skip_deleted_requests
-            && let Err(unfit) = &found
+            && let Err(mismatch) = &found
         {
-            pass_over(unfit, &mut lease.row);
+            pass_over(mismatch, &mut lease.row);
             found = start_offsets(&lease.row, &ends);
         }
         let start = match found {
             Ok(start) => start,
-            Err(unfit) => {
-                let reason = unfit.to_string();
+            Err(mismatch) => {
+                let reason = mismatch.to_string();
                 tracing::error!(%reader, reason, "refusing to run the partition");
                 slot.state = SlotState::Refused(reason);
                 self.hand_back(lease);
@@ -175,7 +178,7 @@ impl Shell {
             self.workflows.clone(),
             ownership,
         );
-        self.inlets
+        self.consumers
             .add(reader, partition, generation, &share, &start, ends);
         let mut owned = Owned::new(engine, lease, share, stored);
         owned.row_is_known = row_is_known;
@@ -216,8 +219,8 @@ impl Shell {
             && let Some(priority) = source.priority()
             && let Some(slot) = self.slots.get_mut(&reader)
         {
-            let why = Misfit::Differs(cause.to_string());
-            let differs = Unfit { source, why };
+            let why = MismatchCause::Differs(cause.to_string());
+            let differs = CheckpointMismatch { source, why };
             match self.settings.skip_deleted_requests {
                 true => {
                     let before = slot.differing.take();
@@ -243,7 +246,7 @@ impl Shell {
         };
         if let SlotState::Owned(_) = slot.state {
             tracing::warn!(%reader, reason, "dropping the partition; it is taken again shortly");
-            self.inlets.remove(reader);
+            self.consumers.remove(reader);
             self.commits.forget(reader);
             slot.rest(RETRY_AFTER);
             self.forget_gone();
@@ -282,7 +285,7 @@ impl Shell {
             };
             if !wanted && owned.releasing_since.is_none() {
                 owned.releasing_since = Some(Instant::now());
-                self.inlets.remove(reader);
+                self.consumers.remove(reader);
             }
             if owned.renewing {
                 continue;
@@ -380,11 +383,11 @@ impl Shell {
                 owned.lease.renewed(renewal);
                 owned.engine.apply(Event::StampLimit(stamp_limit), now);
                 if share != owned.share {
-                    self.inlets.share(reader, &share);
+                    self.consumers.share(reader, &share);
                     owned.share = share;
                 }
                 if let Some(checkpoint) = copy {
-                    self.inlets.copy_checkpoint(partition, &checkpoint);
+                    self.consumers.copy_checkpoint(partition, &checkpoint);
                 }
             }
             Ok(false) => self.give_up(reader, "another owner took the lease"),

@@ -8,11 +8,11 @@ use waybill_engine::{ByPriority, Offset, Priority, ReaderId, Timestamp};
 use waybill_store::Layout;
 use waybill_telemetry::health::{Condition, Heartbeat, Liveness, Readiness};
 
-use super::inlet::Inlets;
+use super::consumers::Consumers;
 use super::lag::{Lag, LagClock};
 use super::metrics::{PartitionMetrics, PriorityView, show_layout};
 use super::partition::{Slot, SlotState};
-use super::relayout::Own;
+use super::repartition::Own;
 use crate::control::{CheckpointView, HeldView, SchedulerState, SchedulerView};
 
 /// A loop that gives no sign of life for this long counts as dead.
@@ -99,14 +99,14 @@ impl Views {
     pub(super) fn show(
         &self,
         slots: &mut BTreeMap<ReaderId, Slot>,
-        inlets: &Inlets,
+        consumers: &Consumers,
         now: Timestamp,
     ) {
         self.heartbeat.beat();
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
         for (&reader, slot) in slots.iter_mut() {
             if let Some(shown) = shown.get_mut(&reader) {
-                shown.update(slot, inlets, now);
+                shown.update(slot, consumers, now);
             }
         }
         shown.retain(|reader, shown| {
@@ -125,7 +125,7 @@ impl Views {
 }
 
 impl Shown {
-    fn update(&mut self, slot: &mut Slot, inlets: &Inlets, now: Timestamp) {
+    fn update(&mut self, slot: &mut Slot, consumers: &Consumers, now: Timestamp) {
         let wanted = slot.wanted;
         if let SlotState::Owned(owned) = &slot.state {
             let (key, partition) = (owned.lease.row.key, owned.partition());
@@ -172,7 +172,7 @@ impl Shown {
             self.view.checkpoint.replies = reached.at.replies;
             for priority in Priority::ALL {
                 let consumed = reached.consumed[priority].max(owned.lease.row.consumed[priority]);
-                let end = inlets.known_end(priority, owned.partition());
+                let end = consumers.known_end(priority, owned.partition());
                 self.priorities[priority] = PriorityView {
                     waiting: owned.engine.waiting(priority).requests,
                     checkpoint: reached.at.on(priority.source()),

@@ -66,7 +66,7 @@ pub struct Ownership {
     /// The end of each requests log when the lease was taken: an id of the server's at or past it
     /// needs no read of the store.
     pub requests_end: ByPriority<Offset>,
-    /// The end of the inbox when the shell resumed: no time-outs until replies were read to it.
+    /// The end of the inbox when the scheduler's loop resumed: no time-outs until replies were read to it.
     pub replies_end: Offset,
     /// Stamps of this owner's writes are at least this: the limit of the owner before it.
     pub stamp_floor: Stamp,

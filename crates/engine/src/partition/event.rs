@@ -36,7 +36,7 @@ pub enum Event {
         /// What it says.
         reply: StepReply,
     },
-    /// A reply of an agent that was asked without a topic, by the shell of this engine: it lies nowhere, and
+    /// A reply of an agent that was asked without a topic, by the loop that runs this engine: it lies nowhere, and
     /// comes once or never.
     DirectReply(StepReply),
     /// A record of `recovery` that belongs to this partition.
@@ -110,7 +110,7 @@ pub enum Event {
     },
     /// A renewal of the lease raised the limit of stamps.
     StampLimit(Stamp),
-    /// Where `step-replies` ended when the shell resumed after a pause: no time-out is applied until
+    /// Where `step-replies` ended when the scheduler's loop resumed after a pause: no time-out is applied until
     /// replies were read to here. Replaces the end that was given before.
     InboxEnd(Offset),
     /// Replies were read to here, though the last records below it were none that are delivered

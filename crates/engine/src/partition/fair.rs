@@ -6,7 +6,7 @@
 //! topic can send, stands in the line of its create, lest it take the operation's place.
 //!
 //! This is fair among those who wait here. What lies further back in the topic waits for all that lies before it: how
-//! far the shell reads ahead says how large a crowd can be passed by.
+//! far the scheduler reads ahead says how large a crowd can be passed by.
 //!
 //! Deliberately absent: how much may wait. Whoever reads the topics bounds it by [`FairQueue::waiting`].
 

@@ -1,5 +1,5 @@
 //! Owners of partitions: each runs the real engine between logs, store and lease, as the
-//! scheduler's shell does. They die between any two of their acts, or stand still and wake up when
+//! scheduler's loop does. They die between any two of their acts, or stand still and wake up when
 //! another has taken their place.
 
 use std::collections::VecDeque;

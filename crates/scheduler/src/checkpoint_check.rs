@@ -38,16 +38,16 @@ pub(super) struct StartOffsets {
 
 /// A log that does not fit its checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Unfit {
+pub(super) struct CheckpointMismatch {
     /// Its topic.
     pub source: Source,
     /// Why.
-    pub why: Misfit,
+    pub why: MismatchCause,
 }
 
 /// Why a log does not fit its checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub(super) enum Misfit {
+pub(super) enum MismatchCause {
     /// It begins behind the checkpoint.
     #[error(
         "records from offset {done} on are not done, but the log begins at {begins}: its retention overtook \
@@ -92,7 +92,7 @@ pub(super) enum Misfit {
     Differs(String),
 }
 
-impl fmt::Display for Unfit {
+impl fmt::Display for CheckpointMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let topic = match self.source {
             Source::Requests => "requests",
@@ -104,7 +104,7 @@ impl fmt::Display for Unfit {
     }
 }
 
-impl Unfit {
+impl CheckpointMismatch {
     /// Has a reader begin where the log does.
     pub(super) fn pass_over(&self, row: &mut Lease, first: &Places) {
         let begins = first.on(self.source);
@@ -115,9 +115,11 @@ impl Unfit {
         };
         row.checkpoint.fingerprints[priority] = None;
         row.consumed[priority] = match self.why {
-            Misfit::Overtaken { .. } => row.consumed[priority].max(begins),
+            MismatchCause::Overtaken { .. } => row.consumed[priority].max(begins),
             // Offsets of another log say nothing of this one.
-            Misfit::Shorter { .. } | Misfit::Recreated { .. } | Misfit::Differs(_) => begins,
+            MismatchCause::Shorter { .. }
+            | MismatchCause::Recreated { .. }
+            | MismatchCause::Differs(_) => begins,
         };
     }
 }
@@ -126,33 +128,36 @@ impl Unfit {
 ///
 /// # Errors
 ///
-/// [`Unfit`] names the first log that lost records which are not done, ends before the checkpoint, or is of another topic
+/// [`CheckpointMismatch`] names the first log that lost records which are not done, ends before the checkpoint, or is of another topic
 /// than the one of which nothing was done.
-pub(super) fn start_offsets(row: &Lease, ends: &LogEnds) -> Result<StartOffsets, Unfit> {
+pub(super) fn start_offsets(
+    row: &Lease,
+    ends: &LogEnds,
+) -> Result<StartOffsets, CheckpointMismatch> {
     let checkpoint = row.checkpoint;
     let mut handover = row.handover.clone();
     let mut at = Places::default();
     for source in READ_WHOLE {
         let (first, end) = (ends.first.on(source), ends.next.on(source));
         let begin = checkpoint.on(source);
-        let unfit = |why| Unfit { source, why };
+        let mismatch = |why| CheckpointMismatch { source, why };
         if begin == Offset(0)
             && let Some(priority) = source.priority()
             && let Some(expected) = checkpoint.fingerprints[priority]
             && let Some(found) = ends.topics[priority]
             && found.head() != expected
         {
-            return Err(unfit(Misfit::Recreated { expected, found }));
+            return Err(mismatch(MismatchCause::Recreated { expected, found }));
         }
         if begin < first {
-            return Err(unfit(Misfit::Overtaken {
+            return Err(mismatch(MismatchCause::Overtaken {
                 done: begin,
                 begins: first,
             }));
         }
         let done = begin.max(handover.furthest(source));
         if done > end {
-            return Err(unfit(Misfit::Shorter { done, end }));
+            return Err(mismatch(MismatchCause::Shorter { done, end }));
         }
         *at.on_mut(source) = begin;
     }

@@ -14,7 +14,7 @@ use waybill_telemetry::chain;
 
 use super::input::Input;
 use super::partition::{Slot, SlotState};
-use super::shell::Shell;
+use super::scheduler_loop::SchedulerLoop;
 use super::tasks::{self, Task, TaskError};
 
 /// Which readers a process runs.
@@ -41,7 +41,7 @@ impl Own {
     }
 }
 
-impl Shell {
+impl SchedulerLoop {
     /// Asks for the layout, as often as leases are renewed: it is one small read for all readers.
     pub(super) fn read_layout(&mut self) {
         let (asked_at, is_awaited) = self.layout_asked;
@@ -93,7 +93,7 @@ impl Shell {
                 let end = self.layout.end_of(generation, reader);
                 let share = owned.share.clone().with_end(end);
                 if share != owned.share {
-                    self.inlets.share(reader, &share);
+                    self.consumers.share(reader, &share);
                     owned.share = share;
                 }
             }

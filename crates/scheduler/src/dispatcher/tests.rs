@@ -1,4 +1,4 @@
-//! The outlet on librdkafka's mock cluster: what leaves it, and what the loop hears of it.
+//! The dispatcher on librdkafka's mock cluster: what leaves it, and what the loop hears of it.
 
 use std::sync::mpsc::{self, Receiver};
 
@@ -26,7 +26,7 @@ const KIB: usize = 1024;
 struct World {
     cluster: MockCluster<'static, DefaultProducerContext>,
     topics: Topics,
-    outlet: Outlet,
+    dispatcher: Dispatcher,
     inputs: Receiver<Input>,
 }
 
@@ -34,7 +34,7 @@ fn nonces() -> Nonces {
     Nonces::new(&ReplyKey::new([1; ReplyKey::BYTES]))
 }
 
-/// Whoever the outlet sends for.
+/// Whoever the dispatcher sends for.
 fn asker() -> Asker {
     Asker {
         reader: ReaderId(3),
@@ -68,7 +68,7 @@ impl World {
         let elsewhere = topics.step_requests("elsewhere");
         cluster.create_topic(&elsewhere, 1, 1).unwrap();
         let (sender, inputs) = mpsc::channel();
-        let outlet = Outlet::start(
+        let dispatcher = Dispatcher::start(
             &KafkaSettings::new(cluster.bootstrap_servers()),
             &topics,
             &Workflows::new(vec![workflow()]).unwrap(),
@@ -80,20 +80,20 @@ impl World {
         Self {
             cluster,
             topics,
-            outlet: outlet.unwrap(),
+            dispatcher: dispatcher.unwrap(),
             inputs,
         }
     }
 
     /// Sends messages and waits until the loop hears that all are settled.
     fn send(&mut self, messages: impl Into<Vec<Message>>) {
-        self.outlet.send(7, asker(), messages.into());
+        self.dispatcher.send(7, asker(), messages.into());
         assert_eq!(self.settled(), Ok(()));
     }
 
     /// What became of the messages that were sent under number 7, once that is known.
     fn settled(&self) -> Result<(), String> {
-        let settled = self.outlet.settled.1.recv_timeout(PATIENCE).unwrap();
+        let settled = self.dispatcher.settled.1.recv_timeout(PATIENCE).unwrap();
         assert_eq!(settled.number, 7);
         settled.result
     }
@@ -243,11 +243,11 @@ fn agents_of_this_process_are_asked_without_a_record_and_others_over_their_topic
     });
     let (here, mut there) = (request("here"), request("elsewhere"));
     let asked = [here.clone(), there.clone()].map(Message::Step);
-    world.outlet.send(7, asker(), asked.into());
+    world.dispatcher.send(7, asker(), asked.into());
     assert_eq!(world.settled(), Ok(()));
     let answered = world.inputs.recv_timeout(PATIENCE).unwrap();
     assert!(matches!(answered, Input::Answered), "{answered:?}");
-    let answers = world.outlet.answers();
+    let answers = world.dispatcher.answers();
     assert_eq!(answers.len(), 1);
     let outputs = Vec::new();
     let reply = StepReply::to(&here, Outcome::Success { outputs });
@@ -258,8 +258,8 @@ fn agents_of_this_process_are_asked_without_a_record_and_others_over_their_topic
     assert_eq!(world.values::<StepRequest>(&elsewhere), [there]);
 
     // An answer for whoever has the partition by now.
-    world.outlet.pass_on(&asker(), reply.clone());
-    world.outlet.producer.flush(PATIENCE).unwrap();
+    world.dispatcher.pass_on(&asker(), reply.clone());
+    world.dispatcher.producer.flush(PATIENCE).unwrap();
     let replies = world.values::<StepReply>(world.topics.step_replies());
     let proven = StepReply {
         nonce: Some(nonces().of_request(&here)),

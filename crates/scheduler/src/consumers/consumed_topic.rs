@@ -161,14 +161,14 @@ pub(super) enum Until {
 }
 
 /// One topic of a consumer.
-pub(super) struct Feed {
+pub(super) struct ConsumedTopic {
     pub(super) source: Source,
     pub(super) topic: Arc<str>,
     pub(super) decoder: Decoder,
     pub(super) assigned: HashMap<PartitionId, Assigned>,
 }
 
-impl Feed {
+impl ConsumedTopic {
     /// A reader of any of the partitions.
     pub(super) fn reading(&mut self, reader: ReaderId) -> Option<&mut Reading> {
         let mut readings = self.assigned.values_mut().flat_map(|of| &mut of.readers);

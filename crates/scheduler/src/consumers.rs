@@ -4,8 +4,8 @@
 //!
 //! Each is polled by a thread of its own, which also decodes, so that the loop sees values only.
 
+mod consumed_topic;
 mod ends;
-mod feed;
 mod poller;
 
 use std::panic::AssertUnwindSafe;
@@ -21,9 +21,9 @@ use waybill_store::Checkpoint;
 
 pub(super) use self::ends::EndsReader;
 use self::poller::{Order, Poller};
+use super::checkpoint_check::StartOffsets;
 use super::credit::Credit;
 use super::decode::Decoder;
-use super::fit::StartOffsets;
 use super::input::{Generation, Input, Inputs, LogEnds};
 use super::nonces::Nonces;
 use super::tasks::{Panicked, Task};
@@ -37,21 +37,21 @@ fn group_for_lag(kafka: &KafkaSettings) -> String {
 }
 
 /// All consumers.
-pub(super) struct Inlets {
-    requests: ByPriority<Inlet>,
-    inbox: Inlet,
+pub(super) struct Consumers {
+    requests: ByPriority<PolledConsumer>,
+    inbox: PolledConsumer,
 }
 
 /// One consumer and the thread that polls it.
-struct Inlet {
+struct PolledConsumer {
     credit: Arc<Credit>,
     orders: Sender<Order>,
-    consumer: Arc<PartitionConsumer>,
+    client: Arc<PartitionConsumer>,
     topics: Vec<(Source, Arc<str>)>,
     thread: JoinHandle<()>,
 }
 
-impl Inlets {
+impl Consumers {
     /// Starts all consumers, with nothing assigned.
     ///
     /// # Errors
@@ -68,7 +68,7 @@ impl Inlets {
         let start = |sources: &[Source], client_id: &str| {
             let of = |&source| (source, topics.of(source));
             let topics: Vec<_> = sources.iter().map(of).collect();
-            Inlet::start(kafka, &topics, client_id, &decoder, sender.clone())
+            PolledConsumer::start(kafka, &topics, client_id, &decoder, sender.clone())
         };
         Ok(Self {
             requests: ByPriority {
@@ -82,7 +82,7 @@ impl Inlets {
         })
     }
 
-    fn inlet(&self, source: Source) -> &Inlet {
+    fn consumer(&self, source: Source) -> &PolledConsumer {
         match source {
             Source::Requests => &self.requests.ordinary,
             Source::Expedited => &self.requests.expedited,
@@ -90,7 +90,7 @@ impl Inlets {
         }
     }
 
-    fn all(&self) -> [&Inlet; 3] {
+    fn all(&self) -> [&PolledConsumer; 3] {
         [
             &self.requests.ordinary,
             &self.requests.expedited,
@@ -100,7 +100,7 @@ impl Inlets {
 
     /// The allowance of a consumer.
     pub(super) fn credit(&self, source: Source) -> &Credit {
-        &self.inlet(source).credit
+        &self.consumer(source).credit
     }
 
     /// Begins to read the share of a reader, whose partition's logs end at `ends`.
@@ -119,7 +119,7 @@ impl Inlets {
             Source::Expedited,
             Source::Requests,
         ] {
-            self.inlet(source).order(Order::Add {
+            self.consumer(source).order(Order::Add {
                 source,
                 partition,
                 reader,
@@ -136,9 +136,9 @@ impl Inlets {
 
     /// The share of a reader is another by now.
     pub(super) fn share(&self, reader: ReaderId, share: &Share) {
-        for inlet in self.all() {
+        for consumer in self.all() {
             let share = share.clone();
-            inlet.order(Order::Share { reader, share });
+            consumer.order(Order::Share { reader, share });
         }
     }
 
@@ -150,36 +150,36 @@ impl Inlets {
 
     /// Ends reading for a reader.
     pub(super) fn remove(&self, reader: ReaderId) {
-        for inlet in self.all() {
-            inlet.order(Order::Remove(reader));
+        for consumer in self.all() {
+            consumer.order(Order::Remove(reader));
         }
     }
 
     /// Copies a checkpoint to the consumer group that lag tools look at. Nothing reads it back.
     pub(super) fn copy_checkpoint(&self, partition: PartitionId, checkpoint: &Checkpoint) {
-        for inlet in self.all() {
-            for (source, topic) in &inlet.topics {
+        for consumer in self.all() {
+            for (source, topic) in &consumer.topics {
                 let offset = checkpoint.on(*source);
-                inlet.consumer.commit_copy(&[(topic, partition, offset)]);
+                consumer.client.commit_copy(&[(topic, partition, offset)]);
             }
         }
     }
 
     /// Where the requests of a partition end, as far as the last fetch told.
     pub(super) fn known_end(&self, priority: Priority, partition: PartitionId) -> Option<Offset> {
-        let inlet = &self.requests[priority];
-        let (_, topic) = inlet.topics.first()?;
-        inlet.consumer.known_end(topic, partition)
+        let consumer = &self.requests[priority];
+        let (_, topic) = consumer.topics.first()?;
+        consumer.client.known_end(topic, partition)
     }
 
     /// What asks the broker where the logs begin and end.
     pub(super) fn ends_reader(&self) -> EndsReader {
         EndsReader {
-            consumer: self.inbox.consumer.clone(),
+            consumer: self.inbox.client.clone(),
             topics: self
                 .all()
                 .into_iter()
-                .flat_map(|inlet| inlet.topics.iter().cloned())
+                .flat_map(|consumer| consumer.topics.iter().cloned())
                 .collect(),
         }
     }
@@ -190,16 +190,16 @@ impl Inlets {
             ordinary,
             expedited,
         } = self.requests;
-        for inlet in [ordinary, expedited, self.inbox] {
-            inlet.order(Order::Stop);
-            if inlet.thread.join().is_err() {
-                tracing::error!(topics = ?inlet.topics, "the consumer's thread panicked");
+        for consumer in [ordinary, expedited, self.inbox] {
+            consumer.order(Order::Stop);
+            if consumer.thread.join().is_err() {
+                tracing::error!(topics = ?consumer.topics, "the consumer's thread panicked");
             }
         }
     }
 }
 
-impl Inlet {
+impl PolledConsumer {
     fn start(
         kafka: &KafkaSettings,
         topics: &[(Source, &str)],
@@ -212,7 +212,7 @@ impl Inlet {
             fetch_wait_max: FETCH_WAIT_MAX,
             ..ConsumerOptions::new(client_id)
         };
-        let consumer = Arc::new(PartitionConsumer::new(kafka, &options)?);
+        let client = Arc::new(PartitionConsumer::new(kafka, &options)?);
         let credit = Arc::new(Credit::default());
         let topics: Vec<(Source, Arc<str>)> = topics
             .iter()
@@ -220,7 +220,7 @@ impl Inlet {
             .collect();
         let (orders, inbox) = mpsc::channel();
         let told = sender.clone();
-        let poller = Poller::new(consumer.clone(), &topics, decoder, credit.clone(), sender);
+        let poller = Poller::new(client.clone(), &topics, decoder, credit.clone(), sender);
         let thread = std::thread::Builder::new()
             .name(client_id.to_owned())
             .spawn(move || {
@@ -233,7 +233,7 @@ impl Inlet {
         Ok(Self {
             credit,
             orders,
-            consumer,
+            client,
             topics,
             thread,
         })

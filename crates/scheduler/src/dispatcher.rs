@@ -51,7 +51,7 @@ pub(super) struct Settled {
 }
 
 /// The producer and the names of everything that it writes to.
-pub(super) struct Outlet {
+pub(super) struct Dispatcher {
     producer: Producer<Arc<Settlement>>,
     /// Agents that are asked without a record, if there are some.
     direct: Option<DirectAgents<Asker>>,
@@ -72,7 +72,7 @@ pub(super) struct Outlet {
     wait_until: Instant,
 }
 
-impl Outlet {
+impl Dispatcher {
     /// Starts the producer.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl Outlet {
         self.partitions = partitions;
     }
 
-    /// Sends the messages of a reader; [`Outlet::settled`] has `number` when all records are acknowledged. What agents
+    /// Sends the messages of a reader; [`Dispatcher::settled`] has `number` when all records are acknowledged. What agents
     /// of this process are asked needs no acknowledgement: it is lost with the engine, which then asks again.
     pub(super) fn send(&mut self, number: u64, from: Asker, mut messages: Vec<Message>) {
         let spans = spans::of_messages(&mut messages, |request| self.topic_for(request));

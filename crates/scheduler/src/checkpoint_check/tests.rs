@@ -93,11 +93,14 @@ fn what_no_client_can_decode_is_not_verified_and_not_read_again() {
 fn requests_that_are_not_done_and_gone_or_not_there_are_refused() {
     let overtaken = start_offsets(&held(3, 50, 0), &logs((51, 60), (0, 0))).unwrap_err();
     assert!(
-        matches!(overtaken.why, Misfit::Overtaken { .. }),
+        matches!(overtaken.why, MismatchCause::Overtaken { .. }),
         "{overtaken}"
     );
     let another = start_offsets(&held(3, 50, 0), &logs((0, 49), (0, 0))).unwrap_err();
-    assert!(matches!(another.why, Misfit::Shorter { .. }), "{another}");
+    assert!(
+        matches!(another.why, MismatchCause::Shorter { .. }),
+        "{another}"
+    );
 }
 
 #[test]
@@ -105,8 +108,8 @@ fn what_is_gone_may_be_passed_over_and_the_rest_of_the_log_is_read() {
     let passed = |checkpoint: i64, consumed: i64, ends: LogEnds| {
         let mut row = held(3, checkpoint, 0);
         row.consumed.ordinary = Offset(consumed);
-        let unfit = start_offsets(&row, &ends).unwrap_err();
-        unfit.pass_over(&mut row, &ends.first);
+        let mismatch = start_offsets(&row, &ends).unwrap_err();
+        mismatch.pass_over(&mut row, &ends.first);
         let start = start_offsets(&row, &ends).unwrap();
         (
             start.at.requests.0,
@@ -120,11 +123,11 @@ fn what_is_gone_may_be_passed_over_and_the_rest_of_the_log_is_read() {
 
     let mut row = held(3, 50, 0);
     let ends = logs((0, 60), (0, 0));
-    let unfit = Unfit {
+    let mismatch = CheckpointMismatch {
         source: Source::Requests,
-        why: Misfit::Differs(String::new()),
+        why: MismatchCause::Differs(String::new()),
     };
-    unfit.pass_over(&mut row, &ends.first);
+    mismatch.pass_over(&mut row, &ends.first);
     let start = start_offsets(&row, &ends).unwrap();
     assert_eq!(
         (start.at.requests, start.verify.ordinary),
@@ -143,7 +146,7 @@ fn an_owner_that_has_consumed_nothing_is_refused_a_log_whose_beginning_is_gone()
     assert!(start_offsets(&idle, &of_new_logs).is_ok());
     let overtaken = start_offsets(&idle, &logs((40, 60), (5, 9))).unwrap_err();
     let (done, begins) = (Offset(0), Offset(40));
-    assert_eq!(overtaken.why, Misfit::Overtaken { done, begins });
+    assert_eq!(overtaken.why, MismatchCause::Overtaken { done, begins });
 
     // The same on logs that had lost their beginnings before anybody owned them.
     let of_old_logs = logs((40, 60), (5, 9));
@@ -178,10 +181,10 @@ fn a_topic_of_which_nothing_was_done_is_known_by_its_id() {
         ((5, 8), (0, 0), Source::Expedited, 6),
     ] {
         let ends = logs_of(ids, ends);
-        let unfit = start_offsets(&row, &ends).unwrap_err();
+        let mismatch = start_offsets(&row, &ends).unwrap_err();
         let found = ends.topics[source.priority().unwrap()].unwrap();
-        let why = Misfit::Recreated { expected, found };
-        assert_eq!(unfit, Unfit { source, why });
+        let why = MismatchCause::Recreated { expected, found };
+        assert_eq!(mismatch, CheckpointMismatch { source, why });
     }
 }
 
@@ -191,8 +194,8 @@ fn a_topic_that_was_made_anew_may_be_passed_over_and_is_the_one_to_remember() {
     remember_topics(&mut row, &logs_of((5, 6), (0, 0)));
     row.consumed.ordinary = Offset(3);
     let anew = logs_of((7, 6), (2, 9));
-    let unfit = start_offsets(&row, &anew).unwrap_err();
-    unfit.pass_over(&mut row, &anew.first);
+    let mismatch = start_offsets(&row, &anew).unwrap_err();
+    mismatch.pass_over(&mut row, &anew.first);
     let start = start_offsets(&row, &anew).unwrap();
     assert_eq!(
         (start.at.requests, row.consumed.ordinary),
@@ -210,14 +213,14 @@ fn a_topic_that_was_made_anew_may_be_passed_over_and_is_the_one_to_remember() {
 
 #[test]
 fn a_refused_topic_is_named_with_both_ids() {
-    let unfit = Unfit {
+    let mismatch = CheckpointMismatch {
         source: Source::Requests,
-        why: Misfit::Recreated {
+        why: MismatchCause::Recreated {
             expected: 0x9f31_5c5c_76e5_4c6a,
             found: TopicId(0),
         },
     };
-    let said = unfit.to_string();
+    let said = mismatch.to_string();
     assert!(
         said.starts_with("requests: nothing of it was done"),
         "{said}"
@@ -305,7 +308,7 @@ fn what_those_who_are_followed_had_done_is_held_against_the_logs_as_well() {
     let lost_requests = merged(58, logs((0, 55), (0, 300))).unwrap_err();
     let done = Offset(58);
     let end = Offset(55);
-    assert_eq!(lost_requests.why, Misfit::Shorter { done, end });
+    assert_eq!(lost_requests.why, MismatchCause::Shorter { done, end });
 }
 
 #[test]
@@ -317,14 +320,14 @@ fn recoveries_that_are_not_done_and_gone_or_not_there_are_refused_until_a_person
         let mut ends = logs((0, 60), (0, 0));
         ends.first.recoveries = Offset(first);
         ends.next.recoveries = Offset(end);
-        let unfit = match start_offsets(&row, &ends) {
+        let mismatch = match start_offsets(&row, &ends) {
             Ok(start) => return (start.at.recoveries.0, None),
-            Err(unfit) => unfit,
+            Err(mismatch) => mismatch,
         };
-        assert_eq!(unfit.source, Source::Recoveries);
-        unfit.pass_over(&mut row, &ends.first);
+        assert_eq!(mismatch.source, Source::Recoveries);
+        mismatch.pass_over(&mut row, &ends.first);
         let start = start_offsets(&row, &ends).unwrap();
-        (start.at.recoveries.0, Some(unfit.why))
+        (start.at.recoveries.0, Some(mismatch.why))
     };
     let (done, begins, end) = (Offset(7), Offset(8), Offset(5));
     assert_eq!(recoveries_from(7, 0, 9), (7, None));
@@ -333,9 +336,9 @@ fn recoveries_that_are_not_done_and_gone_or_not_there_are_refused_until_a_person
         (7, None),
         "all that is gone was done"
     );
-    let overtaken = Misfit::Overtaken { done, begins };
+    let overtaken = MismatchCause::Overtaken { done, begins };
     assert_eq!(recoveries_from(7, 8, 9), (8, Some(overtaken)));
-    let shorter = Misfit::Shorter { done, end };
+    let shorter = MismatchCause::Shorter { done, end };
     assert_eq!(recoveries_from(7, 2, 5), (2, Some(shorter)));
 }
 
@@ -375,9 +378,9 @@ fn both_topics_may_be_passed_over_one_after_the_other() {
     let start = loop {
         match start_offsets(&row, &ends) {
             Ok(start) => break start,
-            Err(unfit) => {
-                unfit.pass_over(&mut row, &ends.first);
-                passed.push(unfit.source);
+            Err(mismatch) => {
+                mismatch.pass_over(&mut row, &ends.first);
+                passed.push(mismatch.source);
             }
         }
     };

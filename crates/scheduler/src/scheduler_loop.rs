@@ -32,8 +32,8 @@ use waybill_telemetry::chain;
 use super::SchedulerSettings;
 use super::clock::{Clock, Standstill};
 use super::commit::Commits;
+use super::consumers::Consumers;
 use super::credit::{Amount, room_beside};
-use super::inlet::Inlets;
 use super::input::{Arrived, Generation, Input, Inputs};
 use super::metrics::STUCK;
 use super::partition::{Owned, Slot, SlotState};
@@ -51,7 +51,7 @@ const TURN_MAX: Duration = Duration::from_millis(50);
 const VIEW_INTERVAL: Duration = Duration::from_millis(200);
 
 /// The loop and all that it owns.
-pub(super) struct Shell {
+pub(super) struct SchedulerLoop {
     pub settings: SchedulerSettings,
     pub engine_config: Arc<EngineConfig>,
     pub workflows: Arc<Workflows>,
@@ -60,7 +60,7 @@ pub(super) struct Shell {
     pub runtime: Handle,
     pub inputs: Receiver<Input>,
     pub sender: Inputs,
-    pub inlets: Inlets,
+    pub consumers: Consumers,
     pub commits: Commits,
     pub views: Views,
     pub unloadable: UnreadableRows,
@@ -79,7 +79,7 @@ pub(super) struct Shell {
     pub failure: Option<anyhow::Error>,
 }
 
-impl Shell {
+impl SchedulerLoop {
     /// Runs until a shutdown is through, or the store fails.
     pub(super) fn run(mut self) -> anyhow::Result<()> {
         let mut viewed = Instant::now();
@@ -99,7 +99,7 @@ impl Shell {
             if viewed.elapsed() >= VIEW_INTERVAL {
                 viewed = Instant::now();
                 self.views
-                    .show(&mut self.slots, &self.inlets, self.clock.last());
+                    .show(&mut self.slots, &self.consumers, self.clock.last());
                 self.commits.show();
             }
             if self.failure.is_some() || self.is_stopped() {
@@ -107,8 +107,8 @@ impl Shell {
             }
         }
         self.views
-            .show(&mut self.slots, &self.inlets, self.clock.last());
-        self.inlets.stop();
+            .show(&mut self.slots, &self.consumers, self.clock.last());
+        self.consumers.stop();
         self.commits.close();
         self.failure.map_or(Ok(()), Err)
     }
@@ -203,7 +203,7 @@ impl Shell {
                 if let Some(owned) = self.owned(reader, generation) {
                     owned.inbox_end_awaited = false;
                     owned.engine.apply(Event::InboxEnd(end), now);
-                    self.inlets.read_to(reader, end);
+                    self.consumers.read_to(reader, end);
                 }
             }
             Input::SetRunning {
@@ -251,7 +251,7 @@ impl Shell {
     }
 
     fn records(&mut self, source: Source, amount: Amount, records: Vec<Arrived>) {
-        self.inlets.credit(source).received(amount);
+        self.consumers.credit(source).received(amount);
         let now = self.clock.read();
         for Arrived {
             generation,
@@ -462,9 +462,9 @@ impl Shell {
                 Some(_) => Amount::default(),
                 None => room_beside(most, waiting, self.settings.tracked_requests_max, known),
             };
-            self.inlets.credit(priority.source()).offer(room);
+            self.consumers.credit(priority.source()).offer(room);
         }
-        self.inlets
+        self.consumers
             .credit(Source::Replies)
             .offer(self.settings.inbox_room());
     }
@@ -497,7 +497,7 @@ impl Shell {
             };
             let partition = owned.partition();
             owned.inbox_end_awaited = true;
-            let ends = self.inlets.ends_reader();
+            let ends = self.consumers.ends_reader();
             let asking = async move {
                 loop {
                     match ends.read(partition).await {

@@ -9,9 +9,11 @@ use waybill_kafka::fingerprint;
 use waybill_kafka::{DamageKind, DamagedLog, PartitionConsumer, PollError, PollLimits, RecordRef};
 use waybill_telemetry::chain;
 
+use crate::consumers::consumed_topic::{
+    Assigned, ConsumedTopic, Reading, Until, Verified, WaitsAt,
+};
 use crate::credit::{Amount, Credit};
 use crate::decode::Decoder;
-use crate::inlet::feed::{Assigned, Feed, Reading, Until, Verified, WaitsAt};
 use crate::input::{Arrived, Generation, Input, Inputs, LostCause};
 
 /// How much one poll takes at most.
@@ -51,7 +53,7 @@ pub(super) enum Order {
 /// What a consumer's thread works with.
 pub(super) struct Poller {
     /// One or two: whose record is in hand is found by comparing names.
-    feeds: Vec<Feed>,
+    consumed_topics: Vec<ConsumedTopic>,
     consumer: Arc<PartitionConsumer>,
     credit: Arc<Credit>,
     sender: Inputs,
@@ -66,14 +68,14 @@ impl Poller {
         credit: Arc<Credit>,
         sender: Inputs,
     ) -> Self {
-        let feed = |(source, topic): &(Source, Arc<str>)| Feed {
+        let consumed = |(source, topic): &(Source, Arc<str>)| ConsumedTopic {
             source: *source,
             topic: topic.clone(),
             decoder: decoder(*source),
             assigned: Default::default(),
         };
         Self {
-            feeds: topics.iter().map(feed).collect(),
+            consumed_topics: topics.iter().map(consumed).collect(),
             consumer,
             credit,
             sender,
@@ -88,7 +90,11 @@ impl Poller {
                     return;
                 }
             }
-            if self.feeds.iter().all(|feed| feed.assigned.is_empty()) {
+            if self
+                .consumed_topics
+                .iter()
+                .all(|consumed| consumed.assigned.is_empty())
+            {
                 let Ok(order) = orders.recv() else { return };
                 if !self.obey(order) {
                     return;
@@ -107,9 +113,9 @@ impl Poller {
         match order {
             Order::Stop => return false,
             Order::ReadTo { reader, end } => {
-                for feed in &mut self.feeds {
-                    if feed.source == Source::Replies
-                        && let Some(reading) = feed.reading(reader)
+                for consumed in &mut self.consumed_topics {
+                    if consumed.source == Source::Replies
+                        && let Some(reading) = consumed.reading(reader)
                     {
                         reading.unread_end = Some(end);
                     }
@@ -117,10 +123,11 @@ impl Poller {
             }
             Order::Share { reader, share } => {
                 let mut unreadable = Vec::new();
-                for feed in &mut self.feeds {
-                    if let Err((partition, error)) = feed.share(reader, &share, &self.consumer) {
+                for consumed in &mut self.consumed_topics {
+                    if let Err((partition, error)) = consumed.share(reader, &share, &self.consumer)
+                    {
                         let cause = LostCause::Client(error.to_string());
-                        unreadable.push((feed.source, partition, cause));
+                        unreadable.push((consumed.source, partition, cause));
                     }
                 }
                 for (source, partition, cause) in unreadable {
@@ -128,8 +135,8 @@ impl Poller {
                 }
             }
             Order::Remove(reader) => {
-                for feed in &mut self.feeds {
-                    feed.remove(reader, &self.consumer);
+                for consumed in &mut self.consumed_topics {
+                    consumed.remove(reader, &self.consumer);
                 }
             }
             Order::Add {
@@ -143,7 +150,11 @@ impl Poller {
                 end,
             } => {
                 let from = verify.map_or(start, |(below, _)| below);
-                let Some(feed) = self.feeds.iter_mut().find(|feed| feed.source == source) else {
+                let Some(consumed) = self
+                    .consumed_topics
+                    .iter_mut()
+                    .find(|consumed| consumed.source == source)
+                else {
                     return true;
                 };
                 let is_inbox = source == Source::Replies;
@@ -156,7 +167,7 @@ impl Poller {
                     unread_end: Some(end).filter(|end| is_inbox && from < *end),
                     passed: None,
                 };
-                if let Err(error) = feed.add(partition, reading, &self.consumer) {
+                if let Err(error) = consumed.add(partition, reading, &self.consumer) {
                     let cause = LostCause::Client(error.to_string());
                     self.lost(source, partition, &cause);
                 }
@@ -176,19 +187,22 @@ impl Poller {
         let mut waiting = Vec::new();
         let (mut ends, mut read_again) = (Vec::new(), Vec::new());
         let waits_for_end = self.waits_for_end();
-        let feeds = &mut self.feeds;
+        let consumed_topics = &mut self.consumed_topics;
         let mut on_record = |record: RecordRef<'_>| {
             let partition = record.partition();
-            let Some(feed) = feeds.iter_mut().find(|feed| *feed.topic == *record.topic()) else {
+            let Some(consumed) = consumed_topics
+                .iter_mut()
+                .find(|consumed| *consumed.topic == *record.topic())
+            else {
                 return;
             };
-            let Some(assigned) = feed.assigned.get_mut(&partition) else {
+            let Some(assigned) = consumed.assigned.get_mut(&partition) else {
                 return;
             };
             if assigned.waits_at.is_some() {
                 return;
             }
-            let (source, offset) = (feed.source, record.offset());
+            let (source, offset) = (consumed.source, record.offset());
             if std::mem::take(&mut assigned.is_blocked) {
                 read_again.extend(blocked(source, &assigned.readers, None));
             }
@@ -229,7 +243,7 @@ impl Poller {
                     reading.next = offset.next();
                     continue;
                 }
-                match feed.decoder.event(&record, &reading.share) {
+                match consumed.decoder.event(&record, &reading.share) {
                     Ok(event) => {
                         taken += 1;
                         bytes += record.bytes();
@@ -263,16 +277,19 @@ impl Poller {
             self.send(input);
         }
         for (source, reader, cause) in mismatches {
-            let mut feeds = self.feeds.iter_mut();
-            let feed = feeds.find(|feed| feed.source == source);
-            if let Some(reading) = feed.and_then(|feed| feed.reading(reader)) {
+            let mut consumed_topics = self.consumed_topics.iter_mut();
+            let consumed = consumed_topics.find(|consumed| consumed.source == source);
+            if let Some(reading) = consumed.and_then(|consumed| consumed.reading(reader)) {
                 let generation = reading.generation;
                 self.send_lost(source, reader, generation, &cause);
             }
         }
-        for feed in &mut self.feeds {
-            let source = feed.source;
-            let readings = feed.assigned.values_mut().flat_map(|of| &mut of.readers);
+        for consumed in &mut self.consumed_topics {
+            let source = consumed.source;
+            let readings = consumed
+                .assigned
+                .values_mut()
+                .flat_map(|of| &mut of.readers);
             records.extend(readings.filter_map(|reading| reading.tell_passed(source)));
         }
         let damaged = match &polled {
@@ -287,7 +304,7 @@ impl Poller {
         }
         if !records.is_empty() {
             self.send(Input::Records {
-                source: self.feeds[0].source,
+                source: self.consumed_topics[0].source,
                 amount: Amount {
                     records: taken,
                     bytes,
@@ -307,26 +324,28 @@ impl Poller {
             }
             Err(PollError::OffsetOutOfRange(partitions)) => {
                 for of in partitions {
-                    let mut feeds = self.feeds.iter();
-                    let Some(feed) = feeds.find(|feed| *feed.topic == *of.topic) else {
+                    let mut consumed_topics = self.consumed_topics.iter();
+                    let Some(consumed) =
+                        consumed_topics.find(|consumed| *consumed.topic == *of.topic)
+                    else {
                         continue;
                     };
                     if of.offset <= of.high {
-                        self.lost(feed.source, of.partition, &LostCause::OutOfRange);
+                        self.lost(consumed.source, of.partition, &LostCause::OutOfRange);
                         continue;
                     }
                     // The topic was made anew, or has lost its end: those of its partitions that have grown
                     // beyond where they were read are other ones as well.
-                    for &partition in feed.assigned.keys() {
-                        self.lost(feed.source, partition, &LostCause::OutOfRange);
+                    for &partition in consumed.assigned.keys() {
+                        self.lost(consumed.source, partition, &LostCause::OutOfRange);
                     }
                 }
             }
             Err(error) => {
                 let cause = LostCause::Client(chain(&error));
-                for feed in &self.feeds {
-                    for partition in feed.assigned.keys() {
-                        self.lost(feed.source, *partition, &cause);
+                for consumed in &self.consumed_topics {
+                    for partition in consumed.assigned.keys() {
+                        self.lost(consumed.source, *partition, &cause);
                     }
                 }
             }
@@ -336,10 +355,10 @@ impl Poller {
     /// Whether an engine waits for a topic to be read to an end. To ask for positions has its price,
     /// and records tell how far was read, unless the last ones are none that are delivered.
     fn waits_for_end(&self) -> bool {
-        self.feeds.iter().any(|feed| {
-            let mut readings = feed.assigned.values().flat_map(|of| &of.readers);
+        self.consumed_topics.iter().any(|consumed| {
+            let mut readings = consumed.assigned.values().flat_map(|of| &of.readers);
             readings.any(|reading| {
-                reading.unread_end.is_some() || reading.last_unseen(feed.source).is_some()
+                reading.unread_end.is_some() || reading.last_unseen(consumed.source).is_some()
             })
         })
     }
@@ -353,12 +372,12 @@ impl Poller {
         end: Offset,
         records: &mut Vec<Arrived>,
     ) {
-        let mut feeds = self.feeds.iter_mut();
-        let Some(feed) = feeds.find(|feed| *feed.topic == *topic) else {
+        let mut consumed_topics = self.consumed_topics.iter_mut();
+        let Some(consumed) = consumed_topics.find(|consumed| *consumed.topic == *topic) else {
             return;
         };
-        let source = feed.source;
-        let Some(assigned) = feed.assigned.get_mut(&partition) else {
+        let source = consumed.source;
+        let Some(assigned) = consumed.assigned.get_mut(&partition) else {
             return;
         };
         if assigned.waits_at.is_some() {
@@ -388,21 +407,22 @@ impl Poller {
     /// Stops fetching a partition whose next record cannot be read yet, unless the client has stopped at damage behind
     /// that record already. What was fetched behind the record is read again.
     fn wait(&self, source: Source, partition: PartitionId, damaged: &[DamagedLog]) {
-        let mut feeds = self.feeds.iter();
-        let Some(feed) = feeds.find(|feed| feed.source == source) else {
+        let mut consumed_topics = self.consumed_topics.iter();
+        let Some(consumed) = consumed_topics.find(|consumed| consumed.source == source) else {
             return;
         };
-        if let Some(WaitsAt { offset, until }) = feed.assigned[&partition].waits_at
+        if let Some(WaitsAt { offset, until }) = consumed.assigned[&partition].waits_at
             && let Until::Known(schema) = until
         {
-            let topic = &*feed.topic;
+            let topic = &*consumed.topic;
             tracing::info!(topic, %partition, %offset, %schema, "waiting for a schema of the registry's");
         }
-        let is_removed = |log: &DamagedLog| *log.topic == *feed.topic && log.partition == partition;
+        let is_removed =
+            |log: &DamagedLog| *log.topic == *consumed.topic && log.partition == partition;
         if damaged.iter().any(is_removed) {
             return;
         }
-        if let Err(error) = self.consumer.remove(&[(&feed.topic, partition)]) {
+        if let Err(error) = self.consumer.remove(&[(&consumed.topic, partition)]) {
             self.lost(source, partition, &LostCause::Client(error.to_string()));
         }
     }
@@ -410,22 +430,22 @@ impl Poller {
     /// Reads partitions on whose next record can be read by now.
     fn read_on(&mut self) {
         let mut unreadable = Vec::new();
-        for feed in &mut self.feeds {
-            for (partition, assigned) in &mut feed.assigned {
+        for consumed in &mut self.consumed_topics {
+            for (partition, assigned) in &mut consumed.assigned {
                 let Some(WaitsAt { offset, until }) = assigned.waits_at else {
                     continue;
                 };
                 let still = match until {
-                    Until::Known(schema) => feed.decoder.waits_for(schema),
+                    Until::Known(schema) => consumed.decoder.waits_for(schema),
                     Until::ReadAgain(at) => Instant::now() < at,
                 };
                 if still {
                     continue;
                 }
                 assigned.waits_at = None;
-                if let Err(error) = self.consumer.add(&[(&feed.topic, *partition, offset)]) {
+                if let Err(error) = self.consumer.add(&[(&consumed.topic, *partition, offset)]) {
                     let cause = LostCause::Client(error.to_string());
-                    unreadable.push((feed.source, *partition, cause));
+                    unreadable.push((consumed.source, *partition, cause));
                 }
             }
         }
@@ -437,10 +457,10 @@ impl Poller {
     /// The partition of a damaged log, if it is still assigned, and no record before the damage waits for its schema.
     /// Where one does, it is read again once the schema has come, and the damage is met again behind it.
     fn stopped(&mut self, log: &DamagedLog) -> Option<(Source, &mut Assigned)> {
-        let mut feeds = self.feeds.iter_mut();
-        let feed = feeds.find(|feed| *feed.topic == *log.topic)?;
-        let source = feed.source;
-        let assigned = feed.assigned.get_mut(&log.partition)?;
+        let mut consumed_topics = self.consumed_topics.iter_mut();
+        let consumed = consumed_topics.find(|consumed| *consumed.topic == *log.topic)?;
+        let source = consumed.source;
+        let assigned = consumed.assigned.get_mut(&log.partition)?;
         assigned.waits_at.is_none().then_some((source, assigned))
     }
 
@@ -488,7 +508,7 @@ impl Poller {
             log.log_passed_over(next);
         }
         inputs.push(Input::Records {
-            source: self.feeds[0].source,
+            source: self.consumed_topics[0].source,
             amount: Amount {
                 records: 0,
                 bytes: 0,
@@ -507,9 +527,9 @@ impl Poller {
 
     /// Tells the loop that a partition cannot be read, which makes it order the removal of its readers.
     fn lost(&self, source: Source, partition: PartitionId, cause: &LostCause) {
-        let mut feeds = self.feeds.iter();
-        let feed = feeds.find(|feed| feed.source == source);
-        let assigned = feed.and_then(|feed| feed.assigned.get(&partition));
+        let mut consumed_topics = self.consumed_topics.iter();
+        let consumed = consumed_topics.find(|consumed| consumed.source == source);
+        let assigned = consumed.and_then(|consumed| consumed.assigned.get(&partition));
         for reading in assigned.into_iter().flat_map(|assigned| &assigned.readers) {
             self.send_lost(source, reading.reader, reading.generation, cause);
         }

@@ -86,7 +86,7 @@ fn poll(poller: &mut Poller, inputs: &Receiver<Input>) -> Vec<Input> {
 }
 
 fn waits_at(poller: &Poller) -> Option<Offset> {
-    let waits_at = poller.feeds[0].assigned[&PartitionId(0)].waits_at;
+    let waits_at = poller.consumed_topics[0].assigned[&PartitionId(0)].waits_at;
     waits_at.map(|waits| waits.offset)
 }
 
