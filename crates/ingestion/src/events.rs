@@ -1,14 +1,14 @@
 //! Streams of an operation's events: `GET /v1/operations/{id}/events`.
 //!
-//! Events are what a row has come to since the client was last told. An event's id says all that
-//! was told by then, so that a stream goes on after a restart of either side: nothing is kept here.
-//! What came and went between two looks at the row is not told; where every step ended is, and the
+//! Events are what a row has come to since the last event. An event's id, the cursor, says all that
+//! was sent by then, so that a stream goes on after a restart of either side: nothing is kept here.
+//! What came and went between two looks at the row is not sent; where every step ended is, and the
 //! end of the operation is.
 //!
 //! What must hold: a bounded number of streams, each holding a few events at most; and one look at
 //! the store for all of them, however many follow however few operations.
 
-mod told;
+mod cursor;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,8 +28,8 @@ use super::shares::{Place, Places};
 use super::status::{self, Query, Status};
 use super::token::StatusToken;
 
-pub use told::EventView;
-use told::Told;
+use cursor::EventCursor;
+pub use cursor::EventView;
 use waybill_engine::{OperationId, OperationRow, Stamp};
 use waybill_http::auth::{Caller, Tenants};
 use waybill_http::payload::Payload;
@@ -182,7 +182,7 @@ impl Api {
     ) -> Result<Reply, Problem> {
         let id = decoded(id).ok_or_else(not_found)?;
         let parameters = Parameters::read(query, caller, &OF_ONE)?;
-        let told = told_before(headers)?;
+        let cursor = cursor_of(headers)?;
         let query = Query {
             id: &id,
             tenant: &parameters.tenant,
@@ -194,10 +194,10 @@ impl Api {
             Status::Row(row) => (row.id, Some(row)),
             Status::Pending(pending) => (pending.id(), None),
             Status::Rejected(id) => {
-                return Ok(stream(Payload::Whole(Some(told::rejected(id)))));
+                return Ok(stream(Payload::Whole(Some(cursor::rejected(id)))));
             }
         };
-        if first.as_ref().is_some_and(|row| told.is_all_of(row)) {
+        if first.as_ref().is_some_and(|row| cursor.is_all_of(row)) {
             // The answer that keeps an EventSource from coming again.
             let mut reply = Response::new(Payload::Whole(None));
             *reply.status_mut() = StatusCode::NO_CONTENT;
@@ -208,8 +208,8 @@ impl Api {
             return Err(Problem::new(Kind::Overloaded, detail));
         };
         let (pieces, body) = mpsc::channel(PIECES_MAX);
-        let teller = Teller {
-            told,
+        let events = EventStream {
+            cursor,
             tenants: parameters.tenants,
             token: parameters.token,
             pieces,
@@ -218,7 +218,7 @@ impl Api {
         let stop = self.stop.clone();
         self.batches.spawn(async move {
             tokio::select! {
-                _ = teller.tell(following, first) => {}
+                _ = events.run(following, first) => {}
                 () = stop.cancelled() => {}
             }
         });
@@ -226,13 +226,13 @@ impl Api {
     }
 }
 
-fn told_before(headers: &HeaderMap) -> Result<Told, Problem> {
+fn cursor_of(headers: &HeaderMap) -> Result<EventCursor, Problem> {
     const LAST_EVENT_ID: &str = "Last-Event-ID";
     let Some(value) = headers.get(LAST_EVENT_ID) else {
-        return Ok(Told::default());
+        return Ok(EventCursor::default());
     };
-    let told = value.to_str().ok().and_then(|text| text.parse().ok());
-    told.ok_or_else(|| {
+    let cursor = value.to_str().ok().and_then(|text| text.parse().ok());
+    cursor.ok_or_else(|| {
         let detail = "must be the id of an event, as it was given";
         Problem::invalid(vec![FieldProblem::of_header(LAST_EVENT_ID, detail)])
     })
@@ -253,9 +253,9 @@ fn stream(body: Payload) -> Reply {
 /// The client is gone.
 struct Abandoned;
 
-/// Tells one client what it has not been told.
-struct Teller {
-    told: Told,
+/// The events of an operation that one client has not had.
+struct EventStream {
+    cursor: EventCursor,
     /// Whose operations there are, for this client.
     tenants: Tenants,
     /// The request that the client asked about.
@@ -264,18 +264,18 @@ struct Teller {
     heartbeat: Duration,
 }
 
-impl Teller {
-    /// Tells until the operation is final, or nobody listens.
-    async fn tell(
+impl EventStream {
+    /// Sends events until the operation is final, or nobody listens.
+    async fn run(
         mut self,
         mut following: Following,
         first: Option<Box<OperationRow>>,
     ) -> Result<(), Abandoned> {
         self.send(RETRY.into()).await?;
-        // Of what is another's, nothing is told, not even that it went.
+        // Of what is another's, nothing is sent, not even that it went.
         let mut is_theirs = self.tenants.only().is_none() || first.is_some();
         if let Some(row) = first
-            && self.tell_row(&row).await?
+            && self.send_row(&row).await?
         {
             return Ok(());
         }
@@ -289,7 +289,7 @@ impl Teller {
                 Seen::Gone => return Ok(()),
                 Seen::Row(row) => {
                     is_theirs = true;
-                    if self.tell_row(&row).await? {
+                    if self.send_row(&row).await? {
                         return Ok(());
                     }
                 }
@@ -305,15 +305,15 @@ impl Teller {
     }
 
     /// Tells what a row has come to; returns whether that was the end.
-    async fn tell_row(&mut self, row: &OperationRow) -> Result<bool, Abandoned> {
+    async fn send_row(&mut self, row: &OperationRow) -> Result<bool, Abandoned> {
         if self
             .token
             .is_some_and(|token| !token.is_of(row.created.request_hash))
         {
-            self.send(told::rejected(row.id)).await?;
+            self.send(cursor::rejected(row.id)).await?;
             return Ok(true);
         }
-        for event in self.told.events(row) {
+        for event in self.cursor.events(row) {
             self.send(event).await?;
         }
         Ok(row.state.state.is_final())

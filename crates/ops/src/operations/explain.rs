@@ -101,13 +101,9 @@ impl ExplainArgs {
         }
         let partitions = chosen(&topics.ordinary, layout.partitions, partition)?;
         let wanted = |view: &&ReaderView| partitions.contains(&PartitionId(view.partition));
-        let of_priorities = |view| {
-            Priority::ALL
-                .into_iter()
-                .map(move |priority| (view, priority))
-        };
+        let logs = |view| Priority::ALL.into_iter().map(move |log| (view, log));
         let mut is_away = false;
-        for (view, priority) in layout.readers.iter().filter(wanted).flat_map(of_priorities) {
+        for (view, priority) in layout.readers.iter().filter(wanted).flat_map(logs) {
             let topic = &topics[priority];
             let mut lag = Lag::of(view, priority, &connection, topic)?;
             if priority == Priority::Expedited && lag.end == 0 {

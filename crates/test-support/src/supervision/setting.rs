@@ -26,15 +26,15 @@ impl Setting {
     /// The shipped workflow and agents with short times, and nothing else. Servers that share the machine with tests may
     /// take a second for a step, and every step that is asked for again makes them slower.
     pub fn hasty() -> Self {
-        let complete_by = match Servers::wanted() {
+        let timeout = match Servers::wanted() {
             Some(_) => "timeout: 3s",
             None => "timeout: 1s",
         };
         let mut workflow = waybill_drone_delivery::WORKFLOW_YAML.to_owned();
         for (shipped, hasty) in [
-            ("timeout: 5s", complete_by),
-            ("initial: 200ms", "initial: 50ms"),
-            ("max: 30s", "max: 1s"),
+            ("timeout: 5s", timeout),
+            ("initialInterval: 200ms", "initialInterval: 50ms"),
+            ("maxInterval: 30s", "maxInterval: 1s"),
             ("settle: 1s", "settle: 200ms"),
         ] {
             workflow = replaced(&workflow, shipped, hasty, usize::MAX);

@@ -1,8 +1,8 @@
-//! What a client was told of an operation, and what a row adds to it.
+//! Which events of an operation a client has had, and what a row adds to them.
 //!
-//! The text of a [`Told`] is the id of an event: the process state as a digit, and for each step its
+//! The text of a [`EventCursor`] is the id of an event: the process state as a digit, and for each step its
 //! state as a letter and its attempt as a number, such as `1.C1R2N0`. From the id alone follows what
-//! is still to be told, whatever was lost in between: no clock is compared, and nothing is kept.
+//! is still to be sent, whatever was lost in between: no clock is compared, and nothing is kept.
 
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
@@ -18,9 +18,9 @@ use crate::view::{ErrorView, failure};
 /// Steps that an id may name: as many as a workflow may have.
 const STEPS_MAX: usize = 64;
 
-/// What was told: a state, and the state and the attempt of each step.
+/// The events that were sent: a state, and the state and the attempt of each step.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Told {
+pub struct EventCursor {
     /// `None` before the operation was said to be received.
     state: Option<ProcessState>,
     /// Steps behind the last are not started.
@@ -81,7 +81,7 @@ pub fn rejected(operation: OperationId) -> Bytes {
     piece(None, &data)
 }
 
-impl Told {
+impl EventCursor {
     /// The events that a row adds, each as a piece of the stream, in the order in which they are
     /// known to have come about: a state that the operation went into before what its steps came to
     /// there, its end after it.
@@ -95,7 +95,7 @@ impl Told {
             let data = of_operation(id, "received", processing.as_str(), Some(at));
             events.push(piece(Some(self), &data));
         }
-        let is_told = self.is_all_of(row);
+        let is_sent = self.is_all_of(row);
         if self.state != Some(state.state) && !state.state.is_final() {
             self.state = Some(state.state);
             let data = of_operation(id, "state", state.state.as_str(), Some(state.updated_at));
@@ -118,7 +118,7 @@ impl Told {
             };
             events.push(piece(Some(self), &data));
         }
-        if state.state.is_final() && !is_told {
+        if state.state.is_final() && !is_sent {
             self.state = Some(state.state);
             let data = EventView {
                 error: failure(state).map(ErrorView::of_operation),
@@ -129,7 +129,7 @@ impl Told {
         events
     }
 
-    /// Whether it is all that there will be to tell, as the row is: its end was told.
+    /// Whether it is all that there will be, as the row is: its end was sent.
     pub fn is_all_of(&self, row: &OperationRow) -> bool {
         let state = row.state.state;
         state.is_final()
@@ -180,7 +180,7 @@ fn of_operation(
 }
 
 /// An event as it stands in the stream. Its data is one line: JSON breaks none.
-fn piece(id: Option<&Told>, data: &EventView<'_>) -> Bytes {
+fn piece(id: Option<&EventCursor>, data: &EventView<'_>) -> Bytes {
     let json = serde_json::to_string(data).expect("strings and numbers always serialize");
     let kind = data.kind;
     match id {
@@ -212,7 +212,7 @@ const DIGITS: [(ProcessState, char); 7] = [
     (ProcessState::CompensationFailed, '7'),
 ];
 
-impl fmt::Display for Told {
+impl fmt::Display for EventCursor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut digits = DIGITS.iter();
         let digit = digits.find(|(state, _)| Some(*state) == self.state);
@@ -228,7 +228,7 @@ impl fmt::Display for Told {
     }
 }
 
-impl FromStr for Told {
+impl FromStr for EventCursor {
     type Err = BadEventId;
 
     fn from_str(text: &str) -> Result<Self, BadEventId> {
@@ -270,9 +270,12 @@ mod tests {
     use waybill_test_support::rows::row;
 
     /// The (type, step, state) of each event, and the id of the last.
-    fn tell(told: &mut Told, row: &OperationRow) -> (Vec<(String, String, String)>, String) {
+    fn send(
+        cursor: &mut EventCursor,
+        row: &OperationRow,
+    ) -> (Vec<(String, String, String)>, String) {
         let mut last = String::new();
-        let told = told.events(row).into_iter().map(|piece| {
+        let events = cursor.events(row).into_iter().map(|piece| {
             let text = std::str::from_utf8(&piece).unwrap().to_owned();
             let (id, rest) = text.strip_prefix("id: ").unwrap().split_once('\n').unwrap();
             last = id.to_owned();
@@ -281,7 +284,7 @@ mod tests {
             let word = |name: &str| data[name].as_str().unwrap_or_default().to_owned();
             (word("type"), word("step"), word("state"))
         });
-        (told.collect(), last)
+        (events.collect(), last)
     }
 
     fn words(events: &[(&str, &str, &str)]) -> Vec<(String, String, String)> {
@@ -301,28 +304,28 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_told_once_each_in_the_order_of_their_changes_and_the_end_comes_last() {
-        let mut told = Told::default();
+    fn steps_are_sent_once_each_in_the_order_of_their_changes_and_the_end_comes_last() {
+        let mut cursor = EventCursor::default();
         let mut row = row(ProcessState::Processing, &["a", "b"]);
         row.state.steps = vec![
             step(StepState::Running, 1, 5),
             step(StepState::NotStarted, 0, 0),
         ];
-        let (events, id) = tell(&mut told, &row);
+        let (events, id) = send(&mut cursor, &row);
         assert_eq!(
             events,
             words(&[("received", "", "Processing"), ("step", "a", "Running")])
         );
         assert_eq!(id, "1.R1");
-        assert_eq!(tell(&mut told, &row).0, []);
+        assert_eq!(send(&mut cursor, &row).0, []);
 
         row.state.state = ProcessState::Processed;
         row.state.steps = vec![
             step(StepState::Completed, 1, 9),
             step(StepState::Skipped, 0, 8),
         ];
-        assert!(!told.is_all_of(&row));
-        let (events, id) = tell(&mut told, &row);
+        assert!(!cursor.is_all_of(&row));
+        let (events, id) = send(&mut cursor, &row);
         let expected = [
             ("step", "b", "Skipped"),
             ("step", "a", "Completed"),
@@ -330,7 +333,7 @@ mod tests {
         ];
         assert_eq!(events, words(&expected));
         assert_eq!(id, "2.C1S0");
-        assert!(told.is_all_of(&row));
+        assert!(cursor.is_all_of(&row));
     }
 
     #[test]
@@ -340,19 +343,19 @@ mod tests {
             step(StepState::Compensating, 2, 3),
             step(StepState::Failed, 1, 2),
         ];
-        let mut told: Told = "1.C1R1".parse().unwrap();
-        let (events, id) = tell(&mut told, &row);
+        let mut cursor: EventCursor = "1.C1R1".parse().unwrap();
+        let (events, id) = send(&mut cursor, &row);
         let expected = [
             ("state", "", "Compensating"),
             ("step", "b", "Failed"),
             ("step", "a", "Compensating"),
         ];
         assert_eq!(events, words(&expected));
-        assert_eq!(id.parse(), Ok(told));
+        assert_eq!(id.parse(), Ok(cursor));
     }
 
     #[test]
-    fn an_end_that_is_reached_again_is_told_again() {
+    fn an_end_that_is_reached_again_is_sent_again() {
         let mut row = row(ProcessState::CompensationFailed, &["a"]);
         row.state.undo_error = Some(OperationError {
             step: Some("a".to_owned()),
@@ -362,27 +365,27 @@ mod tests {
             },
         });
         row.state.steps = vec![step(StepState::Failed, 2, 3)];
-        let mut told: Told = "7.F2".parse().unwrap();
-        assert_eq!(tell(&mut told, &row).0, []);
+        let mut cursor: EventCursor = "7.F2".parse().unwrap();
+        assert_eq!(send(&mut cursor, &row).0, []);
         row.state.steps = vec![step(StepState::Failed, 5, 7)];
-        let (events, _) = tell(&mut told, &row);
+        let (events, _) = send(&mut cursor, &row);
         let expected = [("step", "a", "Failed"), ("final", "", "CompensationFailed")];
         assert_eq!(events, words(&expected));
     }
 
     #[test]
     fn every_state_has_a_letter_of_its_own_and_reads_back() {
-        let told = Told {
+        let cursor = EventCursor {
             state: Some(ProcessState::Cancelled),
             steps: LETTERS.iter().map(|(state, _)| (*state, 12)).collect(),
         };
-        assert_eq!(told.to_string(), "6.N12R12C12F12T12S12B12U12");
-        assert_eq!(told.to_string().parse(), Ok(told));
+        assert_eq!(cursor.to_string(), "6.N12R12C12F12T12S12B12U12");
+        assert_eq!(cursor.to_string().parse(), Ok(cursor));
         for (state, digit) in DIGITS {
-            let told: Told = format!("{digit}.").parse().unwrap();
-            assert_eq!(told.state, Some(state));
+            let cursor: EventCursor = format!("{digit}.").parse().unwrap();
+            assert_eq!(cursor.state, Some(state));
         }
-        assert_eq!("0.".parse(), Ok(Told::default()));
+        assert_eq!("0.".parse(), Ok(EventCursor::default()));
     }
 
     #[test]
@@ -399,19 +402,19 @@ mod tests {
             "1.é1",
             &long,
         ] {
-            assert_eq!(bad.parse::<Told>(), Err(BadEventId), "{bad}");
+            assert_eq!(bad.parse::<EventCursor>(), Err(BadEventId), "{bad}");
         }
     }
 
     #[test]
     fn a_place_that_is_taken_by_a_create_gets_steps() {
         let mut row = row(ProcessState::Cancelled, &[]);
-        let mut told = Told::default();
-        assert_eq!(tell(&mut told, &row).1, "6.");
+        let mut cursor = EventCursor::default();
+        assert_eq!(send(&mut cursor, &row).1, "6.");
         let mut created = (*row.created).clone();
         created.step_names = vec!["a".into()];
         row.created = Arc::new(created);
         row.state.steps = vec![StepProgress::default()];
-        assert!(told.is_all_of(&row));
+        assert!(cursor.is_all_of(&row));
     }
 }
