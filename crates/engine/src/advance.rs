@@ -216,7 +216,7 @@ impl Advance<'_> {
         let is_forward =
             self.state.state == ProcessState::Processing && !self.state.awaits_decision();
         if let Some(at) = self.state.steps[index].retry_at.filter(|_| is_forward) {
-            self.doom_if_late(index, at);
+            self.fail_if_late(index, at);
         }
     }
 
@@ -265,7 +265,7 @@ impl Advance<'_> {
             return Ok(());
         }
         let is_forward = self.state.state == ProcessState::Processing;
-        if is_forward && self.doom_if_late(index, self.now + self.pause_of(index)) {
+        if is_forward && self.fail_if_late(index, self.now + self.pause_of(index)) {
             return Ok(());
         }
         if self.put_off_if_spared(index)? {
@@ -277,7 +277,7 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// Puts the attempt off that would begin now, if its agent is to be spared. Otherwise it counts
+    /// Puts the attempt off that would begin now, if its agent is throttled. Otherwise it counts
     /// as asked for.
     fn put_off_if_spared(&mut self, index: usize) -> Result<bool, IllegalTransition> {
         let step = &self.workflow.steps()[index];

@@ -1,14 +1,14 @@
-//! How fast an agent is asked: while its breaker is open nobody is sent to it, a few try when it may
-//! be back, more as they succeed; and retries are a bounded share of its traffic.
+//! How fast an agent is asked: no attempts while it refuses them, a few trial attempts when its pause is over,
+//! more as they succeed; and retries are a bounded share of its traffic.
 //!
-//! What is held back here waits in its operation, with a time to try again, and costs no failure.
-//! The gates are memory of the engine alone: a new owner begins with open ones, and learns again.
+//! An attempt that is throttled here waits in its operation, with a time to try again, and costs no failure.
+//! The gates are memory of the engine alone: a new owner begins with open ones.
 //!
-//! Those who wait come again one after the other, and not all at once: each is given an instant of its
-//! own, so that a crowd of thousands costs no more looks a second than a small one.
+//! Waiting attempts check again one after the other, and not all at once: each is given an instant of its
+//! own, so that thousands of them cost no more checks a second than a few.
 //!
-//! What must hold: whatever is held back is told when to come again, at most [`WAIT_MAX`] after the
-//! gate may be open, and retries are let through at a least rate even where there is no other
+//! What must hold: each throttled attempt gets a time to check again, at most [`WAIT_MAX`] after the
+//! gate may be open, and retries are admitted at a least rate even where there is no other
 //! traffic, so that nothing waits for ever.
 
 use std::collections::BTreeMap;
@@ -17,30 +17,30 @@ use std::time::Duration;
 
 use crate::time::Timestamp;
 
-/// How many may try when an agent's pause is over.
-const CANARIES: u32 = 3;
-/// How many more may be asked for after each success.
+/// Attempts that are admitted when an agent's pause is over.
+const TRIALS: u32 = 3;
+/// Further attempts that are admitted after each success.
 const GROWTH: u32 = 2;
 /// After so many successes since the last refusal a gate is open again.
 const SUCCESSES_TO_OPEN: u32 = 100;
-/// How long whoever finds no room waits before it looks again, at least.
-const CROWDED_WAIT: Duration = Duration::from_millis(500);
-/// Who is held back may look again this long after the one before it.
-const LOOKS_APART: Duration = Duration::from_millis(2);
-/// However many wait, none waits longer than this before it looks again.
+/// How long an attempt waits at least for which there is no room.
+const NO_ROOM_WAIT: Duration = Duration::from_millis(500);
+/// The time between the checks of two waiting attempts.
+const CHECKS_APART: Duration = Duration::from_millis(2);
+/// However many wait, none waits longer than this before it checks again.
 const WAIT_MAX: Duration = Duration::from_secs(20);
-/// If all who were let through came to nothing, another may try so long after the last.
-const CANARY_WAIT: Duration = Duration::from_secs(2);
+/// If no admitted attempt had a result, another is admitted so long after the last.
+const TRIAL_WAIT: Duration = Duration::from_secs(2);
 /// The share of retries in an agent's traffic.
 const RETRY_SHARE: f64 = 0.25;
-/// Retries that are let through in a second whatever else there is.
+/// Retries that are admitted in a second whatever else there is.
 const RETRIES_PER_SECOND_MIN: f64 = 50.0;
 /// How many retries may be saved up.
 const RETRIES_SAVED_MAX: f64 = 200.0;
 /// How long a retry waits that is over the share, at least.
 const RETRY_WAIT: Duration = Duration::from_secs(1);
-/// A retry over the share may look again this long after the one before it.
-const RETRY_LOOKS_APART: Duration = Duration::from_millis(5);
+/// The time between the checks of two waiting retries.
+const RETRY_CHECKS_APART: Duration = Duration::from_millis(5);
 
 /// The gates of all agents, as one partition knows them.
 #[derive(Debug, Default)]
@@ -59,26 +59,26 @@ pub enum Traffic {
 
 #[derive(Debug)]
 struct Gate {
-    narrowed: Option<Narrowed>,
+    half_open: Option<HalfOpen>,
     /// Retries that may be asked for at once.
     retries: f64,
     refilled_at: Timestamp,
-    /// Who waits for room.
-    crowd: Queue,
-    /// Who waits for the share of retries.
-    retry_crowd: Queue,
+    /// Attempts that wait for room.
+    waiters: Queue,
+    /// Retries that wait for their share.
+    retry_waiters: Queue,
 }
 
-/// Gives those who are held back an instant each at which to look again.
+/// Gives each waiting attempt an instant at which to check again.
 #[derive(Debug, Default)]
 struct Queue {
     /// The next one that nobody has.
     free: Timestamp,
 }
 
-/// An agent that has refused to try.
+/// An agent that has refused an attempt.
 #[derive(Debug)]
-struct Narrowed {
+struct HalfOpen {
     closed_until: Timestamp,
     room: u32,
     successes: u32,
@@ -87,7 +87,7 @@ struct Narrowed {
 }
 
 impl Gates {
-    /// Lets an attempt through, or tells how long to wait before it is asked for again.
+    /// Admits an attempt, or returns how long to wait before it is asked for again.
     ///
     /// # Errors
     ///
@@ -101,89 +101,94 @@ impl Gates {
         let gate = match self.by_agent.get_mut(agent) {
             Some(gate) => gate,
             None => self.by_agent.entry(Arc::clone(agent)).or_insert(Gate {
-                narrowed: None,
+                half_open: None,
                 retries: RETRIES_SAVED_MAX,
                 refilled_at: now,
-                crowd: Queue::default(),
-                retry_crowd: Queue::default(),
+                waiters: Queue::default(),
+                retry_waiters: Queue::default(),
             }),
         };
-        if let Some(narrowed) = &mut gate.narrowed {
-            if now < narrowed.closed_until {
-                let pause = narrowed.closed_until.since(now);
-                return Err(gate.crowd.wait(pause, LOOKS_APART, now));
+        if let Some(half_open) = &mut gate.half_open {
+            if now < half_open.closed_until {
+                let pause = half_open.closed_until.since(now);
+                return Err(gate.waiters.wait(pause, CHECKS_APART, now));
             }
-            // Failures and time-outs make no room: without this nobody would ever try again.
-            if narrowed.room == 0 && now >= narrowed.asked_at + CANARY_WAIT {
-                narrowed.room = 1;
+            // Failures and time-outs make no room: without this no attempt would ever be admitted again.
+            if half_open.room == 0 && now >= half_open.asked_at + TRIAL_WAIT {
+                half_open.room = 1;
             }
-            if narrowed.room == 0 {
-                return Err(gate.crowd.wait(CROWDED_WAIT, LOOKS_APART, now));
+            if half_open.room == 0 {
+                return Err(gate.waiters.wait(NO_ROOM_WAIT, CHECKS_APART, now));
             }
         }
         if traffic == Traffic::Retry && !gate.take_retry(now) {
-            let crowd = &mut gate.retry_crowd;
-            return Err(crowd.wait(RETRY_WAIT, RETRY_LOOKS_APART, now));
+            let waiters = &mut gate.retry_waiters;
+            return Err(waiters.wait(RETRY_WAIT, RETRY_CHECKS_APART, now));
         }
         if traffic == Traffic::First {
             gate.retries = (gate.retries + RETRY_SHARE).min(RETRIES_SAVED_MAX);
         }
-        if let Some(narrowed) = &mut gate.narrowed {
-            narrowed.room -= 1;
-            narrowed.asked_at = now;
+        if let Some(half_open) = &mut gate.half_open {
+            half_open.room -= 1;
+            half_open.asked_at = now;
         }
         Ok(())
     }
 
-    /// How long nobody is sent to an agent, by its own word. (Who waits in a crowd may wait longer, but
-    /// that is no more than a guess.)
+    /// For how long an agent has asked for no attempts. (A waiting attempt may wait longer, which is no more than an
+    /// estimate.)
     #[must_use]
     pub fn pause(&self, agent: &str, now: Timestamp) -> Duration {
-        let narrowed = self
+        let half_open = self
             .by_agent
             .get(agent)
-            .and_then(|gate| gate.narrowed.as_ref());
-        narrowed.map_or(Duration::ZERO, |narrowed| narrowed.closed_until.since(now))
+            .and_then(|gate| gate.half_open.as_ref());
+        half_open.map_or(Duration::ZERO, |half_open| {
+            half_open.closed_until.since(now)
+        })
     }
 
-    /// The agent did not try, and asks to be left alone for so long.
+    /// The agent did not try, and asks for no attempts for so long.
     pub fn refused(&mut self, agent: &str, retry_after: Duration, now: Timestamp) {
         if let Some(gate) = self.by_agent.get_mut(agent) {
             let until = now + retry_after;
-            let before = gate.narrowed.as_ref().map(|narrowed| narrowed.closed_until);
-            gate.narrowed = Some(Narrowed {
+            let before = gate
+                .half_open
+                .as_ref()
+                .map(|half_open| half_open.closed_until);
+            gate.half_open = Some(HalfOpen {
                 closed_until: before.map_or(until, |before| before.max(until)),
-                room: CANARIES,
+                room: TRIALS,
                 successes: 0,
                 asked_at: now,
             });
         }
     }
 
-    /// The agent's service has answered as it should.
+    /// An attempt has succeeded.
     pub fn succeeded(&mut self, agent: &str) {
         let Some(gate) = self.by_agent.get_mut(agent) else {
             return;
         };
-        if let Some(narrowed) = &mut gate.narrowed {
-            narrowed.successes += 1;
-            narrowed.room = narrowed.room.saturating_add(GROWTH);
-            if narrowed.successes >= SUCCESSES_TO_OPEN {
-                gate.narrowed = None;
+        if let Some(half_open) = &mut gate.half_open {
+            half_open.successes += 1;
+            half_open.room = half_open.room.saturating_add(GROWTH);
+            if half_open.successes >= SUCCESSES_TO_OPEN {
+                gate.half_open = None;
             }
         }
     }
 
-    /// How many agents are being spared.
+    /// How many agents are throttled.
     #[must_use]
-    pub fn narrowed(&self) -> usize {
+    pub fn throttled(&self) -> usize {
         let gates = self.by_agent.values();
-        gates.filter(|gate| gate.narrowed.is_some()).count()
+        gates.filter(|gate| gate.half_open.is_some()).count()
     }
 }
 
 impl Queue {
-    /// How long to wait: at least `least`, and `apart` from all others who wait.
+    /// How long to wait: at least `least`, and `apart` from all others that wait.
     fn wait(&mut self, least: Duration, apart: Duration, now: Timestamp) -> Duration {
         let earliest = now + least;
         let at = self.free.max(earliest).min(earliest + WAIT_MAX);
@@ -224,26 +229,26 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_sent_to_an_agent_that_refused_and_a_few_try_when_its_pause_is_over() {
+    fn an_agent_that_refused_gets_no_attempts_and_a_few_when_its_pause_is_over() {
         let mut gates = Gates::default();
         assert_eq!(admitted(&mut gates, NOW), 1_000);
         gates.refused("drone", Duration::from_secs(5), NOW);
         let wait = gates.admit(&agent(), Traffic::First, NOW + Duration::from_secs(1));
         assert_eq!(wait, Err(Duration::from_secs(4)));
         let later = NOW + Duration::from_secs(5);
-        assert_eq!(admitted(&mut gates, later), CANARIES);
-        assert_eq!(gates.narrowed(), 1);
+        assert_eq!(admitted(&mut gates, later), TRIALS);
+        assert_eq!(gates.throttled(), 1);
     }
 
     #[test]
-    fn another_tries_when_those_who_were_let_through_came_to_nothing() {
+    fn another_attempt_is_admitted_when_those_before_had_no_result() {
         let mut gates = Gates::default();
         admitted(&mut gates, NOW);
         gates.refused("drone", Duration::ZERO, NOW);
-        assert_eq!(admitted(&mut gates, NOW), CANARIES);
+        assert_eq!(admitted(&mut gates, NOW), TRIALS);
         assert_eq!(admitted(&mut gates, NOW + Duration::from_secs(1)), 0);
-        assert_eq!(admitted(&mut gates, NOW + CANARY_WAIT), 1);
-        assert_eq!(admitted(&mut gates, NOW + 2 * CANARY_WAIT), 1);
+        assert_eq!(admitted(&mut gates, NOW + TRIAL_WAIT), 1);
+        assert_eq!(admitted(&mut gates, NOW + 2 * TRIAL_WAIT), 1);
     }
 
     #[test]
@@ -267,11 +272,11 @@ mod tests {
             (3..=6).contains(&rounds),
             "it grows, and not at once: {rounds}"
         );
-        assert_eq!(gates.narrowed(), 0);
+        assert_eq!(gates.throttled(), 0);
     }
 
     #[test]
-    fn a_crowd_looks_again_one_after_the_other_and_nobody_waits_for_ever() {
+    fn waiting_attempts_check_again_one_after_the_other_and_none_waits_for_ever() {
         let mut gates = Gates::default();
         admitted(&mut gates, NOW);
         gates.refused("drone", Duration::from_secs(5), NOW);
@@ -290,9 +295,9 @@ mod tests {
         assert_eq!(gates.pause("drone", NOW), Duration::from_secs(5));
         let later = NOW + Duration::from_secs(60);
         assert_eq!(gates.pause("drone", later), Duration::ZERO);
-        assert_eq!(admitted(&mut gates, later), CANARIES);
+        assert_eq!(admitted(&mut gates, later), TRIALS);
         let wait = gates.admit(&agent(), Traffic::First, later).unwrap_err();
-        assert!(wait <= WAIT_MAX + CROWDED_WAIT, "{wait:?}");
+        assert!(wait <= WAIT_MAX + NO_ROOM_WAIT, "{wait:?}");
     }
 
     #[test]

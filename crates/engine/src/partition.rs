@@ -48,7 +48,7 @@ use crate::partition::fair::{FairQueue, Queued};
 use crate::partition::hasher::IdHash;
 use crate::partition::live::{Desk, Live};
 use crate::partition::load::{ForRow, Loading};
-use crate::partition::places::{CLOCKS_AHEAD_MAX, KeptPlaces};
+use crate::partition::places::{CLOCKS_AHEAD_MAX, EarlyCancels};
 use crate::partition::requests::RequestLog;
 use crate::partition::timers::Timers;
 use crate::partition::unreadable::UnreadableRows;
@@ -99,7 +99,7 @@ pub struct PartitionEngine {
     /// Requests that were begun and are not let in yet.
     queue: FairQueue,
     /// Cancels that came before their creates: these must look for a row though they are new.
-    kept_places: KeptPlaces,
+    early_cancels: EarlyCancels,
     replies: OffsetTracker,
     /// Where the inbox ended when the lease was taken.
     replies_end_before: Offset,
@@ -140,7 +140,7 @@ impl PartitionEngine {
                 RequestLog::new(ownership.next.on(priority.source()))
             }),
             queue: FairQueue::new(config.expedited_weight),
-            kept_places: KeptPlaces::default(),
+            early_cancels: EarlyCancels::default(),
             replies: OffsetTracker::new(ownership.next.replies),
             replies_end_before: ownership.replies_end,
             recoveries: OffsetTracker::new(ownership.next.recoveries),
@@ -295,10 +295,10 @@ impl PartitionEngine {
         self.last_stamp
     }
 
-    /// How many agents are being spared because they would not try.
+    /// How many agents are throttled because they refused attempts.
     #[must_use]
     pub fn spared_agents(&self) -> usize {
-        self.gates.narrowed()
+        self.gates.throttled()
     }
 
     /// How many operations are in memory in each process state, in the order of [`ProcessState::ALL`], and when the
@@ -371,7 +371,7 @@ impl PartitionEngine {
                     // A request of a time that is yet to come may be of any age.
                     && create.requested_at.since(now) <= CLOCKS_AHEAD_MAX
                     && !self
-                        .kept_places
+                        .early_cancels
                         .may_have(create.operation, create.requested_at)
             }
             OperationRequest::Amend(_) => false,
@@ -466,7 +466,7 @@ impl PartitionEngine {
         };
         // An id of a caller's is looked up whatever is remembered.
         if request.caller_id.is_none() {
-            self.kept_places.keep(id, now, self.config.fresh_for);
+            self.early_cancels.keep(id, now, self.config.fresh_for);
         }
         let live = Live::tombstone(&request, workflow, position, &self.ownership, now);
         self.stats.cancelled += 1;

@@ -118,7 +118,7 @@ impl Division {
     /// Which of the partitions that a partition became, when there were `before`, has a record of it with
     /// this key. It is the operation's own wherever the record lay in its own partition.
     #[must_use]
-    pub const fn heir(self, before: u32, partition: PartitionId, key: KeyHash) -> PartitionId {
+    pub const fn child(self, before: u32, partition: PartitionId, key: KeyHash) -> PartitionId {
         PartitionId(partition.0 + key.0 % self.partitions / before * before)
     }
 
@@ -457,7 +457,7 @@ impl Share {
             };
             by_then.taker(partition, key) == self.reader
         } else {
-            self.division.heir(before, partition, key) == partition
+            self.division.child(before, partition, key) == partition
                 && self.division.taker(partition, key) == self.reader
         };
         is_own && !self.had_done(source, offset, key)

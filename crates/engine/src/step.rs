@@ -53,7 +53,7 @@ pub enum StepEvent {
     Start,
     /// All that it waits for has ended, and its condition does not hold.
     Skip,
-    /// Its agent is spared: the attempt that would begin now is put off.
+    /// Its agent is throttled: the attempt that would begin now is put off.
     PutOff {
         /// For how long.
         wait: Duration,

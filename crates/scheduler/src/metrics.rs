@@ -209,10 +209,10 @@ static ENGINE_COUNTERS: [(Metric<Counter, 2>, CountOf); 29] = [
     ),
     (
         of_reader(
-            "waybill_operations_doomed_total",
+            "waybill_operations_deadline_unreachable_total",
             "Operations whose deadline could not be met any more",
         ),
-        |s| s.doomed,
+        |s| s.deadline_unreachable,
     ),
     (
         of_reader(

@@ -33,7 +33,7 @@ impl Advance<'_> {
             }
             if !step.when.as_ref().is_none_or(|when| self.holds(when)) {
                 self.step(index, StepEvent::Skip)?;
-            } else if self.doom_if_late(index, self.now + self.pause_of(index)) {
+            } else if self.fail_if_late(index, self.now + self.pause_of(index)) {
                 return Ok(());
             } else if !self.put_off_if_spared(index)? {
                 self.step(index, StepEvent::Start)?;
@@ -53,9 +53,9 @@ impl Advance<'_> {
     }
 
     /// Ends forward progress if the deadline cannot be met any more once this step is asked for at
-    /// `at`: now, or when its agent's pause or its own wait between failures is over. An operation
-    /// that can only go forward is never doomed.
-    pub(super) fn doom_if_late(&mut self, index: usize, at: Timestamp) -> bool {
+    /// `at`: now, or when its agent's pause or its own wait between failures is over. No deadline ends an
+    /// operation that can only go forward.
+    pub(super) fn fail_if_late(&mut self, index: usize, at: Timestamp) -> bool {
         let Some(deadline) = deadline(self.created, self.state) else {
             return false;
         };
@@ -63,7 +63,7 @@ impl Advance<'_> {
         if self.has_no_way_back() || self.now + needed <= deadline {
             return false;
         }
-        self.stats.doomed += 1;
+        self.stats.deadline_unreachable += 1;
         let mut message = format!(
             "this step and those behind it may take {needed:?}, and the deadline is nearer"
         );

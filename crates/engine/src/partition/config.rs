@@ -176,7 +176,7 @@ pub struct EngineStats {
     /// Cancels and reschedules that were refused.
     pub amendments_refused: u64,
     /// Operations whose deadline could not be met any more.
-    pub doomed: u64,
+    pub deadline_unreachable: u64,
     /// Recoveries that were applied.
     pub recoveries: u64,
     /// Recoveries that came too late to mean anything.

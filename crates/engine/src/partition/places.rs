@@ -20,14 +20,14 @@ const KEPT_MAX: usize = 10_000;
 
 /// Places that were kept by a cancel not long ago.
 #[derive(Debug, Default)]
-pub(super) struct KeptPlaces {
+pub(super) struct EarlyCancels {
     ids: HashSet<OperationId>,
     order: VecDeque<(Timestamp, OperationId)>,
     /// Up to then some were forgotten too early.
     blind_until: Timestamp,
 }
 
-impl KeptPlaces {
+impl EarlyCancels {
     /// A cancel keeps the place of an operation.
     pub(super) fn keep(&mut self, id: OperationId, now: Timestamp, fresh_for: Duration) {
         let kept_for = fresh_for + CLOCKS_AHEAD_MAX;
@@ -67,7 +67,7 @@ mod tests {
     fn a_place_is_remembered_for_as_long_as_its_create_may_be_young() {
         let (fresh_for, start) = (Duration::from_secs(5), Timestamp::from_millis(1_000_000));
         let at_most = fresh_for + CLOCKS_AHEAD_MAX;
-        let mut places = KeptPlaces::default();
+        let mut places = EarlyCancels::default();
         places.keep(id(1), start, fresh_for);
         assert!(places.may_have(id(1), start));
         assert!(!places.may_have(id(2), start));
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn of_more_than_are_remembered_nothing_older_counts_as_young() {
         let (fresh_for, start) = (Duration::from_secs(5), Timestamp::from_millis(1_000_000));
-        let mut places = KeptPlaces::default();
+        let mut places = EarlyCancels::default();
         for number in 0..=KEPT_MAX {
             places.keep(id(number), start, fresh_for);
         }

@@ -124,7 +124,7 @@ fn an_operation_is_given_up_at_once_if_its_service_makes_it_wait_past_its_deadli
 }
 
 #[test]
-fn a_place_in_a_crowd_dooms_nobody() {
+fn an_attempt_that_waits_for_room_does_not_make_its_deadline_unreachable() {
     let busy = Outcome::NotAttempted {
         error: error("circuit-open"),
         retry_after_ms: 1_000,

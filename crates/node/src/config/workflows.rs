@@ -178,7 +178,7 @@ steps:
                 OTHER.replace("agent: walker\n    after", "agnet: walker\n    after"),
                 ":9:5: the key steps.agnet",
             ),
-            (OTHER.replace("2s", "2"), ":7:17: "),
+            (OTHER.replace("2s", "2"), ":7:14: "),
             (OTHER.replace("[go]", "[fly]"), ":8 cannot work: "),
             (OTHER.replace("2s", "0s"), ":5 cannot work: "),
             (

@@ -263,10 +263,10 @@ impl Run {
         if state.state.is_parked() && was != Some(state.state) {
             self.seen.count(Sight::Parks);
         }
-        let doomed = state.error.as_ref().is_some_and(|failed| {
+        let deadline_unreachable = state.error.as_ref().is_some_and(|failed| {
             failed.error.code == "deadline-unreachable" && state.awaits_decision()
         });
-        if doomed {
+        if deadline_unreachable {
             self.seen.count(Sight::Dooms);
         }
         for (before, after) in old
