@@ -1,10 +1,13 @@
 //! How far a member of a consumer group has got in each of its partitions: which records are done, and what to commit.
 //!
 //! What must hold: a commit never passes a record that was begun and is not done; and a record is never taken for
-//! one that was read before because an older log had one at its offset. A topic that is deleted and created again
-//! begins at offset 0, and the client reads it from there under the same assignment. Within one log, offsets only
-//! grow. So a record at a lower offset than the last one begins another log, and all records of the old one are
-//! forgotten, as if the partition had been taken away and assigned again.
+//! one that was read before because an older log had one at its offset. A topic that was recreated, or a log that lost
+//! its end, is read from its beginning under the same assignment, once the client finds its position beyond the end.
+//! So a record at a lower offset than the last one begins another log, and all records of the old one are
+//! forgotten, as if the partition had been revoked and assigned again.
+//!
+//! This rests on [`GroupConsumer`](crate::GroupConsumer): within one log it hands over records in ascending order. It
+//! resumes no partition that is not paused, and never seeks backwards.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -74,7 +77,7 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
         }
     }
 
-    /// A partition was taken away. Returns the offset to commit before it is given up, also if it was committed
+    /// A partition was revoked. Returns the offset to commit before it is given up, also if it was committed
     /// already: that commit may have failed.
     pub fn revoke(&mut self, topic: T, partition: PartitionId) -> Option<Offset> {
         let assigned = self.partitions.remove(&(topic, partition))?;
@@ -82,7 +85,7 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
         assigned.tracker.map(|tracker| tracker.low())
     }
 
-    /// A record was read. `None` if its partition is not assigned. `name` is the topic's, for the log.
+    /// A record was handed over. `None` if its partition is not assigned. `name` is the topic's, for the log.
     pub fn begin(
         &mut self,
         topic: T,
@@ -99,16 +102,30 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
                 %partition,
                 %offset,
                 read_to = %old.next(),
-                "the log begins again: its topic was deleted and created; what was not read of the old one is lost"
+                "topic was recreated or lost its end; reading it from the beginning, and dropping what was not begun of the old log"
             );
             self.open -= assigned.open();
             self.assignments += 1;
             *assigned = Assigned::new(self.assignments);
         }
+        self.begin_unread(topic, partition, offset)
+    }
+
+    /// Begins what lies at an offset. `None` if the partition is not assigned, or was read further than that: the client
+    /// may meet records that cannot be decoded again.
+    pub fn begin_unread(
+        &mut self,
+        topic: T,
+        partition: PartitionId,
+        offset: Offset,
+    ) -> Option<Consumed<T>> {
+        let assigned = self.partitions.get_mut(&(topic, partition))?;
         let tracker = assigned
             .tracker
             .get_or_insert_with(|| OffsetTracker::new(offset));
-        tracker.begin(offset);
+        if !tracker.begin(offset) {
+            return None;
+        }
         self.open += 1;
         Some(Consumed {
             topic,
@@ -133,7 +150,7 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
         assigned.is_some_and(|assigned| assigned.number == record.assignment)
     }
 
-    /// A record need not be read again. Harmless once its partition was taken away.
+    /// A record need not be read again. Harmless once its partition was revoked.
     pub fn done(&mut self, record: Consumed<T>) {
         if let Some(assigned) = self.partitions.get_mut(&(record.topic, record.partition))
             && assigned.number == record.assignment
@@ -237,7 +254,24 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_begins_again_is_read_from_its_beginning() {
+    fn what_cannot_be_decoded_and_is_met_again_is_begun_once_and_drops_nothing() {
+        let mut progress = assigned();
+        let open = begun(&mut progress, 2);
+        let undecodable = progress.begin_unread(T, P, Offset(102)).unwrap();
+        progress.pass(T, P, Offset(110));
+        assert_eq!(progress.begin_unread(T, P, Offset(102)), None);
+        assert!(open.iter().all(|record| progress.holds(*record)));
+        assert_eq!(progress.open(), 3);
+        progress.done(undecodable);
+        assert_eq!(progress.take_commits(), [(T, P, Offset(100))]);
+        for record in open {
+            progress.done(record);
+        }
+        assert_eq!(progress.take_commits(), [(T, P, Offset(110))]);
+    }
+
+    #[test]
+    fn a_recreated_log_is_read_from_its_beginning() {
         let mut progress = assigned();
         let old = begun(&mut progress, 3);
         progress.done(old[0]);
@@ -263,6 +297,7 @@ mod tests {
     fn a_record_of_a_partition_that_is_not_assigned_is_not_begun() {
         let mut progress = assigned();
         assert_eq!(progress.begin(1, P, Offset(7), "other"), None);
+        assert_eq!(progress.begin_unread(1, P, Offset(7)), None);
         assert_eq!(progress.open(), 0);
     }
 }

@@ -39,9 +39,14 @@ impl Intake {
         }
     }
 
-    /// How many requests cannot be read yet. No more are to be polled while there are some.
+    /// How many requests cannot be read yet. No more are to be polled while there are some. Those of partitions that were
+    /// revoked do not count.
     pub(super) fn waiting(&self) -> usize {
-        self.waiting.len()
+        let offsets = &self.shared.offsets;
+        let waiting = self.waiting.iter();
+        waiting
+            .filter(|waiting| offsets.holds(waiting.source))
+            .count()
     }
 
     /// Wakes the workers of agents that got work.
@@ -227,7 +232,7 @@ impl GroupHandler for Intake {
             return false;
         };
         let offsets = &self.shared.offsets;
-        if let Some(source) = offsets.begin(index, log.partition, log.offset, &log.topic) {
+        if let Some(source) = offsets.begin_unread(index, log.partition, log.offset) {
             self.shared.agents[index].metrics.poison.increment(1);
             let range = (log.offset, next);
             let contents = undecodable(&log.topic, log.partition, range, &log.cause);

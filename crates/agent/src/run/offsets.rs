@@ -13,7 +13,7 @@ pub(super) type Source = Consumed<usize>;
 #[derive(Debug, Default)]
 pub(super) struct Offsets {
     progress: Mutex<GroupProgress<usize>>,
-    /// Told whenever the last open record is done.
+    /// Notified whenever the last open record is done.
     idle: Condvar,
 }
 
@@ -23,7 +23,7 @@ impl Offsets {
         self.progress().assign(agent, partition);
     }
 
-    /// A partition was taken away. Returns the offset to commit before it is given up.
+    /// A partition was revoked. Returns the offset to commit before it is given up.
     pub(super) fn revoke(&self, agent: usize, partition: PartitionId) -> Option<Offset> {
         let mut progress = self.progress();
         let offset = progress.revoke(agent, partition);
@@ -42,6 +42,16 @@ impl Offsets {
         self.progress().begin(agent, partition, offset, name)
     }
 
+    /// What lies at an offset cannot be decoded. `None` if the partition is not assigned, or was read further than that.
+    pub(super) fn begin_unread(
+        &self,
+        agent: usize,
+        partition: PartitionId,
+        offset: Offset,
+    ) -> Option<Source> {
+        self.progress().begin_unread(agent, partition, offset)
+    }
+
     /// There are no records before `next`, further than those that were begun.
     pub(super) fn pass(&self, agent: usize, partition: PartitionId, next: Offset) {
         self.progress().pass(agent, partition, next);
@@ -52,7 +62,7 @@ impl Offsets {
         self.progress().holds(source)
     }
 
-    /// A record is done. Harmless once its partition was taken away.
+    /// A record is done. Harmless once its partition was revoked.
     pub(super) fn done(&self, source: Source) {
         let mut progress = self.progress();
         progress.done(source);

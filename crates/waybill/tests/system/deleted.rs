@@ -103,7 +103,7 @@ async fn topics_of_requests_that_are_made_anew_before_any_was_consumed_are_not_t
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn steps_on_an_agents_topic_that_was_made_anew_are_performed() {
+async fn steps_on_a_recreated_topic_of_an_agent_are_performed() {
     const AGENT: &str = "package.requests";
     const OLD: usize = 240;
     const NEW: usize = 12;
