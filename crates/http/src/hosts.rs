@@ -113,6 +113,12 @@ impl Hosts {
     }
 }
 
+/// Whether a web page may have sent a request: browsers name its origin, at least with every change.
+#[must_use]
+pub fn is_from_page(headers: &HeaderMap) -> bool {
+    headers.contains_key(ORIGIN) || headers.contains_key(SEC_FETCH_SITE)
+}
+
 /// Whether all values of a header are as they must be.
 fn all(
     headers: &HeaderMap,

@@ -6,7 +6,9 @@ use std::time::Duration;
 use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use tokio_util::sync::CancellationToken;
-use waybill_http::{GateLimits, HEADERS_LIMIT_MAX, Refusal, Server, ServerLimits, Service};
+use waybill_http::{
+    GateLimits, HEADERS_LIMIT_MAX, Hosts, Refusal, Server, ServerLimits, Service, is_from_page,
+};
 
 use super::Site;
 use super::answer::{Answer, AnswerBody, Problem, Unanswered};
@@ -45,6 +47,15 @@ impl Service for Site {
         if request.method().as_str() == Refusal::METHOD {
             let refusal = Refusal::of_path(request.uri().path());
             return Ok(Problem::new(StatusCode::BAD_REQUEST, "bad-head", refusal.detail()).into());
+        }
+        // Agents use any name for this host, and have no origin. For web pages it is an IP address or localhost: another
+        // site's page changes nothing, also under a name of its own that resolves to this machine.
+        let (method, uri, headers) = (request.method(), request.uri(), request.headers());
+        if is_from_page(headers)
+            && let Err(foreign) = Hosts::local(&[], false).check(method, uri, headers)
+        {
+            let detail = foreign.to_string();
+            return Ok(Problem::new(StatusCode::FORBIDDEN, "foreign-origin", detail).into());
         }
         super::api::answer(self, request).await
     }

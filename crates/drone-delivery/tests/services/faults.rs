@@ -9,6 +9,36 @@ use waybill_drone_delivery::services::{Faults, Services};
 use crate::site::{SILENCE, Site, code, config, directory, entry};
 
 #[tokio::test]
+async fn a_page_of_another_site_sets_no_faults() {
+    let directory = directory();
+    let site = Site::start(directory.path()).await;
+    let own = site.url("");
+    let own_host = own.trim_start_matches("http://").trim_end_matches('/');
+    let put = async |host: &str, origin: Option<&str>| {
+        let mut request = site
+            .request("PUT", "/faults/drone")
+            .header("host", host)
+            .json(&json!({ "errorRate": 1 }));
+        if let Some(origin) = origin {
+            request = request.header("origin", origin);
+        }
+        request.send().await.unwrap()
+    };
+    let foreign = (403, "foreign-origin".to_owned());
+    let page = put(own_host, Some("http://evil.example")).await;
+    assert_eq!(code(page).await, foreign);
+    // A name of the page's own that resolves to this machine.
+    let rebound = put("evil.example", Some("http://evil.example")).await;
+    assert_eq!(code(rebound).await, foreign);
+    assert_eq!(site.get("/faults/drone").await["errorRate"], 0.0);
+
+    // Its own pages, and programs, whatever they call this machine.
+    let own_origin = format!("http://{own_host}");
+    assert!(put(own_host, Some(&own_origin)).await.status().is_success());
+    assert!(put("services.example", None).await.status().is_success());
+}
+
+#[tokio::test]
 async fn errors_have_no_effect() {
     let directory = directory();
     let site = Site::start(directory.path()).await;

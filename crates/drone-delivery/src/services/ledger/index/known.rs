@@ -10,7 +10,7 @@ use super::States;
 /// How many operations are kept in one piece. A growing list of all of them would be copied, and there twice meanwhile.
 const PIECE: usize = 8_192;
 
-/// What stands for an operation's name.
+/// A digest of an operation's name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct OperationDigest(pub(super) [u8; 16]);
 
@@ -26,7 +26,7 @@ pub(super) struct Operation {
 pub(super) struct KnownOperations {
     /// All of the same length, but the last one.
     pieces: Vec<Vec<Operation>>,
-    /// Of 32 bits: as many operations would take 170 GB of memory.
+    /// `u32`: 2^32 operations would need 170 GB of memory.
     places: HashTable<u32>,
     hasher: RandomState,
 }
