@@ -145,11 +145,11 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
             let whole = |key: &str| path_of(&above, key);
             let near = nearest(field, expected.iter().copied()).map(whole);
             let near = near.or_else(|| paths_that_end_in(field, key_paths));
-            format!(
-                "the key {} is not known{}",
-                whole(field),
-                did_you_mean(near.as_deref())
-            )
+            let instead = match (near, expected.is_empty()) {
+                (None, false) => format!("; the keys here are {}", expected.join(", ")),
+                (near, _) => did_you_mean(near.as_deref()),
+            };
+            format!("the key {} is not known{instead}", whole(field))
         }
         Error::SerdeUnknownVariant {
             variant, expected, ..
@@ -173,13 +173,14 @@ fn path_of(above: &[String], key: &str) -> String {
 
 /// The candidate that is most like `wanted`, if one is at all.
 fn nearest<'a>(wanted: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    const LIKENESS_MIN: f64 = 0.7;
+    // A slip of a letter or two.
+    const LIKENESS_MIN: f64 = 0.6;
     let wanted = wanted.to_ascii_lowercase();
     candidates
         .into_iter()
         .map(|candidate| {
             (
-                strsim::jaro_winkler(&wanted, &candidate.to_ascii_lowercase()),
+                strsim::normalized_damerau_levenshtein(&wanted, &candidate.to_ascii_lowercase()),
                 candidate,
             )
         })

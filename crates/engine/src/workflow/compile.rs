@@ -235,6 +235,15 @@ impl TryFrom<WorkflowDefinition> for Workflow {
             .iter()
             .enumerate()
             .map(|(index, step)| {
+                let on_failure = on_failure(&definition, index, &ancestors);
+                if step.retry.long_interval.is_some() && on_failure != OnFailure::Retry {
+                    return Err(WorkflowError::Value {
+                        workflow: workflow.clone(),
+                        step: step.name.clone(),
+                        field: "retry.longInterval",
+                        expected: "left out unless onFailure is retry",
+                    });
+                }
                 Ok(Step {
                     name: step.name.as_str().into(),
                     agent: step.agent.as_str().into(),
@@ -252,7 +261,7 @@ impl TryFrom<WorkflowDefinition> for Workflow {
                     },
                     undo: undo(workflow, index, step, ancestors[index], &names)?,
                     is_pivot: step.kind == StepKind::Pivot,
-                    on_failure: on_failure(&definition, index, &ancestors),
+                    on_failure,
                     long_interval: long_interval(step),
                     probe: step.probe,
                     uses: step.uses.clone(),
@@ -435,7 +444,8 @@ fn wrong_tries(
     } else if !in_range(retry.max_interval) {
         Some(("retry.maxInterval", DURATION))
     } else if retry.max_interval < retry.initial_interval {
-        Some(("retry.maxInterval", "at least retry.initialInterval"))
+        let expected = "at least retry.initialInterval; it is 30s unless given";
+        Some(("retry.maxInterval", expected))
     } else if !(1.0..=MULTIPLIER_MAX).contains(&retry.multiplier) {
         Some(("retry.multiplier", "between 1 and 100"))
     } else {

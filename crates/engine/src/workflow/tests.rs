@@ -159,7 +159,7 @@ fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
                 max_interval: second,
                 ..RetryPolicy::default()
             })],
-            "retry.maxInterval must be at least retry.initialInterval",
+            "retry.maxInterval must be at least retry.initialInterval; it is 30s unless given",
         ),
         (
             vec![retry(RetryPolicy {
@@ -181,6 +181,13 @@ fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
                 ..RetryPolicy::default()
             })],
             "retry.longInterval must be more than 0 and at most 168h",
+        ),
+        (
+            vec![retry(RetryPolicy {
+                long_interval: Some(second),
+                ..RetryPolicy::default()
+            })],
+            "retry.longInterval must be left out unless onFailure is retry",
         ),
         (
             vec![undo_retry(RetryPolicy {

@@ -98,7 +98,14 @@ pub fn workflows(rng: &mut Rng, protection: Protection, bug: Option<Bug>) -> Wor
             (Protection::Tombstones | Protection::Evidence, _) => Duration::from_millis(50),
         },
     };
-    let definitions = [make.chain(), make.pivot(), make.diamond()];
+    let mut definitions = [make.chain(), make.pivot(), make.diamond()];
+    for definition in &mut definitions {
+        for step in &mut definition.steps {
+            if step.on_failure.or(definition.on_failure) != Some(OnFailure::Retry) {
+                step.retry.long_interval = None;
+            }
+        }
+    }
     let workflows = definitions.map(|definition| Workflow::try_from(definition).unwrap());
     Workflows::new(workflows.into()).unwrap()
 }

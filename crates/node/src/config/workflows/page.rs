@@ -61,7 +61,11 @@ fn with(place: &str, key: &str, value: Value) -> Workflow {
         "The workflow" => workflow[key] = value,
         "A step" => step[key] = value,
         "`compensation`" => step["compensation"][key] = value,
-        "`retry`" => step["retry"][key] = value,
+        "`retry`" => {
+            step["retry"][key] = value;
+            // Without it, `longInterval` is refused.
+            step["onFailure"] = json!("retry");
+        }
         other => panic!("{other}: no place"),
     }
     workflow["steps"] = json!([step]);
@@ -107,7 +111,10 @@ fn the_defaults_on_the_page_are_those_that_apply() {
     let places = ["The workflow", "A step", "`compensation`", "`retry`"];
     let mut held = 0;
     for place in places {
-        let plain = with("A step", "name", json!("s"));
+        let plain = match place {
+            "`retry`" => with("A step", "onFailure", json!("retry")),
+            _ => with("A step", "name", json!("s")),
+        };
         for (key, row) in table(place) {
             let Some(default) = in_backticks(&row.default).pop() else {
                 continue;
