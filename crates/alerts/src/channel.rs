@@ -1,4 +1,4 @@
-//! The ways to a receiver, and what can come of an attempt.
+//! The channels to a receiver, and what can come of an attempt.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::email::{Email, Letter};
 use super::webhook::{Call, Webhook};
 use crate::config::ReceiverConfig;
 
-/// A way to a receiver.
+/// How a receiver is reached.
 pub(super) enum Channel {
     Webhook(Box<Webhook>),
     Email(Box<Email>),

@@ -49,7 +49,7 @@ const SENDING_MAX: usize = 8;
 #[must_use = "owners are notified only while the follower runs"]
 pub struct OwnersFollower {
     reading: Reading,
-    teller: Teller,
+    notifier: OwnerNotifier,
 }
 
 /// Makes a follower for each channel to owners that is configured.
@@ -61,8 +61,8 @@ pub fn owners_followers(
     config: &AlertsConfig,
     source: &AlertSource,
 ) -> Result<Vec<OwnersFollower>, ReceiverError> {
-    let follower = |(nth, teller): (usize, Teller)| {
-        let channel = teller.channel.as_str();
+    let follower = |(nth, notifier): (usize, OwnerNotifier)| {
+        let channel = notifier.channel.as_str();
         OwnersFollower {
             reading: Reading {
                 name: format!("owners-{channel}"),
@@ -74,11 +74,11 @@ pub fn owners_followers(
                 publishes_dead_letters: nth == 0,
                 metrics: FollowerMetrics::of_owners(channel),
             },
-            teller,
+            notifier,
         }
     };
-    let tellers = tellers(config)?.into_iter().enumerate();
-    Ok(tellers.map(follower).collect())
+    let notifiers = notifiers(config)?.into_iter().enumerate();
+    Ok(notifiers.map(follower).collect())
 }
 
 /// Checks what owners are told with.
@@ -87,10 +87,10 @@ pub fn owners_followers(
 ///
 /// If a channel cannot work as it is configured.
 pub fn check_owners(config: &AlertsConfig) -> Result<(), ReceiverError> {
-    tellers(config).map(drop)
+    notifiers(config).map(drop)
 }
 
-fn tellers(config: &AlertsConfig) -> Result<Vec<Teller>, ReceiverError> {
+fn notifiers(config: &AlertsConfig) -> Result<Vec<OwnerNotifier>, ReceiverError> {
     let owners = &config.owners;
     let email = owners.email.as_ref().map(|email| {
         let outbound = Outbound::email(email, config.timeout);
@@ -103,7 +103,7 @@ fn tellers(config: &AlertsConfig) -> Result<Vec<Teller>, ReceiverError> {
     [(ContactChannel::Email, email), (ContactChannel::Sms, sms)]
         .into_iter()
         .filter_map(|(channel, outbound)| Some((channel, outbound?)))
-        .map(|(channel, outbound)| Ok(Teller::new(channel, outbound?, config)))
+        .map(|(channel, outbound)| Ok(OwnerNotifier::new(channel, outbound?, config)))
         .collect()
 }
 
@@ -120,12 +120,12 @@ impl OwnersFollower {
     ///
     /// If the topic cannot be read. A server that cannot be reached is no error.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let Self { reading, teller } = self;
+        let Self { reading, notifier } = self;
         let stop_within = reading.source.stop_within;
         let may_go_on = stop.clone();
         read_with(reading, stop, |read, settled| async move {
-            let telling = teller.tell(read, &settled, &may_go_on);
-            unless_too_late(telling, &may_go_on, stop_within, teller.channel.as_str()).await;
+            let telling = notifier.tell(read, &settled, &may_go_on);
+            unless_too_late(telling, &may_go_on, stop_within, notifier.channel.as_str()).await;
         })
         .await
     }
@@ -142,7 +142,7 @@ impl Followed for OwnerNotice {
 }
 
 /// Tells owners on one channel.
-struct Teller {
+struct OwnerNotifier {
     channel: ContactChannel,
     rules: ContactRules,
     outbound: Outbound,
@@ -153,7 +153,7 @@ struct Teller {
     metrics: OwnerMetrics,
 }
 
-impl Teller {
+impl OwnerNotifier {
     fn new(channel: ContactChannel, outbound: Outbound, config: &AlertsConfig) -> Self {
         let owners = &config.owners;
         Self {

@@ -268,7 +268,7 @@ impl Advance<'_> {
         if is_forward && self.fail_if_late(index, self.now + self.pause_of(index)) {
             return Ok(());
         }
-        if self.put_off_if_spared(index)? {
+        if self.put_off_if_throttled(index)? {
             return Ok(());
         }
         self.stats.retries += 1;
@@ -279,7 +279,7 @@ impl Advance<'_> {
 
     /// Puts the attempt off that would begin now, if its agent is throttled. Otherwise it counts
     /// as asked for.
-    fn put_off_if_spared(&mut self, index: usize) -> Result<bool, IllegalTransition> {
+    fn put_off_if_throttled(&mut self, index: usize) -> Result<bool, IllegalTransition> {
         let step = &self.workflow.steps()[index];
         let progress = &self.state.steps[index];
         let action = step.next_action(progress);

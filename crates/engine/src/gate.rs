@@ -23,13 +23,13 @@ const TRIALS: u32 = 3;
 const GROWTH: u32 = 2;
 /// After so many successes since the last refusal a gate is open again.
 const SUCCESSES_TO_OPEN: u32 = 100;
-/// How long an attempt waits at least for which there is no room.
+/// The minimum wait of an attempt for which there is no room.
 const NO_ROOM_WAIT: Duration = Duration::from_millis(500);
 /// The time between the checks of two waiting attempts.
 const CHECKS_APART: Duration = Duration::from_millis(2);
 /// However many wait, none waits longer than this before it checks again.
 const WAIT_MAX: Duration = Duration::from_secs(20);
-/// If no admitted attempt had a result, another is admitted so long after the last.
+/// If no admitted attempt has succeeded, another is admitted so long after the last.
 const TRIAL_WAIT: Duration = Duration::from_secs(2);
 /// The share of retries in an agent's traffic.
 const RETRY_SHARE: f64 = 0.25;
@@ -59,7 +59,7 @@ pub enum Traffic {
 
 #[derive(Debug)]
 struct Gate {
-    half_open: Option<HalfOpen>,
+    throttled: Option<Throttled>,
     /// Retries that may be asked for at once.
     retries: f64,
     refilled_at: Timestamp,
@@ -78,7 +78,7 @@ struct Queue {
 
 /// An agent that has refused an attempt.
 #[derive(Debug)]
-struct HalfOpen {
+struct Throttled {
     closed_until: Timestamp,
     room: u32,
     successes: u32,
@@ -101,23 +101,23 @@ impl Gates {
         let gate = match self.by_agent.get_mut(agent) {
             Some(gate) => gate,
             None => self.by_agent.entry(Arc::clone(agent)).or_insert(Gate {
-                half_open: None,
+                throttled: None,
                 retries: RETRIES_SAVED_MAX,
                 refilled_at: now,
                 waiters: Queue::default(),
                 retry_waiters: Queue::default(),
             }),
         };
-        if let Some(half_open) = &mut gate.half_open {
-            if now < half_open.closed_until {
-                let pause = half_open.closed_until.since(now);
+        if let Some(throttled) = &mut gate.throttled {
+            if now < throttled.closed_until {
+                let pause = throttled.closed_until.since(now);
                 return Err(gate.waiters.wait(pause, CHECKS_APART, now));
             }
             // Failures and time-outs make no room: without this no attempt would ever be admitted again.
-            if half_open.room == 0 && now >= half_open.asked_at + TRIAL_WAIT {
-                half_open.room = 1;
+            if throttled.room == 0 && now >= throttled.asked_at + TRIAL_WAIT {
+                throttled.room = 1;
             }
-            if half_open.room == 0 {
+            if throttled.room == 0 {
                 return Err(gate.waiters.wait(NO_ROOM_WAIT, CHECKS_APART, now));
             }
         }
@@ -128,23 +128,22 @@ impl Gates {
         if traffic == Traffic::First {
             gate.retries = (gate.retries + RETRY_SHARE).min(RETRIES_SAVED_MAX);
         }
-        if let Some(half_open) = &mut gate.half_open {
-            half_open.room -= 1;
-            half_open.asked_at = now;
+        if let Some(throttled) = &mut gate.throttled {
+            throttled.room -= 1;
+            throttled.asked_at = now;
         }
         Ok(())
     }
 
-    /// For how long an agent has asked for no attempts. (A waiting attempt may wait longer, which is no more than an
-    /// estimate.)
+    /// For how long an agent has asked for no attempts. Waiting attempts may wait longer.
     #[must_use]
     pub fn pause(&self, agent: &str, now: Timestamp) -> Duration {
-        let half_open = self
+        let throttled = self
             .by_agent
             .get(agent)
-            .and_then(|gate| gate.half_open.as_ref());
-        half_open.map_or(Duration::ZERO, |half_open| {
-            half_open.closed_until.since(now)
+            .and_then(|gate| gate.throttled.as_ref());
+        throttled.map_or(Duration::ZERO, |throttled| {
+            throttled.closed_until.since(now)
         })
     }
 
@@ -153,10 +152,10 @@ impl Gates {
         if let Some(gate) = self.by_agent.get_mut(agent) {
             let until = now + retry_after;
             let before = gate
-                .half_open
+                .throttled
                 .as_ref()
-                .map(|half_open| half_open.closed_until);
-            gate.half_open = Some(HalfOpen {
+                .map(|throttled| throttled.closed_until);
+            gate.throttled = Some(Throttled {
                 closed_until: before.map_or(until, |before| before.max(until)),
                 room: TRIALS,
                 successes: 0,
@@ -170,20 +169,20 @@ impl Gates {
         let Some(gate) = self.by_agent.get_mut(agent) else {
             return;
         };
-        if let Some(half_open) = &mut gate.half_open {
-            half_open.successes += 1;
-            half_open.room = half_open.room.saturating_add(GROWTH);
-            if half_open.successes >= SUCCESSES_TO_OPEN {
-                gate.half_open = None;
+        if let Some(throttled) = &mut gate.throttled {
+            throttled.successes += 1;
+            throttled.room = throttled.room.saturating_add(GROWTH);
+            if throttled.successes >= SUCCESSES_TO_OPEN {
+                gate.throttled = None;
             }
         }
     }
 
     /// How many agents are throttled.
-    #[must_use]
-    pub fn throttled(&self) -> usize {
+    #[cfg(test)]
+    fn throttled(&self) -> usize {
         let gates = self.by_agent.values();
-        gates.filter(|gate| gate.half_open.is_some()).count()
+        gates.filter(|gate| gate.throttled.is_some()).count()
     }
 }
 
@@ -241,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn another_attempt_is_admitted_when_those_before_had_no_result() {
+    fn another_attempt_is_admitted_if_none_has_succeeded() {
         let mut gates = Gates::default();
         admitted(&mut gates, NOW);
         gates.refused("drone", Duration::ZERO, NOW);

@@ -15,7 +15,7 @@
 //! * **Whoever was handed off is never forgotten.** Until it is final and announced, the deadline
 //!   index has an entry for it whose hint was not settled.
 //! * **Requests are let in fairly.** They wait until there is room, and then go in by turns: so many expedited ones
-//!   for each ordinary one, and of each priority one of each tenant (`fair.rs`). Those of one tenant in one priority keep
+//!   for each ordinary one, and of each priority one of each tenant (`fair.rs`). Those of one tenant and priority keep
 //!   their order.
 //! * **Time may go back, and stamps may not.** When the engine is given an earlier time, each retry keeps its remaining
 //!   waiting time, and attempts under way are requested again.
@@ -24,7 +24,7 @@
 //!   `internal-error`, and the partition goes on.
 //!
 //! Deliberately absent: limits. The engine says how much it holds ([`PartitionEngine::in_flight`]) and how much waits
-//! ([`PartitionEngine::waiting`]); what to let in, and not to read more than may wait, is the part of the scheduler's loop. Replies, rows
+//! ([`PartitionEngine::waiting`]); the scheduler's loop decides what to admit, and reads no more than may wait. Replies, rows
 //! and hints are always taken, for they are what empties it.
 
 use std::any::Any;
@@ -293,12 +293,6 @@ impl PartitionEngine {
     #[must_use]
     pub fn last_stamp(&self) -> Stamp {
         self.last_stamp
-    }
-
-    /// How many agents are throttled because they refused attempts.
-    #[must_use]
-    pub fn spared_agents(&self) -> usize {
-        self.gates.throttled()
     }
 
     /// How many operations are in memory in each process state, in the order of [`ProcessState::ALL`], and when the

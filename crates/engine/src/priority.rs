@@ -61,7 +61,7 @@ impl Priority {
     }
 }
 
-/// One of something for each priority.
+/// A value for each priority.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ByPriority<T> {
     /// Of `operation-requests`.

@@ -304,7 +304,7 @@ impl EventStream {
         }
     }
 
-    /// Tells what a row has come to; returns whether that was the end.
+    /// Sends what a row has come to; returns whether that was the end.
     async fn send_row(&mut self, row: &OperationRow) -> Result<bool, Abandoned> {
         if self
             .token

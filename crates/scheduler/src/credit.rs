@@ -40,8 +40,7 @@ impl Amount {
     }
 }
 
-/// How much more of a priority may be read where so much may wait and so much does, and where of so many that may be known
-/// so many are.
+/// How many more requests of a priority may be read, given how many may wait and do, and how many may be known and are.
 pub(super) fn room_beside(
     most: Amount,
     waiting: Amount,

@@ -123,7 +123,7 @@ impl Checkpoint {
     }
 }
 
-/// How what there is of each priority is serialized: that of the ordinary one alone, as it was when there was no other.
+/// Serializes the values of the ordinary priority alone, as it was when there was no other.
 /// The codec puts the rest behind.
 mod ordinary {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

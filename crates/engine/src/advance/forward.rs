@@ -35,7 +35,7 @@ impl Advance<'_> {
                 self.step(index, StepEvent::Skip)?;
             } else if self.fail_if_late(index, self.now + self.pause_of(index)) {
                 return Ok(());
-            } else if !self.put_off_if_spared(index)? {
+            } else if !self.put_off_if_throttled(index)? {
                 self.step(index, StepEvent::Start)?;
                 self.ask.insert(index);
             }

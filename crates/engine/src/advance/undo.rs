@@ -51,7 +51,7 @@ impl Advance<'_> {
             }
             // Whoever has to wait until late calls have settled is not asked for yet.
             let is_settled = progress.undo_from().is_none_or(|at| at <= self.now);
-            if is_settled && self.has_agent_to_undo(index) && self.put_off_if_spared(index)? {
+            if is_settled && self.has_agent_to_undo(index) && self.put_off_if_throttled(index)? {
                 continue;
             }
             self.step(index, StepEvent::Turn)?;

@@ -121,7 +121,7 @@ pub struct EngineCheckpoint {
 pub struct Held {
     /// The operation.
     pub operation: OperationId,
-    /// The priority.
+    /// That priority.
     pub priority: Priority,
     /// Its request: the checkpoint cannot pass it.
     pub offset: Offset,

@@ -1,12 +1,12 @@
 //! Requests that wait to be let in, and in which order they are.
 //!
-//! What must hold: **nobody waits for another's crowd.** While requests of both priorities wait, so many expedited ones go
+//! What must hold: **no tenant waits for another's backlog.** While requests of both priorities wait, so many expedited ones go
 //! for each ordinary one; within a priority the tenants take turns, one request each. Requests of one tenant in one priority
 //! keep their order, so that a cancel stays behind its create. One in another tenant's name, which only a writer to the
 //! topic can send, stands in the line of its create, lest it take the operation's place.
 //!
 //! This is fair among those who wait here. What lies further back in the topic waits for all that lies before it: how
-//! far the scheduler reads ahead says how large a crowd can be passed by.
+//! far the scheduler reads ahead says how large a backlog can be passed by.
 //!
 //! Deliberately absent: how much may wait. Whoever reads the topics bounds it by [`FairQueue::waiting`].
 

@@ -618,7 +618,7 @@ fn an_agent_that_asks_for_no_wait_is_left_alone_for_a_moment_all_the_same() {
 }
 
 #[test]
-fn waits_grow_by_the_factor_up_to_the_longest_and_are_never_less_than_half() {
+fn waits_grow_by_the_multiplier_up_to_the_longest_and_are_never_less_than_half() {
     let intervals = intervals();
     for (failures, full_ms) in [
         (1, 200),

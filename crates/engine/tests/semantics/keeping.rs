@@ -653,7 +653,7 @@ fn an_attempt_that_was_asked_for_before_the_clock_went_ahead_loses_no_time() {
 }
 
 #[test]
-fn an_agent_that_refused_by_a_clock_an_hour_ahead_is_not_spared_for_an_hour() {
+fn an_agent_that_refused_by_a_clock_an_hour_ahead_is_not_throttled_for_an_hour() {
     let mut fixture = Fixture::new();
     fixture.now = T0 + ms(AHEAD);
     fixture.request(undated());

@@ -127,7 +127,7 @@ fn requests_wait_for_room_by_count_or_by_bytes_until_operations_leave() {
 }
 
 #[test]
-fn a_tenant_s_crowd_and_the_other_priority_s_are_passed_by_and_checkpoints_know_of_it() {
+fn requests_overtake_a_tenant_s_backlog_and_that_of_the_other_priority() {
     let mut fixture = Fixture::new();
     fixture.admit(0);
     let of = |number: u128, tenant: &str| CreateRequest {

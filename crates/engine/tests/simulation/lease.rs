@@ -140,7 +140,7 @@ impl Run {
     }
 
     /// Somebody divides the work anew: into more parts or fewer.
-    pub fn relayout(&mut self) {
+    pub fn repartition(&mut self) {
         let (_, division) = self.store.layout();
         let others = [1, 2, 4].into_iter();
         let others = others.filter(|&number| number != division.readers_per_partition);

@@ -33,7 +33,7 @@ pub struct Plan {
     /// Owners that stop in order, and give their lease back.
     pub owner_stops: u32,
     /// How often the work is divided anew.
-    pub relayouts: u32,
+    pub repartitions: u32,
     /// Rows that cannot be read for a while.
     pub spoilt_rows: u32,
     /// Whether agents write their replies in transactions, whose markers take offsets.
@@ -83,12 +83,12 @@ impl Plan {
             // Evidence of what was done late would be lost.
             Protection::Evidence => (0, 0),
         };
-        let relayouts = match rng.chance(35) {
+        let repartitions = match rng.chance(35) {
             true => 1 + u32::try_from(rng.below(4)).unwrap(),
             false => 0,
         };
         Self {
-            relayouts,
+            repartitions,
             partitions,
             in_flight_max: 2 + rng.index(8),
             waiting_max: 1 + rng.index(6),

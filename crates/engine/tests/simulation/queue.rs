@@ -39,7 +39,7 @@ pub enum What {
     },
 
     /// Somebody divides the work anew.
-    Relayout,
+    Repartition,
     /// A candidate looks at a reader's lease.
     Watch {
         reader: ReaderId,
@@ -165,7 +165,7 @@ impl What {
         match self {
             Self::SetClock
             | Self::Spoil
-            | Self::Relayout
+            | Self::Repartition
             | Self::Watch { .. }
             | Self::Start { .. }
             | Self::Poll { .. }

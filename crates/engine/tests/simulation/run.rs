@@ -113,9 +113,9 @@ impl Run {
         for reader in self.store.layout().1.all() {
             self.queue.push(START, What::Watch { reader });
         }
-        for _ in 0..self.plan.relayouts {
+        for _ in 0..self.plan.repartitions {
             let after = self.rng.below(10_000_000);
-            self.later(after, What::Relayout);
+            self.later(after, What::Repartition);
         }
         for supervisor in 0..self.supervisors.len() {
             self.later(
@@ -172,7 +172,7 @@ impl Run {
                 reply,
                 is_copy,
             } => self.reply_arrives(task, incarnation, *reply, is_copy),
-            What::Relayout => self.relayout(),
+            What::Repartition => self.repartition(),
             What::Watch { reader } => self.watch(reader),
             What::LandLate { owner, writes } => self.land_late(owner, writes),
             What::Land { owner, is_rest } => self.land(owner, is_rest),

@@ -1,6 +1,6 @@
 //! Which events of an operation a client has had, and what a row adds to them.
 //!
-//! The text of a [`EventCursor`] is the id of an event: the process state as a digit, and for each step its
+//! The text of an [`EventCursor`] is the id of an event: the process state as a digit, and for each step its
 //! state as a letter and its attempt as a number, such as `1.C1R2N0`. From the id alone follows what
 //! is still to be sent, whatever was lost in between: no clock is compared, and nothing is kept.
 

@@ -101,9 +101,9 @@ impl ExplainArgs {
         }
         let partitions = chosen(&topics.ordinary, layout.partitions, partition)?;
         let wanted = |view: &&ReaderView| partitions.contains(&PartitionId(view.partition));
-        let logs = |view| Priority::ALL.into_iter().map(move |log| (view, log));
+        let by_priority = |view| Priority::ALL.into_iter().map(move |of| (view, of));
         let mut is_away = false;
-        for (view, priority) in layout.readers.iter().filter(wanted).flat_map(logs) {
+        for (view, priority) in layout.readers.iter().filter(wanted).flat_map(by_priority) {
             let topic = &topics[priority];
             let mut lag = Lag::of(view, priority, &connection, topic)?;
             if priority == Priority::Expedited && lag.end == 0 {

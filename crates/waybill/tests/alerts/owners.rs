@@ -331,7 +331,7 @@ fn measured() -> (PrometheusHandle, impl Sized) {
     (metrics, ::metrics::set_default_local_recorder(recorder))
 }
 
-/// The value of a metric of the way by e-mail.
+/// The value of a metric of the channel e-mail.
 fn metric(metrics: &PrometheusHandle, name: &str) -> f64 {
     let start = format!("waybill_owner_notices_{name}{{channel=\"email\"}} ");
     let shown = metrics.render();

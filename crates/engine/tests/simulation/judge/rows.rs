@@ -267,7 +267,7 @@ impl Run {
             failed.error.code == "deadline-unreachable" && state.awaits_decision()
         });
         if deadline_unreachable {
-            self.seen.count(Sight::Dooms);
+            self.seen.count(Sight::UnreachableDeadlines);
         }
         for (before, after) in old
             .iter()

@@ -18,16 +18,16 @@ const UP: [&str; 4] = ["http", "admin", "broker", "services"];
 const SCHEDULER: &str = "handOffAfter: 500ms, timeoutGrace: 200ms, checkpointEvery: 100ms";
 
 /// A world whose services never answer, and whose steps may take this long.
-fn world(complete_by: &str) -> World {
-    hanging(World::of_either_kind(""), complete_by)
+fn world(timeout: &str) -> World {
+    hanging(World::of_either_kind(""), timeout)
 }
 
-fn hanging(world: World, complete_by: &str) -> World {
+fn hanging(world: World, timeout: &str) -> World {
     let workflow = waybill_drone_delivery::WORKFLOW_YAML;
-    let complete_by = format!("timeout: {complete_by}");
+    let timeout = format!("timeout: {timeout}");
     let setting = Setting {
         agents: waybill_drone_delivery::AGENTS_YAML.to_owned(),
-        workflows: vec![replaced(workflow, "timeout: 5s", &complete_by, usize::MAX)],
+        workflows: vec![replaced(workflow, "timeout: 5s", &timeout, usize::MAX)],
         more: "supervisor: { auditInterval: 1s }\n".to_owned(),
     };
     let sections = setting
