@@ -24,7 +24,12 @@ fn refusals_of_a_file_say_line_and_column_and_what_instead() {
             "w.yaml:2:3: the key http.handOffAfter is not known; did you mean \
              scheduler.handOffAfter?",
         ),
-        ("zebra: 1\n", "w.yaml:1:1: the key zebra is not known"),
+        (
+            "zebra: 1\n",
+            "w.yaml:1:1: the key zebra is not known; the keys here are dataDir, partitions, \
+             shutdownTimeout, insecure, kafka, schemaRegistry, http, admin, auth, broker, storage, \
+             store, scheduler, supervisor, agents, workflows, services, alerts, telemetry",
+        ),
         (
             "http:\n  listen: 127.0.0.1:1\n  tls:\n    certfile: a.pem\n",
             "w.yaml:4:5: the key http.tls.certfile is not known; did you mean http.tls.certFile?",
