@@ -45,7 +45,7 @@ use crate::contact::{ContactChannel, ContactRules};
 /// Messages on one channel that are being sent at once; others wait for their turn.
 const SENDING_MAX: usize = 8;
 
-/// Tells owners on one channel, once it [runs](OwnersFollower::run).
+/// Notifies owners on one channel, once it [runs](OwnersFollower::run).
 #[must_use = "owners are notified only while the follower runs"]
 pub struct OwnersFollower {
     reading: Reading,
@@ -141,7 +141,7 @@ impl Followed for OwnerNotice {
     }
 }
 
-/// Tells owners on one channel.
+/// Notifies owners on one channel.
 struct OwnerNotifier {
     channel: ContactChannel,
     rules: ContactRules,
@@ -208,7 +208,7 @@ impl OwnerNotifier {
         told.into_iter().all(|is_settled| is_settled)
     }
 
-    /// The message to a contact, if it is one of this channel and may be told.
+    /// The message to a contact, if it is one of this channel and may be notified.
     fn message(
         &self,
         notice: &OwnerNotice,

@@ -34,7 +34,7 @@ fn nonces() -> Nonces {
     Nonces::new(&ReplyKey::new([1; ReplyKey::BYTES]))
 }
 
-/// Whoever the dispatcher sends for.
+/// The reader that the dispatcher sends for.
 fn asker() -> Asker {
     Asker {
         reader: ReaderId(3),
