@@ -364,20 +364,19 @@ impl Commits {
     }
 
     /// Takes what was acknowledged, and what could not be delivered. Returns the readers that have to begin again
-    /// because a message of theirs may be missing, with the assignments under which those were sent.
+    /// because a message of theirs may be missing, with the assignments under which those were sent, and why.
     pub(super) fn settle(
         &mut self,
         slots: &mut BTreeMap<ReaderId, Slot>,
         now: Timestamp,
-    ) -> Vec<(ReaderId, Generation)> {
+    ) -> Vec<(ReaderId, Generation, String)> {
         let mut failed = Vec::new();
         for Settled { number, result } in self.dispatcher.settled() {
             let Some(part) = self.unsettled.remove(&number) else {
                 continue;
             };
             if let Err(error) = result {
-                tracing::error!(reader = %part.reader, error, "a message was not acknowledged");
-                failed.push((part.reader, part.generation));
+                failed.push((part.reader, part.generation, error));
                 continue;
             }
             let slot = slots.get_mut(&part.reader);

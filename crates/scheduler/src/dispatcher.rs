@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use waybill_agent::DirectAgents;
+use waybill_agent::{DirectAgents, not_attempted};
 use waybill_engine::{
     ByPriority, FailedOperation, ForwardRecord, Message, Offset, OperationId, OperationStatus,
     OperatorAlert, PartitionId, ReaderId, Source, StatusKind, StepReply, StepRequest, Workflows,
@@ -21,14 +21,18 @@ use waybill_messages::{
 use waybill_telemetry::chain;
 
 use super::SchedulerSettings;
-use super::input::Generation;
-use super::metrics::{COPIES_DROPPED, UNSENDABLE, alert_raised};
+use super::input::{Generation, Input, Inputs};
+use super::metrics::{COPIES_DROPPED, STEPS_UNSENT, UNSENDABLE, alert_raised};
 use super::nonces::Nonces;
 use super::spans;
 
 /// How long a full producer queue is waited for, over all messages of a partition, before the
 /// partition begins again. Well below a lease: the loop renews none meanwhile.
 const QUEUE_PATIENCE: Duration = Duration::from_secs(1);
+/// After how long a step is asked for again whose request the broker refused because of its topic.
+const UNSENT_RETRY_AFTER: Duration = Duration::from_secs(5);
+/// The code of the error that such an attempt has in its operation's history.
+const UNSENT: &str = "step-request-refused";
 /// How long an orderly end waits for attempts that agents of this process have begun.
 const AGENTS_PATIENCE: Duration = Duration::from_secs(5);
 /// How long an orderly end waits for what was sent.
@@ -56,10 +60,11 @@ pub(super) struct Dispatcher {
     /// Agents that are asked without a record, if there are some.
     direct: Option<DirectAgents<Asker>>,
     nonces: Nonces,
+    inputs: Inputs,
     topics: Topics,
     reply_to_prefixes: Vec<String>,
     /// Topic of each agent's step requests.
-    of_agent: HashMap<Arc<str>, String>,
+    of_agent: HashMap<Arc<str>, Arc<str>>,
     dead_requests: ByPriority<String>,
     dead_replies: String,
     dead_recoveries: String,
@@ -85,6 +90,7 @@ impl Dispatcher {
         settings: &SchedulerSettings,
         partitions: u32,
         nonces: Nonces,
+        inputs: Inputs,
         direct: Option<DirectAgents<Asker>>,
     ) -> anyhow::Result<Self> {
         let options = ProducerOptions {
@@ -94,12 +100,13 @@ impl Dispatcher {
         let of_agent = workflows
             .agents()
             .into_iter()
-            .map(|agent| (agent.clone(), topics.step_requests(&agent)))
+            .map(|agent| (agent.clone(), topics.step_requests(&agent).into()))
             .collect();
         Ok(Self {
             producer: Producer::new(kafka, &options)?,
             direct,
             nonces,
+            inputs,
             reply_to_prefixes: settings.reply_to_prefixes.clone(),
             topics: topics.clone(),
             of_agent,
@@ -141,7 +148,7 @@ impl Dispatcher {
             if let Message::Step(request) = message {
                 request.nonce = Some(self.nonces.of_request(request));
             }
-            self.send_one(from.partition, message, &mut buffer, &settlement);
+            self.send_one(from, message, &mut buffer, &settlement);
         }
         self.buffer = buffer;
     }
@@ -195,18 +202,18 @@ impl Dispatcher {
 
     fn send_one(
         &self,
-        from: PartitionId,
+        from: Asker,
         message: &Message,
         buffer: &mut Vec<u8>,
         settlement: &Arc<Settlement>,
     ) {
         match message {
-            Message::Step(request) => self.step(request, buffer, settlement),
+            Message::Step(request) => self.step(from, request, buffer, settlement),
             Message::Status(status) => self.status(status, buffer, settlement),
             Message::Failed(failed) => self.failed(failed, buffer, settlement),
             Message::Alert(alert) => {
                 alert_raised(alert.kind);
-                log_alert(alert, from);
+                log_alert(alert, from.partition);
                 let topic = self.topics.operator_alerts();
                 self.told(topic, alert.operation, &**alert, buffer, settlement);
             }
@@ -242,7 +249,7 @@ impl Dispatcher {
                 cause,
                 record,
             } => {
-                self.dead_letter(from, *source, *offset, cause, record, settlement);
+                self.dead_letter(from.partition, *source, *offset, cause, record, settlement);
             }
         }
     }
@@ -312,28 +319,84 @@ impl Dispatcher {
         if direct.is_some_and(|direct| direct.has(&request.agent)) {
             return None;
         }
-        self.of_agent.get(&request.agent).map(String::as_str)
+        self.of_agent.get(&request.agent).map(|topic| &**topic)
     }
 
-    fn step(&self, request: &StepRequest, buffer: &mut Vec<u8>, settlement: &Arc<Settlement>) {
-        match self.of_agent.get(&request.agent) {
-            Some(topic) => {
-                let traceparent = request.traceparent.as_deref();
-                let partition = partition_for(request.operation, self.step_partitions);
-                self.keyed(
-                    (topic, partition),
-                    request.operation,
-                    request,
-                    traceparent,
-                    buffer,
-                    settlement,
-                );
-            }
+    fn step(
+        &self,
+        from: Asker,
+        request: &StepRequest,
+        buffer: &mut Vec<u8>,
+        settlement: &Arc<Settlement>,
+    ) {
+        let Some(topic) = self.of_agent.get(&request.agent) else {
             // An operation only runs workflows that were given at start, and so were their agents.
-            None => settlement.fail(ProduceError::Refused {
+            return settlement.fail(ProduceError::Refused {
                 code: ErrorCode::UnknownTopic,
-            }),
-        }
+            });
+        };
+        let partition = partition_for(request.operation, self.step_partitions);
+        let settlement = self.of_step(from, request, (topic, partition), settlement);
+        let traceparent = request.traceparent.as_deref();
+        self.keyed(
+            (topic, partition),
+            request.operation,
+            request,
+            traceparent,
+            buffer,
+            &settlement,
+        );
+    }
+
+    /// A settlement of one step request. If the broker refuses the request because of its topic (it lacks the partition,
+    /// or this client may not write to it), the request counts as sent and the engine gets a reply that the attempt
+    /// was not made: a fault of one agent's topic holds up the steps of that agent alone.
+    fn of_step(
+        &self,
+        from: Asker,
+        request: &StepRequest,
+        (topic, partition): (&Arc<str>, PartitionId),
+        settlement: &Arc<Settlement>,
+    ) -> Arc<Settlement> {
+        let (settlement, inputs, topic) = (settlement.clone(), self.inputs.clone(), topic.clone());
+        let (agent, step) = (request.agent.clone(), request.step.clone());
+        let &StepRequest {
+            operation,
+            attempt,
+            epoch,
+            action,
+            ..
+        } = request;
+        Settlement::new(1, move |settled| match settled {
+            Ok(()) => count_as_sent(&settlement),
+            Err(error) if error.is_of_record() => {
+                Self::unsendable(&topic, Some(operation), &error, &settlement);
+            }
+            Err(error) if error.is_permanent() => {
+                STEPS_UNSENT.of([&agent]).increment(1);
+                let why = format!(
+                    "a step request cannot be written to partition {partition} of topic {topic}: {}",
+                    chain(&error)
+                );
+                let reply = StepReply {
+                    operation,
+                    step: step.to_string(),
+                    attempt,
+                    epoch,
+                    action,
+                    nonce: None,
+                    outcome: not_attempted(UNSENT, &why, UNSENT_RETRY_AFTER),
+                };
+                // A loop that has ended asks for nothing any more.
+                let _ = inputs.send(Input::Unsent {
+                    asker: from,
+                    reply,
+                    why,
+                });
+                count_as_sent(&settlement);
+            }
+            Err(error) => settlement.fail(error),
+        })
     }
 
     /// Sends the caller its copy of a status record. The topic is the caller's: whatever is wrong

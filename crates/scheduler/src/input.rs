@@ -3,11 +3,12 @@
 use std::sync::mpsc;
 
 use tokio::sync::oneshot;
-use waybill_engine::{ByPriority, Event, Offset, OperationId, Places, ReaderId, Source};
+use waybill_engine::{ByPriority, Event, Offset, OperationId, Places, ReaderId, Source, StepReply};
 use waybill_kafka::TopicId;
 use waybill_store::{Checkpoint, Layout, RowRead, StoreError, Written};
 
 use super::credit::Amount;
+use super::dispatcher::Asker;
 use super::ownership::{HeldLease, Renewal};
 use super::tasks::{Panicked, TaskError};
 use crate::control::ControlError;
@@ -70,6 +71,12 @@ pub(super) enum Input {
     },
     /// Agents that were asked directly have answered.
     Answered,
+    /// The broker refuses a step request because of its topic: the reply says that the attempt was not made.
+    Unsent {
+        asker: Asker,
+        reply: StepReply,
+        why: String,
+    },
     /// The consumer of `source` cannot go on with the partition of a reader.
     Lost {
         source: Source,
@@ -184,5 +191,5 @@ pub(super) enum AcquireError {
 
 /// The sending side of the loop's channel. It never blocks: what may wait there is bounded by the
 /// credit of the consumers, by the one commit, and by the one load and renewal a reader
-/// that may be under way. That agents have answered is said once until it is heard; their answers wait with them.
+/// that may be under way. Step requests that were refused are bounded by the operations in memory. That agents have answered is said once until it is heard; their answers wait with them.
 pub(super) type Inputs = mpsc::Sender<Input>;

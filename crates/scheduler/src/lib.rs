@@ -215,7 +215,14 @@ impl Scheduler {
             .context("the scheduler's consumers cannot be started")?;
         let written = layout.partitions_written();
         let dispatcher = Dispatcher::start(
-            &kafka, &topics, &workflows, &settings, written, nonces, direct,
+            &kafka,
+            &topics,
+            &workflows,
+            &settings,
+            written,
+            nonces,
+            sender.clone(),
+            direct,
         )
         .context("the scheduler's producer cannot be started")?;
         let views = Views::new(readiness, liveness);

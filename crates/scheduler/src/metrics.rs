@@ -68,6 +68,11 @@ pub(super) const UNSENDABLE: Metric<Counter> = Metric::new(
     "Messages that can never be sent, because they are too large or cannot be encoded",
     [],
 );
+pub(super) const STEPS_UNSENT: Metric<Counter, 1> = Metric::new(
+    "waybill_scheduler_step_requests_refused_total",
+    "Step requests that the broker refused because of their topic: a partition of it is missing, or the scheduler may not write to it",
+    ["agent"],
+);
 pub(super) const COPIES_DROPPED: Metric<Counter> = Metric::new(
     "waybill_scheduler_reply_copies_dropped_total",
     "Copies of status records that did not get to the topic of their caller",
@@ -141,6 +146,7 @@ pub fn declared() -> Vec<&'static dyn Declared> {
         &ROWS_REPLACED,
         &ALERTS_RAISED,
         &UNSENDABLE,
+        &STEPS_UNSENT,
         &COPIES_DROPPED,
         &IN_FLIGHT,
         &WAITING,

@@ -15,6 +15,10 @@ use super::input::Generation;
 use super::ownership::HeldLease;
 use crate::control::ControlError;
 
+/// How long a reader counts as blocked after a step request was refused. Steps are asked for again sooner while the cause
+/// stands.
+const UNSENT_SHOWN_FOR: Duration = Duration::from_secs(30);
+
 /// How long a reader that is being stopped waits for the commit under way.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 
@@ -30,6 +34,8 @@ pub(super) struct Slot {
     pub answers: Vec<(bool, oneshot::Sender<Result<(), ControlError>>)>,
     /// Its logs that are other ones than a checkpoint was taken on, and it is to go on all the same.
     pub differing: Option<Differing>,
+    /// Why it was dropped last. Shown until it runs again.
+    pub dropped_for: Option<String>,
     /// What it is doing.
     pub state: SlotState,
 }
@@ -77,6 +83,8 @@ pub(super) struct Owned {
     pub inbox_end_awaited: bool,
     /// Which of its topics stand still at damaged records, and what is said of them.
     pub blocked: Vec<(Source, String)>,
+    /// Why a step request was refused last because of its topic, and when.
+    pub unsent: Option<(Instant, String)>,
 }
 
 impl Slot {
@@ -87,6 +95,7 @@ impl Slot {
             rest_until: None,
             answers: Vec::new(),
             differing: None,
+            dropped_for: None,
             state: SlotState::Idle,
         }
     }
@@ -126,6 +135,7 @@ impl Slot {
 
     /// The lease was given back.
     pub(super) fn released(&mut self) {
+        self.dropped_for = None;
         self.state = SlotState::Idle;
         self.rest_until = None;
     }
@@ -210,7 +220,17 @@ impl Owned {
             releasing_since: None,
             inbox_end_awaited: false,
             blocked: Vec::new(),
+            unsent: None,
         }
+    }
+
+    /// What blocks it, or some of its operations; `None` if nothing does.
+    pub(super) fn why_blocked(&self) -> Option<String> {
+        let unsent = self.unsent.as_ref();
+        let unsent = unsent.filter(|(at, _)| at.elapsed() < UNSENT_SHOWN_FOR);
+        let blocked = self.blocked.iter().map(|(_, why)| why.as_str());
+        let all: Vec<&str> = blocked.chain(unsent.map(|(_, why)| why.as_str())).collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 
     /// The partition that it reads.

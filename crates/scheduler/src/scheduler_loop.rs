@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use waybill_engine::{
-    EngineConfig, Event, OperationId, OwnerId, Priority, ReaderId, Room, Source, Timestamp,
-    Workflows,
+    EngineConfig, Event, OperationId, OwnerId, Priority, ReaderId, Room, Source, StepReply,
+    Timestamp, Workflows,
 };
 use waybill_store::{Layout, RowRead, Store};
 use waybill_telemetry::chain;
@@ -34,6 +34,7 @@ use super::clock::{Clock, Standstill};
 use super::commit::Commits;
 use super::consumers::Consumers;
 use super::credit::{Amount, room_beside};
+use super::dispatcher::Asker;
 use super::input::{Arrived, Generation, Input, Inputs};
 use super::metrics::STUCK;
 use super::partition::{Owned, Slot, SlotState};
@@ -129,8 +130,10 @@ impl SchedulerLoop {
     /// reply that waits must not be overtaken by its time-out.
     fn turn(&mut self, all_taken: bool) {
         let now = self.clock.read();
-        let failed = self.commits.settle(&mut self.slots, now);
-        self.begin_again(failed, "a message could not be delivered");
+        for (reader, generation, error) in self.commits.settle(&mut self.slots, now) {
+            let reason = format!("a message was not acknowledged: {error}");
+            self.begin_again([(reader, generation)], &reason);
+        }
         self.read_layout();
         self.start_wanted();
         self.fence_expired();
@@ -153,6 +156,7 @@ impl SchedulerLoop {
                 records,
             } => self.records(source, amount, records),
             Input::Answered => self.answered(),
+            Input::Unsent { asker, reply, why } => self.unsent(&asker, reply, why),
             Input::Lost {
                 source,
                 generation,
@@ -237,7 +241,7 @@ impl SchedulerLoop {
     fn begin_again(
         &mut self,
         parts: impl IntoIterator<Item = (ReaderId, Generation)>,
-        reason: &'static str,
+        reason: &str,
     ) {
         for (reader, generation) in parts {
             if self.owned(reader, generation).is_some() {
@@ -276,6 +280,22 @@ impl SchedulerLoop {
                 }
                 _ => self.commits.pass_on(&asker, reply),
             }
+        }
+    }
+
+    /// Takes the reply that an attempt was not made because its request could not be sent. A successor of the reader
+    /// waits for that attempt's time-out.
+    fn unsent(&mut self, asker: &Asker, reply: StepReply, why: String) {
+        let now = self.clock.read();
+        let Some(owned) = self.owned(asker.reader, asker.generation) else {
+            return;
+        };
+        if owned.why_blocked().is_none() {
+            tracing::error!(reader = %asker.reader, why, "steps are held up");
+        }
+        owned.unsent = Some((Instant::now(), why));
+        if owned.releasing_since.is_none() {
+            owned.engine.apply(Event::DirectReply(reply), now);
         }
     }
 

@@ -240,7 +240,7 @@ impl SchedulerLoop {
 
     /// Drops the engine of a reader without a further write. What was on its way is found again by
     /// whoever owns its work next.
-    pub(super) fn give_up(&mut self, reader: ReaderId, reason: &'static str) {
+    pub(super) fn give_up(&mut self, reader: ReaderId, reason: &str) {
         let Some(slot) = self.slots.get_mut(&reader) else {
             return;
         };
@@ -248,6 +248,7 @@ impl SchedulerLoop {
             tracing::warn!(%reader, reason, "dropping the partition; it is taken again shortly");
             self.consumers.remove(reader);
             self.commits.forget(reader);
+            slot.dropped_for = Some(reason.to_owned());
             slot.rest(RETRY_AFTER);
             self.forget_gone();
         }

@@ -156,11 +156,8 @@ impl Shown {
         }
         self.view.reason = match &slot.state {
             SlotState::Refused(reason) => Some(reason.clone()),
-            SlotState::Owned(owned) if !owned.blocked.is_empty() => {
-                let said = owned.blocked.iter().map(|(_, why)| why.as_str());
-                Some(said.collect::<Vec<_>>().join("; "))
-            }
-            SlotState::Idle | SlotState::Acquiring | SlotState::Owned(_) => None,
+            SlotState::Owned(owned) => owned.why_blocked(),
+            SlotState::Idle | SlotState::Acquiring => slot.dropped_for.clone(),
         };
         let is_blocked =
             matches!(self.view.state, SchedulerState::Running) && self.view.reason.is_some();

@@ -75,6 +75,7 @@ impl World {
             &settings(),
             1,
             nonces(),
+            sender.clone(),
             agents(sender),
         );
         Self {
@@ -226,6 +227,41 @@ fn a_failure_that_no_record_can_tell_holds_up_no_other() {
     let small = failed("small", 0, 0);
     world.send(messages(&[hopeless, small.clone()]));
     assert_eq!(world.told(), [small]);
+}
+
+#[test]
+fn a_step_whose_partition_is_missing_is_not_attempted_and_holds_up_no_other_message() {
+    let mut world = World::new();
+    // The topic has one partition.
+    world.dispatcher.step_partitions = 2;
+    let of_partition = |partition| {
+        std::iter::repeat_with(|| request("elsewhere"))
+            .find(|request| partition_for(request.operation, 2) == PartitionId(partition))
+            .unwrap()
+    };
+    // First the client learns from the broker that the partition is missing, then it knows.
+    let steps = [(); 2].map(|()| (of_partition(0), of_partition(1)));
+    for (there, missing) in &steps {
+        world.send([missing.clone(), there.clone()].map(Message::Step));
+        let Ok(Input::Unsent { asker, reply, why }) = world.inputs.recv_timeout(PATIENCE) else {
+            panic!("the loop does not hear of it");
+        };
+        assert_eq!(asker.reader, self::asker().reader);
+        assert!(
+            why.contains("partition 1 of topic waybill.elsewhere.requests.v1: "),
+            "{why}"
+        );
+        let outcome = not_attempted(UNSENT, why, UNSENT_RETRY_AFTER);
+        let nonce = None;
+        let expected = StepReply {
+            nonce,
+            ..StepReply::to(missing, outcome)
+        };
+        assert_eq!(reply, expected);
+    }
+    let sent = world.values::<StepRequest>(&world.topics.step_requests("elsewhere"));
+    let sent = sent.iter().map(|request| request.operation);
+    assert!(sent.eq(steps.iter().map(|(there, _)| there.operation)));
 }
 
 #[test]

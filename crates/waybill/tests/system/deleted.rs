@@ -5,14 +5,14 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::metadata::MetadataTopic;
 use rdkafka::util::Timeout;
 use rdkafka::{Offset, TopicPartitionList};
 use serde_json::{Value, json};
-use waybill_engine::PartitionId;
+use waybill_engine::{OperationId, PartitionId, partition_for};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer};
 use waybill_test_support::process::{Process, without_test_variables};
 use waybill_test_support::world::{PATIENCE, World, delivery};
@@ -116,18 +116,66 @@ async fn steps_on_a_recreated_topic_of_an_agent_are_performed() {
 
     let topic = world.topic(AGENT);
     let partitions = partitions_of(&world, &topic);
-    delete(&world, std::slice::from_ref(&topic)).await;
-    let new = NewTopic::new(&topic, partitions, TopicReplication::Fixed(1));
-    let created = admin(&world)
-        .create_topics([&new], &AdminOptions::new())
-        .await;
-    created.expect("the broker answers")[0]
-        .as_ref()
-        .expect("the topic is created");
+    recreate(&world, &topic, partitions).await;
     // Fewer requests than the agent has read of the old topic, all attempts counted.
     let new = deliver_all(&world, "new", NEW, &Arc::default()).await;
     world.all_reach(&new, "Processed").await;
     world.assert_one_effect_per_step(&new, is_remote).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_topic_of_an_agent_that_lacks_partitions_holds_up_their_steps_alone() {
+    const AGENT: &str = "package.requests";
+    const DELIVERIES: usize = 24;
+    let mut world = World::of_either_kind(CONFIG);
+    let _process = world.up();
+    world.ready().await;
+    let world = Arc::new(world);
+    let topic = world.topic(AGENT);
+    let partitions = partitions_of(&world, &topic);
+    assert!(partitions > 1);
+    let epochs = async || {
+        let schedulers = schedulers(&world).await;
+        schedulers
+            .iter()
+            .map(|view| view["epoch"].clone())
+            .collect::<Vec<_>>()
+    };
+    let before = epochs().await;
+    recreate(&world, &topic, 1).await;
+
+    let ids = deliver_all(&world, "held", DELIVERIES, &Arc::default()).await;
+    let url = world.url("admin", "/readyz");
+    let why = format!("a step request cannot be written to partition 1 of topic {topic}");
+    world
+        .eventually(
+            "readiness names the partition that is missing",
+            async || {
+                let readiness = world.client.get(&url).send().await;
+                let readiness = readiness.expect("the admin port answers");
+                let status = readiness.status();
+                status == 503 && readiness.text().await.is_ok_and(|text| text.contains(&why))
+            },
+        )
+        .await;
+    let (held, others): (Vec<String>, Vec<String>) = ids.iter().cloned().partition(|id| {
+        let operation = OperationId(id.parse().expect("it is an id"));
+        partition_for(operation, partitions.unsigned_abs()) != PartitionId(0)
+    });
+    assert!(!held.is_empty() && !others.is_empty());
+    world.all_reach(&others, "Processed").await;
+    assert_eq!(epochs().await, before, "{}", world.log_tail());
+
+    let added = NewPartitions::new(&topic, partitions.unsigned_abs() as usize);
+    let added = admin(&world)
+        .create_partitions([&added], &AdminOptions::new())
+        .await;
+    added.expect("the broker answers")[0]
+        .as_ref()
+        .expect("partitions are added");
+    world.all_reach(&held, "Processed").await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+    world.ready().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -323,6 +371,18 @@ pub(crate) async fn delete_all(world: &World, topic: &str) {
     for partition in deleted.elements() {
         partition.error().expect("the records are deleted");
     }
+}
+
+/// Deletes a topic and creates it with so many partitions.
+async fn recreate(world: &World, topic: &str, partitions: i32) {
+    delete(world, &[topic.to_owned()]).await;
+    let new = NewTopic::new(topic, partitions, TopicReplication::Fixed(1));
+    let created = admin(world)
+        .create_topics([&new], &AdminOptions::new())
+        .await;
+    created.expect("the broker answers")[0]
+        .as_ref()
+        .expect("the topic is created");
 }
 
 fn partitions_of(world: &World, topic: &str) -> i32 {
