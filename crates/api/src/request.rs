@@ -47,8 +47,8 @@ pub struct Rules {
     pub contacts: ContactRules,
     /// How many there may be of each tenant.
     pub tenant_limits: TenantLimits,
-    /// Whether expedited requests go by a topic of their own.
-    pub expedites: bool,
+    /// Whether high-priority requests go by a topic of their own.
+    pub has_high_priority_topic: bool,
 }
 
 /// A request that may be accepted.
@@ -135,7 +135,7 @@ struct Draft<'a> {
     caller_id: Option<CallerId>,
     deadline: Option<Timestamp>,
     reply_to: Option<String>,
-    expedited: Option<bool>,
+    priority: Option<Priority>,
     notify: Vec<Contact>,
     input: Option<Input>,
 }
@@ -159,7 +159,7 @@ impl<'a> Draft<'a> {
             caller_id: envelope.idempotency_key.clone(),
             deadline: None,
             reply_to: None,
-            expedited: None,
+            priority: None,
             notify: Vec::new(),
             input: None,
         }
@@ -212,14 +212,7 @@ impl<'a> Draft<'a> {
 
     fn operation(&mut self, fields: &mut Map<String, Value>) {
         const KNOWN: [&str; 8] = [
-            "workflow",
-            "id",
-            "input",
-            "deadline",
-            "expedited",
-            "tenant",
-            "replyTo",
-            NOTIFY,
+            "workflow", "id", "input", "deadline", "priority", "tenant", "replyTo", NOTIFY,
         ];
         let name = match self.text(fields, "workflow") {
             Some(name) => {
@@ -263,10 +256,12 @@ impl<'a> Draft<'a> {
         if let Some(topic) = self.text(fields, "replyTo") {
             self.reply_to(topic);
         }
-        match fields.get("expedited") {
-            None | Some(Value::Null) => {}
-            Some(Value::Bool(expedited)) => self.expedited = Some(*expedited),
-            Some(_) => self.wrong("/expedited", "must be true or false"),
+        if let Some(text) = self.text(fields, "priority") {
+            let mut priorities = Priority::ALL.into_iter();
+            self.priority = priorities.find(|priority| priority.name() == text);
+            if self.priority.is_none() {
+                self.wrong("/priority", format!("must be normal or high, not {text:?}"));
+            }
         }
         self.notify(fields.get(NOTIFY));
         match fields.remove("input") {
@@ -407,14 +402,13 @@ impl<'a> Draft<'a> {
         };
         let caller_id = caller_id.map(CallerId::into_string);
         // A delivery says so by itself, unless the general form says otherwise.
-        let of_delivery = match &input {
-            Input::Delivery(delivery) => delivery.expedited,
-            Input::Other(_) => false,
+        let of_input = match &input {
+            Input::Delivery(delivery) if delivery.expedited => Priority::High,
+            Input::Delivery(_) | Input::Other(_) => Priority::Normal,
         };
-        let is_expedited = self.expedited.unwrap_or(of_delivery);
-        let priority = match is_expedited && self.rules.expedites {
-            true => Priority::Expedited,
-            false => Priority::Ordinary,
+        let priority = match self.rules.has_high_priority_topic {
+            true => self.priority.unwrap_or(of_input),
+            false => Priority::Normal,
         };
         let hash = |input: &[u8]| {
             request_hash(

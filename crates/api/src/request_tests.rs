@@ -22,7 +22,7 @@ fn workflow(name: &str) -> Workflow {
 fn rules() -> Rules {
     Rules {
         tenant_limits: TenantLimits::default(),
-        expedites: true,
+        has_high_priority_topic: true,
         workflows: Arc::new(
             Workflows::new(vec![workflow(DRONE_DELIVERY), workflow("order")]).unwrap(),
         ),

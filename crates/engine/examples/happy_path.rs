@@ -137,7 +137,7 @@ fn engine() -> PartitionEngine {
 fn request(number: u64, now: Timestamp) -> Event {
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Event::Request {
-        priority: Priority::Ordinary,
+        priority: Priority::Normal,
         offset: Offset(i64::try_from(number).expect("there are fewer deliveries")),
         fingerprint: mixed,
         bytes: 600,

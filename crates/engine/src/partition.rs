@@ -14,8 +14,8 @@
 //!   what it caused, and all batches before it, are settled.
 //! * **Whoever was handed off is never forgotten.** Until it is final and announced, the deadline
 //!   index has an entry for it whose hint was not settled.
-//! * **Requests are let in fairly.** They wait until there is room, and then go in by turns: so many expedited ones
-//!   for each ordinary one, and of each priority one of each tenant (`fair.rs`). Those of one tenant and priority keep
+//! * **Requests are let in fairly.** They wait until there is room, and then go in by turns: so many high-priority ones
+//!   for each normal one, and of each priority one of each tenant (`fair.rs`). Those of one tenant and priority keep
 //!   their order.
 //! * **Time may go back, and stamps may not.** When the engine is given an earlier time, each retry keeps its remaining
 //!   waiting time, and attempts under way are requested again.
@@ -139,7 +139,7 @@ impl PartitionEngine {
             requests: ByPriority::of(|priority| {
                 RequestLog::new(ownership.next.on(priority.source()))
             }),
-            queue: FairQueue::new(config.expedited_weight),
+            queue: FairQueue::new(config.high_priority_weight),
             early_cancels: EarlyCancels::default(),
             replies: OffsetTracker::new(ownership.next.replies),
             replies_end_before: ownership.replies_end,

@@ -13,15 +13,15 @@ pub enum Source {
     Replies,
     /// `recovery`: what the supervisor and operators ask of the scheduler.
     Recoveries,
-    /// `expedited-requests`: what callers ask for, and is not to wait behind the rest.
-    Expedited,
+    /// `high-priority-requests`: what callers ask for, and is not to wait behind the rest.
+    HighPriority,
 }
 
 impl Source {
     /// All of them.
     pub const ALL: [Self; 4] = [
         Self::Requests,
-        Self::Expedited,
+        Self::HighPriority,
         Self::Replies,
         Self::Recoveries,
     ];
@@ -30,8 +30,8 @@ impl Source {
     #[must_use]
     pub const fn priority(self) -> Option<Priority> {
         match self {
-            Self::Requests => Some(Priority::Ordinary),
-            Self::Expedited => Some(Priority::Expedited),
+            Self::Requests => Some(Priority::Normal),
+            Self::HighPriority => Some(Priority::High),
             Self::Replies | Self::Recoveries => None,
         }
     }
@@ -42,21 +42,30 @@ impl Source {
 pub enum Priority {
     /// `operation-requests`: each in its turn.
     #[default]
-    Ordinary,
-    /// `expedited-requests`: ahead of the ordinary ones, but for their share.
-    Expedited,
+    Normal,
+    /// `high-priority-requests`: ahead of the normal ones, but for their share.
+    High,
 }
 
 impl Priority {
     /// Both.
-    pub const ALL: [Self; 2] = [Self::Ordinary, Self::Expedited];
+    pub const ALL: [Self; 2] = [Self::Normal, Self::High];
+
+    /// The priority's name in requests, metrics and texts.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Normal => "normal",
+            Self::High => "high",
+        }
+    }
 
     /// The topic.
     #[must_use]
     pub const fn source(self) -> Source {
         match self {
-            Self::Ordinary => Source::Requests,
-            Self::Expedited => Source::Expedited,
+            Self::Normal => Source::Requests,
+            Self::High => Source::HighPriority,
         }
     }
 }
@@ -65,17 +74,17 @@ impl Priority {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ByPriority<T> {
     /// Of `operation-requests`.
-    pub ordinary: T,
-    /// Of `expedited-requests`.
-    pub expedited: T,
+    pub normal: T,
+    /// Of `high-priority-requests`.
+    pub high: T,
 }
 
 impl<T> ByPriority<T> {
     /// What `of` says of each priority.
     pub fn of(mut of: impl FnMut(Priority) -> T) -> Self {
         Self {
-            ordinary: of(Priority::Ordinary),
-            expedited: of(Priority::Expedited),
+            normal: of(Priority::Normal),
+            high: of(Priority::High),
         }
     }
 }
@@ -85,8 +94,8 @@ impl<T> std::ops::Index<Priority> for ByPriority<T> {
 
     fn index(&self, priority: Priority) -> &T {
         match priority {
-            Priority::Ordinary => &self.ordinary,
-            Priority::Expedited => &self.expedited,
+            Priority::Normal => &self.normal,
+            Priority::High => &self.high,
         }
     }
 }
@@ -94,15 +103,15 @@ impl<T> std::ops::Index<Priority> for ByPriority<T> {
 impl<T> std::ops::IndexMut<Priority> for ByPriority<T> {
     fn index_mut(&mut self, priority: Priority) -> &mut T {
         match priority {
-            Priority::Ordinary => &mut self.ordinary,
-            Priority::Expedited => &mut self.expedited,
+            Priority::Normal => &mut self.normal,
+            Priority::High => &mut self.high,
         }
     }
 }
 
 /// Where a request lies: its priority, partition and offset.
 ///
-/// Serialized, that of an expedited one is a number below the least that any other has: -1 has what lies in no topic.
+/// Serialized, that of a high-priority one is a number below the least that any other has: -1 has what lies in no topic.
 /// So rows have the form that they had when there was one priority.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(from = "Place", into = "Place")]
@@ -115,8 +124,8 @@ pub struct Position {
     pub offset: Offset,
 }
 
-/// What the first offset of `expedited-requests` is serialized as; others lie below.
-const EXPEDITED: i64 = -2;
+/// What the first offset of `high-priority-requests` is serialized as; others lie below.
+const HIGH_PRIORITY: i64 = -2;
 
 /// A [`Position`] as it is serialized.
 #[derive(Serialize, Deserialize)]
@@ -131,8 +140,8 @@ impl From<Position> for Place {
         Self {
             partition: position.partition,
             offset: match position.priority {
-                Priority::Ordinary => Offset(offset),
-                Priority::Expedited => Offset(EXPEDITED - offset),
+                Priority::Normal => Offset(offset),
+                Priority::High => Offset(HIGH_PRIORITY - offset),
             },
         }
     }
@@ -142,8 +151,8 @@ impl From<Place> for Position {
     fn from(place: Place) -> Self {
         let Offset(offset) = place.offset;
         let (priority, offset) = match offset {
-            ..=EXPEDITED => (Priority::Expedited, EXPEDITED - offset),
-            _ => (Priority::Ordinary, offset),
+            ..=HIGH_PRIORITY => (Priority::High, HIGH_PRIORITY - offset),
+            _ => (Priority::Normal, offset),
         };
         Self {
             priority,
@@ -175,7 +184,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_position_reads_back_as_it_was_written_and_what_lies_nowhere_is_no_expedited_request() {
+    fn a_position_reads_back_as_it_was_written_and_what_lies_nowhere_is_no_high_priority_request() {
         for priority in Priority::ALL {
             for offset in [0, 1, i64::MAX - 1] {
                 let position = Position {
@@ -187,7 +196,7 @@ mod tests {
             }
         }
         let nowhere = Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PartitionId(7),
             offset: Offset(-1),
         };

@@ -199,10 +199,10 @@ impl KeyHash {
 pub struct Places {
     /// On `operation-requests`.
     pub requests: Offset,
-    /// On `expedited-requests`. Whoever stores places keeps these beside the rest: the form of the rest is of before
+    /// On `high-priority-requests`. Whoever stores places keeps these beside the rest: the form of the rest is of before
     /// there was this topic.
     #[serde(skip)]
-    pub expedited: Offset,
+    pub high_priority: Offset,
     /// On `step-replies`.
     pub replies: Offset,
     /// On `recovery`.
@@ -215,7 +215,7 @@ impl Places {
     pub const fn on(&self, source: Source) -> Offset {
         match source {
             Source::Requests => self.requests,
-            Source::Expedited => self.expedited,
+            Source::HighPriority => self.high_priority,
             Source::Replies => self.replies,
             Source::Recoveries => self.recoveries,
         }
@@ -231,7 +231,7 @@ impl Places {
     pub fn on_mut(&mut self, source: Source) -> &mut Offset {
         match source {
             Source::Requests => &mut self.requests,
-            Source::Expedited => &mut self.expedited,
+            Source::HighPriority => &mut self.high_priority,
             Source::Replies => &mut self.replies,
             Source::Recoveries => &mut self.recoveries,
         }

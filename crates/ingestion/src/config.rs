@@ -67,8 +67,8 @@ pub struct IngestionConfig {
     pub lists_max: usize,
     /// How much each tenant may send.
     pub tenant_rates: TenantRates,
-    /// Whether expedited requests go by a topic of their own.
-    pub expedites: bool,
+    /// Whether high-priority requests go by a topic of their own.
+    pub has_high_priority_topic: bool,
     /// How long requests under way may take to finish at shutdown.
     pub drain_timeout: Duration,
 }
@@ -102,7 +102,7 @@ impl Default for IngestionConfig {
             event_streams_max: 500,
             lists_max: 16,
             tenant_rates: TenantRates::default(),
-            expedites: true,
+            has_high_priority_topic: true,
             drain_timeout: Duration::from_secs(5),
         }
     }

@@ -192,7 +192,7 @@ impl Ingestion {
                 reply_to_prefixes: config.reply_to_prefixes.clone(),
                 contacts: config.contacts.clone(),
                 tenant_limits: TenantLimits::new(&config.tenant_rates),
-                expedites: config.expedites,
+                has_high_priority_topic: config.has_high_priority_topic,
             }),
             measures: Arc::new(Measures::new()),
             docs,

@@ -238,7 +238,7 @@ mod tests {
 
     fn accepted(offset: i64, hash: u8) -> Accepted {
         Accepted {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PartitionId(0),
             offset: Some(Offset(offset)),
             hash: RequestHash([hash; 16]),

@@ -8,7 +8,7 @@ use std::str::FromStr;
 
 use waybill_engine::{Offset, PartitionId, Position, Priority, RequestHash};
 
-/// The value of `at` in a `Location`: `partition-offset-hash`, with an `x` before it of an expedited request.
+/// The value of `at` in a `Location`: `partition-offset-hash`, with an `x` before it of a high-priority request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StatusToken {
     /// Where the request lies.
@@ -17,8 +17,8 @@ pub struct StatusToken {
     pub hash_prefix: [u8; 4],
 }
 
-/// What tells the token of an expedited request.
-const EXPEDITED: &str = "x";
+/// What tells the token of a high-priority request.
+const HIGH_PRIORITY: &str = "x";
 
 /// A text is not a status token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -61,8 +61,8 @@ impl StatusToken {
 impl fmt::Display for StatusToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let prefix = u32::from_be_bytes(self.hash_prefix);
-        if self.position.priority == Priority::Expedited {
-            f.write_str(EXPEDITED)?;
+        if self.position.priority == Priority::High {
+            f.write_str(HIGH_PRIORITY)?;
         }
         write!(
             f,
@@ -76,9 +76,9 @@ impl FromStr for StatusToken {
     type Err = BadToken;
 
     fn from_str(text: &str) -> Result<Self, BadToken> {
-        let (priority, text) = match text.strip_prefix(EXPEDITED) {
-            Some(rest) => (Priority::Expedited, rest),
-            None => (Priority::Ordinary, text),
+        let (priority, text) = match text.strip_prefix(HIGH_PRIORITY) {
+            Some(rest) => (Priority::High, rest),
+            None => (Priority::Normal, text),
         };
         let digits = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
         let mut parts = text.split('-');
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_token_reads_back_as_it_was_written() {
         let position = Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PartitionId(3),
             offset: Offset(1_234_567),
         };
@@ -123,7 +123,7 @@ mod tests {
         assert!(!token.is_of(RequestHash([1; 16])));
 
         let position = Position {
-            priority: Priority::Expedited,
+            priority: Priority::High,
             ..position
         };
         let token = StatusToken::new(position, hash);
@@ -134,7 +134,7 @@ mod tests {
     #[test]
     fn the_token_of_a_cancel_is_of_any_request() {
         let position = Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PartitionId(3),
             offset: Offset(7),
         };

@@ -10,8 +10,8 @@ use waybill_clock::time_text;
 use waybill_drone_delivery::request::DeliveryRequest;
 use waybill_engine::{
     CreateRequest, Created, HistoryEntry, OperationError, OperationId, OperationRow,
-    OperationState, Priority, ProcessState, StepError, StepProgress, StepState, Timestamp,
-    Workflow, Workflows,
+    OperationState, ProcessState, StepError, StepProgress, StepState, Timestamp, Workflow,
+    Workflows,
 };
 
 use super::ops::judge;
@@ -90,9 +90,9 @@ pub struct OperationView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub next_due: Option<String>,
-    /// Whether its request came by the topic of expedited requests.
-    #[serde(skip_serializing_if = "is_false")]
-    pub expedited: bool,
+    /// The priority of its request: `normal` or `high`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<&'static str>,
     /// Whether it was ever handed off to the deadline index, because it lingered.
     #[serde(skip_serializing_if = "is_false")]
     pub handed_off: bool,
@@ -322,7 +322,7 @@ impl OperationView {
             resubmitted_as: judge::resubmission(state).map(|(_, id)| id),
             failure_count: state.failure_count,
             next_due: state.next_due.map(time_text),
-            expedited: created.request.priority == Priority::Expedited,
+            priority: Some(created.request.priority.name()),
             handed_off: state.handed_off,
             locked_by: state.locked_by.map(|owner| owner.0),
             epoch: Some(state.epoch.0),
@@ -356,7 +356,7 @@ impl OperationView {
             resubmitted_as: None,
             failure_count: 0,
             next_due: None,
-            expedited: false,
+            priority: None,
             handed_off: false,
             locked_by: None,
             epoch: None,

@@ -226,7 +226,7 @@ fn status() -> OperationStatus {
         failing_step: None,
         step: None,
         request: Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PartitionId(3),
             offset: Offset(123_456),
         },

@@ -88,7 +88,7 @@ fn main() {
             failing_step: None,
             step: None,
             request: Position {
-                priority: Priority::Ordinary,
+                priority: Priority::Normal,
                 partition: PartitionId(3),
                 offset: Offset(123_456),
             },

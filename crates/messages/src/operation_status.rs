@@ -139,7 +139,7 @@ impl Record for OperationStatus {
             requested_at: self.requested_at.as_micros(),
             at: self.at.as_micros(),
             reply_to: self.reply_to.as_deref(),
-            request_expedited: self.request.priority == Priority::Expedited,
+            request_expedited: self.request.priority == Priority::High,
         };
         CODEC.encode(&wire, frame, out)
     }
@@ -162,8 +162,8 @@ impl Record for OperationStatus {
             step: step.transpose()?,
             request: Position {
                 priority: match wire.request_expedited {
-                    true => Priority::Expedited,
-                    false => Priority::Ordinary,
+                    true => Priority::High,
+                    false => Priority::Normal,
                 },
                 partition: PartitionId(partition),
                 offset: Offset(wire.request_offset),

@@ -13,7 +13,7 @@ pub struct Topics {
     framing: Framing,
     prefix: String,
     requests: String,
-    expedited: String,
+    high_priority: String,
     step_replies: String,
     failed_operations: String,
     operation_status: String,
@@ -31,7 +31,7 @@ impl Topics {
             framing: Framing::single_object(),
             prefix: prefix.to_owned(),
             requests: format!("{prefix}.operation-requests.v1"),
-            expedited: format!("{prefix}.expedited-requests.v1"),
+            high_priority: format!("{prefix}.high-priority-requests.v1"),
             step_replies: format!("{prefix}.step-replies.v1"),
             failed_operations: format!("{prefix}.failed-operations.v1"),
             operation_status: format!("{prefix}.operation-status.v1"),
@@ -67,8 +67,8 @@ impl Topics {
 
     /// What callers ask for and is not to wait behind the rest.
     #[must_use]
-    pub fn expedited(&self) -> &str {
-        &self.expedited
+    pub fn high_priority_requests(&self) -> &str {
+        &self.high_priority
     }
 
     /// The requests of a priority.
@@ -82,7 +82,7 @@ impl Topics {
     pub fn of(&self, source: Source) -> &str {
         match source {
             Source::Requests => &self.requests,
-            Source::Expedited => &self.expedited,
+            Source::HighPriority => &self.high_priority,
             Source::Replies => &self.step_replies,
             Source::Recoveries => &self.recovery,
         }
@@ -165,7 +165,10 @@ mod tests {
     fn topics_have_the_documented_names() {
         let topics = Topics::default();
         assert_eq!(topics.requests(), "waybill.operation-requests.v1");
-        assert_eq!(topics.expedited(), "waybill.expedited-requests.v1");
+        assert_eq!(
+            topics.high_priority_requests(),
+            "waybill.high-priority-requests.v1"
+        );
         assert_eq!(topics.step_requests("drone"), "waybill.drone.requests.v1");
         assert_eq!(topics.step_replies(), "waybill.step-replies.v1");
         assert_eq!(topics.failed_operations(), "waybill.failed-operations.v1");

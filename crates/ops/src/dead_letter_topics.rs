@@ -65,7 +65,7 @@ pub(crate) fn of_roles(topic_prefix: &str) -> Vec<String> {
     let topics = Topics::new(topic_prefix);
     let sources = [
         topics.requests(),
-        topics.expedited(),
+        topics.high_priority_requests(),
         topics.step_replies(),
         topics.recovery(),
         topics.failed_operations(),

@@ -39,7 +39,7 @@ pub fn subjects<A: AsRef<str>>(topics: &Topics, agents: &[A]) -> Vec<Subject> {
     for schema in RECORD_SCHEMAS {
         let topic = match schema.kind {
             RecordKind::OperationRequest => {
-                subjects.push(subject(topics.expedited(), schema));
+                subjects.push(subject(topics.high_priority_requests(), schema));
                 topics.requests()
             }
             RecordKind::StepReply => topics.step_replies(),
@@ -99,7 +99,7 @@ mod tests {
         assert_eq!(
             names,
             [
-                "acme.expedited-requests.v1-value",
+                "acme.high-priority-requests.v1-value",
                 "acme.operation-requests.v1-value",
                 "acme.drone.requests.v1-value",
                 "acme.account.requests.v1-value",

@@ -23,7 +23,7 @@ use super::input::LogEnds;
 
 /// The topics whose records must all be read. Replies need not: every running step of a live operation is asked for
 /// again.
-const READ_WHOLE: [Source; 3] = [Source::Requests, Source::Expedited, Source::Recoveries];
+const READ_WHOLE: [Source; 3] = [Source::Requests, Source::HighPriority, Source::Recoveries];
 
 /// Where the consumers begin.
 #[derive(Clone, Debug)]
@@ -96,7 +96,7 @@ impl fmt::Display for CheckpointMismatch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let topic = match self.source {
             Source::Requests => "requests",
-            Source::Expedited => "expedited requests",
+            Source::HighPriority => "high-priority requests",
             Source::Replies => "replies",
             Source::Recoveries => "recoveries",
         };

@@ -1,5 +1,5 @@
-//! The three consumers: `requests` and `expedited`, each of which reads no more than may wait, and `inbox` (replies
-//! and recoveries), which is always read, because what is in it makes room. The two of requests are apart so that no
+//! The three consumers: one for the requests of each priority, which reads no more than may wait, and `inbox` (replies and
+//! recoveries), which is always read, because what is in it makes room. The two of requests are apart so that no
 //! backlog of the one stands before the other, not even in a client's queue.
 //!
 //! Each is polled by a thread of its own, which also decodes, so that the loop sees values only.
@@ -72,8 +72,8 @@ impl Consumers {
         };
         Ok(Self {
             requests: ByPriority {
-                ordinary: start(&[Source::Requests], "waybill-scheduler-requests")?,
-                expedited: start(&[Source::Expedited], "waybill-scheduler-expedited")?,
+                normal: start(&[Source::Requests], "waybill-scheduler-requests")?,
+                high: start(&[Source::HighPriority], "waybill-scheduler-high-priority")?,
             },
             inbox: start(
                 &[Source::Replies, Source::Recoveries],
@@ -84,18 +84,14 @@ impl Consumers {
 
     fn consumer(&self, source: Source) -> &PolledConsumer {
         match source {
-            Source::Requests => &self.requests.ordinary,
-            Source::Expedited => &self.requests.expedited,
+            Source::Requests => &self.requests.normal,
+            Source::HighPriority => &self.requests.high,
             Source::Replies | Source::Recoveries => &self.inbox,
         }
     }
 
     fn all(&self) -> [&PolledConsumer; 3] {
-        [
-            &self.requests.ordinary,
-            &self.requests.expedited,
-            &self.inbox,
-        ]
+        [&self.requests.normal, &self.requests.high, &self.inbox]
     }
 
     /// The allowance of a consumer.
@@ -116,7 +112,7 @@ impl Consumers {
         for source in [
             Source::Replies,
             Source::Recoveries,
-            Source::Expedited,
+            Source::HighPriority,
             Source::Requests,
         ] {
             self.consumer(source).order(Order::Add {
@@ -186,11 +182,8 @@ impl Consumers {
 
     /// Stops the threads and closes the consumers.
     pub(super) fn stop(self) {
-        let ByPriority {
-            ordinary,
-            expedited,
-        } = self.requests;
-        for consumer in [ordinary, expedited, self.inbox] {
+        let ByPriority { normal, high } = self.requests;
+        for consumer in [normal, high, self.inbox] {
             consumer.order(Order::Stop);
             if consumer.thread.join().is_err() {
                 tracing::error!(topics = ?consumer.topics, "the consumer's thread panicked");

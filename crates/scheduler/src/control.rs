@@ -37,16 +37,16 @@ pub struct SchedulerView {
     pub checkpoint: CheckpointView,
     /// The next request record that is not yet consumed durably.
     pub consumed: Offset,
-    /// The next expedited one.
-    pub consumed_expedited: Offset,
+    /// The next high-priority one.
+    pub consumed_high_priority: Offset,
     /// Operations in memory.
     pub in_flight: usize,
     /// Requests that were read and wait for room.
     pub waiting: usize,
     /// The operation that the checkpoint on the requests waits for, if there is one.
     pub held_by: Option<HeldView>,
-    /// The one that the checkpoint on the expedited requests waits for.
-    pub expedited_held_by: Option<HeldView>,
+    /// The one that the checkpoint on the high-priority requests waits for.
+    pub high_priority_held_by: Option<HeldView>,
     /// Why it is refused, and how to fix it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
@@ -89,8 +89,8 @@ pub enum SchedulerState {
 pub struct CheckpointView {
     /// On `operation-requests`.
     pub requests: Offset,
-    /// On `expedited-requests`.
-    pub expedited: Offset,
+    /// On `high-priority-requests`.
+    pub high_priority: Offset,
     /// On `step-replies`.
     pub replies: Offset,
 }

@@ -45,8 +45,8 @@ impl Decoder {
             return Ok(self.unreadable(record, "the record has no value".to_owned()));
         };
         let decoded = match self.source {
-            Source::Requests => return self.request(Priority::Ordinary, record, value, share),
-            Source::Expedited => return self.request(Priority::Expedited, record, value, share),
+            Source::Requests => return self.request(Priority::Normal, record, value, share),
+            Source::HighPriority => return self.request(Priority::High, record, value, share),
             Source::Replies => {
                 let decoded = self.framing.decode::<StepReply>(value);
                 // Wherever it lies: a forged reply is not sent on either.

@@ -456,8 +456,8 @@ impl Dispatcher {
         });
         let headers: Vec<Header<'_>> = borrowed(&kept.headers).collect();
         let dead_letters = match source {
-            Source::Requests => &self.dead_requests.ordinary,
-            Source::Expedited => &self.dead_requests.expedited,
+            Source::Requests => &self.dead_requests.normal,
+            Source::HighPriority => &self.dead_requests.high,
             Source::Replies => &self.dead_replies,
             Source::Recoveries => &self.dead_recoveries,
         };

@@ -92,8 +92,8 @@ pub struct SchedulerSettings {
     /// How many requests of each priority may be known: those that wait or are under way, and those that are done behind one
     /// of these, of which each takes some 50 bytes.
     pub tracked_requests_max: usize,
-    /// How many expedited requests go ahead for each ordinary one, while both wait.
-    pub expedited_weight: u32,
+    /// How many high-priority requests go ahead for each normal one, while both wait.
+    pub high_priority_weight: u32,
     /// After how long an operation is handed off to the deadline index.
     pub hand_off_after: Duration,
     /// How long rows of final operations are kept.
@@ -234,7 +234,7 @@ impl Scheduler {
             fresh_for: settings.fresh_for,
             supervisor_decision_timeout: settings.supervisor_decision_timeout,
             publish_step_status: settings.publish_step_status,
-            expedited_weight: settings.expedited_weight,
+            high_priority_weight: settings.high_priority_weight,
             ..EngineConfig::default()
         };
         let own = settings.own.of(layout.division());

@@ -75,7 +75,7 @@ impl FirstOwner {
 fn whole(first: &Places) -> Result<(), AcquireError> {
     for (source, topic) in [
         (Source::Requests, "requests"),
-        (Source::Expedited, "expedited requests"),
+        (Source::HighPriority, "high-priority requests"),
         (Source::Recoveries, "recoveries"),
     ] {
         let first = first.on(source);

@@ -171,7 +171,7 @@ const fn of_reader<K: Kind>(name: &'static str, help: &'static str) -> Metric<K,
     Metric::new(name, help, ["partition", "reader"])
 }
 
-/// Of the requests of a priority: `ordinary` or `expedited`.
+/// Of the requests of a priority: `normal` or `high`.
 const fn of_priority<K: Kind>(name: &'static str, help: &'static str) -> Metric<K, 3> {
     Metric::new(name, help, ["partition", "reader", "priority"])
 }
@@ -466,8 +466,8 @@ pub(super) struct PriorityView {
 }
 
 impl PriorityMetrics {
-    fn new([partition, reader]: [&str; 2], priority: &str) -> Self {
-        let of = [partition, reader, priority];
+    fn new([partition, reader]: [&str; 2], priority: Priority) -> Self {
+        let of = [partition, reader, priority.name()];
         Self {
             waiting: WAITING.of(of),
             checkpoint: CHECKPOINT.of(of),
@@ -508,10 +508,7 @@ impl PartitionMetrics {
         let counters = ENGINE_COUNTERS.iter();
         Self {
             in_flight: IN_FLIGHT.of(of),
-            priorities: ByPriority {
-                ordinary: PriorityMetrics::new(of, "ordinary"),
-                expedited: PriorityMetrics::new(of, "expedited"),
-            },
+            priorities: ByPriority::of(|priority| PriorityMetrics::new(of, priority)),
             owned: OWNED.of(of),
             operations: ProcessState::ALL.map(|state| {
                 let of = [of[0], of[1], state.as_str()];

@@ -168,8 +168,8 @@ impl SchedulerLoop {
             epoch = %lease.row.epoch,
             requests_from = %start.at.requests,
             requests_end = %ends.next.requests,
-            expedited_from = %start.at.expedited,
-            expedited_end = %ends.next.expedited,
+            high_priority_from = %start.at.high_priority,
+            high_priority_end = %ends.next.high_priority,
             replies_from = %start.at.replies,
             "owning the partition"
         );

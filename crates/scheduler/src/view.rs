@@ -73,11 +73,11 @@ impl Views {
                     epoch: None,
                     checkpoint: CheckpointView::default(),
                     consumed: Offset(0),
-                    consumed_expedited: Offset(0),
+                    consumed_high_priority: Offset(0),
                     in_flight: 0,
                     waiting: 0,
                     held_by: None,
-                    expedited_held_by: None,
+                    high_priority_held_by: None,
                     reason: None,
                 },
                 ready,
@@ -188,17 +188,14 @@ impl Shown {
             self.metrics.count(&owned.engine.take_stats());
             self.metrics.show_census(&owned.engine.census(), now);
         }
-        let ByPriority {
-            ordinary,
-            expedited,
-        } = self.priorities;
-        self.view.checkpoint.requests = ordinary.checkpoint;
-        self.view.checkpoint.expedited = expedited.checkpoint;
-        self.view.consumed = ordinary.consumed;
-        self.view.consumed_expedited = expedited.consumed;
-        self.view.held_by = ordinary.held_by;
-        self.view.expedited_held_by = expedited.held_by;
-        self.view.waiting = ordinary.waiting + expedited.waiting;
+        let ByPriority { normal, high } = self.priorities;
+        self.view.checkpoint.requests = normal.checkpoint;
+        self.view.checkpoint.high_priority = high.checkpoint;
+        self.view.consumed = normal.consumed;
+        self.view.consumed_high_priority = high.consumed;
+        self.view.held_by = normal.held_by;
+        self.view.high_priority_held_by = high.held_by;
+        self.view.waiting = normal.waiting + high.waiting;
         // A partition that a person stopped is as it should be.
         let is_as_wanted = matches!(
             self.view.state,

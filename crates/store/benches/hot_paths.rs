@@ -87,7 +87,7 @@ fn first_write() -> RowWrite {
         reply_to: None,
         request_hash: RequestHash([7; 16]),
         request: Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PartitionId(3),
             offset: Offset(123_456),
         },

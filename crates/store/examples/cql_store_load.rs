@@ -171,7 +171,7 @@ fn write(id: OperationId, stamp: i64) -> RowWrite {
         reply_to: None,
         request_hash: RequestHash([7; 16]),
         request: Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PartitionId(0),
             offset: Offset(0),
         },

@@ -129,7 +129,7 @@ fn created(id: OperationId) -> Arc<Created> {
         reply_to: None,
         request_hash: RequestHash([7; 16]),
         request: Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PartitionId(1),
             offset: Offset(123_456),
         },

@@ -11,10 +11,10 @@
 //! state    format u8 = 8 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState · CRC-32C u32
 //! created  format u8 = 8 · stamp i64 · Created · CRC-32C u32
 //! lease    format u8 = 4 · Lease              or 3, of before there were layouts;
-//!                    = 5 · Lease · Expedited  once the topic of expedited requests was read, or its ID is known
-//!                    = 8 · Lease · Expedited  of a reader that nobody has run yet
+//!                    = 5 · Lease · HighPriority  once the topic of high-priority requests was read, or its ID is known
+//!                    = 8 · Lease · HighPriority  of a reader that nobody has run yet
 //! layout   format u8 = 6 · Layout             or 4, of one number of partitions;
-//!                    = 7 · Layout · offsets   of expedited requests, once it holds any
+//!                    = 7 · Layout · offsets   of high-priority requests, once it holds any
 //! cursor   format u8 = 8 · bucket i64
 //! secret   format u8 = 8 · ReplyKey (32 bytes) · CRC-32C u32
 //! ```
@@ -29,7 +29,7 @@
 //! The checksum of a row's values is over all bytes before it, big-endian, and is verified whenever a value is
 //! read: a byte that changed makes a row that cannot be read, and never another row.
 //!
-//! What is known of expedited requests stands behind the rest, and only where there is any: before the first of
+//! What is known of high-priority requests stands behind the rest, and only where there is any: before the first of
 //! them a version that does not know of them reads what this one has written, and from then on it refuses to run
 //! what it would lose half of.
 //!
@@ -63,11 +63,11 @@ pub(crate) const LOST: [u8; 1] = [0];
 /// How long the checksum at the end of a row's value is.
 const CHECKSUM_BYTES: usize = 4;
 
-/// The format of leases of readers that have read no expedited requests.
+/// The format of leases of readers that have read no high-priority requests.
 const LEASE_FORMAT: u8 = 4;
 
 /// The format of all others.
-const LEASE_FORMAT_WITH_EXPEDITED: u8 = 5;
+const LEASE_FORMAT_WITH_HIGH_PRIORITY: u8 = 5;
 
 /// The format of leases of readers that nobody has run: their checkpoint says nothing.
 const LEASE_FORMAT_UNBEGUN: u8 = 8;
@@ -76,11 +76,11 @@ const LEASE_FORMAT_UNBEGUN: u8 = 8;
 /// force.
 const FORMAT_4: u8 = 4;
 
-/// The format of layouts of which all places lie at the beginning of the expedited requests.
+/// The format of layouts of which all places lie at the beginning of the high-priority requests.
 const LAYOUT_FORMAT: u8 = 6;
 
 /// The format of all others.
-const LAYOUT_FORMAT_WITH_EXPEDITED: u8 = 7;
+const LAYOUT_FORMAT_WITH_HIGH_PRIORITY: u8 = 7;
 
 /// The expiry of a row that is kept for good.
 const NEVER: Timestamp = Timestamp(i64::MAX);
@@ -106,7 +106,7 @@ pub(crate) enum Malformed {
     Trailing(usize),
     #[error("it is of {0}, which cannot be")]
     Division(Division),
-    #[error("it has {0} places of expedited requests, and another number of others")]
+    #[error("it has {0} places of high-priority requests, and another number of others")]
     Places(usize),
 }
 
@@ -152,28 +152,28 @@ impl Encoder {
 
     /// A lease.
     pub(crate) fn lease(&mut self, lease: &Lease) -> &[u8] {
-        let expedited = Expedited::of(lease);
+        let high = HighPriority::of(lease);
         if lease.key.role == LeaseRole::Scheduler && !lease.is_begun {
             self.start_as(LEASE_FORMAT_UNBEGUN);
-            return self.body(&(lease, expedited));
+            return self.body(&(lease, high));
         }
-        if expedited.is_at_the_beginning() {
+        if high.is_at_the_beginning() {
             self.start_as(LEASE_FORMAT);
             return self.body(lease);
         }
-        self.start_as(LEASE_FORMAT_WITH_EXPEDITED);
-        self.body(&(lease, expedited))
+        self.start_as(LEASE_FORMAT_WITH_HIGH_PRIORITY);
+        self.body(&(lease, high))
     }
 
     /// A layout.
     pub(crate) fn layout(&mut self, layout: &Layout) -> &[u8] {
-        let expedited: Vec<Offset> = layout.places().map(|at| at.expedited).collect();
-        if expedited.iter().all(|at| *at == Offset(0)) {
+        let high: Vec<Offset> = layout.places().map(|at| at.high_priority).collect();
+        if high.iter().all(|at| *at == Offset(0)) {
             self.start_as(LAYOUT_FORMAT);
             return self.body(layout);
         }
-        self.start_as(LAYOUT_FORMAT_WITH_EXPEDITED);
-        self.body(&(layout, expedited))
+        self.start_as(LAYOUT_FORMAT_WITH_HIGH_PRIORITY);
+        self.body(&(layout, high))
     }
 
     /// The value of the `cursors` keyspace.
@@ -251,9 +251,9 @@ pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Malformed> {
             .map(Format3Lease::read);
     }
     let mut lease: Lease = match bytes.first() {
-        Some(&format @ (LEASE_FORMAT_WITH_EXPEDITED | LEASE_FORMAT_UNBEGUN)) => {
-            let (lease, expedited): (Lease, Expedited) = Reader::of(format, bytes)?.body()?;
-            expedited.put_into(lease)?
+        Some(&format @ (LEASE_FORMAT_WITH_HIGH_PRIORITY | LEASE_FORMAT_UNBEGUN)) => {
+            let (lease, high): (Lease, HighPriority) = Reader::of(format, bytes)?.body()?;
+            high.put_into(lease)?
         }
         _ => Reader::of(LEASE_FORMAT, bytes)?.body()?,
     };
@@ -272,14 +272,14 @@ pub(crate) fn layout(bytes: &[u8]) -> Result<Layout, Malformed> {
             let (past, division) = Reader::of(FORMAT_4, bytes)?.body()?;
             Layout::of_one_number(past, division)
         }
-        Some(&LAYOUT_FORMAT_WITH_EXPEDITED) => {
-            let (mut layout, expedited): (Layout, Vec<Offset>) =
-                Reader::of(LAYOUT_FORMAT_WITH_EXPEDITED, bytes)?.body()?;
-            if expedited.len() != layout.places().count() {
-                return Err(Malformed::Places(expedited.len()));
+        Some(&LAYOUT_FORMAT_WITH_HIGH_PRIORITY) => {
+            let (mut layout, high): (Layout, Vec<Offset>) =
+                Reader::of(LAYOUT_FORMAT_WITH_HIGH_PRIORITY, bytes)?.body()?;
+            if high.len() != layout.places().count() {
+                return Err(Malformed::Places(high.len()));
             }
-            for (at, expedited) in layout.places_mut().zip(expedited) {
-                at.expedited = expedited;
+            for (at, high) in layout.places_mut().zip(high) {
+                at.high_priority = high;
             }
             layout
         }
@@ -306,9 +306,9 @@ fn check_division(division: Division) -> Result<(), Malformed> {
     }
 }
 
-/// What a lease says of expedited requests.
+/// What a lease says of high-priority requests.
 #[derive(Serialize, serde::Deserialize)]
-struct Expedited {
+struct HighPriority {
     checkpoint: Offset,
     fingerprint: Option<u64>,
     consumed: Offset,
@@ -316,14 +316,14 @@ struct Expedited {
     stood: Vec<Offset>,
 }
 
-impl Expedited {
+impl HighPriority {
     fn of(lease: &Lease) -> Self {
         let stood = lease.handover.stood().iter();
         Self {
-            checkpoint: lease.checkpoint.at.expedited,
-            fingerprint: lease.checkpoint.fingerprints.expedited,
-            consumed: lease.consumed.expedited,
-            stood: stood.map(|stood| stood.at.expedited).collect(),
+            checkpoint: lease.checkpoint.at.high_priority,
+            fingerprint: lease.checkpoint.fingerprints.high,
+            consumed: lease.consumed.high,
+            stood: stood.map(|stood| stood.at.high_priority).collect(),
         }
     }
 
@@ -340,11 +340,11 @@ impl Expedited {
         if self.stood.len() != lease.handover.stood().len() {
             return Err(Malformed::Places(self.stood.len()));
         }
-        lease.checkpoint.at.expedited = self.checkpoint;
-        lease.checkpoint.fingerprints.expedited = self.fingerprint;
-        lease.consumed.expedited = self.consumed;
+        lease.checkpoint.at.high_priority = self.checkpoint;
+        lease.checkpoint.fingerprints.high = self.fingerprint;
+        lease.consumed.high = self.consumed;
         for (stood, at) in lease.handover.stood_mut().iter_mut().zip(self.stood) {
-            stood.at.expedited = at;
+            stood.at.high_priority = at;
         }
         Ok(lease)
     }
@@ -380,8 +380,8 @@ impl Format3Lease {
             stamp_limit: self.stamp_limit,
             checkpoint: self.checkpoint,
             consumed: ByPriority {
-                ordinary: self.consumed,
-                expedited: Offset(0),
+                normal: self.consumed,
+                high: Offset(0),
             },
             is_begun: self.role == LeaseRole::Scheduler,
             ..Lease::new(key, self.partition)

@@ -83,7 +83,7 @@ pub struct Checkpoint {
     /// The offsets.
     pub at: Places,
     /// Of the last request record below each of them, or, at the log's start, of the topic, if that is known.
-    #[serde(with = "ordinary")]
+    #[serde(with = "normal")]
     pub fingerprints: ByPriority<Option<u64>>,
 }
 
@@ -100,8 +100,8 @@ impl Checkpoint {
         Self {
             at: places,
             fingerprints: ByPriority {
-                ordinary: None,
-                expedited: None,
+                normal: None,
+                high: None,
             },
         }
     }
@@ -123,9 +123,9 @@ impl Checkpoint {
     }
 }
 
-/// Serializes the values of the ordinary priority alone, as it was when there was no other.
+/// Serializes the values of the normal priority alone, as it was when there was no other.
 /// The codec puts the rest behind.
-mod ordinary {
+mod normal {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
     use waybill_engine::ByPriority;
 
@@ -133,15 +133,15 @@ mod ordinary {
         of: &ByPriority<T>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        of.ordinary.serialize(serializer)
+        of.normal.serialize(serializer)
     }
 
     pub(super) fn deserialize<'de, T: Deserialize<'de> + Default, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<ByPriority<T>, D::Error> {
         Ok(ByPriority {
-            ordinary: T::deserialize(deserializer)?,
-            expedited: T::default(),
+            normal: T::deserialize(deserializer)?,
+            high: T::default(),
         })
     }
 }
@@ -166,7 +166,7 @@ pub struct Lease {
     /// Below these offsets everything is done.
     pub checkpoint: Checkpoint,
     /// The offset of the next request record that the owner has not yet consumed durably.
-    #[serde(with = "ordinary")]
+    #[serde(with = "normal")]
     pub consumed: ByPriority<Offset>,
     /// The partition that the offsets are of.
     pub partition: PartitionId,
@@ -320,19 +320,19 @@ mod tests {
             epoch: Epoch(u64::from(reader) + 3),
             stamp_limit: Stamp(1_000 - i64::from(reader)),
             consumed: ByPriority {
-                ordinary: Offset(at + 5),
-                expedited: Offset(61 - at),
+                normal: Offset(at + 5),
+                high: Offset(61 - at),
             },
             checkpoint: Checkpoint {
                 at: Places {
                     requests: Offset(at),
-                    expedited: Offset(60 - at),
+                    high_priority: Offset(60 - at),
                     replies: Offset(200 - at),
                     recoveries: Offset(7),
                 },
                 fingerprints: ByPriority {
-                    ordinary: Some(fingerprint),
-                    expedited: Some(fingerprint + 10),
+                    normal: Some(fingerprint),
+                    high: Some(fingerprint + 10),
                 },
             },
             is_begun: true,
@@ -355,19 +355,19 @@ mod tests {
             epoch: Epoch(5),
             stamp_limit: Stamp(1_000),
             consumed: ByPriority {
-                ordinary: Offset(45),
-                expedited: Offset(11),
+                normal: Offset(45),
+                high: Offset(11),
             },
             checkpoint: Checkpoint {
                 at: Places {
                     requests: Offset(40),
-                    expedited: Offset(10),
+                    high_priority: Offset(10),
                     replies: Offset(150),
                     recoveries: Offset(7),
                 },
                 fingerprints: ByPriority {
-                    ordinary: Some(2),
-                    expedited: Some(11),
+                    normal: Some(2),
+                    high: Some(11),
                 },
             },
             handover: lease.handover.clone(),
@@ -408,7 +408,7 @@ mod tests {
 
         let first = Places {
             requests: Offset(7),
-            expedited: Offset(8),
+            high_priority: Offset(8),
             replies: Offset(9),
             recoveries: Offset(10),
         };
@@ -435,8 +435,8 @@ mod tests {
             epoch: parent.lease.epoch,
             stamp_limit: parent.lease.stamp_limit,
             consumed: ByPriority {
-                ordinary: Offset(3),
-                expedited: Offset(0),
+                normal: Offset(3),
+                high: Offset(0),
             },
             checkpoint: Checkpoint::at(begins.unread),
             ..Lease::new(key, PartitionId(5))
@@ -450,7 +450,7 @@ mod tests {
         let parent = ended(1, 40, 2);
         let cut = Places {
             requests: Offset(30),
-            expedited: Offset(25),
+            high_priority: Offset(25),
             replies: Offset(170),
             recoveries: Offset(7),
         };
@@ -463,18 +463,18 @@ mod tests {
         let expected = Checkpoint {
             at: Places {
                 requests: Offset(30),
-                expedited: Offset(20),
+                high_priority: Offset(20),
                 replies: Offset(160),
                 recoveries: Offset(7),
             },
             fingerprints: ByPriority {
-                ordinary: None,
-                expedited: Some(12),
+                normal: None,
+                high: Some(12),
             },
         };
         let consumed = ByPriority {
-            ordinary: Offset(30),
-            expedited: Offset(21),
+            normal: Offset(30),
+            high: Offset(21),
         };
         assert_eq!((lease.checkpoint, lease.consumed), (expected, consumed));
         // What it had done itself beyond is not done again.

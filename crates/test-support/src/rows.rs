@@ -21,7 +21,7 @@ pub fn created(workflow: &str, steps: &[&str]) -> Created {
         reply_to: None,
         request_hash: RequestHash::default(),
         request: Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PartitionId(0),
             offset: Offset(0),
         },

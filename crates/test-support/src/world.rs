@@ -33,7 +33,7 @@ pub struct World {
     program: Mutex<PathBuf>,
     /// The servers that its processes use instead of what is embedded.
     servers: Option<Servers>,
-    only_ordinary: AtomicBool,
+    only_normal: AtomicBool,
 }
 
 impl World {
@@ -52,7 +52,7 @@ impl World {
             env: Vec::new(),
             program: Mutex::new(program()),
             servers: None,
-            only_ordinary: AtomicBool::new(false),
+            only_normal: AtomicBool::new(false),
         }
     }
 
@@ -68,9 +68,9 @@ impl World {
         world
     }
 
-    /// Sends nothing expedited, which the version before knows nothing of.
-    pub fn send_only_ordinary(&self) {
-        self.only_ordinary.store(true, Ordering::Relaxed);
+    /// Sends no high-priority requests, which the version before does not know.
+    pub fn send_only_normal(&self) {
+        self.only_normal.store(true, Ordering::Relaxed);
     }
 
     /// Whether its processes use Apache Kafka and a CQL database.
@@ -235,7 +235,7 @@ impl World {
     /// Sends one delivery until it is accepted, whatever dies meanwhile, and returns its id.
     pub async fn deliver(&self, delivery: &Value) -> String {
         let mut delivery = delivery.clone();
-        if self.only_ordinary.load(Ordering::Relaxed) {
+        if self.only_normal.load(Ordering::Relaxed) {
             delivery["expedited"] = json!(false);
         }
         let url = self.url("http", "/api/deliveryrequests");

@@ -185,7 +185,7 @@ mod tests {
         let is_sent_on = |layout: &Layout, partition, offset, operation| {
             let partition_map = PartitionMap::of(layout.clone());
             let position = Position {
-                priority: Priority::Ordinary,
+                priority: Priority::Normal,
                 partition: PartitionId(partition),
                 offset: Offset(offset),
             };

@@ -65,8 +65,8 @@ pub enum RepartitionError {
     /// Another number is read, and not every reader has gone over yet.
     #[error(
         "the new number of partitions is read; reader {reader} has yet to read partition {partition} to where it ended \
-         (requests {}, expedited {}, replies {}, recoveries {}). That goes on by itself",
-        .end.requests, .end.expedited, .end.replies, .end.recoveries
+         (requests {}, high-priority requests {}, replies {}, recoveries {}). That goes on by itself",
+        .end.requests, .end.high_priority, .end.replies, .end.recoveries
     )]
     Unmoved {
         /// One that is behind.

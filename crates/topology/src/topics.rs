@@ -382,7 +382,7 @@ pub fn needed(
     let dead_letters = |name: &str| letters(name, Kind::DeadLetters);
     let mut needed = vec![
         of(names.requests(), Kind::Requests),
-        of(names.expedited(), Kind::Requests),
+        of(names.high_priority_requests(), Kind::Requests),
         of(names.step_replies(), Kind::Steps),
         of(names.recovery(), Kind::Recoveries),
         of(names.operation_status(), Kind::Statuses),
@@ -390,7 +390,7 @@ pub fn needed(
         of(names.operator_alerts(), Kind::Results),
         of(names.owner_notices(), Kind::Notices),
         dead_letters(names.requests()),
-        dead_letters(names.expedited()),
+        dead_letters(names.high_priority_requests()),
         dead_letters(names.step_replies()),
         dead_letters(names.recovery()),
         dead_letters(names.failed_operations()),

@@ -126,7 +126,8 @@ impl Rules {
                 is_asked_on(principal, topics, topic) || (holds(Scope::Read) && self.is_open(topic))
             }
             Action::Write(topic) => {
-                let is_request = topic == topics.requests() || topic == topics.expedited();
+                let is_request =
+                    topic == topics.requests() || topic == topics.high_priority_requests();
                 (is_agent && topic == topics.step_replies())
                     || Topics::source_of_dead_letter(topic)
                         .is_some_and(|source| is_asked_on(principal, topics, source))
@@ -186,7 +187,7 @@ mod tests {
         let rules = rules();
         let topics = [
             "operation-requests",
-            "expedited-requests",
+            "high-priority-requests",
             "drone.requests",
             "package.requests",
             "step-replies",
@@ -267,7 +268,7 @@ mod tests {
             allowed(&principal(&[Scope::Submit], &[])),
             [
                 "write operation-requests",
-                "write expedited-requests",
+                "write high-priority-requests",
                 "Group(\"acme-no-group\")",
                 "ProducerId",
             ]

@@ -29,7 +29,7 @@ const LABELS: [(&str, &str); 20] = [
     ("partition", "the partition of the operation topics"),
     (
         "priority",
-        "the priority of the requests, which have a topic for each: `ordinary` or `expedited`",
+        "the priority of the requests, which have a topic for each: `normal` or `high`",
     ),
     (
         "reader",

@@ -107,7 +107,7 @@ impl Pattern {
         let mut engine = engine()?;
         engine.apply(
             Event::Request {
-                priority: Priority::Ordinary,
+                priority: Priority::Normal,
                 offset: Offset(0),
                 fingerprint: 0,
                 bytes: create.input.len(),

@@ -74,8 +74,8 @@ impl Kind {
     /// The priority that it goes by.
     pub const fn priority(self) -> Priority {
         match self {
-            Self::Expedited => Priority::Expedited,
-            _ => Priority::Ordinary,
+            Self::Expedited => Priority::High,
+            _ => Priority::Normal,
         }
     }
 

@@ -222,7 +222,7 @@ fn request(number: u32) -> Event {
     let number = u64::from(number);
     let mixed = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     Event::Request {
-        priority: Priority::Ordinary,
+        priority: Priority::Normal,
         offset: Offset(number.cast_signed()),
         fingerprint: mixed,
         bytes: 600,

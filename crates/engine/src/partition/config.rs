@@ -20,8 +20,8 @@ pub struct EngineConfig {
     /// have been repeated meanwhile by a caller who was told that its outcome is unknown: less than
     /// the time after which ingestion says so.
     pub fresh_for: Duration,
-    /// How many expedited requests go ahead for each ordinary one, while both wait for room. At least 1.
-    pub expedited_weight: u32,
+    /// How many high-priority requests go ahead for each normal one, while both wait for room. At least 1.
+    pub high_priority_weight: u32,
     /// How long after its complete-by an attempt counts as timed out: its reply may be on the way.
     pub timeout_grace: Duration,
     /// How long the supervisor may take to decide about an operation that failed for good, before
@@ -40,7 +40,7 @@ impl Default for EngineConfig {
             retention: Duration::from_secs(7 * 24 * 60 * 60),
             hand_off_after: Duration::from_secs(5),
             fresh_for: Duration::from_secs(5),
-            expedited_weight: 4,
+            high_priority_weight: 4,
             timeout_grace: Duration::from_millis(500),
             supervisor_decision_timeout: Duration::from_secs(15),
             unreadable_again: Duration::from_secs(10 * 60),

@@ -1,7 +1,7 @@
 //! Requests that wait to be let in, and in which order they are.
 //!
-//! What must hold: **no tenant waits for another's backlog.** While requests of both priorities wait, so many expedited ones go
-//! for each ordinary one; within a priority the tenants take turns, one request each. Requests of one tenant in one priority
+//! What must hold: **no tenant waits for another's backlog.** While requests of both priorities wait, so many high-priority ones go
+//! for each normal one; within a priority the tenants take turns, one request each. Requests of one tenant in one priority
 //! keep their order, so that a cancel stays behind its create. One in another tenant's name, which only a writer to the
 //! topic can send, stands in the line of its create, lest it take the operation's place.
 //!
@@ -35,10 +35,10 @@ pub(super) struct Queued {
 #[derive(Debug)]
 pub(super) struct FairQueue {
     priorities: ByPriority<Turns>,
-    /// How many expedited requests go for each ordinary one.
+    /// How many high-priority requests go for each normal one.
     weight: u32,
-    /// How many have gone since an ordinary one last did.
-    expedited_in_a_row: u32,
+    /// How many have gone since an normal one last did.
+    high_in_a_row: u32,
 }
 
 /// Those of one priority.
@@ -60,7 +60,7 @@ impl FairQueue {
         Self {
             priorities: ByPriority::default(),
             weight: weight.max(1),
-            expedited_in_a_row: 0,
+            high_in_a_row: 0,
         }
     }
 
@@ -72,18 +72,18 @@ impl FairQueue {
     /// Takes out the one whose turn it is.
     pub(super) fn pop(&mut self) -> Option<Queued> {
         let priority = match (
-            self.priorities.ordinary.is_empty(),
-            self.priorities.expedited.is_empty(),
+            self.priorities.normal.is_empty(),
+            self.priorities.high.is_empty(),
         ) {
             (true, true) => return None,
-            (false, true) => Priority::Ordinary,
-            (true, false) => Priority::Expedited,
-            (false, false) if self.expedited_in_a_row < self.weight => Priority::Expedited,
-            (false, false) => Priority::Ordinary,
+            (false, true) => Priority::Normal,
+            (true, false) => Priority::High,
+            (false, false) if self.high_in_a_row < self.weight => Priority::High,
+            (false, false) => Priority::Normal,
         };
-        self.expedited_in_a_row = match priority {
-            Priority::Ordinary => 0,
-            Priority::Expedited => self.expedited_in_a_row.saturating_add(1),
+        self.high_in_a_row = match priority {
+            Priority::Normal => 0,
+            Priority::High => self.high_in_a_row.saturating_add(1),
         };
         self.priorities[priority].pop()
     }
@@ -229,7 +229,7 @@ mod tests {
 
     #[test]
     fn tenants_take_turns_and_each_keeps_its_order() {
-        use Priority::Ordinary as O;
+        use Priority::Normal as O;
         let waiting = [
             (O, "flood", 1),
             (O, "flood", 2),
@@ -242,8 +242,8 @@ mod tests {
     }
 
     #[test]
-    fn expedited_requests_go_first_but_for_the_share_of_the_others() {
-        use Priority::{Expedited as X, Ordinary as O};
+    fn high_priority_requests_go_first_but_for_the_share_of_the_others() {
+        use Priority::{High as X, Normal as O};
         let waiting = [
             (O, "a", 1),
             (O, "a", 2),
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn what_waits_is_counted_by_priority_and_found_where_it_lies() {
-        use Priority::{Expedited as X, Ordinary as O};
+        use Priority::{High as X, Normal as O};
         let mut queue = queue(1, &[(O, "a", 1), (X, "b", 1), (O, "c", 2)]);
         let of = |queue: &FairQueue, priority| {
             let waiting = queue.waiting(priority);
@@ -280,7 +280,7 @@ mod tests {
 
     #[test]
     fn an_amendment_in_another_name_overtakes_no_create() {
-        let priority = Priority::Ordinary;
+        let priority = Priority::Normal;
         let mut queue = queue(1, &[(priority, "a", 1), (priority, "a", 2)]);
         let id = OperationId(Uuid::from_u128(9));
         let of = |tenant: &str, offset, request| Queued {

@@ -58,8 +58,8 @@ impl PartitionEngine {
     /// Passes over records that are not this reader's.
     pub(super) fn passed(&mut self, source: Source, offset: Offset, fingerprint: u64) {
         match source {
-            Source::Requests => self.requests.ordinary.pass(offset, fingerprint),
-            Source::Expedited => self.requests.expedited.pass(offset, fingerprint),
+            Source::Requests => self.requests.normal.pass(offset, fingerprint),
+            Source::HighPriority => self.requests.high.pass(offset, fingerprint),
             Source::Replies => self.replies.pass(offset, fingerprint),
             Source::Recoveries => self.recoveries.pass(offset, fingerprint),
         }
@@ -68,10 +68,8 @@ impl PartitionEngine {
     /// Begins a record that concerns no operation here.
     fn begin_foreign(&mut self, source: Source, offset: Offset, fingerprint: u64) -> bool {
         match source {
-            Source::Requests => self.begin_foreign_request(Priority::Ordinary, offset, fingerprint),
-            Source::Expedited => {
-                self.begin_foreign_request(Priority::Expedited, offset, fingerprint)
-            }
+            Source::Requests => self.begin_foreign_request(Priority::Normal, offset, fingerprint),
+            Source::HighPriority => self.begin_foreign_request(Priority::High, offset, fingerprint),
             Source::Replies => {
                 let is_new = self.replies.begin_with(offset, fingerprint);
                 if is_new {

@@ -253,8 +253,8 @@ pub(super) fn rejected_status(
 ) -> Message {
     let id = request.operation;
     let prefix = match position.priority {
-        Priority::Ordinary => "",
-        Priority::Expedited => "expedited-",
+        Priority::Normal => "",
+        Priority::High => "high-priority-",
     };
     let (partition, offset) = (position.partition, position.offset);
     Message::Status(Box::new(OperationStatus {

@@ -43,8 +43,8 @@ impl PartitionEngine {
     pub fn checkpoint(&self) -> EngineCheckpoint {
         EngineCheckpoint {
             at: Places {
-                requests: self.requests.ordinary.finished.low(),
-                expedited: self.requests.expedited.finished.low(),
+                requests: self.requests.normal.finished.low(),
+                high_priority: self.requests.high.finished.low(),
                 replies: self.replies.low(),
                 recoveries: self.recoveries.low(),
             },

@@ -105,7 +105,7 @@ fn a_merging_reader_passes_what_those_it_follows_had_done_and_nothing_else() {
         reader: ReaderId(reader),
         at: Places {
             requests: Offset(requests),
-            expedited: Offset(requests),
+            high_priority: Offset(requests),
             replies: Offset(replies),
             recoveries: Offset(recoveries),
         },
@@ -151,7 +151,7 @@ fn one_who_splits_has_nothing_to_pass_over() {
         reader: ReaderId(0),
         at: Places {
             requests: Offset(7),
-            expedited: Offset(7),
+            high_priority: Offset(7),
             replies: Offset(8),
             recoveries: Offset(9),
         },
@@ -170,7 +170,7 @@ fn a_reader_that_was_followed_again_and_again_counts_once() {
         reader: ReaderId(1),
         at: Places {
             requests: Offset(requests),
-            expedited: Offset(requests),
+            high_priority: Offset(requests),
             replies: Offset(replies),
             recoveries: Offset(0),
         },
@@ -187,7 +187,7 @@ fn nothing_counts_as_done_on_a_log_that_is_not_trusted() {
         reader: ReaderId(0),
         at: Places {
             requests: Offset(50),
-            expedited: Offset(50),
+            high_priority: Offset(50),
             replies: Offset(50),
             recoveries: Offset(50),
         },
@@ -221,7 +221,7 @@ fn readers_of_more_partitions_follow_those_of_their_number_who_had_the_same_oper
 fn every_record_of_a_partition_that_others_come_to_is_taken_once_also_where_it_does_not_belong() {
     let begins = Places {
         requests: Offset(10),
-        expedited: Offset(10),
+        high_priority: Offset(10),
         replies: Offset(20),
         recoveries: Offset(0),
     };
@@ -266,7 +266,7 @@ fn every_record_of_a_partition_that_others_come_to_is_taken_once_also_where_it_d
 fn every_record_of_a_partition_that_was_cut_is_taken_once_also_where_it_does_not_belong() {
     let end = Places {
         requests: Offset(10),
-        expedited: Offset(10),
+        high_priority: Offset(10),
         replies: Offset(20),
         recoveries: Offset(0),
     };
@@ -319,7 +319,7 @@ fn every_record_of_a_partition_that_was_cut_is_taken_once_also_where_it_does_not
 fn a_record_is_judged_by_the_number_of_partitions_that_it_was_put_there_by() {
     let ends = Places {
         requests: Offset(10),
-        expedited: Offset(10),
+        high_priority: Offset(10),
         ..Places::default()
     };
     let share = Share::new(division(8, 1), ReaderId(1), Handover::default());

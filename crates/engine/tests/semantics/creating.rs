@@ -37,7 +37,7 @@ fn a_fresh_request_is_created_without_a_read_and_its_first_step_asked_for() {
     assert_eq!(
         created.request,
         Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PARTITION,
             offset
         }
@@ -120,7 +120,7 @@ fn the_last_success_ends_the_operation_with_one_row_and_one_status() {
             failing_step: None,
             step: None,
             request: Position {
-                priority: Priority::Ordinary,
+                priority: Priority::Normal,
                 partition: PARTITION,
                 offset
             },
@@ -133,7 +133,7 @@ fn the_last_success_ends_the_operation_with_one_row_and_one_status() {
     fixture.settle(batch.number);
     assert_eq!(fixture.requests_checkpoint(), 1);
     assert_eq!(fixture.replies_checkpoint(), 2);
-    assert_eq!(fixture.engine.checkpoint().fingerprints.ordinary, Some(100));
+    assert_eq!(fixture.engine.checkpoint().fingerprints.normal, Some(100));
     assert_eq!(
         fixture.engine.in_flight(),
         waybill_engine::InFlight::default()
@@ -255,7 +255,7 @@ fn the_rejected_twin_is_told_where_its_own_request_lies() {
     assert_eq!(
         status.request,
         Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PARTITION,
             offset
         }
@@ -352,7 +352,7 @@ fn an_offset_that_is_read_twice_is_taken_once() {
     fixture.request(request(id(1)));
     fixture.round();
     fixture.apply(Event::Request {
-        priority: Priority::Ordinary,
+        priority: Priority::Normal,
         offset: Offset(0),
         fingerprint: 100,
         bytes: 200,

@@ -210,11 +210,11 @@ impl Fixture {
     }
 
     pub fn request_with(&mut self, request: CreateRequest, rerouted: bool) -> Offset {
-        self.request_by(Priority::Ordinary, request, rerouted)
+        self.request_by(Priority::Normal, request, rerouted)
     }
 
-    pub fn expedited(&mut self, request: CreateRequest) -> Offset {
-        self.request_by(Priority::Expedited, request, false)
+    pub fn high_priority(&mut self, request: CreateRequest) -> Offset {
+        self.request_by(Priority::High, request, false)
     }
 
     fn request_by(&mut self, priority: Priority, request: CreateRequest, rerouted: bool) -> Offset {
@@ -232,7 +232,7 @@ impl Fixture {
 
     pub fn amend(&mut self, number: u128, amendment: Amendment) -> Offset {
         let request = self.amendment(number, amendment);
-        self.amend_by(Priority::Ordinary, request)
+        self.amend_by(Priority::Normal, request)
     }
 
     pub fn amend_by(&mut self, priority: Priority, request: AmendRequest) -> Offset {
@@ -406,9 +406,9 @@ impl Fixture {
         &self.rows[&operation].state
     }
 
-    /// What holds the checkpoint of the ordinary requests.
+    /// What holds the checkpoint of the normal requests.
     pub fn oldest_held(&self) -> Option<Held> {
-        self.engine.oldest_held(Priority::Ordinary)
+        self.engine.oldest_held(Priority::Normal)
     }
 
     pub fn requests_checkpoint(&self) -> i64 {

@@ -25,10 +25,10 @@ fn batches_count_as_settled_in_their_order() {
     let second = fixture.take().unwrap();
     fixture.settle(second.number);
     assert_eq!(fixture.replies_checkpoint(), 0);
-    assert_eq!(fixture.engine.checkpoint().consumed.ordinary, Offset(0));
+    assert_eq!(fixture.engine.checkpoint().consumed.normal, Offset(0));
     fixture.settle(first.number);
     assert_eq!(fixture.replies_checkpoint(), 1);
-    assert_eq!(fixture.engine.checkpoint().consumed.ordinary, Offset(1));
+    assert_eq!(fixture.engine.checkpoint().consumed.normal, Offset(1));
     fixture.settle(first.number);
     assert_eq!(fixture.replies_checkpoint(), 1, "settled twice is settled");
 }
@@ -41,9 +41,9 @@ fn a_batch_that_only_carries_doneness_has_no_commands() {
     fixture.request(request(id(1)));
     let batch = fixture.take().unwrap();
     assert_eq!(batch.commands, []);
-    assert_eq!(fixture.engine.checkpoint().consumed.ordinary, Offset(1));
+    assert_eq!(fixture.engine.checkpoint().consumed.normal, Offset(1));
     fixture.settle(batch.number);
-    assert_eq!(fixture.engine.checkpoint().consumed.ordinary, Offset(2));
+    assert_eq!(fixture.engine.checkpoint().consumed.normal, Offset(2));
     assert_eq!(fixture.take(), None);
 }
 
@@ -103,7 +103,7 @@ fn requests_wait_for_room_by_count_or_by_bytes_until_operations_leave() {
         for number in [1, 2, 3] {
             fixture.request(request(id(number)));
         }
-        let waiting = |fixture: &Fixture| fixture.engine.waiting(Priority::Ordinary).requests;
+        let waiting = |fixture: &Fixture| fixture.engine.waiting(Priority::Normal).requests;
         assert_eq!(fixture.engine.in_flight().operations, 2);
         assert_eq!(waiting(&fixture), 1);
         assert_eq!(fixture.oldest_held().unwrap().operation, id(1));
@@ -138,7 +138,7 @@ fn requests_overtake_a_tenant_s_backlog_and_that_of_the_other_priority() {
         fixture.request(of(number, "flood"));
     }
     fixture.request(of(4, "calm"));
-    fixture.expedited(of(5, "flood"));
+    fixture.high_priority(of(5, "flood"));
     fixture.admit(3);
     let batch = fixture.take().unwrap();
     let begun: Vec<_> = batch
@@ -152,9 +152,9 @@ fn requests_overtake_a_tenant_s_backlog_and_that_of_the_other_priority() {
     assert_eq!(begun, [id(5), id(1), id(4)]);
     fixture.settle(batch.number);
     let reached = fixture.engine.checkpoint();
-    assert_eq!(reached.consumed.ordinary, Offset(1), "the second waits");
-    assert_eq!(reached.consumed.expedited, Offset(1));
-    assert_eq!(reached.at.expedited, Offset(0), "it is not through");
+    assert_eq!(reached.consumed.normal, Offset(1), "the second waits");
+    assert_eq!(reached.consumed.high, Offset(1));
+    assert_eq!(reached.at.high_priority, Offset(0), "it is not through");
 }
 
 #[test]
@@ -166,18 +166,18 @@ fn an_operation_that_came_with_both_priorities_is_made_by_the_first_that_is_let_
         ..request(id(1))
     };
     fixture.request(caller.clone());
-    fixture.expedited(caller);
+    fixture.high_priority(caller);
     fixture.admit(9);
     fixture.load();
     fixture.round();
     let position = fixture.rows[&id(1)].created.request;
     assert_eq!(
         (position.priority, position.offset),
-        (Priority::Expedited, Offset(0))
+        (Priority::High, Offset(0))
     );
     let reached = fixture.engine.checkpoint();
     assert_eq!(
-        (reached.at.requests, reached.at.expedited),
+        (reached.at.requests, reached.at.high_priority),
         (Offset(1), Offset(0)),
         "the repeat is done, and the one that made it holds its own checkpoint"
     );
@@ -185,7 +185,7 @@ fn an_operation_that_came_with_both_priorities_is_made_by_the_first_that_is_let_
         fixture.reply(id(1), success(step, 1));
     }
     fixture.round();
-    assert_eq!(fixture.engine.checkpoint().at.expedited, Offset(1));
+    assert_eq!(fixture.engine.checkpoint().at.high_priority, Offset(1));
 }
 
 #[test]
@@ -198,7 +198,7 @@ fn a_cancel_that_overtakes_a_create_with_an_id_of_the_server_s_is_not_forgotten(
         caller_id: None,
         ..fixture.amendment(7, Amendment::Cancel { workflow })
     };
-    fixture.amend_by(Priority::Expedited, cancel);
+    fixture.amend_by(Priority::High, cancel);
     fixture.admit(1);
     fixture.load();
     fixture.round();
@@ -266,8 +266,8 @@ fn an_unreadable_record_goes_to_the_dead_letters_as_it_came() {
         (checkpoint.at.requests, checkpoint.at.replies),
         (Offset(1), Offset(1))
     );
-    assert_eq!(checkpoint.fingerprints.ordinary, Some(9));
-    assert_eq!(checkpoint.consumed.ordinary, Offset(1));
+    assert_eq!(checkpoint.fingerprints.normal, Some(9));
+    assert_eq!(checkpoint.consumed.normal, Offset(1));
 }
 
 #[test]
@@ -278,7 +278,7 @@ fn a_request_that_was_sent_on_from_the_partition_that_had_it_leads_to_its_operat
     fixture.round();
     let row = fixture.rows.get_mut(&id(1)).unwrap();
     let elsewhere = Position {
-        priority: Priority::Ordinary,
+        priority: Priority::Normal,
         partition: PartitionId(1),
         offset: Offset(90),
     };
@@ -384,7 +384,7 @@ fn the_fingerprint_of_a_checkpoint_that_did_not_move_is_that_of_the_old_one() {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.round();
-    assert_eq!(fixture.engine.checkpoint().fingerprints.ordinary, None);
+    assert_eq!(fixture.engine.checkpoint().fingerprints.normal, None);
 }
 
 #[test]
@@ -409,6 +409,6 @@ fn what_is_done_behind_a_request_that_waits_is_known_until_that_had_its_turn() {
         fixture.round();
     }
     assert_eq!(fixture.requests_checkpoint(), 10);
-    assert_eq!(fixture.engine.waiting(Priority::Ordinary).requests, 20);
-    assert_eq!(fixture.engine.tracked(Priority::Ordinary), 30);
+    assert_eq!(fixture.engine.waiting(Priority::Normal).requests, 20);
+    assert_eq!(fixture.engine.tracked(Priority::Normal), 30);
 }

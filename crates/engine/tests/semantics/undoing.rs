@@ -716,7 +716,7 @@ fn a_reschedule_came_too_early_by_its_place_in_the_partition_of_its_request_alon
         let row = fixture.rows.get_mut(&id(1)).unwrap();
         let offset = Offset(1_000);
         Arc::make_mut(&mut row.created).request = Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition,
             offset,
         };

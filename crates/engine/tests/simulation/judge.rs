@@ -416,8 +416,8 @@ impl Run {
         match &**request {
             OperationRequest::Create(create) => {
                 let priority = match priority {
-                    Priority::Ordinary => "",
-                    Priority::Expedited => "expedited-",
+                    Priority::Normal => "",
+                    Priority::High => "high-priority-",
                 };
                 let rejected = id.event_id(&format!("rejected-{priority}{partition}-{at}"));
                 row.is_some_and(|row| row.created.request_hash == create.request_hash)

@@ -67,7 +67,7 @@ impl Plan {
             retention: Duration::from_secs(86_400),
             hand_off_after: millis(rng, 5, 3_000),
             fresh_for: millis(rng, 1, 3_000),
-            expedited_weight: 1 + u32::try_from(rng.below(4)).unwrap(),
+            high_priority_weight: 1 + u32::try_from(rng.below(4)).unwrap(),
             timeout_grace: millis(rng, 0, 400),
             supervisor_decision_timeout: millis(rng, 1_000, 5_000),
             unreadable_again: millis(rng, 500, 4_000),

@@ -383,7 +383,7 @@ impl Run {
         let last_reply = shard.replies.iter().rposition(Option::is_some);
         let is_done = |source| lease.checkpoint.on(source) == shard.len(source);
         idle && is_done(Source::Requests)
-            && is_done(Source::Expedited)
+            && is_done(Source::HighPriority)
             && lease.checkpoint.on(Source::Replies) >= last_reply.map_or(0, |last| last + 1)
             && is_done(Source::Recoveries)
             && shard.failed_next == shard.failed.len()
@@ -430,7 +430,7 @@ impl Run {
             Source::Requests => 0,
             Source::Replies => 1,
             Source::Recoveries => 2,
-            Source::Expedited => 3,
+            Source::HighPriority => 3,
         }
     }
 }

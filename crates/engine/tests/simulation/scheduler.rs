@@ -330,8 +330,8 @@ impl Run {
         let shard = &self.store.shards[partition];
         let of = |id: OperationId| KeyHash::of(&id.key());
         match source {
-            Source::Requests => Some(shard.requests.ordinary.get(at)?.key(at)),
-            Source::Expedited => Some(shard.requests.expedited.get(at)?.key(at)),
+            Source::Requests => Some(shard.requests.normal.get(at)?.key(at)),
+            Source::HighPriority => Some(shard.requests.high.get(at)?.key(at)),
             Source::Replies => Some(of(shard.replies.get(at)?.as_ref()?.operation)),
             Source::Recoveries => Some(of(shard.recoveries.get(at)?.operation)),
         }
@@ -346,7 +346,7 @@ impl Run {
             return Some(self.request_event(priority, partition, record, at));
         }
         match source {
-            Source::Requests | Source::Expedited => None,
+            Source::Requests | Source::HighPriority => None,
             Source::Replies => {
                 let Some(reply) = shard.replies.get(at)? else {
                     return Some(Event::InboxRead(offset.next()));

@@ -118,8 +118,8 @@ impl Shard {
     /// How many records a log has.
     pub fn len(&self, source: Source) -> usize {
         match source {
-            Source::Requests => self.requests[Priority::Ordinary].len(),
-            Source::Expedited => self.requests[Priority::Expedited].len(),
+            Source::Requests => self.requests[Priority::Normal].len(),
+            Source::HighPriority => self.requests[Priority::High].len(),
             Source::Replies => self.replies.len(),
             Source::Recoveries => self.recoveries.len(),
         }

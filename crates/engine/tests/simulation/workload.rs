@@ -281,11 +281,11 @@ fn condition(step: &str, equals: &str) -> Option<Condition> {
 
 /// What callers of a few operations will send.
 pub fn asks(rng: &mut Rng, start: Timestamp, partitions: u32, fresh_for: Duration) -> Vec<Ask> {
-    // Some send nothing expedited, others half of it.
-    let expedited = [0, 0, 20, 50][rng.index(4)];
+    // Some send no high-priority requests, others half of it.
+    let high = [0, 0, 20, 50][rng.index(4)];
     let mut callers = Callers {
         rng,
-        expedited,
+        high,
         start,
         partitions,
         fresh_for,
@@ -305,7 +305,7 @@ pub fn asks(rng: &mut Rng, start: Timestamp, partitions: u32, fresh_for: Duratio
 struct Callers<'a> {
     rng: &'a mut Rng,
     /// Of a hundred records, how many come by the other topic, whatever else there is about their operation.
-    expedited: u64,
+    high: u64,
     start: Timestamp,
     partitions: u32,
     fresh_for: Duration,
@@ -468,9 +468,9 @@ impl Callers<'_> {
     }
 
     fn append(&mut self, at: Timestamp, partition: usize, record: Record) {
-        let priority = match self.rng.chance(self.expedited) {
-            true => Priority::Expedited,
-            false => Priority::Ordinary,
+        let priority = match self.rng.chance(self.high) {
+            true => Priority::High,
+            false => Priority::Normal,
         };
         self.asks.push(Ask {
             at,

@@ -22,7 +22,7 @@ use utoipa::openapi::{
 use utoipa::{PartialSchema as _, ToSchema};
 use waybill_api::id::CALLER_ID_CHARS_MAX;
 use waybill_drone_delivery::request::DeliveryRequest;
-use waybill_engine::Contact;
+use waybill_engine::{Contact, Priority};
 use waybill_http::auth::{Denied, Scope};
 use waybill_http::problem::{FieldProblem, Kind, PROBLEM_JSON, Problem};
 
@@ -464,12 +464,13 @@ fn operation_request() -> Object {
             .format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime))),
         )
         .property(
-            "expedited",
+            "priority",
             ObjectBuilder::new()
-                .schema_type(SchemaType::Type(Type::Boolean))
+                .schema_type(SchemaType::Type(Type::String))
+                .enum_values(Some(Priority::ALL.map(Priority::name)))
                 .description(Some(
-                    "Whether it goes ahead of what is not expedited and waits. For drone-delivery the input's own \
-                     `expedited` says it where nothing is said here.",
+                    "Schedulers admit requests of priority `high` ahead of waiting `normal` ones. The default is `normal`; for \
+                     drone-delivery it is `high` if the input's `expedited` is true.",
                 )),
         )
         .property(

@@ -87,7 +87,7 @@ fn first_versions_are_read_with_the_defaults_of_what_they_did_not_have() {
 }
 
 #[test]
-fn statuses_of_the_second_version_answer_ordinary_requests() {
+fn statuses_of_the_second_version_answer_normal_requests() {
     assert_eq!(
         golden::<OperationStatus>("operation-status.v2"),
         before_there_were_priorities()
@@ -98,7 +98,7 @@ fn before_there_were_priorities() -> OperationStatus {
     let status = samples::operation_status();
     OperationStatus {
         request: Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             ..status.request
         },
         ..status

@@ -219,7 +219,7 @@ fn empty_and_extreme_values_survive() {
         reply_to: None,
         sequence: 0,
         request: waybill_engine::Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PartitionId(0),
             offset: Offset(i64::MAX),
         },

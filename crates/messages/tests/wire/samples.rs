@@ -173,7 +173,7 @@ pub fn operation_status() -> OperationStatus {
         failing_step: Some("account".to_owned()),
         step: Some(("package".to_owned(), StepState::Compensated)),
         request: Position {
-            priority: Priority::Expedited,
+            priority: Priority::High,
             partition: PartitionId(3),
             offset: Offset(123_456_789_012),
         },

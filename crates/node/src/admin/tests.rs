@@ -25,15 +25,15 @@ impl SchedulerControl for Fake {
             epoch: Some(Epoch(3)),
             checkpoint: CheckpointView {
                 requests: Offset(10),
-                expedited: Offset(3),
+                high_priority: Offset(3),
                 replies: Offset(70),
             },
             consumed: Offset(12),
-            consumed_expedited: Offset(4),
+            consumed_high_priority: Offset(4),
             waiting: 3,
             in_flight: 2,
             held_by: None,
-            expedited_held_by: None,
+            high_priority_held_by: None,
             reason: None,
         };
         vec![
@@ -155,8 +155,8 @@ async fn a_partition_is_stopped_and_started_by_put() {
         serde_json::from_str::<serde_json::Value>(&body).unwrap(),
         serde_json::json!({
             "reader": 0, "partition": 0, "layout": 0, "state": "stopped", "epoch": 3,
-            "checkpoint": {"requests": 10, "expedited": 3, "replies": 70}, "consumed": 12,
-            "consumedExpedited": 4, "inFlight": 2, "waiting": 3, "heldBy": null, "expeditedHeldBy": null,
+            "checkpoint": {"requests": 10, "highPriority": 3, "replies": 70}, "consumed": 12,
+            "consumedHighPriority": 4, "inFlight": 2, "waiting": 3, "heldBy": null, "highPriorityHeldBy": null,
         })
     );
 

@@ -98,8 +98,8 @@ pub struct HttpConfig {
     pub lists_max: usize,
     /// How much each tenant may send to this process.
     pub tenant_limits: TenantLimitsConfig,
-    /// Whether expedited requests go by a topic of their own, ahead of the others.
-    pub expedited_topic: bool,
+    /// Whether high-priority requests go by a topic of their own, ahead of the others.
+    pub high_priority_topic: bool,
 }
 
 impl Default for HttpConfig {
@@ -133,7 +133,7 @@ impl Default for HttpConfig {
             event_streams_max: 500,
             lists_max: 16,
             tenant_limits: TenantLimitsConfig::default(),
-            expedited_topic: true,
+            high_priority_topic: true,
         }
     }
 }
@@ -300,7 +300,7 @@ pub struct SchedulerConfig {
     /// Their size in all.
     pub in_flight_bytes_max: ByteSize,
     /// Requests that are read before there is room for them, of each of their two topics, over all partitions of the
-    /// process. Among these no tenant waits for another's crowd, and no expedited request for ordinary ones.
+    /// process. Among these no tenant waits for another's crowd, and no high-priority request for normal ones.
     pub read_ahead_max: usize,
     /// Their size in all, of each topic.
     pub read_ahead_bytes_max: ByteSize,
@@ -308,8 +308,8 @@ pub struct SchedulerConfig {
     /// under way, and those that are done behind one of these, which a restart reads again. Where there are so many, no
     /// more of that topic are read until the one that holds the checkpoint is done or handed off.
     pub tracked_requests_max: usize,
-    /// How many expedited requests go ahead for each ordinary one, while both wait.
-    pub expedited_weight: u32,
+    /// How many high-priority requests go ahead for each normal one, while both wait.
+    pub high_priority_weight: u32,
     /// How long an operation stays in memory before it is handed to the deadline index and holds
     /// the checkpoint no longer.
     #[serde(with = "units::duration")]
@@ -361,7 +361,7 @@ impl Default for SchedulerConfig {
             read_ahead_max: 50_000,
             read_ahead_bytes_max: ByteSize::mib(32),
             tracked_requests_max: 250_000,
-            expedited_weight: 4,
+            high_priority_weight: 4,
             hand_off_after: Duration::from_secs(5),
             checkpoint_every: Duration::from_secs(1),
             checkpoint_records: 10_000,

@@ -294,8 +294,8 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "must be at least scheduler.readAheadMax and scheduler.inFlightMax together".to_owned(),
         ),
         (
-            scheduler.expedited_weight > 0,
-            "scheduler.expeditedWeight",
+            scheduler.high_priority_weight > 0,
+            "scheduler.highPriorityWeight",
             not_zero(),
         ),
         (

@@ -32,8 +32,8 @@ use crate::shown::Output;
 
 /// The topics of requests, short.
 const REQUESTS: ByPriority<&str> = ByPriority {
-    ordinary: "operation-requests",
-    expedited: "expedited-requests",
+    normal: "operation-requests",
+    high: "high-priority-requests",
 };
 /// How many requests behind a checkpoint are looked at.
 const LOOKED_AT_MAX: usize = 200;
@@ -64,7 +64,7 @@ enum What {
         /// How many operations to name of each reader
         #[arg(long, value_name = "N", default_value = "3")]
         operations: NonZeroUsize,
-        /// How it is written; JSON has a line for each reader, and one for its expedited requests
+        /// How it is written; JSON has a line for each reader, and one for its high-priority requests
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
         output: Output,
     },
@@ -99,14 +99,14 @@ impl ExplainArgs {
         for priority in Priority::ALL {
             (topics[priority], _) = connection.topic(REQUESTS[priority])?;
         }
-        let partitions = chosen(&topics.ordinary, layout.partitions, partition)?;
+        let partitions = chosen(&topics.normal, layout.partitions, partition)?;
         let wanted = |view: &&ReaderView| partitions.contains(&PartitionId(view.partition));
         let by_priority = |view| Priority::ALL.into_iter().map(move |of| (view, of));
         let mut is_away = false;
         for (view, priority) in layout.readers.iter().filter(wanted).flat_map(by_priority) {
             let topic = &topics[priority];
             let mut lag = Lag::of(view, priority, &connection, topic)?;
-            if priority == Priority::Expedited && lag.end == 0 {
+            if priority == Priority::High && lag.end == 0 {
                 continue;
             }
             let open = unended(&connection, topic, division, view, priority)?;
@@ -126,8 +126,8 @@ impl ExplainArgs {
 struct Lag {
     partition: u32,
     reader: u32,
-    /// Whether it is about the expedited requests.
-    expedited: bool,
+    /// The priority of the requests that it is about.
+    priority: &'static str,
     owner: Option<String>,
     /// Whether the owner has let its lease run out.
     silent: bool,
@@ -174,7 +174,7 @@ impl Lag {
         Ok(Self {
             partition: view.partition,
             reader: view.reader,
-            expedited: priority == Priority::Expedited,
+            priority: priority.name(),
             owner: view.owner.clone(),
             silent: view.silent,
             waits_for: view.waits_for.clone(),
@@ -347,7 +347,7 @@ impl fmt::Display for Lag {
         let Self {
             partition,
             reader,
-            expedited,
+            priority,
             owner,
             silent,
             waits_for,
@@ -366,13 +366,8 @@ impl fmt::Display for Lag {
         };
         writeln!(
             f,
-            "partition {partition}, reader {reader}{}: {not_consumed} not consumed, {held} behind the checkpoint \
-             (checkpoint {checkpoint}, consumed {consumed}, end {end}); {owner}",
-            if *expedited {
-                ", expedited requests"
-            } else {
-                ""
-            }
+            "partition {partition}, reader {reader}, {priority} priority: {not_consumed} not consumed, {held} behind the checkpoint \
+             (checkpoint {checkpoint}, consumed {consumed}, end {end}); {owner}"
         )?;
         for Holder {
             operation,
@@ -465,7 +460,7 @@ mod tests {
         let mut lag = Lag {
             partition: 1,
             reader: 1,
-            expedited: false,
+            priority: Priority::Normal.name(),
             owner: None,
             silent: false,
             waits_for: vec!["an owner".to_owned()],
@@ -484,7 +479,7 @@ mod tests {
         };
         assert_eq!(
             lag.to_string(),
-            "partition 1, reader 1: 8 not consumed, 2 behind the checkpoint (checkpoint 10, consumed 12, end \
+            "partition 1, reader 1, normal priority: 8 not consumed, 2 behind the checkpoint (checkpoint 10, consumed 12, end \
              20); nobody owns it: it waits for an owner\n  x at 10: Processing; step drone\n  and more\n"
         );
         lag.held_by.clear();

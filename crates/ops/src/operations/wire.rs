@@ -37,8 +37,7 @@ pub(super) struct Operation {
     #[serde(default)]
     pub(super) failure_count: u32,
     pub(super) next_due: Option<String>,
-    #[serde(default)]
-    pub(super) expedited: bool,
+    pub(super) priority: Option<String>,
     #[serde(default)]
     pub(super) handed_off: bool,
     pub(super) locked_by: Option<String>,

@@ -250,7 +250,7 @@ fn add(
 /// nowhere in this world's log, before all that does.
 fn handed_off(mut row: OperationRow, shard: PartitionId, now: Timestamp) -> OperationRow {
     Arc::make_mut(&mut row.created).request = Position {
-        priority: Priority::Ordinary,
+        priority: Priority::Normal,
         partition: shard,
         offset: Offset(-1),
     };

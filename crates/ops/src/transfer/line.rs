@@ -213,7 +213,7 @@ mod tests {
             reply_to: None,
             request_hash: RequestHash([9; 16]),
             request: Position {
-                priority: Priority::Ordinary,
+                priority: Priority::Normal,
                 partition: PartitionId(3),
                 offset: Offset(44),
             },

@@ -24,7 +24,7 @@ fn rules() -> Rules {
     };
     Rules {
         tenant_limits: TenantLimits::default(),
-        expedites: true,
+        has_high_priority_topic: true,
         workflows: Arc::new(
             Workflows::new(vec![workflow(DRONE_DELIVERY), workflow("order")]).unwrap(),
         ),

@@ -15,8 +15,8 @@ fn held(epoch: u64, requests: i64, replies: i64) -> Lease {
             ..Places::default()
         },
         fingerprints: ByPriority {
-            ordinary: (requests > 0).then_some(FINGERPRINT),
-            expedited: None,
+            normal: (requests > 0).then_some(FINGERPRINT),
+            high: None,
         },
     };
     Lease {
@@ -25,8 +25,8 @@ fn held(epoch: u64, requests: i64, replies: i64) -> Lease {
         duration: Duration::from_secs(10),
         checkpoint,
         consumed: ByPriority {
-            ordinary: Offset(requests),
-            expedited: Offset(0),
+            normal: Offset(requests),
+            high: Offset(0),
         },
         ..Lease::new(
             LeaseKey::scheduler(LayoutGeneration(0), ReaderId(0)),
@@ -52,8 +52,8 @@ fn logs(requests: (i64, i64), replies: (i64, i64)) -> LogEnds {
 fn logs_of(ids: (u128, u128), requests: (i64, i64)) -> LogEnds {
     LogEnds {
         topics: ByPriority {
-            ordinary: Some(TopicId(ids.0 << 64)),
-            expedited: Some(TopicId(ids.1 << 64)),
+            normal: Some(TopicId(ids.0 << 64)),
+            high: Some(TopicId(ids.1 << 64)),
         },
         ..logs(requests, (0, 0))
     }
@@ -66,27 +66,21 @@ fn reading_begins_at_the_checkpoint_and_the_record_below_it_is_verified() {
         (start.at.requests, start.at.replies),
         (Offset(50), Offset(200))
     );
-    assert_eq!(start.verify.ordinary, Some((Offset(49), FINGERPRINT)));
+    assert_eq!(start.verify.normal, Some((Offset(49), FINGERPRINT)));
 }
 
 #[test]
 fn a_record_below_the_checkpoint_that_was_deleted_is_not_verified() {
     let start = start_offsets(&held(3, 50, 200), &logs((50, 60), (0, 300))).unwrap();
-    assert_eq!(
-        (start.at.requests, start.verify.ordinary),
-        (Offset(50), None)
-    );
+    assert_eq!((start.at.requests, start.verify.normal), (Offset(50), None));
 }
 
 #[test]
 fn what_no_client_can_decode_is_not_verified_and_not_read_again() {
     let mut row = held(3, 50, 200);
-    row.checkpoint.fingerprints.ordinary = Some(UNDECODABLE);
+    row.checkpoint.fingerprints.normal = Some(UNDECODABLE);
     let start = start_offsets(&row, &logs((10, 60), (0, 300))).unwrap();
-    assert_eq!(
-        (start.at.requests, start.verify.ordinary),
-        (Offset(50), None)
-    );
+    assert_eq!((start.at.requests, start.verify.normal), (Offset(50), None));
 }
 
 #[test]
@@ -107,14 +101,14 @@ fn requests_that_are_not_done_and_gone_or_not_there_are_refused() {
 fn what_is_gone_may_be_passed_over_and_the_rest_of_the_log_is_read() {
     let passed = |checkpoint: i64, consumed: i64, ends: LogEnds| {
         let mut row = held(3, checkpoint, 0);
-        row.consumed.ordinary = Offset(consumed);
+        row.consumed.normal = Offset(consumed);
         let mismatch = start_offsets(&row, &ends).unwrap_err();
         mismatch.pass_over(&mut row, &ends.first);
         let start = start_offsets(&row, &ends).unwrap();
         (
             start.at.requests.0,
-            start.verify.ordinary,
-            row.consumed.ordinary.0,
+            start.verify.normal,
+            row.consumed.normal.0,
         )
     };
     assert_eq!(passed(50, 55, logs((52, 60), (0, 0))), (52, None, 55));
@@ -129,10 +123,7 @@ fn what_is_gone_may_be_passed_over_and_the_rest_of_the_log_is_read() {
     };
     mismatch.pass_over(&mut row, &ends.first);
     let start = start_offsets(&row, &ends).unwrap();
-    assert_eq!(
-        (start.at.requests, start.verify.ordinary),
-        (Offset(0), None)
-    );
+    assert_eq!((start.at.requests, start.verify.normal), (Offset(0), None));
 }
 
 #[test]
@@ -168,7 +159,7 @@ fn a_topic_of_which_nothing_was_done_is_known_by_its_id() {
     assert_eq!(row, remembered);
     let same = start_offsets(&row, &logs_of((5, 6), (0, 9))).unwrap();
     assert_eq!(
-        (same.at.requests, same.verify.ordinary),
+        (same.at.requests, same.verify.normal),
         (Offset(0), None),
         "there is no record to verify"
     );
@@ -178,7 +169,7 @@ fn a_topic_of_which_nothing_was_done_is_known_by_its_id() {
         ((7, 6), (0, 9), Source::Requests, 5),
         // Whatever retention has taken from it since.
         ((7, 6), (4, 9), Source::Requests, 5),
-        ((5, 8), (0, 0), Source::Expedited, 6),
+        ((5, 8), (0, 0), Source::HighPriority, 6),
     ] {
         let ends = logs_of(ids, ends);
         let mismatch = start_offsets(&row, &ends).unwrap_err();
@@ -192,21 +183,21 @@ fn a_topic_of_which_nothing_was_done_is_known_by_its_id() {
 fn a_topic_that_was_made_anew_may_be_passed_over_and_is_the_one_to_remember() {
     let mut row = held(3, 0, 0);
     remember_topics(&mut row, &logs_of((5, 6), (0, 0)));
-    row.consumed.ordinary = Offset(3);
+    row.consumed.normal = Offset(3);
     let anew = logs_of((7, 6), (2, 9));
     let mismatch = start_offsets(&row, &anew).unwrap_err();
     mismatch.pass_over(&mut row, &anew.first);
     let start = start_offsets(&row, &anew).unwrap();
     assert_eq!(
-        (start.at.requests, row.consumed.ordinary),
+        (start.at.requests, row.consumed.normal),
         (Offset(2), Offset(2))
     );
     assert!(remember_topics(&mut row, &anew));
     assert_eq!(
         row.checkpoint.fingerprints,
         ByPriority {
-            ordinary: Some(7),
-            expedited: Some(6)
+            normal: Some(7),
+            high: Some(6)
         }
     );
 }
@@ -248,12 +239,12 @@ fn without_an_id_of_the_topic_then_or_now_nothing_is_refused() {
 #[test]
 fn a_fingerprint_of_a_record_is_neither_replaced_nor_taken_for_one_of_a_topic() {
     let mut row = held(3, 50, 0);
-    row.checkpoint.fingerprints.expedited = Some(6);
+    row.checkpoint.fingerprints.high = Some(6);
     let ends = logs_of((5, 6), (50, 60));
     assert!(!remember_topics(&mut row, &ends));
-    assert_eq!(row.checkpoint.fingerprints.ordinary, Some(FINGERPRINT));
+    assert_eq!(row.checkpoint.fingerprints.normal, Some(FINGERPRINT));
     assert!(start_offsets(&row, &ends).is_ok());
-    row.checkpoint.fingerprints.ordinary = None;
+    row.checkpoint.fingerprints.normal = None;
     let ends = logs_of((5, 6), (10, 60));
     assert!(!remember_topics(&mut row, &ends), "it is that of a record");
 }
@@ -262,13 +253,13 @@ fn a_fingerprint_of_a_record_is_neither_replaced_nor_taken_for_one_of_a_topic() 
 #[test]
 fn a_topic_that_was_read_from_a_later_offset_on_is_not_taken_for_a_fuller_one() {
     let mut row = held(3, 50, 0);
-    row.checkpoint.fingerprints.ordinary = None;
+    row.checkpoint.fingerprints.normal = None;
     remember_topics(&mut row, &logs_of((5, 6), (50, 50)));
     let same = start_offsets(&row, &logs_of((5, 6), (50, 60))).unwrap();
-    assert_eq!(same.verify.ordinary, None);
+    assert_eq!(same.verify.normal, None);
     let anew = start_offsets(&row, &logs_of((7, 6), (0, 60))).unwrap();
     assert_eq!(
-        anew.verify.ordinary,
+        anew.verify.normal,
         Some((Offset(49), 5)),
         "no record has it"
     );
@@ -346,23 +337,27 @@ fn recoveries_that_are_not_done_and_gone_or_not_there_are_refused_until_a_person
 fn each_topic_of_requests_is_held_against_its_own_checkpoint() {
     let of = |checkpoint: i64, first: i64, end: i64| {
         let mut row = held(3, 50, 0);
-        row.checkpoint.at.expedited = Offset(checkpoint);
-        row.consumed.expedited = Offset(checkpoint);
-        row.checkpoint.fingerprints.expedited = Some(FINGERPRINT + 1);
+        row.checkpoint.at.high_priority = Offset(checkpoint);
+        row.consumed.high = Offset(checkpoint);
+        row.checkpoint.fingerprints.high = Some(FINGERPRINT + 1);
         let mut ends = logs((0, 60), (0, 0));
-        ends.first.expedited = Offset(first);
-        ends.next.expedited = Offset(end);
+        ends.first.high_priority = Offset(first);
+        ends.next.high_priority = Offset(end);
         start_offsets(&row, &ends)
     };
     let start = of(8, 0, 9).unwrap();
     assert_eq!(
-        (start.at.requests, start.at.expedited),
+        (start.at.requests, start.at.high_priority),
         (Offset(50), Offset(8))
     );
-    assert_eq!(start.verify.expedited, Some((Offset(7), FINGERPRINT + 1)));
+    assert_eq!(start.verify.high, Some((Offset(7), FINGERPRINT + 1)));
     let overtaken = of(8, 9, 9).unwrap_err();
-    assert_eq!(overtaken.source, Source::Expedited);
-    assert!(overtaken.to_string().starts_with("expedited requests: "));
+    assert_eq!(overtaken.source, Source::HighPriority);
+    assert!(
+        overtaken
+            .to_string()
+            .starts_with("high-priority requests: ")
+    );
     assert!(of(0, 1, 9).is_err());
     assert!(of(0, 0, 9).is_ok());
 }
@@ -370,10 +365,10 @@ fn each_topic_of_requests_is_held_against_its_own_checkpoint() {
 #[test]
 fn both_topics_may_be_passed_over_one_after_the_other() {
     let mut row = held(3, 50, 0);
-    row.checkpoint.at.expedited = Offset(8);
-    row.consumed.expedited = Offset(9);
+    row.checkpoint.at.high_priority = Offset(8);
+    row.consumed.high = Offset(9);
     let mut ends = logs((52, 60), (0, 0));
-    ends.next.expedited = Offset(3);
+    ends.next.high_priority = Offset(3);
     let mut passed = Vec::new();
     let start = loop {
         match start_offsets(&row, &ends) {
@@ -384,10 +379,10 @@ fn both_topics_may_be_passed_over_one_after_the_other() {
             }
         }
     };
-    assert_eq!(passed, [Source::Requests, Source::Expedited]);
+    assert_eq!(passed, [Source::Requests, Source::HighPriority]);
     assert_eq!(
-        (start.at.requests, start.at.expedited),
+        (start.at.requests, start.at.high_priority),
         (Offset(52), Offset(0))
     );
-    assert_eq!(row.consumed.expedited, Offset(0), "it is another log");
+    assert_eq!(row.consumed.high, Offset(0), "it is another log");
 }

@@ -236,7 +236,7 @@ impl Poller {
                 };
                 if !takes {
                     let fingerprint = match source {
-                        Source::Requests | Source::Expedited => fingerprint(&record),
+                        Source::Requests | Source::HighPriority => fingerprint(&record),
                         Source::Replies | Source::Recoveries => 0,
                     };
                     reading.passed = Some((offset, fingerprint));

@@ -136,7 +136,7 @@ pub(crate) fn settings() -> SchedulerSettings {
         read_ahead_max: 1,
         read_ahead_bytes_max: 1,
         tracked_requests_max: 2,
-        expedited_weight: 1,
+        high_priority_weight: 1,
         hand_off_after: second,
         retention: second,
         timeout_grace: second,

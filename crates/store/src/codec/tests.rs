@@ -22,7 +22,7 @@ fn sample_created() -> Created {
         reply_to: None,
         request_hash: RequestHash([0xab; 16]),
         request: Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PartitionId(2),
             offset: Offset(300),
         },
@@ -91,13 +91,13 @@ fn sample_lease() -> Lease {
                 ..Places::default()
             },
             fingerprints: ByPriority {
-                ordinary: Some(0xfeed),
-                expedited: None,
+                normal: Some(0xfeed),
+                high: None,
             },
         },
         consumed: ByPriority {
-            ordinary: Offset(11),
-            expedited: Offset(0),
+            normal: Offset(11),
+            high: Offset(0),
         },
         ..Lease::new(LeaseKey::supervisor(PartitionId(1)), PartitionId(1))
     }
@@ -232,7 +232,7 @@ fn a_layout_reads_back() {
 
     let place = |offset| Places {
         requests: Offset(offset),
-        expedited: Offset(0),
+        high_priority: Offset(0),
         replies: Offset(1),
         recoveries: Offset(2),
     };
@@ -250,10 +250,10 @@ fn a_layout_reads_back() {
 
     let mut sample = sample;
     for (at, offset) in sample.places_mut().zip(70..) {
-        at.expedited = Offset(offset);
+        at.high_priority = Offset(offset);
     }
     let bytes = encoder.layout(&sample).to_vec();
-    // The same, with the offsets of expedited requests behind: of cuts, then of the change.
+    // The same, with the offsets of high-priority requests behind: of cuts, then of the change.
     assert_eq!(
         hex(&bytes),
         "070302010201020204010102040303020e02041002040102020002040a0204020e020410020400\
@@ -268,11 +268,11 @@ fn a_layout_reads_back() {
 }
 
 #[test]
-fn a_lease_of_a_reader_of_expedited_requests_has_a_format_of_its_own_and_reads_back() {
+fn a_lease_of_a_reader_of_high_priority_requests_has_a_format_of_its_own_and_reads_back() {
     let mut encoder = Encoder::default();
     let at = Places {
         requests: Offset(9),
-        expedited: Offset(8),
+        high_priority: Offset(8),
         ..Places::default()
     };
     let stood = Stood {
@@ -287,9 +287,9 @@ fn a_lease_of_a_reader_of_expedited_requests_has_a_format_of_its_own_and_reads_b
 
     sample.handover = Handover::default();
     for change in [
-        |lease: &mut Lease| lease.checkpoint.at.expedited = Offset(4),
-        |lease: &mut Lease| lease.checkpoint.fingerprints.expedited = Some(5),
-        |lease: &mut Lease| lease.consumed.expedited = Offset(6),
+        |lease: &mut Lease| lease.checkpoint.at.high_priority = Offset(4),
+        |lease: &mut Lease| lease.checkpoint.fingerprints.high = Some(5),
+        |lease: &mut Lease| lease.consumed.high = Offset(6),
     ] {
         let mut sample = sample.clone();
         change(&mut sample);
@@ -305,10 +305,10 @@ fn a_lease_with_fingerprints_of_topics_has_no_format_of_its_own_and_reads_back()
     let mut encoder = Encoder::default();
     let mut sample = sample_lease();
     sample.checkpoint.at = Places::default();
-    for (expedited, format) in [(None, 4), (Some(u64::MAX), 5)] {
+    for (high, format) in [(None, 4), (Some(u64::MAX), 5)] {
         sample.checkpoint.fingerprints = ByPriority {
-            ordinary: Some(u64::MAX),
-            expedited,
+            normal: Some(u64::MAX),
+            high,
         };
         let bytes = encoder.lease(&sample).to_vec();
         assert_eq!((bytes[0], lease(&bytes)), (format, Ok(sample.clone())));
@@ -323,13 +323,13 @@ fn a_lease_of_a_reader_that_nobody_has_run_has_a_format_of_its_own_and_reads_bac
         key,
         ..sample_lease()
     };
-    sample.checkpoint.at.expedited = Offset(4);
+    sample.checkpoint.at.high_priority = Offset(4);
     for (is_begun, format) in [(true, 5), (false, 8)] {
         sample.is_begun = is_begun;
         let bytes = encoder.lease(&sample).to_vec();
         assert_eq!((bytes[0], lease(&bytes)), (format, Ok(sample.clone())));
     }
-    sample.checkpoint.at.expedited = Offset(0);
+    sample.checkpoint.at.high_priority = Offset(0);
     for (is_begun, format) in [(true, 4), (false, 8)] {
         sample.is_begun = is_begun;
         let bytes = encoder.lease(&sample).to_vec();

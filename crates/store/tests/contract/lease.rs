@@ -192,7 +192,7 @@ pub async fn a_renewal_never_goes_back_and_its_repeat_is_accepted(subject: &impl
         assert!(!store.renew_lease(second).await.unwrap(), "it is older");
         let other = Lease {
             consumed: ByPriority {
-                ordinary: Offset(999),
+                normal: Offset(999),
                 ..third.consumed
             },
             ..third.clone()
@@ -297,7 +297,7 @@ pub async fn an_ended_lease_is_kept_with_its_handover_and_renewed_by_nobody(
         reader: ReaderId(5),
         at: Places {
             requests: Offset(100),
-            expedited: Offset(80),
+            high_priority: Offset(80),
             replies: Offset(0),
             recoveries: Offset(7),
         },

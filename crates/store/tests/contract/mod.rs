@@ -203,8 +203,8 @@ pub fn created(mark: i64) -> Arc<Created> {
         request_hash: RequestHash([7; 16]),
         request: Position {
             priority: match mark % 2 {
-                0 => Priority::Ordinary,
-                _ => Priority::Expedited,
+                0 => Priority::Normal,
+                _ => Priority::High,
             },
             partition: PartitionId(3),
             offset: Offset(mark),

@@ -188,13 +188,13 @@ async fn a_keyspace_of_the_first_version_is_migrated_with_what_it_holds() {
                 ..Places::default()
             },
             fingerprints: ByPriority {
-                ordinary: Some(9),
-                expedited: None,
+                normal: Some(9),
+                high: None,
             },
         },
         consumed: ByPriority {
-            ordinary: Offset(41),
-            expedited: Offset(0),
+            normal: Offset(41),
+            high: Offset(0),
         },
         is_begun: true,
         ..Lease::new(key, PartitionId(3))

@@ -164,13 +164,15 @@ async fn what_was_written_after_a_partition_ended_is_sent_home_once_and_in_order
 }
 
 #[tokio::test]
-async fn expedited_requests_are_sent_home_by_the_topic_on_which_they_lay() {
-    let expedited = Source::Expedited;
+async fn high_priority_requests_are_sent_home_by_the_topic_on_which_they_lay() {
+    let high_priority = Source::HighPriority;
     let mut world = World::new(shrunk(&Layout::first(2), 0));
-    world.put_on(expedited, 3).await;
-    let done = world.send_home_on(expedited, Places::default(), 3).await;
-    assert_eq!((done.expedited, done.requests), (Offset(3), Offset(0)));
-    assert_eq!(world.home_on(expedited), [0, 1, 2]);
+    world.put_on(high_priority, 3).await;
+    let done = world
+        .send_home_on(high_priority, Places::default(), 3)
+        .await;
+    assert_eq!((done.high_priority, done.requests), (Offset(3), Offset(0)));
+    assert_eq!(world.home_on(high_priority), [0, 1, 2]);
     let requests = world.home();
     assert!(requests.is_empty(), "{requests:?}");
 }

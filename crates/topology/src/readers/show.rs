@@ -50,9 +50,9 @@ pub struct ReaderView {
     pub checkpoint: CheckpointView,
     /// The next request that is not consumed durably.
     pub consumed: Offset,
-    /// The next expedited one.
+    /// The next high-priority one.
     #[serde(default)]
-    pub consumed_expedited: Offset,
+    pub consumed_high_priority: Offset,
     /// What it waits for, if it does not run.
     pub waits_for: Vec<String>,
 }
@@ -62,8 +62,8 @@ impl ReaderView {
     #[must_use]
     pub fn done(&self, priority: Priority) -> Offset {
         match priority {
-            Priority::Ordinary => self.checkpoint.requests,
-            Priority::Expedited => self.checkpoint.expedited,
+            Priority::Normal => self.checkpoint.requests,
+            Priority::High => self.checkpoint.high_priority,
         }
     }
 
@@ -71,8 +71,8 @@ impl ReaderView {
     #[must_use]
     pub fn consumed(&self, priority: Priority) -> Offset {
         match priority {
-            Priority::Ordinary => self.consumed,
-            Priority::Expedited => self.consumed_expedited,
+            Priority::Normal => self.consumed,
+            Priority::High => self.consumed_high_priority,
         }
     }
 }
@@ -83,9 +83,9 @@ impl ReaderView {
 pub struct CheckpointView {
     /// On `operation-requests`.
     pub requests: Offset,
-    /// On `expedited-requests`.
+    /// On `high-priority-requests`.
     #[serde(default)]
-    pub expedited: Offset,
+    pub high_priority: Offset,
     /// On `step-replies`.
     pub replies: Offset,
     /// On `recovery`.
@@ -235,12 +235,12 @@ fn view(reader: ReaderId, lease: &Lease, waits_for: Vec<String>) -> ReaderView {
         epoch: lease.epoch.0,
         checkpoint: CheckpointView {
             requests: checkpoint.at.requests,
-            expedited: checkpoint.at.expedited,
+            high_priority: checkpoint.at.high_priority,
             replies: checkpoint.at.replies,
             recoveries: checkpoint.at.recoveries,
         },
-        consumed: lease.consumed.ordinary,
-        consumed_expedited: lease.consumed.expedited,
+        consumed: lease.consumed.normal,
+        consumed_high_priority: lease.consumed.high,
         waits_for,
     }
 }
@@ -264,7 +264,7 @@ impl fmt::Display for LayoutView {
         )?;
         writeln!(
             f,
-            "reader  partition   requests  expedited    replies  recoveries  epoch  owner"
+            "reader  partition   requests  high priority    replies  recoveries  epoch  owner"
         )?;
         for view in readers {
             let mut state = view.owner.clone().unwrap_or_default();
@@ -276,13 +276,13 @@ impl fmt::Display for LayoutView {
             }
             let CheckpointView {
                 requests,
-                expedited,
+                high_priority,
                 replies,
                 recoveries,
             } = view.checkpoint;
             writeln!(
                 f,
-                "{:>6}  {:>9}  {requests:>9}  {expedited:>9}  {replies:>9}  {recoveries:>10}  {:>5}  {state}",
+                "{:>6}  {:>9}  {requests:>9}  {high_priority:>13}  {replies:>9}  {recoveries:>10}  {:>5}  {state}",
                 view.reader, view.partition, view.epoch
             )?;
         }

@@ -50,8 +50,8 @@ impl Site {
             duration: Duration::from_millis(50),
             stamp_limit: Stamp(100 + i64::from(reader)),
             consumed: ByPriority {
-                ordinary: Offset(requests + 1),
-                expedited: Offset(0),
+                normal: Offset(requests + 1),
+                high: Offset(0),
             },
             checkpoint: Checkpoint::at(Places {
                 requests: Offset(requests),
@@ -139,7 +139,7 @@ async fn a_layout_that_nobody_has_begun_is_passed_through() {
     let begun = site.begin(&layout, 0).await;
     assert_eq!(begun.checkpoint.at.requests, Offset(25));
     assert!(begun.handover.is_empty());
-    let consumed = consumed(&*site.store, &layout, Priority::Ordinary, PartitionId(0)).await;
+    let consumed = consumed(&*site.store, &layout, Priority::Normal, PartitionId(0)).await;
     assert_eq!(consumed.unwrap(), Offset(26));
 }
 
@@ -151,7 +151,7 @@ async fn many_layouts_that_nobody_has_begun_are_seen_through_at_once() {
         .map(|nth| if nth % 2 == 0 { 64 } else { 1 })
         .collect();
     let layout = layout_of(&numbers);
-    let seen = consumed(&*site.store, &layout, Priority::Ordinary, PartitionId(0)).await;
+    let seen = consumed(&*site.store, &layout, Priority::Normal, PartitionId(0)).await;
     assert_eq!(seen.unwrap(), Offset(26));
 }
 
@@ -262,7 +262,7 @@ async fn what_lies_in_partitions_that_nobody_reads_yet_was_not_consumed() {
         let consumed = consumed(
             &*site.store,
             &layout,
-            Priority::Ordinary,
+            Priority::Normal,
             PartitionId(partition),
         )
         .await;
@@ -299,7 +299,7 @@ async fn of_fewer_partitions_whoever_comes_to_one_begins_where_it_was_cut() {
     let begun = site.begin(&layout, 1).await;
     assert_eq!(begun.partition, PartitionId(0));
     assert_eq!(
-        (begun.checkpoint.at.requests, begun.consumed.ordinary),
+        (begun.checkpoint.at.requests, begun.consumed.normal),
         (Offset(20), Offset(20))
     );
     assert_eq!((begun.epoch, begun.stamp_limit), (Epoch(6), Stamp(101)));
@@ -328,7 +328,7 @@ async fn what_lies_beyond_a_cut_was_not_consumed_before_others_have_come() {
     let layout = cut(20);
     site.lease(2, 0, None, 29).await;
     for layout in [layout.clone(), layout.announced(Vec::new()).unwrap()] {
-        let consumed = consumed(&*site.store, &layout, Priority::Ordinary, PartitionId(0)).await;
+        let consumed = consumed(&*site.store, &layout, Priority::Normal, PartitionId(0)).await;
         assert_eq!(consumed.unwrap(), Offset(20));
     }
 }

@@ -58,7 +58,7 @@ pub(super) fn topics(
     let client = std::sync::Arc::new(KafkaAdmin::new(&dependencies.kafka, "waybill-topics")?);
     let names = [
         dependencies.topics.requests(),
-        dependencies.topics.expedited(),
+        dependencies.topics.high_priority_requests(),
         dependencies.topics.step_replies(),
         dependencies.topics.recovery(),
     ];

@@ -85,7 +85,7 @@ fn ingestion_config(config: &Config) -> IngestionConfig {
         event_streams_max: http.event_streams_max,
         lists_max: http.lists_max,
         tenant_rates: http.tenant_limits.rates(),
-        expedites: http.expedited_topic,
+        has_high_priority_topic: http.high_priority_topic,
         drain_timeout: http.drain_timeout,
     }
 }

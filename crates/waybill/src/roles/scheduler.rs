@@ -92,7 +92,7 @@ fn scheduler_settings(config: &Config, own: Own) -> SchedulerSettings {
         read_ahead_max: settings.read_ahead_max,
         read_ahead_bytes_max: settings.read_ahead_bytes_max.as_usize(),
         tracked_requests_max: settings.tracked_requests_max,
-        expedited_weight: settings.expedited_weight,
+        high_priority_weight: settings.high_priority_weight,
         hand_off_after: settings.hand_off_after,
         retention: config.store.retention,
         timeout_grace: settings.timeout_grace,

@@ -29,7 +29,7 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The topics whose records nothing else removes.
-const SOURCES: [Source; 3] = [Source::Requests, Source::Expedited, Source::Recoveries];
+const SOURCES: [Source; 3] = [Source::Requests, Source::HighPriority, Source::Recoveries];
 
 /// Deletes finished requests and recoveries until it is stopped. Several processes may do it at once.
 pub(super) async fn run(
@@ -221,7 +221,7 @@ mod tests {
         let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
         let at = |requests| Places {
             requests: Offset(requests),
-            expedited: Offset(requests + 100),
+            high_priority: Offset(requests + 100),
             recoveries: Offset(requests + 200),
             ..Places::default()
         };
@@ -236,7 +236,7 @@ mod tests {
         };
         let done = kept(Source::Requests).await;
         assert_eq!(done, Offset(40), "what was read there is done");
-        assert_eq!(kept(Source::Expedited).await, Offset(140));
+        assert_eq!(kept(Source::HighPriority).await, Offset(140));
         assert_eq!(kept(Source::Recoveries).await, Offset(240));
         let shard = Lease {
             checkpoint: Checkpoint::at(at(45)),
@@ -244,7 +244,7 @@ mod tests {
         };
         assert!(store.take_lease(None, shard).await.unwrap());
         assert_eq!(kept(Source::Requests).await, Offset(45));
-        assert_eq!(kept(Source::Expedited).await, Offset(145));
+        assert_eq!(kept(Source::HighPriority).await, Offset(145));
         assert_eq!(kept(Source::Recoveries).await, Offset(245));
     }
 
@@ -256,7 +256,7 @@ mod tests {
         let reader = layout.division().all().next().unwrap();
         let places = Places {
             requests: Offset(10),
-            expedited: Offset(20),
+            high_priority: Offset(20),
             recoveries: Offset(30),
             replies: Offset(40),
         };
@@ -277,7 +277,7 @@ mod tests {
             kept,
             [
                 (Source::Requests, Offset(9)),
-                (Source::Expedited, Offset(19)),
+                (Source::HighPriority, Offset(19)),
                 (Source::Recoveries, Offset(29)),
             ]
         );

@@ -91,7 +91,7 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
     scheduler.terminate();
 
     // Both, while nobody reads them, so that they hold more than was done of the old ones.
-    make_anew(&cluster, &["operation-requests", "expedited-requests"]).await;
+    make_anew(&cluster, &["operation-requests", "high-priority-requests"]).await;
     ids.extend(deliver(&ingestion, "more", 3 * DELIVERIES).await);
     let mut scheduler = cluster.scheduler("0-3", "");
     refused(&scheduler, &(0..PARTITIONS).collect()).await;
@@ -108,10 +108,10 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
         .lines()
         .filter(|l| l.contains("is passed over"))
         .collect();
-    let (expedited, ordinary): (Vec<&str>, Vec<&str>) = passed
+    let (high, normal): (Vec<&str>, Vec<&str>) = passed
         .iter()
-        .partition(|line| line.contains("expedited requests: "));
-    assert!(!ordinary.is_empty() && !expedited.is_empty(), "{passed:?}");
+        .partition(|line| line.contains("high-priority requests: "));
+    assert!(!normal.is_empty() && !high.is_empty(), "{passed:?}");
     let world = &ingestion.world;
     world
         .assert_one_effect_per_step(&ids, |index| is_remote(index % DELIVERIES))

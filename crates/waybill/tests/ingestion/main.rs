@@ -4,11 +4,11 @@
 mod access;
 mod batches;
 mod events;
-mod expedited;
 mod inputs;
 mod limits;
 mod ops;
 mod pressure;
+mod priority;
 mod repeats;
 mod status;
 mod tls;

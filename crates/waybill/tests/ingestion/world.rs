@@ -64,7 +64,11 @@ impl World {
     pub async fn guarded(guards: Guards, change: impl FnOnce(&mut IngestionConfig)) -> Self {
         let cluster = MockCluster::new(1).unwrap();
         let topics = Topics::default();
-        for topic in [topics.requests(), topics.expedited(), topics.recovery()] {
+        for topic in [
+            topics.requests(),
+            topics.high_priority_requests(),
+            topics.recovery(),
+        ] {
             cluster.create_topic(topic, PARTITIONS as i32, 1).unwrap();
         }
         let kafka = KafkaSettings::new(cluster.bootstrap_servers());
@@ -191,9 +195,9 @@ impl<C> World<C> {
         created.collect()
     }
 
-    /// All records of the expedited requests' topic.
-    pub fn expedited(&self) -> Vec<(Lying, OperationRequest)> {
-        self.decoded(self.topics.expedited())
+    /// All records of the high-priority requests' topic.
+    pub fn high_priority(&self) -> Vec<(Lying, OperationRequest)> {
+        self.decoded(self.topics.high_priority_requests())
     }
 
     /// All records of the requests topic.
@@ -264,7 +268,7 @@ impl<C> World<C> {
             reply_to: request.reply_to.clone(),
             request_hash: request.request_hash,
             request: Position {
-                priority: Priority::Ordinary,
+                priority: Priority::Normal,
                 partition: record.partition,
                 offset: record.offset,
             },
@@ -298,8 +302,8 @@ impl<C> World<C> {
             duration: Duration::from_secs(10),
             stamp_limit: Stamp(1),
             consumed: ByPriority {
-                ordinary: consumed,
-                expedited: Offset(0),
+                normal: consumed,
+                high: Offset(0),
             },
             ..Lease::new(
                 LeaseKey::scheduler(LayoutGeneration(0), ReaderId(partition.0)),
@@ -326,7 +330,7 @@ pub fn row(id: OperationId, workflow: &str, state: ProcessState) -> RowWrite {
     let created = Created {
         input: delivery_input().into(),
         request: Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: partition_for(id, PARTITIONS),
             offset: Offset(0),
         },

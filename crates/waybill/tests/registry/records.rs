@@ -193,8 +193,8 @@ fn foreign_schema(stub: &Stub) -> u32 {
 async fn while_the_registry_is_away_known_schemas_go_on_and_a_new_one_is_waited_for() {
     let stub = Stub::start().await;
     let mut world = World::new(&with_registry(&stub, ""));
-    // What is expedited waits behind nothing of the other topic.
-    world.send_only_ordinary();
+    // A high-priority request waits behind nothing of the other topic.
+    world.send_only_normal();
     let up = world.up();
     world.ready().await;
     let id = foreign_schema(&stub);

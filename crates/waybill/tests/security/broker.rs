@@ -194,7 +194,7 @@ async fn topics_that_a_token_may_not_look_at_are_named() {
     let dlq_of = |topic: &str| format!("waybill.{topic}.v1.dlq");
     let forbidden = [
         "operation-requests",
-        "expedited-requests",
+        "high-priority-requests",
         "step-replies",
         "recovery",
         "owner-notices",

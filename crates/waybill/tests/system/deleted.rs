@@ -17,7 +17,7 @@ use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer};
 use waybill_test_support::process::{Process, without_test_variables};
 use waybill_test_support::world::{PATIENCE, World, delivery};
 
-use crate::{EXPEDITED, REQUESTS, checkpoint, deliver_all, is_remote, restart, schedulers};
+use crate::{HIGH_PRIORITY, REQUESTS, checkpoint, deliver_all, is_remote, restart, schedulers};
 
 const CONFIG: &str = "partitions: 2\n";
 const SKIP: &str = "skipDeletedRequests: true";
@@ -33,7 +33,7 @@ async fn requests_that_are_gone_before_any_was_ever_consumed_are_refused_and_nev
     // The owners have had no traffic at all.
     set_running(&world, false).await;
     let gone = deliver_all(&world, "gone", DELIVERIES, &Arc::default()).await;
-    for topic in [REQUESTS, EXPEDITED] {
+    for topic in [REQUESTS, HIGH_PRIORITY] {
         delete_all(&world, topic).await;
     }
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
@@ -70,7 +70,7 @@ async fn topics_of_requests_that_are_made_anew_before_any_was_consumed_are_not_t
     let process = restart(&world);
     let readiness = refused(&world, "was deleted and created again").await;
     let new = topic_ids(&world);
-    for (topic, at) in [(REQUESTS, 0), (EXPEDITED, 1)] {
+    for (topic, at) in [(REQUESTS, 0), (HIGH_PRIORITY, 1)] {
         assert_ne!(old[at], new[at], "{topic}");
     }
     // A lease holds the first half of an ID.
@@ -305,7 +305,7 @@ async fn restart_and_skip(world: &Arc<World>) -> Process {
 async fn delete_topics(world: &World) {
     delete(
         world,
-        &[REQUESTS, EXPEDITED].map(|topic| world.topic(topic)),
+        &[REQUESTS, HIGH_PRIORITY].map(|topic| world.topic(topic)),
     )
     .await;
 }
@@ -335,7 +335,7 @@ fn topic_ids(world: &World) -> [String; 2] {
     let settings = KafkaSettings::new(world.address("broker").to_string());
     let consumer = PartitionConsumer::new(&settings, &ConsumerOptions::new("test"));
     let consumer = consumer.expect("a consumer can be made");
-    [REQUESTS, EXPEDITED].map(|topic| {
+    [REQUESTS, HIGH_PRIORITY].map(|topic| {
         let id = consumer.topic_id(&world.topic(topic), PartitionId(0), PATIENCE);
         let id = id.expect("the broker answers");
         id.expect("the topic has an ID").to_string()

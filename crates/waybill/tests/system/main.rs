@@ -34,7 +34,7 @@ use waybill_test_support::world::{Dice, PATIENCE, World, delivery};
 
 const PARTITIONS: u32 = 4;
 const REQUESTS: &str = "operation-requests";
-const EXPEDITED: &str = "expedited-requests";
+const HIGH_PRIORITY: &str = "high-priority-requests";
 const REPLIES: &str = "step-replies";
 const FAILED: &str = "failed-operations";
 const RECOVERY: &str = "recovery";
@@ -213,14 +213,14 @@ fn log_end(world: &World, topic: &str) -> u64 {
 
 /// The ends of both topics of requests added up.
 fn requests_end(world: &World) -> u64 {
-    log_end(world, REQUESTS) + log_end(world, EXPEDITED)
+    log_end(world, REQUESTS) + log_end(world, HIGH_PRIORITY)
 }
 
 /// The checkpoints of all partitions added up: requests and replies.
 async fn checkpoint(world: &World) -> (u64, u64) {
     let mut sums = (0, 0);
     for scheduler in schedulers(world).await {
-        for priority in ["requests", "expedited"] {
+        for priority in ["requests", "highPriority"] {
             sums.0 += scheduler["checkpoint"][priority].as_u64().unwrap_or(0);
         }
         sums.1 += scheduler["checkpoint"]["replies"].as_u64().unwrap_or(0);

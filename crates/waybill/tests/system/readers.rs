@@ -206,7 +206,10 @@ async fn lowest_checkpoints(world: &World) -> BTreeMap<u64, [u64; 3]> {
             .as_u64()
             .expect("a reader has a partition");
         let least = lowest.entry(partition).or_insert([u64::MAX; 3]);
-        for (least, name) in least.iter_mut().zip(["requests", "replies", "expedited"]) {
+        for (least, name) in least
+            .iter_mut()
+            .zip(["requests", "replies", "highPriority"])
+        {
             *least = on(name).min(*least);
         }
     }

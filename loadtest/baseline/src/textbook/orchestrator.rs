@@ -195,7 +195,7 @@ fn created(input: Vec<u8>, message: &OwnedMessage, now: Timestamp) -> Created {
         reply_to: None,
         request_hash: RequestHash::default(),
         request: Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PartitionId(message.partition().unsigned_abs()),
             offset: Offset(message.offset()),
         },

@@ -26,12 +26,12 @@ fn layout(owner: Option<&str>) -> LayoutView {
         epoch: 3,
         checkpoint: CheckpointView {
             requests: Offset(1),
-            expedited: Offset(0),
+            high_priority: Offset(0),
             replies: Offset(1),
             recoveries: Offset(0),
         },
         consumed: Offset(2),
-        consumed_expedited: Offset(0),
+        consumed_high_priority: Offset(0),
         waits_for: owner.map_or(vec!["an owner".to_owned()], |_| Vec::new()),
     };
     LayoutView {

@@ -125,7 +125,7 @@ fn row(n: u128, stamp: i64, keep_for: Option<Duration>) -> RowWrite {
         reply_to: None,
         request_hash: RequestHash::default(),
         request: Position {
-            priority: Priority::Ordinary,
+            priority: Priority::Normal,
             partition: PartitionId(0),
             offset: Offset(0),
         },

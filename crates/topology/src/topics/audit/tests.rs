@@ -311,7 +311,7 @@ fn embedded_setting(ends_with: &str, key: &str) -> Vec<Option<String>> {
 
 #[test]
 fn on_the_embedded_broker_requests_and_recoveries_are_removed_by_checkpoint_alone() {
-    for topic in [REQUESTS, "waybill.expedited-requests.v1", RECOVERIES] {
+    for topic in [REQUESTS, "waybill.high-priority-requests.v1", RECOVERIES] {
         for key in ["retention.ms", "retention.bytes"] {
             let setting = embedded_setting(topic, key);
             assert_eq!(setting[0].as_deref(), Some("-1"), "{topic} {key}");

@@ -181,7 +181,7 @@ async fn is_handed_off(world: &World, id: &str, requests: usize) {
                 Err(_) => return false,
             };
             let checkpoint = &readers["readers"][0]["checkpoint"];
-            let done = ["requests", "expedited"]
+            let done = ["requests", "highPriority"]
                 .map(|priority| checkpoint[priority].as_i64().unwrap_or(0));
             operation["handedOff"] == true
                 && operation["lockedBy"].is_null()

@@ -16,7 +16,7 @@ async fn an_expedited_delivery_goes_by_its_own_topic_and_so_does_what_is_asked_o
     let location = location(&response);
     let (_, accepted) = answer(response).await;
     assert!(world.requests().is_empty());
-    let [(record, OperationRequest::Create(create))] = &world.expedited()[..] else {
+    let [(record, OperationRequest::Create(create))] = &world.high_priority()[..] else {
         panic!("one create")
     };
     let prefix = &create.request_hash.to_string()[..8];
@@ -40,7 +40,7 @@ async fn an_expedited_delivery_goes_by_its_own_topic_and_so_does_what_is_asked_o
         let cancelled = cancel.send().await.unwrap();
         assert_eq!(cancelled.status(), StatusCode::ACCEPTED, "{at}");
     }
-    let behind = world.expedited().split_off(1);
+    let behind = world.high_priority().split_off(1);
     let is_cancel = |request: &OperationRequest| {
         matches!(request, OperationRequest::Amend(amend)
             if matches!(amend.amendment, Amendment::Cancel { .. }) && amend.operation == id)
@@ -51,20 +51,17 @@ async fn an_expedited_delivery_goes_by_its_own_topic_and_so_does_what_is_asked_o
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_general_form_says_whether_a_request_is_expedited() {
+async fn the_general_form_names_the_priority_of_a_request() {
     let world = World::start().await;
-    let mut expedited = order("fast", 1);
-    expedited["expedited"] = json!(true);
-    assert_eq!(
-        world.request(expedited).await.status(),
-        StatusCode::ACCEPTED
-    );
+    let mut high = order("fast", 1);
+    high["priority"] = json!("high");
+    assert_eq!(world.request(high).await.status(), StatusCode::ACCEPTED);
     let mut plain = order("slow", 2);
-    plain["expedited"] = json!(null);
+    plain["priority"] = json!(null);
     assert_eq!(world.request(plain).await.status(), StatusCode::ACCEPTED);
     let mut held_back = json!({"workflow": "drone-delivery", "input": delivery()});
     held_back["input"]["expedited"] = json!(true);
-    held_back["expedited"] = json!(false);
+    held_back["priority"] = json!("normal");
     assert_eq!(
         world.request(held_back).await.status(),
         StatusCode::ACCEPTED
@@ -80,18 +77,18 @@ async fn the_general_form_says_whether_a_request_is_expedited() {
         ids.sort();
         ids
     };
-    assert_eq!(callers(world.expedited()), [Some("fast".to_owned())]);
+    assert_eq!(callers(world.high_priority()), [Some("fast".to_owned())]);
     assert_eq!(callers(world.requests()), [None, Some("slow".to_owned())]);
 
     let mut again = order("fast", 1);
-    again["expedited"] = json!(false);
+    again["priority"] = json!("normal");
     let repeated = world.request(again).await;
     assert_eq!(repeated.status(), StatusCode::ACCEPTED, "the same request");
     assert_eq!(world.requests().len(), 2, "it is not sent again");
 
     let mut wrong = order("wrong", 3);
-    wrong["expedited"] = json!("very");
+    wrong["priority"] = json!("very");
     let (status, kind, problem) = problem(world.request(wrong).await).await;
     assert_eq!((status, kind.as_str()), (422, "invalid-values"));
-    assert_eq!(problem["errors"][0]["pointer"], "/expedited");
+    assert_eq!(problem["errors"][0]["pointer"], "/priority");
 }
