@@ -198,7 +198,7 @@ impl PartitionEngine {
                 cause,
                 record,
             } => self.unreadable(source, offset, fingerprint, cause, record),
-            Event::Misplaced {
+            Event::Misrouted {
                 source,
                 offset,
                 fingerprint,
@@ -208,7 +208,7 @@ impl PartitionEngine {
                 record,
             } => {
                 let home = (home, partitions);
-                self.misplaced(source, offset, fingerprint, home, already_rerouted, record);
+                self.misrouted(source, offset, fingerprint, home, already_rerouted, record);
             }
             Event::Passed {
                 source,

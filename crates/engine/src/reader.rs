@@ -14,7 +14,7 @@
 //! partitions with `kM` readers each, then `kP` with `M`. So each follows the one of its own number, and has
 //! the same operations. Those that have another partition from then on first read their old one to where it
 //! [ended](Places); below that, the old partition's records are still divided among all of them
-//! ([`Share`]), and beyond, what lies there and belongs elsewhere is sent home.
+//! ([`Share`]), and beyond, what lies there and belongs elsewhere is rerouted.
 
 use std::fmt;
 

@@ -101,7 +101,7 @@ impl<'a> RecordRef<'a> {
         self.message.key_len() + self.message.payload_len()
     }
 
-    /// A copy that outlives the poll, for dead letters and records that are sent home.
+    /// A copy that outlives the poll, for dead letters and records that are rerouted.
     #[must_use]
     pub fn to_raw(&self) -> RawRecord {
         RawRecord {

@@ -1,4 +1,4 @@
-//! Record headers: the trace context, the mark of records that were sent home, and what goes with
+//! Record headers: the trace context, the mark of records that were rerouted, and what goes with
 //! a dead letter.
 //!
 //! Dead letters carry the headers of Kafka Connect's dead-letter queue, so that tools made for
@@ -7,7 +7,7 @@
 /// The W3C trace context that a record belongs to.
 pub const TRACEPARENT: &str = "traceparent";
 
-/// Marks a record that lay in another partition than its operation's and was sent home; the value is over how
+/// Marks a record that lay in another partition than its operation's and was rerouted; the value is over how
 /// many partitions operations were spread then, as text. Found astray once more by that number, it is poison.
 pub const REROUTED: &str = "waybill-rerouted";
 

@@ -77,10 +77,10 @@ impl Decoder {
         };
         match decoded {
             Ok((operation, _)) if !is_in_share(share, operation, record) => {
-                Ok(self.mislaid(record, operation, share))
+                Ok(self.misrouted_by_key(record, operation, share))
             }
             Ok((operation, event)) if self.is_home(operation, record, share) => Ok(event),
-            Ok((operation, _)) => Ok(self.misplaced(record, operation, share)),
+            Ok((operation, _)) => Ok(self.misrouted(record, operation, share)),
             Err(error) => self.undecoded(record, &error),
         }
     }
@@ -105,7 +105,7 @@ impl Decoder {
         };
         let operation = request.operation();
         if !self.is_home(operation, record, share) {
-            return Ok(self.misplaced(record, operation, share));
+            return Ok(self.misrouted(record, operation, share));
         }
         if record.key() != Some(&operation.key()[..]) {
             let cause = format!("the record's key is not that of its operation, {operation}");
@@ -152,9 +152,9 @@ impl Decoder {
         }
     }
 
-    fn misplaced(&self, record: &RecordRef<'_>, operation: OperationId, share: &Share) -> Event {
+    fn misrouted(&self, record: &RecordRef<'_>, operation: OperationId, share: &Share) -> Event {
         let partitions = share.partitions_written();
-        Event::Misplaced {
+        Event::Misrouted {
             source: self.source,
             offset: record.offset(),
             fingerprint: fingerprint(record),
@@ -165,11 +165,16 @@ impl Decoder {
         }
     }
 
-    /// One that is another reader's, too, though its key says otherwise: readers go by the key, so it is
-    /// sent home under that of its operation.
-    fn mislaid(&self, record: &RecordRef<'_>, operation: OperationId, share: &Share) -> Event {
-        let mut event = self.misplaced(record, operation, share);
-        if let Event::Misplaced { record, .. } = &mut event {
+    /// One that is another reader's, too, though its key says otherwise: readers take records by key, so it is
+    /// rerouted under the key of its operation.
+    fn misrouted_by_key(
+        &self,
+        record: &RecordRef<'_>,
+        operation: OperationId,
+        share: &Share,
+    ) -> Event {
+        let mut event = self.misrouted(record, operation, share);
+        if let Event::Misrouted { record, .. } = &mut event {
             record.key = Some(operation.key().to_vec());
         }
         event

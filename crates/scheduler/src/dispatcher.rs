@@ -221,7 +221,7 @@ impl Dispatcher {
                 let topic = self.topics.owner_notices();
                 self.told(topic, notice.operation, &**notice, buffer, settlement);
             }
-            Message::Home {
+            Message::Reroute {
                 source,
                 partition,
                 partitions,

@@ -362,10 +362,10 @@ static ENGINE_COUNTERS: [(Metric<Counter, 2>, CountOf); 29] = [
     ),
     (
         of_reader(
-            "waybill_records_misplaced_total",
+            "waybill_records_misrouted_total",
             "Records that belong to another partition",
         ),
-        |s| s.misplaced,
+        |s| s.misrouted,
     ),
     (
         of_reader(

@@ -12,7 +12,7 @@
 //! [ended](Layout::moved): readers that have another partition from then on read their old one to there, in the
 //! generation before, and then begin. When all have, the last [forgets](Layout::settled) how it came.
 //!
-//! Partitions that are left over stay on the topics: what anybody still writes there is sent home, from the place
+//! Partitions that are left over stay on the topics: what anybody still writes there is rerouted, from the place
 //! that the layout [keeps](Layout::retired).
 
 mod change;
@@ -387,7 +387,7 @@ impl Layout {
         self.going_over().is_some()
     }
 
-    /// Times in which operations were not spread over a partition, and what came to it is to be sent home, in their
+    /// Times in which operations were not spread over a partition, and what came to it is to be rerouted, in their
     /// order.
     #[must_use]
     pub fn retired(&self) -> &[Retired] {

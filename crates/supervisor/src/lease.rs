@@ -48,13 +48,13 @@ impl ShardLease {
         }
     }
 
-    /// To where the partition of the shard was sent home.
-    pub(super) fn sent_home(&self) -> Places {
+    /// To where the partition of the shard was rerouted.
+    pub(super) fn rerouted(&self) -> Places {
         self.row.checkpoint.at
     }
 
     /// Keeps to where it was, with a renewal. Returns whether the lease is still held.
-    pub(super) async fn keep_sent_home(&mut self, to: Places) -> Result<bool, StoreError> {
+    pub(super) async fn keep_rerouted(&mut self, to: Places) -> Result<bool, StoreError> {
         self.row.checkpoint = Checkpoint::at(to);
         self.renew(self.row.owner).await
     }

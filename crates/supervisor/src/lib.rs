@@ -4,8 +4,8 @@
 //! Two sources: the deadline index, whose shards are divided between supervisors by lease
 //! (`shard`), and the failed-operations topic, whose partitions are divided by a consumer group
 //! (`failed`). What is asked is decided by the engine's [`Supervision`](waybill_engine::Supervision)
-//! alone, and travels through the recovery topic (`ask`). Who looks after a shard also sends home what is written
-//! to a partition that is left over (`strays`), says how many operations of it are parked (`parked`), and finds those that
+//! alone, and travels through the recovery topic (`ask`). Who looks after a shard also reroutes what is written
+//! to a partition that is left over (`reroute`), says how many operations of it are parked (`parked`), and finds those that
 //! nothing would wake (`audit`).
 //!
 //! What must hold here:
@@ -26,8 +26,8 @@ mod failed;
 mod lease;
 mod metrics;
 mod parked;
+mod reroute;
 mod shard;
-mod strays;
 mod sweep;
 
 use std::sync::Arc;
@@ -51,8 +51,8 @@ use self::ask::Asker;
 use self::audit::Auditor;
 use self::metrics::SupervisorMetrics;
 use self::parked::Turn;
+use self::reroute::Rerouter;
 use self::shard::Shard;
-use self::strays::Strays;
 
 /// What the supervisor needs to know.
 #[derive(Clone, Debug)]
@@ -127,14 +127,14 @@ async fn supervise(
     .context("the supervisor's producer cannot be made")?;
     let asker = Arc::new(asker);
 
-    let strays = Strays::new(
+    let rerouter = Rerouter::new(
         &parts.kafka,
         &parts.topics,
         parts.partition_map.clone(),
         asker.clone(),
         metrics.clone(),
     );
-    let strays = Arc::new(strays.context("the supervisor's admin client cannot be made")?);
+    let rerouter = Arc::new(rerouter.context("the supervisor's admin client cannot be made")?);
     let turn = Turn::default();
     let auditor = Auditor {
         name: name.clone(),
@@ -160,7 +160,7 @@ async fn supervise(
         store: parts.store.clone(),
         workflows: parts.workflows.clone(),
         asker: asker.clone(),
-        strays,
+        rerouter,
         metrics: metrics.clone(),
         partition_map: parts.partition_map.clone(),
         turn,

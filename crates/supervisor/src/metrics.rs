@@ -30,8 +30,8 @@ const DECIDED: Metric<Counter> = Metric::new(
     "Failed operations of which it was decided what becomes of them",
     [],
 );
-const SENT_HOME: Metric<Counter> = Metric::new(
-    "waybill_supervisor_sent_home_total",
+const REROUTED: Metric<Counter> = Metric::new(
+    "waybill_supervisor_rerouted_total",
     "Records that were written to partitions that are left over, and sent on to their own",
     [],
 );
@@ -78,7 +78,7 @@ pub const METRICS: &[&dyn Declared] = &[
     &UNREADABLE,
     &FAILED_PASSES,
     &DECIDED,
-    &SENT_HOME,
+    &REROUTED,
     &OVERDUE,
     &SWEPT_AT,
     &BEHIND,
@@ -98,7 +98,7 @@ pub(super) struct SupervisorMetrics {
     /// Failed operations that were decided on.
     pub(super) decided: Counter,
     /// Records that were written to partitions that are left over.
-    pub(super) sent_home: Counter,
+    pub(super) rerouted: Counter,
     audit_woken: Counter,
     overdue: Histogram,
     shards: Mutex<HashMap<PartitionId, ShardGauges>>,
@@ -128,7 +128,7 @@ impl SupervisorMetrics {
             unreadable: UNREADABLE.of([]),
             failed_passes: FAILED_PASSES.of([]),
             decided: DECIDED.of([]),
-            sent_home: SENT_HOME.of([]),
+            rerouted: REROUTED.of([]),
             audit_woken: AUDIT_WOKEN.of([]),
             overdue: OVERDUE.of([]),
             shards: Mutex::default(),

@@ -17,13 +17,13 @@ use super::audit::{Audit, Auditor};
 use super::lease::ShardLease;
 use super::metrics::SupervisorMetrics;
 use super::parked::{Parked, Turn, Waits};
-use super::strays::Strays;
+use super::reroute::Rerouter;
 use super::sweep::Sweep;
 
 /// How many entries one read takes, and so how many rows are held at once.
 const PAGE_ENTRIES: usize = 500;
 /// How often it is looked for what lies in a partition that is left over.
-const STRAYS_EVERY: Duration = Duration::from_secs(3);
+const REROUTE_EVERY: Duration = Duration::from_secs(3);
 /// How long to rest after something failed.
 const REST: Duration = Duration::from_secs(1);
 
@@ -46,7 +46,7 @@ pub(super) struct Shard {
     pub(super) store: Arc<dyn Store>,
     pub(super) workflows: Arc<Workflows>,
     pub(super) asker: Arc<Asker>,
-    pub(super) strays: Arc<Strays>,
+    pub(super) rerouter: Arc<Rerouter>,
     pub(super) metrics: Arc<SupervisorMetrics>,
     pub(super) partition_map: PartitionMap,
     pub(super) turn: Turn,
@@ -133,12 +133,12 @@ impl Shard {
         mut lease: ShardLease,
         stop: &CancellationToken,
     ) -> Result<(), StoreError> {
-        let mut looked_for_strays = Instant::now();
+        let mut rerouted_at = Instant::now();
         let mut behind_since = None;
         while lease.keep().await? {
-            if looked_for_strays.elapsed() >= STRAYS_EVERY {
-                looked_for_strays = Instant::now();
-                if !self.send_strays_home(&mut lease).await? {
+            if rerouted_at.elapsed() >= REROUTE_EVERY {
+                rerouted_at = Instant::now();
+                if !self.reroute(&mut lease).await? {
                     break;
                 }
             }
@@ -178,17 +178,17 @@ impl Shard {
         Ok(())
     }
 
-    /// Sends home what lies in the shard's partition, if it is left over. Returns whether the lease is still held.
-    async fn send_strays_home(&self, lease: &mut ShardLease) -> Result<bool, StoreError> {
-        let done = lease.sent_home();
-        let (now, sent) = self.strays.send_home(self.shard, done).await;
+    /// Reroutes the records of the shard's partition, if it is no longer in use. Returns whether the lease is still held.
+    async fn reroute(&self, lease: &mut ShardLease) -> Result<bool, StoreError> {
+        let done = lease.rerouted();
+        let (now, sent) = self.rerouter.reroute(self.shard, done).await;
         if let Err(error) = sent {
             let error = &error as &dyn std::error::Error;
             tracing::warn!(shard = %self.shard, error, "could not reroute the records of a partition that is no longer in use");
         }
         match now == done {
             true => Ok(true),
-            false => lease.keep_sent_home(now).await,
+            false => lease.keep_rerouted(now).await,
         }
     }
 

@@ -202,7 +202,7 @@ mod tests {
         assert!(is_sent_on(&fewer, 1, 40, of(1)));
         assert!(!is_sent_on(&fewer, 1, 39, of(1)), "it was read to there");
 
-        // Used again, its strays may still be on their way; and what was late the first time, too.
+        // Used again, its misrouted records may still be on their way; and what was late the first time, too.
         let again = fewer.intended(2).unwrap();
         let again = again.announced(vec![at(50)]).unwrap();
         let again = again.moved(vec![at(99)]).unwrap();

@@ -354,7 +354,7 @@ impl Repartition {
         }
         let come = (0..).map(PartitionId).zip(bounds).skip(now as usize);
         let begins = come.map(|(partition, (begin, end))| {
-            // One that was once left over is read, or sent home, to its end; others have never been read.
+            // One that was once left over is read, or rerouted, to its end; others have never been read.
             let mut retired = layout.retired().iter();
             match retired.any(|of| of.partition == partition) {
                 true => end,
@@ -364,16 +364,16 @@ impl Repartition {
         Ok(begins.collect())
     }
 
-    /// The times in which partitions were left over of which everything was sent home.
+    /// The times in which partitions were left over of which everything was rerouted.
     async fn through(&self, layout: &Layout) -> Result<Vec<Retired>, RepartitionError> {
         let mut through = Vec::new();
         for retired in layout.retired() {
             let key = LeaseKey::supervisor(retired.partition);
-            let sent_home = self.store.lease(key).await?;
-            let sent_home = sent_home.unwrap_or(Lease::new(key, retired.partition));
-            // Those that this change has ended are remembered until what was sent home is done there.
+            let rerouted = self.store.lease(key).await?;
+            let rerouted = rerouted.unwrap_or(Lease::new(key, retired.partition));
+            // Those that this change has ended are remembered until what was rerouted is done there.
             let begin = layout.begin_of(layout.generation(), retired.partition);
-            if retired.until != Some(begin) && retired.is_over_below(&sent_home.checkpoint.at) {
+            if retired.until != Some(begin) && retired.is_over_below(&rerouted.checkpoint.at) {
                 through.push(*retired);
             }
         }

@@ -79,7 +79,7 @@ pub enum Message {
     /// To `owner-notices`.
     Owner(Box<OwnerNotice>),
     /// Back to its own topic, to the partition that its operation belongs to, marked.
-    Home {
+    Reroute {
         /// The topic that it was read from.
         source: Source,
         /// The partition that it belongs to.

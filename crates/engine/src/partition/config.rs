@@ -208,7 +208,7 @@ pub struct EngineStats {
     /// Records that could not be decoded.
     pub unreadable: u64,
     /// Records that belong to another partition.
-    pub misplaced: u64,
+    pub misrouted: u64,
     /// Records sent to a dead-letter topic.
     pub dead_lettered: u64,
     /// Operations parked because the engine's own logic failed on them.

@@ -59,9 +59,9 @@ pub enum Event {
         /// The record as it came.
         record: Box<ForwardRecord>,
     },
-    /// A record whose operation belongs to another partition: it is sent home once, marked; the
+    /// A record whose operation belongs to another partition: it is rerouted once, marked; the
     /// second time it goes to the dead-letter topic.
-    Misplaced {
+    Misrouted {
         /// The topic that it was read from.
         source: Source,
         /// Where it lies.
@@ -72,7 +72,7 @@ pub enum Event {
         home: PartitionId,
         /// Over how many partitions operations are spread.
         partitions: u32,
-        /// Whether it bears the mark of having been sent home before, by that number of partitions.
+        /// Whether it bears the mark of having been rerouted before, by that number of partitions.
         already_rerouted: bool,
         /// The record as it came.
         record: Box<ForwardRecord>,

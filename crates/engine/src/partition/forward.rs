@@ -1,7 +1,7 @@
 //! Records that concern no operation here: passed on with their bytes as they came.
 //!
 //! What must hold: such a record is done once whoever gets it has acknowledged it, and it holds up
-//! nothing but the checkpoint until then. A misplaced record is sent home once only, by one number of
+//! nothing but the checkpoint until then. A misrouted record is rerouted once only, by one number of
 //! partitions: two schedulers that disagree about where it belongs would send it to and fro for ever.
 
 use crate::id::{Offset, PartitionId};
@@ -25,7 +25,7 @@ impl PartitionEngine {
         }
     }
 
-    pub(super) fn misplaced(
+    pub(super) fn misrouted(
         &mut self,
         source: Source,
         offset: Offset,
@@ -37,7 +37,7 @@ impl PartitionEngine {
         if !self.begin_foreign(source, offset, fingerprint) {
             return;
         }
-        self.stats.misplaced += 1;
+        self.stats.misrouted += 1;
         if already_rerouted {
             let cause = format!(
                 "its operation belongs to partition {home} of {partitions}, not to {}, and it was \
@@ -46,7 +46,7 @@ impl PartitionEngine {
             );
             self.dead_letter(source, offset, cause, record);
         } else {
-            self.open.sends.push(Message::Home {
+            self.open.sends.push(Message::Reroute {
                 source,
                 partition: home,
                 partitions,

@@ -205,7 +205,7 @@ fn a_request_of_a_time_that_is_yet_to_come_is_looked_up_for_it_may_be_of_any_age
 }
 
 #[test]
-fn a_request_that_was_sent_home_is_looked_up_for_it_may_have_been_sent_twice() {
+fn a_request_that_was_rerouted_is_looked_up_for_it_may_have_been_sent_twice() {
     let mut fixture = Fixture::new();
     fixture.request_with(request(id(1)), true);
     fixture.load();

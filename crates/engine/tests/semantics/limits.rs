@@ -300,10 +300,10 @@ fn a_request_that_was_sent_on_from_the_partition_that_had_it_leads_to_its_operat
 }
 
 #[test]
-fn a_misplaced_record_is_sent_home_once_and_then_to_the_dead_letters() {
+fn a_misrouted_record_is_rerouted_once_and_then_to_the_dead_letters() {
     let mut fixture = Fixture::new();
     for (offset, already_rerouted) in [(0, false), (1, true)] {
-        fixture.apply(Event::Misplaced {
+        fixture.apply(Event::Misrouted {
             source: Source::Requests,
             offset: Offset(offset),
             fingerprint: 9,
@@ -323,7 +323,7 @@ fn a_misplaced_record_is_sent_home_once_and_then_to_the_dead_letters() {
     };
     assert_eq!(
         *home,
-        Message::Home {
+        Message::Reroute {
             source: Source::Requests,
             partition: PartitionId(6),
             partitions: 8,
@@ -339,7 +339,7 @@ fn a_misplaced_record_is_sent_home_once_and_then_to_the_dead_letters() {
     fixture.settle(batch.number);
     assert_eq!(fixture.requests_checkpoint(), 2);
     let stats = fixture.engine.take_stats();
-    assert_eq!((stats.misplaced, stats.dead_lettered), (2, 1));
+    assert_eq!((stats.misrouted, stats.dead_lettered), (2, 1));
 }
 
 #[test]

@@ -390,7 +390,7 @@ impl Run {
             Message::Failed(failed) => self.take_failed(partition, *failed),
             Message::Alert(alert) => self.take_alert(*alert),
             Message::Owner(notice) => self.take_owner_notice(*notice),
-            Message::Home {
+            Message::Reroute {
                 source,
                 partition,
                 partitions: _,
@@ -398,7 +398,7 @@ impl Run {
             } => {
                 let (from, at) = position_of(&record);
                 let Some(priority) = source.priority() else {
-                    return self.fail(Rule::Contract, None, || format!("sent home: {record:?}"));
+                    return self.fail(Rule::Contract, None, || format!("rerouted: {record:?}"));
                 };
                 let record = self.store.shards[from].requests[priority][at].clone();
                 let record = match record {
@@ -408,7 +408,7 @@ impl Run {
                     },
                     Record::Poison => Record::Poison,
                 };
-                self.judge.sent_home.push((source, from, at));
+                self.judge.rerouted.push((source, from, at));
                 self.request_arrives(priority, partition.0 as usize, record);
             }
             Message::DeadLetter { source, offset, .. } => {

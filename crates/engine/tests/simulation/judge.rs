@@ -71,8 +71,8 @@ pub struct Judge {
     failed: BTreeMap<Uuid, FailedOperation>,
     alerts: BTreeMap<Uuid, OperatorAlert>,
     notices: BTreeMap<Uuid, OwnerNotice>,
-    /// Requests that were sent home: partition and offset.
-    pub sent_home: Vec<(Source, usize, usize)>,
+    /// Requests that were rerouted: partition and offset.
+    pub rerouted: Vec<(Source, usize, usize)>,
     /// Requests on the dead-letter topic: partition and offset.
     pub dead_letters: Vec<(Source, usize, usize)>,
     pub asked_by_operators: Vec<Recovery>,
@@ -406,7 +406,7 @@ impl Run {
             return if *is_rerouted {
                 self.judge.dead_letters.contains(&place)
             } else {
-                self.judge.sent_home.contains(&place)
+                self.judge.rerouted.contains(&place)
             };
         }
         if self.judge.was_unreadable(id) {

@@ -401,7 +401,7 @@ impl Run {
         if home.0 as usize != partition {
             // Its bytes say where it lies, so that it can be found again.
             let key = [partition as u64, at as u64].map(u64::to_be_bytes).concat();
-            return Event::Misplaced {
+            return Event::Misrouted {
                 source,
                 offset,
                 fingerprint,

@@ -20,7 +20,7 @@ use crate::rng::Rng;
 pub enum Record {
     Request {
         request: Rc<OperationRequest>,
-        /// Sent home by another scheduler.
+        /// Rerouted by another scheduler.
         is_rerouted: bool,
     },
     Poison,
@@ -326,7 +326,7 @@ impl Callers<'_> {
         let create = self.create(id, is_callers, workflow, at);
         let delay = Duration::from_micros(self.rng.below(SEND_MICROS));
         if self.rng.chance(4) {
-            self.stray(at + delay, create.clone());
+            self.misrouted(at + delay, create.clone());
         } else {
             self.send(at + delay, create.clone());
         }
@@ -391,8 +391,8 @@ impl Callers<'_> {
         self.send(at, again);
     }
 
-    /// A record in a partition that is not its own: or two, sent home by somebody else.
-    fn stray(&mut self, at: Timestamp, create: CreateRequest) {
+    /// A record in a partition that is not its own: or two, rerouted by somebody else.
+    fn misrouted(&mut self, at: Timestamp, create: CreateRequest) {
         let home = partition_for(create.operation, self.partitions).0 as usize;
         let request = Rc::new(OperationRequest::Create(create));
         if self.partitions > 1 {

@@ -103,7 +103,7 @@ impl Change {
 pub struct Retired {
     /// Which one.
     pub partition: PartitionId,
-    /// What was written from here on is sent home.
+    /// What was written from here on is rerouted.
     pub from: Places,
     /// To where, since the partition is read again.
     pub until: Option<Places>,
@@ -118,7 +118,7 @@ impl Retired {
         [&mut self.from].into_iter().chain(&mut self.until)
     }
 
-    /// Whether what lies at this place is sent home.
+    /// Whether what lies at this place is rerouted.
     #[must_use]
     pub fn has(&self, source: Source, offset: Offset) -> bool {
         self.from.on(source) <= offset && !self.is_over(source, offset)

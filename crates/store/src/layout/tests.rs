@@ -200,7 +200,7 @@ fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_th
     let first = once_more.retired()[0];
     let has = [11, 12, 19, 20].map(|at| first.has(Source::Requests, Offset(at)));
     assert_eq!(has, [false, true, true, false]);
-    // Until that was sent home.
+    // Until that was rerouted.
     let below = [19, 20].map(|at| first.is_over_below(&places(at)));
     assert_eq!(below, [false, true]);
     let forgotten = once_more.settled(&[first]).unwrap();

@@ -197,12 +197,12 @@ async fn keep_from(
             mark,
         });
     }
-    // What was written while it was left over is sent home by whoever looks after its shard.
+    // What was written while it was left over is rerouted by whoever looks after its shard.
     let shard = store.lease(LeaseKey::supervisor(partition)).await?;
-    let sent_home = shard.map_or(Offset(0), |lease| lease.checkpoint.on(source));
-    let mut left = times.iter().filter(|of| !of.is_over(source, sent_home));
+    let rerouted = shard.map_or(Offset(0), |lease| lease.checkpoint.on(source));
+    let mut left = times.iter().filter(|of| !of.is_over(source, rerouted));
     let keep_from = match left.next() {
-        Some(oldest) => read.min(oldest.from.on(source).max(sent_home)),
+        Some(oldest) => read.min(oldest.from.on(source).max(rerouted)),
         None => read,
     };
     Ok(Done { keep_from, mark })
@@ -216,7 +216,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn of_a_partition_that_is_left_over_what_was_not_sent_home_is_kept() {
+    async fn of_a_partition_that_is_left_over_what_was_not_rerouted_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
         let at = |requests| Places {

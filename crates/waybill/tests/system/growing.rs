@@ -207,11 +207,11 @@ async fn partitions_become_fewer_and_more_again_while_deliveries_and_cancels_flo
         all_run(&world, CONFIGURED, partitions).await;
         ids.extend(sending.await.expect("the clients do not fail"));
     }
-    let mut strays = deaf.stop().await;
-    strays.extend(between);
-    println!("measured: {} requests by Kafka's number", strays.len());
+    let mut misrouted = deaf.stop().await;
+    misrouted.extend(between);
+    println!("measured: {} requests by Kafka's number", misrouted.len());
     let delivered = ids.len();
-    ids.extend(strays);
+    ids.extend(misrouted);
     let is_remote = |index: usize| index < delivered && is_remote(index % DELIVERIES);
     let ends = world.all_end_in_balance(&ids, is_remote).await;
     assert_eq!(ends.processed + ends.cancelled, ids.len(), "{ends:?}");

@@ -420,7 +420,7 @@ fn produce(world: &World, topic: &str, partition: u32, key: &[u8], value: &[u8])
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_in_the_wrong_partition_is_sent_home_and_completes() {
+async fn a_request_in_the_wrong_partition_is_rerouted_and_completes() {
     let mut world = World::of_either_kind("partitions: 4\n");
     let _process = world.up();
     world.ready().await;

@@ -1,4 +1,4 @@
-//! Strays, on librdkafka's mock cluster.
+//! The rerouter on librdkafka's mock cluster.
 
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::DefaultProducerContext;
@@ -10,7 +10,7 @@ use waybill_store::Layout;
 use super::*;
 
 #[test]
-fn a_stray_goes_to_the_partition_of_its_operation_as_it_is() {
+fn a_misrouted_record_goes_to_the_partition_of_its_operation_as_it_is() {
     let operation = OperationId(Uuid::from_u128(7));
     let record = RawRecord {
         topic: "waybill.recovery.v1".to_owned(),
@@ -36,7 +36,7 @@ fn a_stray_goes_to_the_partition_of_its_operation_as_it_is() {
 struct World {
     cluster: MockCluster<'static, DefaultProducerContext>,
     topics: Topics,
-    strays: Strays,
+    rerouter: Rerouter,
     /// What was put into the partition that is left over.
     put: usize,
 }
@@ -61,11 +61,11 @@ impl World {
             metrics.clone(),
         );
         let asker = Arc::new(asker.unwrap());
-        let strays = Strays::new(&kafka, &topics, partition_map, asker, metrics);
+        let rerouter = Rerouter::new(&kafka, &topics, partition_map, asker, metrics);
         Self {
             cluster,
             topics,
-            strays: strays.unwrap(),
+            rerouter: rerouter.unwrap(),
             put: 0,
         }
     }
@@ -93,14 +93,14 @@ impl World {
         }
     }
 
-    /// Sends home, turn after turn, until requests are done to there.
-    async fn send_home(&self, done: Places, until: i64) -> Places {
-        self.send_home_on(Source::Requests, done, until).await
+    /// Reroutes, turn after turn, until requests are done to there.
+    async fn reroute(&self, done: Places, until: i64) -> Places {
+        self.reroute_on(Source::Requests, done, until).await
     }
 
-    async fn send_home_on(&self, source: Source, mut done: Places, until: i64) -> Places {
+    async fn reroute_on(&self, source: Source, mut done: Places, until: i64) -> Places {
         loop {
-            let (now, sent) = self.strays.send_home(LEFT_OVER, done).await;
+            let (now, sent) = self.rerouter.reroute(LEFT_OVER, done).await;
             sent.unwrap();
             done = now;
             if done.on(source) >= Offset(until) {
@@ -111,10 +111,10 @@ impl World {
 
     /// The requests that came home, in order, by where they had lain.
     fn home(&self) -> Vec<usize> {
-        self.home_on(Source::Requests)
+        self.rerouted_on(Source::Requests)
     }
 
-    fn home_on(&self, source: Source) -> Vec<usize> {
+    fn rerouted_on(&self, source: Source) -> Vec<usize> {
         let options = ConsumerOptions::new("home");
         let consumer = PartitionConsumer::new(&self.kafka(), &options).unwrap();
         let (topic, home) = (self.topics.of(source), PartitionId(0));
@@ -148,43 +148,41 @@ fn shrunk(layout: &Layout, end: i64) -> Layout {
 }
 
 #[tokio::test]
-async fn what_was_written_after_a_partition_ended_is_sent_home_once_and_in_order() {
+async fn what_was_written_after_a_partition_ended_is_rerouted_once_and_in_order() {
     let mut world = World::new(shrunk(&Layout::first(2), 2));
     world.put(5).await;
-    let done = world.send_home(Places::default(), 5).await;
+    let done = world.reroute(Places::default(), 5).await;
     assert_eq!(done, at(5));
     assert_eq!(world.home(), [2, 3, 4]);
-    assert_eq!(world.send_home(done, 5).await, done);
+    assert_eq!(world.reroute(done, 5).await, done);
     world.put(2).await;
-    assert_eq!(world.send_home(done, 7).await, at(7));
+    assert_eq!(world.reroute(done, 7).await, at(7));
     assert_eq!(world.home(), [2, 3, 4, 5, 6]);
-    let (of_another, sent) = world.strays.send_home(PartitionId(0), at(0)).await;
+    let (of_another, sent) = world.rerouter.reroute(PartitionId(0), at(0)).await;
     sent.unwrap();
     assert_eq!(of_another, at(0), "that one is read");
 }
 
 #[tokio::test]
-async fn high_priority_requests_are_sent_home_by_the_topic_on_which_they_lay() {
+async fn high_priority_requests_are_rerouted_by_the_topic_on_which_they_lay() {
     let high_priority = Source::HighPriority;
     let mut world = World::new(shrunk(&Layout::first(2), 0));
     world.put_on(high_priority, 3).await;
-    let done = world
-        .send_home_on(high_priority, Places::default(), 3)
-        .await;
+    let done = world.reroute_on(high_priority, Places::default(), 3).await;
     assert_eq!((done.high_priority, done.requests), (Offset(3), Offset(0)));
-    assert_eq!(world.home_on(high_priority), [0, 1, 2]);
+    assert_eq!(world.rerouted_on(high_priority), [0, 1, 2]);
     let requests = world.home();
     assert!(requests.is_empty(), "{requests:?}");
 }
 
 #[tokio::test]
-async fn of_a_partition_that_was_read_in_between_each_time_is_sent_home_alone() {
+async fn of_a_partition_that_was_read_in_between_each_time_is_rerouted_alone() {
     let first = shrunk(&Layout::first(2), 2).settled(&[]).unwrap();
     let read = first.intended(2).unwrap().announced(vec![at(4)]).unwrap();
     let read = read.moved(vec![at(0)]).unwrap().settled(&[]).unwrap();
     let mut world = World::new(shrunk(&read, 6));
     world.put(8).await;
-    let done = world.send_home(Places::default(), 8).await;
+    let done = world.reroute(Places::default(), 8).await;
     assert_eq!(done, at(8));
     assert_eq!(world.home(), [2, 3, 6, 7]);
 }

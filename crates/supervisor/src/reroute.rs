@@ -1,11 +1,11 @@
-//! What is still written to partitions that the operations are not spread over any more, sent home.
+//! Reroutes records of partitions that are no longer in use.
 //!
-//! A topic keeps its partitions. Whoever goes by what Kafka says of it (a client of somebody's own, with the
-//! usual partitioner) writes to those that are left over, too. Who looks after a shard of the index looks
-//! after the partition of its number.
+//! A topic keeps its partitions: a client that takes their number from Kafka, with the usual partitioner, still writes to
+//! those that the partition map has dropped. The supervisor that owns a shard of the index reroutes the records of the
+//! partition with that number.
 //!
 //! What must hold: how far that is done is kept in the shard's lease, behind what was acknowledged. A record that
-//! is sent home twice is one request, reply or recovery all the same.
+//! is rerouted twice is one request, reply or recovery all the same.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ use waybill_topology::partition_map::PartitionMap;
 use super::ask::{AskError, Asker};
 use super::metrics::SupervisorMetrics;
 
-/// How much is sent home at once.
+/// How much is rerouted at once.
 const LIMITS: PollLimits = PollLimits {
     records: 500,
     bytes: 4 * 1024 * 1024,
@@ -35,9 +35,9 @@ const TURN: Duration = Duration::from_millis(500);
 /// Of how many partitions at once: each is read by a client of its own.
 const TURNS: usize = 8;
 
-/// Why strays were not sent home.
+/// Why records were not rerouted.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum StrayError {
+pub(super) enum RerouteError {
     #[error("the brokers cannot be asked for them")]
     Admin(#[from] AdminError),
     #[error("they cannot be read")]
@@ -54,7 +54,7 @@ pub(super) enum StrayError {
 
 /// Sends strays home.
 #[derive(Debug)]
-pub(super) struct Strays {
+pub(super) struct Rerouter {
     admin: Admin,
     kafka: KafkaSettings,
     topics: Topics,
@@ -64,7 +64,7 @@ pub(super) struct Strays {
     turns: Semaphore,
 }
 
-impl Strays {
+impl Rerouter {
     pub(super) fn new(
         kafka: &KafkaSettings,
         topics: &Topics,
@@ -73,7 +73,7 @@ impl Strays {
         metrics: Arc<SupervisorMetrics>,
     ) -> Result<Self, ClientError> {
         Ok(Self {
-            admin: Admin::new(kafka, "waybill-strays")?,
+            admin: Admin::new(kafka, "waybill-reroute")?,
             kafka: kafka.clone(),
             topics: topics.clone(),
             partition_map,
@@ -83,13 +83,13 @@ impl Strays {
         })
     }
 
-    /// Sends home what lies in a partition beyond `done`, while it was one that is left over, and stops after a
-    /// while. Returns to where that is done now, and what went wrong beyond.
-    pub(super) async fn send_home(
+    /// Reroutes the records of a partition from `done` on that were written while it was not in use, and stops after a
+    /// while. Returns up to where that is done now, and what failed beyond.
+    pub(super) async fn reroute(
         &self,
         partition: PartitionId,
         done: Places,
-    ) -> (Places, Result<(), StrayError>) {
+    ) -> (Places, Result<(), RerouteError>) {
         let layout = self.partition_map.layout();
         let retired = layout.retired().iter();
         let times: Vec<&Retired> = retired.filter(|of| of.partition == partition).collect();
@@ -114,14 +114,14 @@ impl Strays {
         (now, first)
     }
 
-    /// Sends home what lies on one of the topics from `at` on, and moves that.
+    /// Reroutes what lies on one of the topics from `at` on, and moves that.
     async fn one_time(
         &self,
         retired: &Retired,
         source: Source,
         at: &mut Offset,
         by: Instant,
-    ) -> Result<(), StrayError> {
+    ) -> Result<(), RerouteError> {
         *at = retired.from.on(source).max(*at);
         if retired.is_over(source, *at) {
             return Ok(());
@@ -143,7 +143,7 @@ impl Strays {
             return Ok(());
         }
         let consumer =
-            PartitionConsumer::new(&self.kafka, &ConsumerOptions::new("waybill-strays"))?;
+            PartitionConsumer::new(&self.kafka, &ConsumerOptions::new("waybill-reroute"))?;
         consumer.add(&[(topic, partition, *at)])?;
         let consumer = Arc::new(consumer);
         while *at < end && Instant::now() < by {
@@ -157,7 +157,7 @@ impl Strays {
                 .collect();
             self.asker.send_on(&homeward, partition).await?;
             if count > 0 {
-                self.metrics.sent_home.increment(count as u64);
+                self.metrics.rerouted.increment(count as u64);
                 tracing::info!(
                     topic,
                     %partition,
