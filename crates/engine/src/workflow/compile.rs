@@ -89,8 +89,8 @@ pub enum WorkflowError {
         workflow: String,
         /// The step.
         step: String,
-        /// The field, as it stands in the file.
-        field: &'static str,
+        /// The field's path in the step.
+        field: String,
         /// What it must be.
         expected: &'static str,
     },
@@ -240,7 +240,7 @@ impl TryFrom<WorkflowDefinition> for Workflow {
                     return Err(WorkflowError::Value {
                         workflow: workflow.clone(),
                         step: step.name.clone(),
-                        field: "retry.longInterval",
+                        field: "retry.longInterval".to_owned(),
                         expected: "left out unless onFailure is retry",
                     });
                 }
@@ -256,7 +256,10 @@ impl TryFrom<WorkflowDefinition> for Workflow {
                         .transpose()?,
                     run: Tries {
                         timeout: step.timeout,
-                        max_attempts: max_attempts(step),
+                        max_attempts: max_attempts(
+                            &step.retry,
+                            StepDefinition::max_attempts_default(),
+                        ),
                         intervals: (&step.retry).into(),
                     },
                     undo: undo(workflow, index, step, ancestors[index], &names)?,
@@ -342,7 +345,10 @@ fn undo(
         agent: agent.into(),
         tries: Tries {
             timeout: compensation.timeout,
-            max_attempts: undo_max_attempts(&compensation),
+            max_attempts: max_attempts(
+                &compensation.retry,
+                CompensationDefinition::max_attempts_default(),
+            ),
             intervals: (&compensation.retry).into(),
         },
         settle: compensation.settle,
@@ -363,17 +369,20 @@ fn check_name(workflow: &str, field: &'static str, name: &str) -> Result<(), Wor
     })
 }
 
+/// What a duration must be.
+const DURATION: &str = "more than 0 and at most 168h";
+
 fn check_values(workflow: &str, step: &StepDefinition) -> Result<(), WorkflowError> {
-    const DURATION: &str = "more than 0 and at most 168h";
-    let wrong = |field, expected| {
+    let wrong = |field: &str, expected| {
         Err(WorkflowError::Value {
             workflow: workflow.to_owned(),
             step: step.name.clone(),
-            field,
+            field: field.to_owned(),
             expected,
         })
     };
-    if let Some((field, expected)) = wrong_tries(step.timeout, max_attempts(step), &step.retry) {
+    let attempts = max_attempts(&step.retry, StepDefinition::max_attempts_default());
+    if let Some((field, expected)) = wrong_tries(step.timeout, attempts, &step.retry) {
         return wrong(field, expected);
     }
     if !in_range(long_interval(step)) {
@@ -392,11 +401,9 @@ fn check_values(workflow: &str, step: &StepDefinition) -> Result<(), WorkflowErr
     if let Some(agent) = &undo.agent {
         check_name(workflow, "steps.compensation.agent", agent)?;
     }
-    if wrong_tries(undo.timeout, undo_max_attempts(undo), &undo.retry).is_some() {
-        return wrong(
-            "compensation",
-            "made of a timeout and a retry in their ranges, as the step's own",
-        );
+    let attempts = max_attempts(&undo.retry, CompensationDefinition::max_attempts_default());
+    if let Some((field, expected)) = wrong_tries(undo.timeout, attempts, &undo.retry) {
+        return wrong(&format!("compensation.{field}"), expected);
     }
     if undo.retry.long_interval.is_some() {
         return wrong(
@@ -410,14 +417,8 @@ fn check_values(workflow: &str, step: &StepDefinition) -> Result<(), WorkflowErr
     Ok(())
 }
 
-fn max_attempts(step: &StepDefinition) -> u32 {
-    let default = StepDefinition::max_attempts_default();
-    step.retry.max_attempts.unwrap_or(default)
-}
-
-fn undo_max_attempts(undo: &CompensationDefinition) -> u32 {
-    let default = CompensationDefinition::max_attempts_default();
-    undo.retry.max_attempts.unwrap_or(default)
+fn max_attempts(retry: &RetryPolicy, default: u32) -> u32 {
+    retry.max_attempts.unwrap_or(default)
 }
 
 fn long_interval(step: &StepDefinition) -> Duration {
@@ -429,12 +430,12 @@ fn in_range(duration: Duration) -> bool {
     !duration.is_zero() && duration <= DURATION_MAX
 }
 
+/// The first field that is out of its range, and what it must be.
 fn wrong_tries(
     timeout: Duration,
     max_attempts: u32,
     retry: &RetryPolicy,
 ) -> Option<(&'static str, &'static str)> {
-    const DURATION: &str = "more than 0 and at most 168h";
     if !in_range(timeout) {
         Some(("timeout", DURATION))
     } else if !(1..=ATTEMPTS_MAX).contains(&max_attempts) {

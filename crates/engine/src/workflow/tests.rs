@@ -194,7 +194,7 @@ fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
                 max_attempts: Some(1_001),
                 ..RetryPolicy::default()
             })],
-            "compensation must be made of a timeout and a retry in their ranges",
+            "compensation.retry.maxAttempts must be between 1 and 1000",
         ),
         (
             vec![undo_retry(RetryPolicy {
