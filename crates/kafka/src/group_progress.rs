@@ -52,6 +52,14 @@ impl Assigned {
         }
     }
 
+    /// Begins what lies at an offset, and returns the number of the assignment; `None` if it was begun before.
+    fn begin(&mut self, offset: Offset) -> Option<u64> {
+        let tracker = self
+            .tracker
+            .get_or_insert_with(|| OffsetTracker::new(offset));
+        tracker.begin(offset).then_some(self.number)
+    }
+
     fn open(&self) -> usize {
         self.tracker.as_ref().map_or(0, OffsetTracker::pending)
     }
@@ -108,7 +116,14 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
             self.assignments += 1;
             *assigned = Assigned::new(self.assignments);
         }
-        self.begin_unread(topic, partition, offset)
+        let number = assigned.begin(offset)?;
+        self.open += 1;
+        Some(Consumed {
+            topic,
+            partition,
+            offset,
+            assignment: number,
+        })
     }
 
     /// Begins what lies at an offset. `None` if the partition is not assigned, or was read further than that: the client
@@ -120,18 +135,13 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
         offset: Offset,
     ) -> Option<Consumed<T>> {
         let assigned = self.partitions.get_mut(&(topic, partition))?;
-        let tracker = assigned
-            .tracker
-            .get_or_insert_with(|| OffsetTracker::new(offset));
-        if !tracker.begin(offset) {
-            return None;
-        }
+        let number = assigned.begin(offset)?;
         self.open += 1;
         Some(Consumed {
             topic,
             partition,
             offset,
-            assignment: assigned.number,
+            assignment: number,
         })
     }
 
