@@ -68,7 +68,7 @@ impl World {
         world
     }
 
-    /// Sends no high-priority requests, which the version before does not know.
+    /// Sends no high-priority requests.
     pub fn send_only_normal(&self) {
         self.only_normal.store(true, Ordering::Relaxed);
     }

@@ -38,7 +38,6 @@ async fn two_versions_work_together_whichever_roles_are_of_which() {
     let worlds: Vec<Arc<World>> = [2, 6]
         .map(|index: usize| members[index].world.clone())
         .into();
-    worlds.iter().for_each(|world| world.send_only_normal());
 
     let this = Path::new(env!("CARGO_BIN_EXE_waybill"));
     cluster.program = this.to_owned();

@@ -17,7 +17,6 @@ async fn what_one_version_has_left_under_way_another_ends() {
     };
     let mut world = World::of_either_kind("partitions: 4\n");
     world.set_program(&previous);
-    world.send_only_normal();
     let mut up = world.up();
     let world = Arc::new(world);
     let progress = Arc::new(AtomicUsize::new(0));
