@@ -22,10 +22,10 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use super::measure::{EVENT_STREAMS, EVENT_STREAMS_MAX};
-use super::reads::Reads;
 use super::service::{Api, OF_ONE, Parameters, Reply, decoded, not_found, set_static};
 use super::shares::{Place, Places};
 use super::status::{self, Query, Status};
+use super::store_reads::StoreReads;
 use super::token::StatusToken;
 
 use cursor::EventCursor;
@@ -61,7 +61,7 @@ enum Seen {
 /// Looks at the rows of all operations that are followed.
 #[derive(Debug)]
 pub struct Events {
-    reads: Arc<Reads>,
+    reads: Arc<StoreReads>,
     places: Places,
     followed: Mutex<HashMap<OperationId, watch::Sender<Seen>>>,
     begun: Notify,
@@ -78,7 +78,7 @@ struct Following {
 impl Events {
     /// Events for at most `streams_max` streams at once, none of which is silent for longer than
     /// `heartbeat`.
-    pub fn new(reads: Arc<Reads>, streams_max: usize, heartbeat: Duration) -> Self {
+    pub fn new(reads: Arc<StoreReads>, streams_max: usize, heartbeat: Duration) -> Self {
         Self {
             reads,
             places: Places::new(streams_max, EVENT_STREAMS.of([]), &EVENT_STREAMS_MAX.of([])),

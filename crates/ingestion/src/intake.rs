@@ -31,15 +31,15 @@ use waybill_telemetry::trace::OpenSpan;
 use waybill_topology::partition_map::PartitionMap;
 
 use super::config::IngestionConfig;
+use super::dedup_cache::{Accepted, Claim, Claimed, DedupCache, Settled};
 use super::flow::Flow;
 use super::logs::Logs;
 use super::measure::{QUEUE_BYTES, QUEUE_BYTES_MAX};
-use super::peek::Peek;
-use super::reads::Reads;
-use super::recent::{Accepted, Claim, Meeting, Recent, Settled};
 use super::reply_topics::ReplyTopics;
+use super::request_lookup::RequestLookup;
 use super::shares::{Places, Share};
 use super::spans;
+use super::store_reads::StoreReads;
 
 /// How a request was answered that was not refused.
 #[derive(Debug)]
@@ -53,13 +53,13 @@ pub enum Answer {
 /// Takes requests in.
 #[derive(Debug)]
 pub struct Intake {
-    reads: Arc<Reads>,
+    reads: Arc<StoreReads>,
     reply_topics: ReplyTopics,
-    producer: Producer<Box<Ticket>>,
+    producer: Producer<Box<DeliveryCallback>>,
     queue: Queue,
-    recent: Arc<Recent>,
+    recent: Arc<DedupCache>,
     flow: Arc<Flow>,
-    peek: Peek,
+    peek: RequestLookup,
     logs: Logs,
     topics: Topics,
     partition_map: PartitionMap,
@@ -79,7 +79,7 @@ impl Intake {
     /// An intake that produces through `kafka`.
     pub fn new(
         config: &IngestionConfig,
-        reads: Arc<Reads>,
+        reads: Arc<StoreReads>,
         kafka: KafkaSettings,
         topics: Topics,
         partition_map: PartitionMap,
@@ -93,7 +93,7 @@ impl Intake {
         options.message_bytes_max = options.message_bytes_max.max(saturating(2 * record_max));
         Ok(Self {
             reads,
-            peek: Peek::new(
+            peek: RequestLookup::new(
                 kafka.clone(),
                 topics.clone(),
                 config.pending_reads_max,
@@ -103,7 +103,7 @@ impl Intake {
             reply_topics: ReplyTopics::new(&kafka, config.accept_timeout)?,
             producer: Producer::new(&kafka, &options)?,
             queue: Queue::new(config),
-            recent: Arc::new(Recent::new(config.recent_accepted_max)),
+            recent: Arc::new(DedupCache::new(config.recent_accepted_max)),
             flow: Arc::new(Flow::new(config.accept_timeout)),
             topics,
             partition_map,
@@ -113,17 +113,17 @@ impl Intake {
     }
 
     /// What reads the store.
-    pub fn reads(&self) -> &Reads {
+    pub fn reads(&self) -> &StoreReads {
         &self.reads
     }
 
     /// What was accepted last.
-    pub fn recent(&self) -> &Recent {
+    pub fn recent(&self) -> &DedupCache {
         &self.recent
     }
 
     /// Reads requests back from their topic.
-    pub fn peek(&self) -> &Peek {
+    pub fn peek(&self) -> &RequestLookup {
         &self.peek
     }
 
@@ -192,15 +192,15 @@ impl Intake {
         let record = &submission.record;
         let claim = match record.id_origin {
             IdOrigin::Server => None,
-            IdOrigin::Caller => match self.recent.meet(record.operation, record.request_hash) {
-                Meeting::Nobody(claim) => Some(claim),
-                Meeting::Equal(told) => {
+            IdOrigin::Caller => match self.recent.claim(record.operation, record.request_hash) {
+                Claimed::New(claim) => Some(claim),
+                Claimed::InFlight(told) => {
                     return Ok(Sent::OnItsWay(InFlight::new(told, submission)));
                 }
-                Meeting::Accepted(accepted) => {
+                Claimed::Accepted(accepted) => {
                     return Ok(Sent::Before(Answer::Accepted(record.operation, accepted)));
                 }
-                Meeting::Another => return Err(conflict(submission)),
+                Claimed::Conflict => return Err(conflict(submission)),
             },
         };
         submission.check_deadlines()?;
@@ -229,7 +229,7 @@ impl Intake {
             Some(span) => Some(span.context().to_string()),
             None => record.traceparent.clone(),
         };
-        let ticket = Box::new(Ticket::Request(Waiting {
+        let callback = Box::new(DeliveryCallback::Request(Waiting {
             room,
             recent: Arc::clone(&self.recent),
             flow: Arc::clone(&self.flow),
@@ -256,7 +256,7 @@ impl Intake {
             headers: trace.as_slice(),
             ..OutRecord::new(topic, partition, &key, &value)
         };
-        match self.enqueue(&record, ticket) {
+        match self.enqueue(&record, callback) {
             Ok(()) => Ok(Sent::OnItsWay(InFlight::new(told, submission))),
             Err(error) => Err(not_produced(error, || {
                 outcome_unknown(submission.repeat_with())
@@ -264,19 +264,23 @@ impl Intake {
         }
     }
 
-    /// Hands a record to the producer, if there is room for it. Where it is not taken, its ticket has ended.
-    fn enqueue(&self, record: &OutRecord<'_>, ticket: Box<Ticket>) -> Result<(), ProduceError> {
-        let (ticket, error) = match ticket.has_room() {
-            true => match self.producer.send(record, ticket) {
+    /// Hands a record to the producer, if there is room for it. Where it is not taken, its callback has ended.
+    fn enqueue(
+        &self,
+        record: &OutRecord<'_>,
+        callback: Box<DeliveryCallback>,
+    ) -> Result<(), ProduceError> {
+        let (callback, error) = match callback.has_room() {
+            true => match self.producer.send(record, callback) {
                 Ok(()) => return Ok(()),
                 Err(error) => error.into_parts(),
             },
             false => {
                 let code = ErrorCode::QueueFull;
-                (ticket, ProduceError::Refused { code })
+                (callback, ProduceError::Refused { code })
             }
         };
-        ticket.end(Err(error));
+        callback.end(Err(error));
         Err(error)
     }
 
@@ -293,7 +297,7 @@ impl Intake {
     ) -> Result<(PartitionId, Option<Offset>), Problem> {
         self.begin()?;
         let (tell, told) = oneshot::channel();
-        let ticket = Box::new(Ticket::Word(Word {
+        let callback = Box::new(DeliveryCallback::Recovery(Acknowledgement {
             room: self.queue.room(sender, value.len()),
             flow: Arc::clone(&self.flow),
             tell,
@@ -302,7 +306,7 @@ impl Intake {
         let partition = self.partition_map.partition_of(operation);
         let record = OutRecord::new(topic, partition, &key, value);
         let unknown = || outcome_unknown(repeat_with.to_owned());
-        if let Err(error) = self.enqueue(&record, ticket) {
+        if let Err(error) = self.enqueue(&record, callback) {
             return Err(not_produced(error, unknown));
         }
         match tokio::time::timeout(self.accept_timeout + ACKNOWLEDGE_GRACE, told).await {
@@ -419,42 +423,42 @@ impl InFlight {
     }
 }
 
-/// The token of a record.
+/// What the producer calls once the fate of a record is known.
 #[derive(Debug)]
-enum Ticket {
+enum DeliveryCallback {
     Request(Waiting),
-    Word(Word),
+    Recovery(Acknowledgement),
 }
 
 /// Where a record lies, or why it is not there.
 type Produced = Result<(PartitionId, Option<Offset>), ProduceError>;
 
-impl Ticket {
+impl DeliveryCallback {
     fn has_room(&self) -> bool {
         match self {
             Self::Request(waiting) => waiting.room.is_some(),
-            Self::Word(word) => word.room.is_some(),
+            Self::Recovery(waiting) => waiting.room.is_some(),
         }
     }
 
-    /// Tells everyone what became of the record.
+    /// Passes the outcome to everyone that waits for it.
     fn end(self, outcome: Produced) {
         match self {
             Self::Request(waiting) => waiting.end(outcome),
-            Self::Word(word) => word.end(outcome),
+            Self::Recovery(waiting) => waiting.end(outcome),
         }
     }
 }
 
-/// Waits for a record that is no request's.
+/// The room and the waiter of a record that is no request, such as a recovery.
 #[derive(Debug)]
-struct Word {
+struct Acknowledgement {
     room: Option<Share>,
     flow: Arc<Flow>,
     tell: oneshot::Sender<Produced>,
 }
 
-impl Word {
+impl Acknowledgement {
     fn end(self, outcome: Produced) {
         // Before somebody who hears of the outcome sends the next one.
         drop(self.room);
@@ -468,7 +472,7 @@ impl Word {
 #[derive(Debug)]
 struct Waiting {
     room: Option<Share>,
-    recent: Arc<Recent>,
+    recent: Arc<DedupCache>,
     flow: Arc<Flow>,
     /// Where the id is the caller's.
     claim: Option<Claim>,
@@ -511,7 +515,7 @@ impl Waiting {
     }
 }
 
-impl Delivered for Box<Ticket> {
+impl Delivered for Box<DeliveryCallback> {
     fn delivered(self, delivery: Delivery) {
         let position = (delivery.partition, delivery.offset);
         self.end(delivery.result.map(|()| position));

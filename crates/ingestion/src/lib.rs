@@ -18,6 +18,7 @@
 
 mod batch;
 mod config;
+mod dedup_cache;
 mod docs;
 mod events;
 mod flow;
@@ -25,14 +26,13 @@ mod intake;
 mod logs;
 mod measure;
 mod ops;
-mod peek;
-mod reads;
-mod recent;
 mod reply_topics;
+mod request_lookup;
 mod service;
 mod shares;
 mod spans;
 mod status;
+mod store_reads;
 mod token;
 mod view;
 
@@ -68,9 +68,9 @@ use self::intake::Intake;
 use self::measure::{BODY_BYTES, BODY_BYTES_MAX, Measures};
 use self::ops::list::Lists;
 pub use self::ops::next::as_typed;
-use self::reads::Reads;
 use self::service::Api;
 use self::shares::Places;
+use self::store_reads::StoreReads;
 
 /// Why ingestion could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -158,7 +158,7 @@ impl Ingestion {
         };
         let listener = TcpListener::bind(config.listen).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
-        let reads = Arc::new(Reads::new(
+        let reads = Arc::new(StoreReads::new(
             store,
             partition_map.clone(),
             config.accept_timeout,

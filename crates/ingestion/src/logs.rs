@@ -14,7 +14,7 @@ use waybill_http::problem::{Kind, Problem};
 use waybill_kafka::{Identity, KafkaSettings, LogCheck};
 use waybill_messages::Topics;
 
-use super::reads::Reads;
+use super::store_reads::StoreReads;
 
 /// How long an answer serves.
 const FRESH_FOR: Duration = Duration::from_millis(200);
@@ -52,7 +52,7 @@ impl Logs {
     /// If the store or the brokers do not answer in time: a problem to answer with.
     pub async fn is_another(
         &self,
-        reads: &Reads,
+        reads: &StoreReads,
         priority: Priority,
         partition: PartitionId,
     ) -> Result<bool, Problem> {

@@ -22,9 +22,9 @@ use waybill_engine::{
 use waybill_http::auth::Tenants;
 use waybill_http::problem::{Kind, Problem};
 
+use super::dedup_cache::Accepted;
 use super::intake::Intake;
-use super::peek::Peeked;
-use super::recent::Accepted;
+use super::request_lookup::FoundRequest;
 use super::token::StatusToken;
 use super::view::{DeliveryView, OperationView};
 
@@ -175,7 +175,7 @@ async fn request_at(
 ) -> Found {
     let Query { tenants, token, .. } = *query;
     match intake.peek().read(position, tenants).await {
-        Some(Peeked::Create(request)) => {
+        Some(FoundRequest::Create(request)) => {
             let is_it = ids.contains(&request.operation)
                 && tenants.include(&request.tenant)
                 && token.is_none_or(|token| token.is_of(request.request_hash));
@@ -184,14 +184,14 @@ async fn request_at(
                 false => Found::Another,
             }
         }
-        Some(Peeked::Amend(request))
+        Some(FoundRequest::Amend(request))
             if ids.contains(&request.operation)
                 && tenants.include(&request.tenant)
                 && token.is_none_or(|token| token.is_of_any()) =>
         {
             Found::About(request.operation)
         }
-        Some(Peeked::Amend(_) | Peeked::Nothing) => Found::Another,
+        Some(FoundRequest::Amend(_) | FoundRequest::Nothing) => Found::Another,
         None => Found::Unread,
     }
 }

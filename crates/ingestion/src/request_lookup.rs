@@ -24,7 +24,7 @@ use super::shares::Places;
 
 /// What lies at a place of a topic of requests.
 #[derive(Debug)]
-pub enum Peeked {
+pub enum FoundRequest {
     /// The request that makes an operation.
     Create(Box<CreateRequest>),
     /// A request about an operation, such as to cancel it.
@@ -34,7 +34,7 @@ pub enum Peeked {
 }
 
 /// Reads single requests.
-pub struct Peek {
+pub struct RequestLookup {
     reader: RecordReader,
     topics: Topics,
     timeout: Duration,
@@ -42,7 +42,7 @@ pub struct Peek {
     places: Places,
 }
 
-impl Peek {
+impl RequestLookup {
     /// A reader of the requests that lets `waiting_max` wait for up to `timeout`.
     pub fn new(
         settings: KafkaSettings,
@@ -51,7 +51,7 @@ impl Peek {
         timeout: Duration,
     ) -> Self {
         Self {
-            reader: RecordReader::new(settings, "waybill-ingestion-peek"),
+            reader: RecordReader::new(settings, "waybill-ingestion-lookup"),
             topics,
             timeout,
             places: Places::new(waiting_max, PENDING_READS.of([]), &PENDING_READS_MAX.of([])),
@@ -59,7 +59,7 @@ impl Peek {
     }
 
     /// What lies at `position`, if that can be found out soon. It is asked for one of these tenants.
-    pub async fn read(&self, position: Position, tenants: &Tenants) -> Option<Peeked> {
+    pub async fn read(&self, position: Position, tenants: &Tenants) -> Option<FoundRequest> {
         let _place = self.places.share(tenants, 1)?;
         let due = Instant::now() + self.timeout;
         let permit = tokio::time::timeout_at(due, self.reader.acquire());
@@ -75,9 +75,11 @@ impl Peek {
         let due = due.into_std();
         match permit.read(topic, partition, offset, due, convert).await {
             Ok(AtOffset::Record(found)) => Some(found),
-            Ok(AtOffset::Ahead | AtOffset::Absent) => Some(Peeked::Nothing),
+            Ok(AtOffset::Ahead | AtOffset::Absent) => Some(FoundRequest::Nothing),
             Ok(AtOffset::Deleted) => None,
-            Err(ReadError::Request(error)) if is_unknown_partition(&error) => Some(Peeked::Nothing),
+            Err(ReadError::Request(error)) if is_unknown_partition(&error) => {
+                Some(FoundRequest::Nothing)
+            }
             Err(ReadError::Client(error)) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(error, "pending requests cannot be read");
@@ -97,22 +99,22 @@ impl Peek {
     }
 }
 
-impl fmt::Debug for Peek {
+impl fmt::Debug for RequestLookup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Peek")
+        f.debug_struct("RequestLookup")
             .field("topics", &self.topics.prefix())
             .finish_non_exhaustive()
     }
 }
 
-fn request(topics: &Topics, record: RecordRef<'_>) -> Peeked {
+fn request(topics: &Topics, record: RecordRef<'_>) -> FoundRequest {
     let request = record
         .value()
         .and_then(|value| topics.framing().decode(value).ok());
     match request {
-        Some(OperationRequest::Create(create)) => Peeked::Create(Box::new(create)),
-        Some(OperationRequest::Amend(amend)) => Peeked::Amend(Box::new(amend)),
-        None => Peeked::Nothing,
+        Some(OperationRequest::Create(create)) => FoundRequest::Create(Box::new(create)),
+        Some(OperationRequest::Amend(amend)) => FoundRequest::Amend(Box::new(amend)),
+        None => FoundRequest::Nothing,
     }
 }
 

@@ -1,13 +1,13 @@
-//! What is on its way, or was accepted a moment ago and may not have a row yet.
+//! The requests that are on their way, or were accepted a moment ago and may not have a row yet.
 //!
-//! A scheduler's row is the truth; until it is there, this memory lets a repeat meet its first, a
-//! conflict be told at once, and a status without a token answer `Pending`. It is a convenience:
-//! bounded, the oldest forgotten first, empty after a restart. Nothing rests on it: two records
-//! with one id, which other processes may make, are the scheduler's to judge.
+//! A scheduler's row is the truth. Until it exists, this cache joins a repeat with its first request, finds a conflict at
+//! once, and lets a status without a token answer `Pending`. It is an optimisation: bounded, the oldest forgotten first,
+//! empty after a restart. No promise depends on it: the scheduler decides between two records with one id, which two
+//! processes may write.
 //!
-//! What must hold: between the moment in which a request with a caller's id is handed to the
-//! producer and the one in which it is forgotten, every request with that id is told what it is:
-//! the outcome passes from the one half of this memory to the other under one lock.
+//! What must hold: from the moment in which a request with a caller's id is handed to the producer until it is forgotten,
+//! every other request with that id gets its outcome. The outcome passes from one half of this cache to the other under
+//! one lock.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -64,7 +64,7 @@ pub type Settled = Result<Accepted, ProduceError>;
 
 /// The requests on their way and those accepted last, by operation.
 #[derive(Debug)]
-pub struct Recent {
+pub struct DedupCache {
     shards: Box<[Mutex<Shard>]>,
     shard_max: usize,
 }
@@ -85,24 +85,24 @@ struct OnItsWay {
     sharing: Vec<oneshot::Sender<Settled>>,
 }
 
-/// What a request with a caller's id meets.
+/// The result of a claim of a caller's id.
 #[derive(Debug)]
-pub enum Meeting {
-    /// Nobody: the id is its own until the claim is settled or dropped.
-    Nobody(Claim),
-    /// An equal request on its way, whose outcome it will be told.
-    Equal(oneshot::Receiver<Settled>),
-    /// An equal request that was accepted.
+pub enum Claimed {
+    /// The id is free: it is the request's own until the claim is settled or dropped.
+    New(Claim),
+    /// An equal request is on its way, and the receiver gets its outcome.
+    InFlight(oneshot::Receiver<Settled>),
+    /// An equal request was accepted.
     Accepted(Accepted),
-    /// Another request.
-    Another,
+    /// Another request has the id.
+    Conflict,
 }
 
 /// The right to have the one request with this id on its way. Dropped without an outcome, it lets
 /// those that share it find out that there is none.
 #[derive(Debug)]
 pub struct Claim {
-    recent: Arc<Recent>,
+    recent: Arc<DedupCache>,
     id: OperationId,
     is_settled: bool,
 }
@@ -110,8 +110,8 @@ pub struct Claim {
 /// Keeps connections from waiting for each other.
 const SHARDS: usize = 16;
 
-impl Recent {
-    /// A memory of about `max` requests.
+impl DedupCache {
+    /// A cache of about `max` requests.
     pub fn new(max: usize) -> Self {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
@@ -119,12 +119,12 @@ impl Recent {
         }
     }
 
-    /// What a request with a caller's id meets before it is handed to the producer.
-    pub fn meet(self: &Arc<Self>, id: OperationId, hash: RequestHash) -> Meeting {
+    /// Claims a caller's id for a request before that is handed to the producer.
+    pub fn claim(self: &Arc<Self>, id: OperationId, hash: RequestHash) -> Claimed {
         let mut shard = self.shard(id);
         if let Some(first) = shard.on_their_way.get_mut(&id) {
             if first.hash != hash {
-                return Meeting::Another;
+                return Claimed::Conflict;
             }
             let (tell, told) = oneshot::channel();
             if first.sharing.len() == first.sharing.capacity() {
@@ -132,15 +132,15 @@ impl Recent {
                 first.sharing.retain(|sharing| !sharing.is_closed());
             }
             first.sharing.push(tell);
-            return Meeting::Equal(told);
+            return Claimed::InFlight(told);
         }
         match shard.accepted.get(&id) {
-            Some(accepted) if accepted.hash == hash => Meeting::Accepted(accepted.as_ref().clone()),
-            Some(_) => Meeting::Another,
+            Some(accepted) if accepted.hash == hash => Claimed::Accepted(accepted.as_ref().clone()),
+            Some(_) => Claimed::Conflict,
             None => {
                 let sharing = Vec::new();
                 shard.on_their_way.insert(id, OnItsWay { hash, sharing });
-                Meeting::Nobody(Claim {
+                Claimed::New(Claim {
                     recent: Arc::clone(self),
                     id,
                     is_settled: false,
@@ -251,7 +251,7 @@ mod tests {
 
     #[test]
     fn of_twins_the_first_in_the_partition_stands() {
-        let recent = Recent::new(100);
+        let recent = DedupCache::new(100);
         let id = OperationId(Uuid::from_u128(1));
         recent.insert(id, accepted(5, 5));
         recent.insert(id, accepted(7, 7));
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn it_forgets_the_oldest_and_stays_within_its_bound() {
-        let recent = Recent::new(SHARDS * 2);
+        let recent = DedupCache::new(SHARDS * 2);
         // All in one shard: their 14th byte is zero.
         let ids: Vec<_> = (0..5).map(|n| OperationId(Uuid::from_u128(n))).collect();
         for (n, id) in ids.iter().enumerate() {
@@ -270,57 +270,57 @@ mod tests {
         }
         let known: Vec<_> = ids.iter().map(|id| recent.get(*id).is_some()).collect();
         assert_eq!(known, [false, false, false, true, true]);
-        let none = Recent::new(0);
+        let none = DedupCache::new(0);
         none.insert(ids[0], accepted(0, 0));
         assert_eq!(none.get(ids[0]), None);
     }
 
     #[test]
     fn equal_requests_share_an_outcome_and_another_is_told_at_once() {
-        let recent = Arc::new(Recent::new(100));
+        let recent = Arc::new(DedupCache::new(100));
         let id = OperationId(Uuid::from_u128(1));
-        let meet = |hash| recent.meet(id, RequestHash([hash; 16]));
-        let Meeting::Nobody(claim) = meet(1) else {
+        let claim_of = |hash| recent.claim(id, RequestHash([hash; 16]));
+        let Claimed::New(claim) = claim_of(1) else {
             panic!("the id is free")
         };
-        let (Meeting::Equal(mut told), Meeting::Another) = (meet(1), meet(2)) else {
+        let (Claimed::InFlight(mut told), Claimed::Conflict) = (claim_of(1), claim_of(2)) else {
             panic!("the first is on its way")
         };
         claim.settle(&Ok(accepted(5, 1)));
         assert_eq!(told.try_recv(), Ok(Ok(accepted(5, 1))));
-        assert!(matches!(meet(1), Meeting::Accepted(first) if first == accepted(5, 1)));
-        assert!(matches!(meet(2), Meeting::Another));
+        assert!(matches!(claim_of(1), Claimed::Accepted(first) if first == accepted(5, 1)));
+        assert!(matches!(claim_of(2), Claimed::Conflict));
     }
 
     #[test]
     fn an_id_whose_request_failed_is_free_again() {
-        let recent = Arc::new(Recent::new(100));
+        let recent = Arc::new(DedupCache::new(100));
         let id = OperationId(Uuid::from_u128(1));
-        let meet = |hash| recent.meet(id, RequestHash([hash; 16]));
+        let claim_of = |hash| recent.claim(id, RequestHash([hash; 16]));
         let refused = Err(ProduceError::Refused {
             code: ErrorCode::QueueFull,
         });
-        let (Meeting::Nobody(claim), Meeting::Equal(mut told)) = (meet(1), meet(1)) else {
+        let (Claimed::New(claim), Claimed::InFlight(mut told)) = (claim_of(1), claim_of(1)) else {
             panic!("the id is free")
         };
         claim.settle(&refused);
         assert_eq!(told.try_recv(), Ok(refused));
 
-        let (Meeting::Nobody(claim), Meeting::Equal(mut told)) = (meet(2), meet(2)) else {
+        let (Claimed::New(claim), Claimed::InFlight(mut told)) = (claim_of(2), claim_of(2)) else {
             panic!("the id is free")
         };
         drop(claim);
         assert!(told.try_recv().is_err(), "there is no outcome");
-        assert!(matches!(meet(3), Meeting::Nobody(_)));
+        assert!(matches!(claim_of(3), Claimed::New(_)));
     }
 
     #[test]
     fn those_that_gave_up_take_no_memory() {
-        let recent = Arc::new(Recent::new(100));
+        let recent = Arc::new(DedupCache::new(100));
         let id = OperationId(Uuid::from_u128(1));
-        let claim = recent.meet(id, RequestHash([1; 16]));
+        let claim = recent.claim(id, RequestHash([1; 16]));
         for _ in 0..1_000 {
-            drop(recent.meet(id, RequestHash([1; 16])));
+            drop(recent.claim(id, RequestHash([1; 16])));
         }
         let sharing = recent.shard(id).on_their_way[&id].sharing.len();
         assert!(sharing <= 8, "{sharing} wait");

@@ -23,7 +23,7 @@ const FRESH_FOR: Duration = Duration::from_millis(200);
 
 /// The store, as ingestion reads it.
 #[derive(Debug)]
-pub struct Reads {
+pub struct StoreReads {
     store: Arc<dyn Store>,
     within: Duration,
     is_away: AtomicBool,
@@ -37,7 +37,7 @@ type Log = (Priority, PartitionId);
 /// When a partition's leases were read last, and what they said.
 type Known = Option<(Instant, Offset)>;
 
-impl Reads {
+impl StoreReads {
     /// Reads of a store that end within this time.
     pub fn new(store: Arc<dyn Store>, partition_map: PartitionMap, within: Duration) -> Self {
         Self {
