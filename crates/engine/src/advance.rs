@@ -14,7 +14,7 @@ use crate::id::OperationId;
 use crate::operation::{Created, OperationState, ProcessState, StepError, StepProgress, StepState};
 use crate::partition::EngineStats;
 use crate::record::{Action, Outcome, Outputs, StepReply};
-use crate::step::{IllegalTransition, RETRY_AFTER_MAX, Spread, StepEvent, transition};
+use crate::step::{IllegalTransition, Jitter, RETRY_AFTER_MAX, StepEvent, transition};
 use crate::time::Timestamp;
 use crate::workflow::{StepSet, Undo, Workflow};
 
@@ -406,7 +406,7 @@ impl Advance<'_> {
             &mut self.state.steps[index],
             event,
             &self.workflow.steps()[index],
-            Spread::of(self.id, index),
+            Jitter::of(self.id, index),
             self.now,
         )?;
         if self.state.steps[index].state != before {

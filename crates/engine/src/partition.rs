@@ -46,7 +46,7 @@ use crate::operation::ProcessState;
 use crate::partition::batch::{OpenBatch, Unsettled};
 use crate::partition::fair::{FairQueue, Queued};
 use crate::partition::hasher::IdHash;
-use crate::partition::live::{Desk, Live};
+use crate::partition::live::{OperationCx, ResidentOperation};
 use crate::partition::load::{ForRow, Loading};
 use crate::partition::places::{CLOCKS_AHEAD_MAX, EarlyCancels};
 use crate::partition::requests::RequestLog;
@@ -88,10 +88,10 @@ pub struct PartitionEngine {
     config: Arc<EngineConfig>,
     workflows: Arc<Workflows>,
     ownership: Ownership,
-    slots: HashMap<OperationId, Slot, IdHash>,
-    /// How many of `slots` are loading.
+    entries: HashMap<OperationId, Entry, IdHash>,
+    /// How many of `entries` are loading.
     loading: usize,
-    /// About how much memory `slots` take.
+    /// About how much memory `entries` take.
     bytes: usize,
     /// Ids whose rows nobody was asked for yet.
     loads: Vec<OperationId>,
@@ -122,9 +122,9 @@ pub struct PartitionEngine {
 
 /// An operation that the engine has to do with.
 #[derive(Debug)]
-enum Slot {
+enum Entry {
     Loading(Loading),
-    Live(Box<Live>),
+    Resident(Box<ResidentOperation>),
 }
 
 impl PartitionEngine {
@@ -132,7 +132,7 @@ impl PartitionEngine {
     #[must_use]
     pub fn new(config: Arc<EngineConfig>, workflows: Arc<Workflows>, ownership: Ownership) -> Self {
         Self {
-            slots: HashMap::with_hasher(IdHash::new(ownership.owner)),
+            entries: HashMap::with_hasher(IdHash::new(ownership.owner)),
             loading: 0,
             bytes: 0,
             loads: Vec::new(),
@@ -227,7 +227,7 @@ impl PartitionEngine {
         }
         if !self.held_back.is_empty() && self.is_inbox_read() {
             for id in std::mem::take(&mut self.held_back) {
-                self.with_live(id, now, |live, desk| live.due(desk));
+                self.with_live(id, now, |live, cx| live.due(cx));
             }
         }
     }
@@ -239,9 +239,9 @@ impl PartitionEngine {
             && room.bytes > 0
             && let Some(queued) = self.queue.pop()
         {
-            let (slots, bytes) = (self.slots.len(), self.bytes);
+            let (entries, bytes) = (self.entries.len(), self.bytes);
             self.request(queued, now);
-            let more = self.slots.len().saturating_sub(slots);
+            let more = self.entries.len().saturating_sub(entries);
             room.operations = room.operations.saturating_sub(more);
             let more = self.bytes.saturating_sub(bytes);
             room.bytes = room.bytes.saturating_sub(more);
@@ -276,7 +276,7 @@ impl PartitionEngine {
     #[must_use]
     pub fn in_flight(&self) -> InFlight {
         InFlight {
-            operations: self.slots.len() - self.loading,
+            operations: self.entries.len() - self.loading,
             bytes: self.bytes,
             loading: self.loading,
         }
@@ -300,8 +300,8 @@ impl PartitionEngine {
     #[must_use]
     pub fn census(&self) -> [Census; ProcessState::ALL.len()] {
         let mut census = ProcessState::ALL.map(Census::none);
-        for slot in self.slots.values() {
-            let Slot::Live(live) = slot else {
+        for entry in self.entries.values() {
+            let Entry::Resident(live) = entry else {
                 continue;
             };
             let counted = &mut census[live.state.state as usize];
@@ -332,14 +332,14 @@ impl PartitionEngine {
         // A new owner begins with open gates, too.
         self.gates = Gates::default();
         let mut live = Vec::new();
-        for (&id, slot) in &mut self.slots {
-            match slot {
-                Slot::Live(_) => live.push(id),
-                Slot::Loading(loading) => loading.since = loading.since.min(now),
+        for (&id, entry) in &mut self.entries {
+            match entry {
+                Entry::Resident(_) => live.push(id),
+                Entry::Loading(loading) => loading.since = loading.since.min(now),
             }
         }
         for id in live {
-            self.with_live(id, now, |live, desk| live.time_went_back(latest, desk));
+            self.with_live(id, now, |live, cx| live.time_went_back(latest, cx));
         }
         // Their entries of the deadline index come up too late.
         let again_at = now + self.config.unreadable_again;
@@ -371,10 +371,12 @@ impl PartitionEngine {
             OperationRequest::Amend(_) => false,
         };
         let id = request.operation();
-        match self.slots.get(&id) {
-            Some(Slot::Live(_)) => self.request_known_row((priority, offset), bytes, request, now),
+        match self.entries.get(&id) {
+            Some(Entry::Resident(_)) => {
+                self.request_known_row((priority, offset), bytes, request, now)
+            }
             None if is_fresh => self.request_known_row((priority, offset), bytes, request, now),
-            Some(Slot::Loading(_)) | None => {
+            Some(Entry::Loading(_)) | None => {
                 let request = Box::new(request);
                 let event = ForRow::Request {
                     priority,
@@ -409,15 +411,15 @@ impl PartitionEngine {
 
     fn create(&mut self, position: Position, bytes: usize, request: CreateRequest, now: Timestamp) {
         let id = request.operation;
-        let Some(Slot::Live(live)) = self.slots.get_mut(&id) else {
+        let Some(Entry::Resident(live)) = self.entries.get_mut(&id) else {
             self.create_new(position, bytes, request, now);
             return;
         };
         if live.state.tombstone && *live.created.tenant == *request.tenant {
             self.open.done.request(position);
             let workflows = Arc::clone(&self.workflows);
-            self.with_live(id, now, |live, desk| {
-                live.adopt(request, position, &workflows, desk);
+            self.with_live(id, now, |live, cx| {
+                live.adopt(request, position, &workflows, cx);
                 Ok(())
             });
         } else if live.created.request_hash != request.request_hash {
@@ -446,9 +448,9 @@ impl PartitionEngine {
     /// A cancel or a reschedule of an operation that is in memory if it has a row.
     fn amend(&mut self, position: Position, request: AmendRequest, now: Timestamp) {
         let id = request.operation;
-        if self.slots.contains_key(&id) {
+        if self.entries.contains_key(&id) {
             self.open.done.request(position);
-            self.with_live(id, now, |live, desk| live.amend(request, position, desk));
+            self.with_live(id, now, |live, cx| live.amend(request, position, cx));
             return;
         }
         let Amendment::Cancel { workflow } = &request.amendment else {
@@ -462,12 +464,12 @@ impl PartitionEngine {
         if request.caller_id.is_none() {
             self.early_cancels.keep(id, now, self.config.fresh_for);
         }
-        let live = Live::tombstone(&request, workflow, position, &self.ownership, now);
+        let live = ResidentOperation::tombstone(&request, workflow, position, &self.ownership, now);
         self.stats.cancelled += 1;
         self.bytes += live.bytes;
-        self.slots.insert(id, Slot::Live(Box::new(live)));
-        self.with_live(id, now, |live, desk| {
-            live.keep_place(request, desk);
+        self.entries.insert(id, Entry::Resident(Box::new(live)));
+        self.with_live(id, now, |live, cx| {
+            live.keep_place(request, cx);
             Ok(())
         });
     }
@@ -480,7 +482,7 @@ impl PartitionEngine {
         now: Timestamp,
     ) {
         let id = request.operation;
-        let live = Live::create(
+        let live = ResidentOperation::create(
             request,
             position,
             bytes,
@@ -490,12 +492,12 @@ impl PartitionEngine {
         );
         self.stats.created += 1;
         self.bytes += live.bytes;
-        self.slots.insert(id, Slot::Live(Box::new(live)));
-        self.with_live(id, now, |live, desk| live.start(desk));
+        self.entries.insert(id, Entry::Resident(Box::new(live)));
+        self.with_live(id, now, |live, cx| live.start(cx));
     }
 
     fn reply(&mut self, offset: Option<Offset>, reply: StepReply, now: Timestamp) {
-        if let Some(Slot::Live(_)) = self.slots.get(&reply.operation) {
+        if let Some(Entry::Resident(_)) = self.entries.get(&reply.operation) {
             self.reply_known_row(offset, reply, now);
         } else {
             let id = reply.operation;
@@ -511,8 +513,8 @@ impl PartitionEngine {
 
     fn apply_reply(&mut self, offset: Option<Offset>, reply: StepReply, now: Timestamp) {
         let id = reply.operation;
-        if self.slots.contains_key(&id) {
-            self.with_live(id, now, |live, desk| live.reply(offset, reply, desk));
+        if self.entries.contains_key(&id) {
+            self.with_live(id, now, |live, cx| live.reply(offset, reply, cx));
         } else {
             self.stats.unknown_replies += 1;
         }
@@ -523,7 +525,7 @@ impl PartitionEngine {
             return;
         }
         let id = recovery.operation;
-        if let Some(Slot::Live(_)) = self.slots.get(&id) {
+        if let Some(Entry::Resident(_)) = self.entries.get(&id) {
             self.recovery_known_row(offset, *recovery, now);
         } else {
             self.wait_for_row(id, ForRow::Recovery { offset, recovery }, now);
@@ -534,8 +536,8 @@ impl PartitionEngine {
     fn recovery_known_row(&mut self, offset: Offset, recovery: Recovery, now: Timestamp) {
         self.open.done.recoveries.push(offset);
         let id = recovery.operation;
-        if self.slots.contains_key(&id) {
-            self.with_live(id, now, |live, desk| live.recover(offset, recovery, desk));
+        if self.entries.contains_key(&id) {
+            self.with_live(id, now, |live, cx| live.recover(offset, recovery, cx));
         } else {
             self.stats.recoveries_void += 1;
         }
@@ -543,21 +545,21 @@ impl PartitionEngine {
 
     fn tick(&mut self, now: Timestamp) {
         while let Some((at, id)) = self.timers.pop_due(now) {
-            let Some(Slot::Live(live)) = self.slots.get_mut(&id) else {
+            let Some(Entry::Resident(live)) = self.entries.get_mut(&id) else {
                 continue;
             };
             if live.armed != Some(at) {
                 continue;
             }
             live.armed = None;
-            self.with_live(id, now, |live, desk| {
-                live.due(desk)?;
-                live.hand_off_if_lingering(desk);
+            self.with_live(id, now, |live, cx| {
+                live.due(cx)?;
+                live.hand_off_if_lingering(cx);
                 Ok(())
             });
         }
-        self.timers.prune(self.slots.len(), |at, id| {
-            matches!(self.slots.get(&id), Some(Slot::Live(live)) if live.armed == Some(at))
+        self.timers.prune(self.entries.len(), |at, id| {
+            matches!(self.entries.get(&id), Some(Entry::Resident(live)) if live.armed == Some(at))
         });
     }
 
@@ -571,13 +573,16 @@ impl PartitionEngine {
         &mut self,
         id: OperationId,
         now: Timestamp,
-        logic: impl FnOnce(&mut Live, &mut Desk<'_>) -> Result<(), IllegalTransition>,
+        logic: impl FnOnce(
+            &mut ResidentOperation,
+            &mut OperationCx<'_>,
+        ) -> Result<(), IllegalTransition>,
     ) {
         let time_outs = self.is_inbox_read();
-        let Some(Slot::Live(live)) = self.slots.get_mut(&id) else {
+        let Some(Entry::Resident(live)) = self.entries.get_mut(&id) else {
             return;
         };
-        let mut desk = Desk {
+        let mut cx = OperationCx {
             config: &self.config,
             ownership: &self.ownership,
             stats: &mut self.stats,
@@ -589,16 +594,16 @@ impl PartitionEngine {
             now,
         };
         let (bytes, leaving, held_back) = (live.bytes, live.leaving, live.held_back);
-        match catch_unwind(AssertUnwindSafe(|| logic(live, &mut desk))) {
+        match catch_unwind(AssertUnwindSafe(|| logic(live, &mut cx))) {
             Ok(Ok(())) if live.is_stuck() => {
                 live.park(
                     "nothing is due for it, nor ever will be".to_owned(),
-                    &mut desk,
+                    &mut cx,
                 );
             }
             Ok(Ok(())) => {}
-            Ok(Err(illegal)) => live.park(illegal.to_string(), &mut desk),
-            Err(panic) => live.park(panic_message(&*panic), &mut desk),
+            Ok(Err(illegal)) => live.park(illegal.to_string(), &mut cx),
+            Err(panic) => live.park(panic_message(&*panic), &mut cx),
         }
         self.bytes = self.bytes - bytes + live.bytes;
         self.open.take_in(live, leaving);

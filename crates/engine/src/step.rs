@@ -159,15 +159,15 @@ pub fn transition(
     progress: &mut StepProgress,
     event: StepEvent,
     step: &Step,
-    spread: Spread,
+    jitter: Jitter,
     now: Timestamp,
 ) -> Result<(), IllegalTransition> {
     use StepEvent as E;
     use StepState as S;
-    let mut on = On {
+    let mut on = StepTransition {
         progress,
         step,
-        spread,
+        jitter,
         now,
     };
     let (state, under_way, waits) = (
@@ -323,14 +323,14 @@ pub fn transition(
 }
 
 /// A step that something happens to.
-struct On<'a> {
+struct StepTransition<'a> {
     progress: &'a mut StepProgress,
     step: &'a Step,
-    spread: Spread,
+    jitter: Jitter,
     now: Timestamp,
 }
 
-impl On<'_> {
+impl StepTransition<'_> {
     /// Enters a state in which no attempt is under way and none follows by itself.
     fn enter(&mut self, state: StepState) {
         self.progress.state = state;
@@ -463,7 +463,7 @@ impl On<'_> {
             self.tries().intervals,
             failures,
             self.progress.attempt,
-            self.spread,
+            self.jitter,
         )
     }
 
@@ -550,9 +550,9 @@ impl On<'_> {
 
 /// Tells steps apart, so that those that failed together do not try again together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Spread(u64);
+pub struct Jitter(u64);
 
-impl Spread {
+impl Jitter {
     /// Of one step of one operation.
     #[must_use]
     pub fn of(operation: OperationId, step_index: usize) -> Self {
@@ -569,11 +569,11 @@ pub fn retry_wait(
     intervals: RetryIntervals,
     failures: u32,
     attempt: Attempt,
-    spread: Spread,
+    jitter: Jitter,
 ) -> Duration {
     let full = interval_micros(intervals, failures);
     let half = full / 2;
-    let part = mix(spread.0 ^ (u64::from(attempt.0) << 32)) >> 32;
+    let part = mix(jitter.0 ^ (u64::from(attempt.0) << 32)) >> 32;
     let extra = (u128::from(full - half) * u128::from(part)) >> 32;
     let extra = u64::try_from(extra).expect("a part of a u64 fits into one");
     Duration::from_micros(half + extra)

@@ -9,9 +9,9 @@ use std::sync::Arc;
 
 use crate::id::{BatchNumber, Offset, OperationId};
 use crate::partition::command::{Batch, Command, Message, RowChange};
-use crate::partition::live::{Live, index_at};
+use crate::partition::live::{ResidentOperation, index_at};
 use crate::partition::messages;
-use crate::partition::{PartitionEngine, Slot};
+use crate::partition::{Entry, PartitionEngine};
 use crate::priority::{Position, Priority};
 use crate::time::{Stamp, Timestamp};
 
@@ -92,7 +92,11 @@ impl OpenBatch {
     }
 
     /// Takes an operation in if something is pending for it, or if it began to leave.
-    pub(super) fn take_in(&mut self, live: &mut Live, left_before: Option<BatchNumber>) {
+    pub(super) fn take_in(
+        &mut self,
+        live: &mut ResidentOperation,
+        left_before: Option<BatchNumber>,
+    ) {
         if !live.pending.listed && !live.pending.is_empty() {
             live.pending.listed = true;
             self.changed.push(live.id);
@@ -181,7 +185,7 @@ impl PartitionEngine {
     }
 
     fn add_commands(&mut self, id: OperationId, now: Timestamp, commands: &mut Commands) {
-        let Some(Slot::Live(live)) = self.slots.get_mut(&id) else {
+        let Some(Entry::Resident(live)) = self.entries.get_mut(&id) else {
             return;
         };
         let pending = std::mem::take(&mut live.pending);
@@ -253,7 +257,7 @@ impl PartitionEngine {
             self.recoveries.done(offset);
         }
         for id in batch.departures {
-            let Some(Slot::Live(live)) = self.slots.get_mut(&id) else {
+            let Some(Entry::Resident(live)) = self.entries.get_mut(&id) else {
                 continue;
             };
             // Handed off, it is safe in the store, even if a reply has kept it here since.
@@ -264,7 +268,7 @@ impl PartitionEngine {
             }
             if live.leaving == Some(batch.number) {
                 self.bytes -= live.bytes;
-                self.slots.remove(&id);
+                self.entries.remove(&id);
             }
         }
     }

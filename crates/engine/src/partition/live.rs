@@ -31,9 +31,9 @@ mod time;
 /// About how many bytes an operation takes beside its request.
 const OPERATION_BYTES: usize = 1024;
 
-/// What an operation's logic may look at beside the operation.
+/// What an operation's logic may read and write beside the operation.
 #[derive(Debug)]
-pub(super) struct Desk<'a> {
+pub(super) struct OperationCx<'a> {
     pub(super) config: &'a EngineConfig,
     pub(super) ownership: &'a Ownership,
     pub(super) stats: &'a mut EngineStats,
@@ -52,14 +52,14 @@ pub(super) struct Desk<'a> {
 
 /// An operation in memory.
 #[derive(Debug)]
-pub(super) struct Live {
+pub(super) struct ResidentOperation {
     pub(super) id: OperationId,
     pub(super) created: Arc<Created>,
     /// `None` if there is no such workflow: then the operation is final.
     pub(super) workflow: Option<Arc<Workflow>>,
     pub(super) state: OperationState,
-    /// What the row says of these, or will say with the batch that is being filled.
-    was: Was,
+    /// As the row has them, or will have them with the batch that is being filled.
+    persisted: Persisted,
     /// Steps whose state changed since.
     touched: StepSet,
     /// About how much memory it takes.
@@ -79,9 +79,9 @@ pub(super) struct Live {
     pub(super) pending: Pending,
 }
 
-/// What tells that something has come about.
+/// What the row says of the values whose changes are announced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Was {
+struct Persisted {
     state: ProcessState,
     failed_count: u32,
 }
@@ -113,7 +113,7 @@ pub(super) struct Pending {
     pub(super) ask: StepSet,
 }
 
-impl Desk<'_> {
+impl OperationCx<'_> {
     fn patience(&self) -> Patience {
         Patience {
             grace: self.config.timeout_grace,
@@ -128,7 +128,7 @@ impl Pending {
     }
 }
 
-impl Live {
+impl ResidentOperation {
     /// A new operation, without anything done for it.
     pub(super) fn create(
         request: CreateRequest,
@@ -200,7 +200,7 @@ impl Live {
             id,
             created,
             workflow,
-            was: Was {
+            persisted: Persisted {
                 state: state.state,
                 failed_count: state.failed_count,
             },
@@ -218,22 +218,22 @@ impl Live {
     }
 
     /// Begins a new operation; one whose workflow is not known ends here.
-    pub(super) fn start(&mut self, desk: &mut Desk<'_>) -> Result<(), IllegalTransition> {
-        if self.tells_steps(desk.config) {
+    pub(super) fn start(&mut self, cx: &mut OperationCx<'_>) -> Result<(), IllegalTransition> {
+        if self.tells_steps(cx.config) {
             self.state.sequence = messages::RECEIVED_SEQUENCE;
             self.pending.received = true;
         }
-        match self.advance(desk) {
+        match self.advance(cx) {
             Some(mut advance) => advance.start()?,
             None => self.refuse_workflow(),
         }
-        self.changed(desk);
+        self.changed(cx);
         Ok(())
     }
 
     /// Takes the operation over from an earlier owner.
-    pub(super) fn resume(&mut self, desk: &mut Desk<'_>) -> Result<(), IllegalTransition> {
-        if self.tells_steps(desk.config) {
+    pub(super) fn resume(&mut self, cx: &mut OperationCx<'_>) -> Result<(), IllegalTransition> {
+        if self.tells_steps(cx.config) {
             self.pending.received = true;
             for (index, step) in self.state.steps.iter().enumerate() {
                 if step.sequence > 0 && is_told(step.state) {
@@ -248,11 +248,11 @@ impl Live {
                 self.pending.waiting.insert(index);
             }
         }
-        match self.advance(desk) {
+        match self.advance(cx) {
             Some(mut advance) => advance.resume()?,
             None => self.refuse_workflow(),
         }
-        self.changed(desk);
+        self.changed(cx);
         Ok(())
     }
 
@@ -261,18 +261,18 @@ impl Live {
         &mut self,
         offset: Option<Offset>,
         reply: StepReply,
-        desk: &mut Desk<'_>,
+        cx: &mut OperationCx<'_>,
     ) -> Result<(), IllegalTransition> {
         // An earlier owner was refused: this one has asked again, and that may be under way.
         let is_refusal = matches!(
             &reply.outcome,
             Outcome::NotAttempted { error, .. } if error.code == OWNER_SUPERSEDED
         );
-        if is_refusal && reply.epoch < desk.ownership.epoch {
-            desk.stats.stale_replies += 1;
+        if is_refusal && reply.epoch < cx.ownership.epoch {
+            cx.stats.stale_replies += 1;
             return Ok(());
         }
-        let is_repeat = self.is_repeat(offset, desk);
+        let is_repeat = self.is_repeat(offset, cx);
         let grown = match &reply.outcome {
             Outcome::Success { outputs } => pair_bytes(outputs),
             Outcome::Transient { .. }
@@ -281,13 +281,13 @@ impl Live {
             | Outcome::NotPerformed
             | Outcome::NotAttempted { .. } => 0,
         };
-        let Some(mut advance) = self.advance(desk) else {
-            desk.stats.stale_replies += 1;
+        let Some(mut advance) = self.advance(cx) else {
+            cx.stats.stale_replies += 1;
             return Ok(());
         };
         if advance.reply(reply, is_repeat)? {
             self.bytes += grown;
-            self.changed(desk);
+            self.changed(cx);
         }
         Ok(())
     }
@@ -295,14 +295,14 @@ impl Live {
     /// Whether a record of `step-replies` was read for this operation before, and notes that it was. Owners read a log
     /// in its order, and what they make of a record is in the row with the note. (What has no record is never repeated,
     /// and no owner reads a record twice.)
-    fn is_repeat(&mut self, offset: Option<Offset>, desk: &Desk<'_>) -> bool {
+    fn is_repeat(&mut self, offset: Option<Offset>, cx: &OperationCx<'_>) -> bool {
         let Some(offset) = offset else {
             return false;
         };
-        let partition = desk.ownership.partition;
+        let partition = cx.ownership.partition;
         let record = LogPosition { partition, offset };
         let last = &mut self.state.last_reply;
-        if offset < desk.replies_end_before && last.is_some_and(|last| last.covers(record)) {
+        if offset < cx.replies_end_before && last.is_some_and(|last| last.covers(record)) {
             return true;
         }
         *last = Some(record);
@@ -310,37 +310,37 @@ impl Live {
     }
 
     /// Applies what is due.
-    pub(super) fn due(&mut self, desk: &mut Desk<'_>) -> Result<(), IllegalTransition> {
-        let patience = desk.patience();
-        let Some(mut advance) = self.advance(desk) else {
+    pub(super) fn due(&mut self, cx: &mut OperationCx<'_>) -> Result<(), IllegalTransition> {
+        let patience = cx.patience();
+        let Some(mut advance) = self.advance(cx) else {
             return Ok(());
         };
         let outcome = advance.due(patience)?;
         self.held_back = outcome.held_back;
         if outcome.changed {
-            self.changed(desk);
+            self.changed(cx);
         }
         Ok(())
     }
 
     /// Hands the operation off to the deadline index if it has been here for too long.
-    pub(super) fn hand_off_if_lingering(&mut self, desk: &mut Desk<'_>) {
+    pub(super) fn hand_off_if_lingering(&mut self, cx: &mut OperationCx<'_>) {
         let stays = self.state.state.is_final() || self.leaving.is_some();
-        if stays || self.since + desk.config.hand_off_after > desk.now {
+        if stays || self.since + cx.config.hand_off_after > cx.now {
             return;
         }
         self.pending.attention |= !self.state.handed_off;
         self.state.handed_off = true;
-        self.changed(desk);
+        self.changed(cx);
         self.state.locked_by = None;
-        self.leaving = Some(desk.batch);
-        desk.stats.handed_off += 1;
+        self.leaving = Some(cx.batch);
+        cx.stats.handed_off += 1;
     }
 
     /// An entry of the deadline index came up. While the operation lives, another must stand, also if
     /// its row says nothing of a hand-off: while the row could not be read the checkpoint may have
     /// passed its request.
-    pub(super) fn index_entry_came_up(&mut self, due: Timestamp, desk: &mut Desk<'_>) {
+    pub(super) fn index_entry_came_up(&mut self, due: Timestamp, cx: &mut OperationCx<'_>) {
         let another_stands = self.indexed.is_some_and(|indexed| indexed > due);
         if self.state.state.is_final() || another_stands {
             return;
@@ -348,12 +348,12 @@ impl Live {
         self.pending.attention |= !self.state.handed_off;
         self.state.handed_off = true;
         self.indexed = None;
-        self.changed(desk);
+        self.changed(cx);
     }
 
     /// Ends the operation because the engine itself failed on it, if it has not ended already.
-    pub(super) fn park(&mut self, message: String, desk: &mut Desk<'_>) {
-        desk.stats.internal_errors += 1;
+    pub(super) fn park(&mut self, message: String, cx: &mut OperationCx<'_>) {
+        cx.stats.internal_errors += 1;
         let is_final = self.state.state.is_final();
         if is_final && self.leaving.is_some() {
             return;
@@ -365,7 +365,7 @@ impl Live {
             });
             self.touched = StepSet::EMPTY;
         }
-        self.changed(desk);
+        self.changed(cx);
     }
 
     /// Whether the operation lives and nothing will ever happen to it: no transition leads there.
@@ -428,7 +428,7 @@ impl Live {
         self.state.error = Some(OperationError { step: None, error });
     }
 
-    fn advance<'a>(&'a mut self, desk: &'a mut Desk<'_>) -> Option<Advance<'a>> {
+    fn advance<'a>(&'a mut self, cx: &'a mut OperationCx<'_>) -> Option<Advance<'a>> {
         Some(Advance {
             id: self.id,
             created: &self.created,
@@ -436,9 +436,9 @@ impl Live {
             state: &mut self.state,
             ask: &mut self.pending.ask,
             touched: &mut self.touched,
-            gates: desk.gates,
-            stats: desk.stats,
-            now: desk.now,
+            gates: cx.gates,
+            stats: cx.stats,
+            now: cx.now,
         })
     }
 }

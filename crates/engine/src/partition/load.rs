@@ -12,9 +12,9 @@
 use crate::id::{Offset, OperationId};
 use crate::operation::OperationRow;
 use crate::operation::StepError;
-use crate::partition::live::Live;
+use crate::partition::live::ResidentOperation;
 use crate::partition::messages;
-use crate::partition::{BACK_MIN, PartitionEngine, Slot};
+use crate::partition::{BACK_MIN, Entry, PartitionEngine};
 use crate::priority::Priority;
 use crate::record::{OperationRequest, Recovery, StepReply};
 use crate::time::Timestamp;
@@ -80,16 +80,16 @@ impl PartitionEngine {
     /// Lets an event wait for the row of an operation that is not in memory.
     pub(super) fn wait_for_row(&mut self, id: OperationId, event: ForRow, now: Timestamp) {
         let bytes = event.bytes();
-        let slot = self.slots.entry(id).or_insert_with(|| {
+        let entry = self.entries.entry(id).or_insert_with(|| {
             self.loads.push(id);
             self.loading += 1;
-            Slot::Loading(Loading {
+            Entry::Loading(Loading {
                 since: now,
                 waiting: Vec::new(),
                 bytes: 0,
             })
         });
-        if let Slot::Loading(loading) = slot {
+        if let Entry::Loading(loading) = entry {
             loading.bytes += bytes;
             loading.waiting.push(event);
             self.bytes += bytes;
@@ -130,7 +130,7 @@ impl PartitionEngine {
                 }
             }
         }
-        self.with_live(id, now, |live, desk| live.due(desk));
+        self.with_live(id, now, |live, cx| live.due(cx));
         self.forget_if_unchanged(id);
     }
 
@@ -186,10 +186,10 @@ impl PartitionEngine {
     }
 
     fn take_loading(&mut self, id: OperationId) -> Option<Loading> {
-        if !matches!(self.slots.get(&id), Some(Slot::Loading(_))) {
+        if !matches!(self.entries.get(&id), Some(Entry::Loading(_))) {
             return None;
         }
-        let Some(Slot::Loading(loading)) = self.slots.remove(&id) else {
+        let Some(Entry::Loading(loading)) = self.entries.remove(&id) else {
             return None;
         };
         self.loading -= 1;
@@ -204,7 +204,7 @@ impl PartitionEngine {
         let written_at = row.state.updated_at;
         let was_left_cleanly = is_final || row.state.locked_by.is_none();
         let is_own = row.state.epoch == self.ownership.epoch && was_left_cleanly;
-        let mut live = Live::load(row, &self.workflows, now);
+        let mut live = ResidentOperation::load(row, &self.workflows, now);
         // Under this owner's stamp, the immutable columns too, so that no late write of a predecessor stands after
         // what is told here: another's create of the same operation has another hour.
         live.pending.write_created = !is_own;
@@ -219,28 +219,28 @@ impl PartitionEngine {
             self.open.take_in(&mut live, None);
         }
         self.bytes += live.bytes;
-        self.slots.insert(id, Slot::Live(Box::new(live)));
+        self.entries.insert(id, Entry::Resident(Box::new(live)));
         if !is_own {
             self.stats.resumed += 1;
         }
         if !is_own && !is_final {
-            self.with_live(id, now, |live, desk| live.resume(desk));
+            self.with_live(id, now, |live, cx| live.resume(cx));
         }
         if written_at.since(now) >= BACK_MIN {
-            self.with_live(id, now, |live, desk| live.time_went_back(written_at, desk));
+            self.with_live(id, now, |live, cx| live.time_went_back(written_at, cx));
         }
     }
 
     /// Forgets an operation that was loaded and did not change, if the deadline index still has an
     /// entry for it: the store has everything, so that even its request is done.
     fn forget_if_unchanged(&mut self, id: OperationId) {
-        let Some(Slot::Live(live)) = self.slots.get(&id) else {
+        let Some(Entry::Resident(live)) = self.entries.get(&id) else {
             return;
         };
         if live.is_handed_off_unchanged() {
             self.open.done.requests.extend(live.held);
             self.bytes -= live.bytes;
-            self.slots.remove(&id);
+            self.entries.remove(&id);
         }
     }
 }

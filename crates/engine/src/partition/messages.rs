@@ -14,7 +14,7 @@ use crate::id::OperationId;
 use crate::operation::{Created, ProcessState, StepError, StepState, input};
 use crate::partition::command::{Command, Message};
 use crate::partition::config::Ownership;
-use crate::partition::live::{Live, Pending, is_told};
+use crate::partition::live::{Pending, ResidentOperation, is_told};
 use crate::priority::{Position, Priority};
 use crate::record::{
     AlertKind, AmendRequest, Amendment, CreateRequest, FailedOperation, OperationStatus,
@@ -27,7 +27,12 @@ use crate::workflow::Workflow;
 pub(super) const RECEIVED_SEQUENCE: u32 = 1;
 
 /// Adds every message that is pending for an operation.
-pub(super) fn add(live: &Live, pending: Pending, ownership: &Ownership, sends: &mut Vec<Command>) {
+pub(super) fn add(
+    live: &ResidentOperation,
+    pending: Pending,
+    ownership: &Ownership,
+    sends: &mut Vec<Command>,
+) {
     if pending.received {
         sends.push(Command::Send(received(live)));
     }
@@ -63,7 +68,7 @@ pub(super) fn add(live: &Live, pending: Pending, ownership: &Ownership, sends: &
 
 /// Asks for the attempt under way of a step; `None` if none is.
 fn step_request(
-    live: &Live,
+    live: &ResidentOperation,
     workflow: &Workflow,
     index: usize,
     ownership: &Ownership,
@@ -94,7 +99,12 @@ fn step_request(
 }
 
 /// A status record of the operation as it is.
-fn status(live: &Live, kind: StatusKind, sequence: u32, at: Timestamp) -> OperationStatus {
+fn status(
+    live: &ResidentOperation,
+    kind: StatusKind,
+    sequence: u32,
+    at: Timestamp,
+) -> OperationStatus {
     let (created, state) = (&live.created, &live.state);
     let cause = state.failure();
     OperationStatus {
@@ -116,14 +126,14 @@ fn status(live: &Live, kind: StatusKind, sequence: u32, at: Timestamp) -> Operat
     }
 }
 
-fn final_status(live: &Live) -> Message {
+fn final_status(live: &ResidentOperation) -> Message {
     let (sequence, at) = (live.state.sequence, live.state.updated_at);
     Message::Status(Box::new(status(live, StatusKind::Final, sequence, at)))
 }
 
 /// What whoever asked to be told of the operation hears of its end; `None` if nobody asked. Its event
 /// is the end that the status record has the number of.
-fn owner_notice(live: &Live) -> Option<Message> {
+fn owner_notice(live: &ResidentOperation) -> Option<Message> {
     let (created, state) = (&live.created, &live.state);
     if created.notify.is_empty() {
         return None;
@@ -140,7 +150,7 @@ fn owner_notice(live: &Live) -> Option<Message> {
     })))
 }
 
-fn received(live: &Live) -> Message {
+fn received(live: &ResidentOperation) -> Message {
     let at = live.created.created_at;
     Message::Status(Box::new(OperationStatus {
         state: ProcessState::Processing,
@@ -150,7 +160,7 @@ fn received(live: &Live) -> Message {
     }))
 }
 
-fn step_status(live: &Live, index: usize) -> Message {
+fn step_status(live: &ResidentOperation, index: usize) -> Message {
     let step = &live.state.steps[index];
     let name = live.created.step_names[index].to_string();
     Message::Status(Box::new(OperationStatus {
@@ -280,7 +290,7 @@ pub(super) fn rejected_status(
 }
 
 /// The record of an operation that failed for good; `None` if it did not.
-fn failed_operation(live: &Live) -> Option<Message> {
+fn failed_operation(live: &ResidentOperation) -> Option<Message> {
     let (created, state) = (&live.created, &live.state);
     let failed = state.error.as_ref()?;
     let agent = failed.step.as_deref().and_then(|name| {
@@ -324,7 +334,7 @@ fn failed_operation(live: &Live) -> Option<Message> {
 }
 
 /// The alert of a parked operation; `None` if it is not parked.
-fn parked_alert(live: &Live) -> Option<Message> {
+fn parked_alert(live: &ResidentOperation) -> Option<Message> {
     let state = &live.state;
     let (kind, cause, advice) = match state.state {
         ProcessState::Error => (
@@ -364,7 +374,7 @@ fn parked_alert(live: &Live) -> Option<Message> {
 }
 
 /// The alert of a step that keeps failing and is tried again with long waits.
-fn waiting_alert(live: &Live, index: usize) -> Message {
+fn waiting_alert(live: &ResidentOperation, index: usize) -> Message {
     let step = &live.state.steps[index];
     let advice = "Fix the agent's service. The step is retried, with long waits.";
     let name = live.created.step_names[index].to_string();
@@ -377,7 +387,7 @@ fn waiting_alert(live: &Live, index: usize) -> Message {
     }))
 }
 
-fn alert(live: &Live, kind: AlertKind, event: &str, advice: &str) -> OperatorAlert {
+fn alert(live: &ResidentOperation, kind: AlertKind, event: &str, advice: &str) -> OperatorAlert {
     OperatorAlert {
         event_id: live.id.event_id(event),
         kind,

@@ -2,7 +2,7 @@
 
 use crate::id::Offset;
 use crate::partition::config::{EngineCheckpoint, Held};
-use crate::partition::{PartitionEngine, Slot};
+use crate::partition::{Entry, PartitionEngine};
 use crate::priority::{ByPriority, Priority};
 use crate::reader::Places;
 use crate::tracker::OffsetTracker;
@@ -71,10 +71,10 @@ impl PartitionEngine {
             since,
             waits,
         };
-        let in_memory = self.slots.iter().find_map(|(id, slot)| {
-            let (holds, since) = match slot {
-                Slot::Live(live) => (live.held == Some((priority, low)), live.since),
-                Slot::Loading(loading) => (loading.has_request(priority, low), loading.since),
+        let in_memory = self.entries.iter().find_map(|(id, entry)| {
+            let (holds, since) = match entry {
+                Entry::Resident(live) => (live.held == Some((priority, low)), live.since),
+                Entry::Loading(loading) => (loading.has_request(priority, low), loading.since),
             };
             holds.then(|| held(*id, since, false))
         });

@@ -46,8 +46,8 @@ fn intervals() -> RetryIntervals {
     (&RetryPolicy::default()).into()
 }
 
-fn spread() -> Spread {
-    Spread::of(OperationId(Uuid::from_u128(1)), 2)
+fn jitter() -> Jitter {
+    Jitter::of(OperationId(Uuid::from_u128(1)), 2)
 }
 
 fn error(code: &str) -> StepError {
@@ -217,13 +217,13 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
         ..entered(state)
     };
     let failed = |state, error| StepProgress {
-        retry_at: Some(NOW + retry_wait(intervals(), 2, Attempt(2), spread())),
+        retry_at: Some(NOW + retry_wait(intervals(), 2, Attempt(2), jitter())),
         failure_count: 2,
         error: Some(error),
         ..entered(state)
     };
     let undo_failed = |error| StepProgress {
-        retry_at: Some(NOW + retry_wait(intervals(), 1, Attempt(2), spread())),
+        retry_at: Some(NOW + retry_wait(intervals(), 1, Attempt(2), jitter())),
         undo_failure_count: 1,
         error: Some(error),
         ..entered(StepState::Compensating)
@@ -397,7 +397,7 @@ fn every_pair_of_state_and_event_does_what_the_table_says() {
             let name = event.name();
             let before = in_state(state);
             let mut after = before.clone();
-            let result = transition(&mut after, event, &step(), spread(), NOW);
+            let result = transition(&mut after, event, &step(), jitter(), NOW);
             match expected(state, name) {
                 Some(expected) => {
                     assert_eq!(result, Ok(()), "{name} in {state}");
@@ -423,7 +423,7 @@ fn a_probe_follows_an_unknown_outcome_and_a_run_follows_the_probe() {
         ..step()
     };
     let mut progress = in_state("Running");
-    let mut happen = |event| transition(&mut progress, event, &step, spread(), NOW).unwrap();
+    let mut happen = |event| transition(&mut progress, event, &step, jitter(), NOW).unwrap();
     happen(StepEvent::TimedOut);
     happen(StepEvent::Retry { budget: None });
     happen(StepEvent::NotPerformed);
@@ -432,17 +432,17 @@ fn a_probe_follows_an_unknown_outcome_and_a_run_follows_the_probe() {
     assert_eq!(progress.attempt, Attempt(4));
 
     let mut progress = in_state("Running");
-    transition(&mut progress, StepEvent::TimedOut, &step, spread(), NOW).unwrap();
+    transition(&mut progress, StepEvent::TimedOut, &step, jitter(), NOW).unwrap();
     let retry = StepEvent::Retry { budget: None };
-    transition(&mut progress, retry, &step, spread(), NOW).unwrap();
+    transition(&mut progress, retry, &step, jitter(), NOW).unwrap();
     assert_eq!(progress.action, Action::Probe);
 }
 
 #[test]
 fn a_step_of_unknown_outcome_is_undone_only_once_it_has_settled() {
     let mut progress = in_state("Running");
-    transition(&mut progress, StepEvent::Undo, &step(), spread(), NOW).unwrap();
-    transition(&mut progress, StepEvent::Turn, &step(), spread(), NOW).unwrap();
+    transition(&mut progress, StepEvent::Undo, &step(), jitter(), NOW).unwrap();
+    transition(&mut progress, StepEvent::Turn, &step(), jitter(), NOW).unwrap();
     assert_eq!(progress.retry_at, Some(Timestamp::from_millis(1_003_500)));
     assert_eq!(progress.attempt, Attempt(2), "nothing was asked for yet");
 }
@@ -462,7 +462,7 @@ fn an_undo_counts_once_it_was_asked_for_after_all_attempts_had_settled() {
     let mut progress = StepProgress::default();
     let mut happen = |event, seconds| {
         let now = NOW + Duration::from_secs(seconds);
-        transition(&mut progress, event, &step, spread(), now).unwrap();
+        transition(&mut progress, event, &step, jitter(), now).unwrap();
         (progress.state, progress.retry_at, progress.attempt)
     };
     let undone = || StepEvent::Succeeded {
@@ -507,7 +507,7 @@ fn an_undo_is_confirmed_by_a_probe_where_there_is_one_and_made_again_if_the_step
             is_to_be_confirmed: true,
             ..in_state("Compensating, to be tried again")
         };
-        let mut happen = |event| transition(&mut progress, event, &step, spread(), NOW).unwrap();
+        let mut happen = |event| transition(&mut progress, event, &step, jitter(), NOW).unwrap();
         happen(StepEvent::Retry { budget: None });
         happen(answer.clone());
         assert_eq!(progress.state, expected, "{answer:?}");
@@ -515,7 +515,7 @@ fn an_undo_is_confirmed_by_a_probe_where_there_is_one_and_made_again_if_the_step
             continue;
         }
         assert_eq!(progress.action, Action::Probe);
-        let mut happen = |event| transition(&mut progress, event, &step, spread(), NOW).unwrap();
+        let mut happen = |event| transition(&mut progress, event, &step, jitter(), NOW).unwrap();
         happen(StepEvent::Turn);
         happen(StepEvent::Succeeded {
             outputs: Outputs::new(),
@@ -536,7 +536,7 @@ fn a_probe_that_keeps_failing_is_an_undo_that_failed() {
         ..in_state("Compensating, to be tried again")
     };
     for failure in 1..=3 {
-        let mut happen = |event| transition(&mut progress, event, &step, spread(), NOW).unwrap();
+        let mut happen = |event| transition(&mut progress, event, &step, jitter(), NOW).unwrap();
         happen(StepEvent::Retry { budget: None });
         happen(StepEvent::TimedOut);
         assert_eq!(progress.undo_failure_count, failure);
@@ -560,9 +560,9 @@ fn what_no_agent_can_undo_waits_for_a_person_unless_it_surely_had_no_effect() {
     ] {
         let step = Step { undo, ..step() };
         let mut progress = in_state(state);
-        transition(&mut progress, StepEvent::Undo, &step, spread(), NOW).unwrap();
+        transition(&mut progress, StepEvent::Undo, &step, jitter(), NOW).unwrap();
         if progress.state == StepState::Compensating {
-            transition(&mut progress, StepEvent::Turn, &step, spread(), NOW).unwrap();
+            transition(&mut progress, StepEvent::Turn, &step, jitter(), NOW).unwrap();
         }
         assert_eq!(progress.state, expected, "{:?} {state}", step.undo);
         if expected == StepState::Failed {
@@ -582,7 +582,7 @@ fn a_failed_step_that_is_to_be_retried_is_tried_again_after_its_long_interval() 
         failure_count: 2,
         ..in_state("Running")
     };
-    transition(&mut progress, StepEvent::TimedOut, &step, spread(), NOW).unwrap();
+    transition(&mut progress, StepEvent::TimedOut, &step, jitter(), NOW).unwrap();
     assert_eq!(progress.retry_at, Some(NOW + Duration::from_secs(600)));
 }
 
@@ -599,7 +599,7 @@ fn the_last_failure_that_is_allowed_leaves_nothing_to_try_again() {
             failure_count: 2,
             ..in_state("Running")
         };
-        transition(&mut progress, event, &step(), spread(), NOW).unwrap();
+        transition(&mut progress, event, &step(), jitter(), NOW).unwrap();
         assert_eq!(progress.failure_count, 3);
         assert_eq!(progress.retry_at, None);
     }
@@ -612,7 +612,7 @@ fn an_agent_that_asks_for_no_wait_is_left_alone_for_a_moment_all_the_same() {
         error: error("open"),
         retry_after: Duration::ZERO,
     };
-    transition(&mut progress, event, &step(), spread(), NOW).unwrap();
+    transition(&mut progress, event, &step(), jitter(), NOW).unwrap();
     assert_eq!(progress.retry_at, Some(NOW + NOT_ATTEMPTED_WAIT_MIN));
     assert_eq!(progress.failure_count, 1, "it is no failure");
 }
@@ -630,8 +630,8 @@ fn waits_grow_by_the_multiplier_up_to_the_longest_and_are_never_less_than_half()
     ] {
         let full = Duration::from_millis(full_ms);
         for operation in 0..100 {
-            let spread = Spread::of(OperationId(Uuid::from_u128(operation)), 0);
-            let wait = retry_wait(intervals, failures, Attempt(failures), spread);
+            let jitter = Jitter::of(OperationId(Uuid::from_u128(operation)), 0);
+            let wait = retry_wait(intervals, failures, Attempt(failures), jitter);
             assert!(
                 full / 2 <= wait && wait <= full,
                 "{wait:?} after {failures} failures"
@@ -647,9 +647,9 @@ fn waits_differ_by_operation_step_and_attempt_but_not_from_call_to_call() {
     for operation in 0..10 {
         for index in 0..10 {
             for attempt in 1..=10 {
-                let spread = Spread::of(OperationId(Uuid::from_u128(operation)), index);
-                let wait = retry_wait(intervals, 9, Attempt(attempt), spread);
-                assert_eq!(wait, retry_wait(intervals, 9, Attempt(attempt), spread));
+                let jitter = Jitter::of(OperationId(Uuid::from_u128(operation)), index);
+                let wait = retry_wait(intervals, 9, Attempt(attempt), jitter);
+                assert_eq!(wait, retry_wait(intervals, 9, Attempt(attempt), jitter));
                 waits.insert(wait);
             }
         }

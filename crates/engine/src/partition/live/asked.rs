@@ -7,7 +7,7 @@ use crate::advance::Verdict;
 use crate::id::Offset;
 use crate::operation::{Created, HistoryEntry, OperationState, ProcessState, RequestHash};
 use crate::partition::config::Ownership;
-use crate::partition::live::{Desk, Live, OPERATION_BYTES, Was, weight};
+use crate::partition::live::{OPERATION_BYTES, OperationCx, Persisted, ResidentOperation, weight};
 use crate::partition::messages;
 use crate::priority::{LogPosition, Position, Source};
 use crate::record::{AmendRequest, Amendment, CreateRequest, Recovery, RecoveryVerb};
@@ -15,7 +15,7 @@ use crate::step::IllegalTransition;
 use crate::time::Timestamp;
 use crate::workflow::Workflows;
 
-impl Live {
+impl ResidentOperation {
     /// What keeps the place of an operation that was cancelled before it was created.
     pub(in crate::partition) fn tombstone(
         request: &AmendRequest,
@@ -50,7 +50,7 @@ impl Live {
         Self {
             bytes: OPERATION_BYTES,
             held: Some((position.priority, position.offset)),
-            was: Was {
+            persisted: Persisted {
                 state: ProcessState::Processing,
                 failed_count: 0,
             },
@@ -63,12 +63,12 @@ impl Live {
         &mut self,
         offset: Offset,
         recovery: Recovery,
-        desk: &mut Desk<'_>,
+        cx: &mut OperationCx<'_>,
     ) -> Result<(), IllegalTransition> {
         if let Some(due) = recovery.due {
-            self.index_entry_came_up(due, desk);
+            self.index_entry_came_up(due, cx);
         }
-        let partition = desk.ownership.partition;
+        let partition = cx.ownership.partition;
         let record = LogPosition { partition, offset };
         let is_noted = !matches!(
             recovery.verb,
@@ -77,17 +77,17 @@ impl Live {
         if self.state.noted(recovery.id).is_some()
             || (is_noted && self.state.was_forgotten(Source::Recoveries, record))
         {
-            desk.stats.recoveries_void += 1;
+            cx.stats.recoveries_void += 1;
             return Ok(());
         }
-        let patience = desk.patience();
-        let verdict = match self.advance(desk) {
+        let patience = cx.patience();
+        let verdict = match self.advance(cx) {
             Some(mut advance) => advance.recover(&recovery.verb, patience)?,
             None => self.recover_without_workflow(&recovery.verb),
         };
         let refused = match verdict {
             Verdict::Applied => {
-                desk.stats.recoveries += 1;
+                cx.stats.recoveries += 1;
                 None
             }
             Verdict::HeldBack => {
@@ -95,11 +95,11 @@ impl Live {
                 return Ok(());
             }
             Verdict::Void => {
-                desk.stats.recoveries_void += 1;
+                cx.stats.recoveries_void += 1;
                 return Ok(());
             }
             Verdict::Refused(code) => {
-                desk.stats.recoveries_refused += 1;
+                cx.stats.recoveries_refused += 1;
                 Some(code)
             }
         };
@@ -111,7 +111,7 @@ impl Live {
             };
             let entry = HistoryEntry {
                 id: recovery.id,
-                at: desk.now,
+                at: cx.now,
                 by: recovery.asked_by,
                 verb,
                 reason: recovery.reason,
@@ -119,7 +119,7 @@ impl Live {
             };
             self.note(entry, Source::Recoveries, record);
         }
-        self.changed(desk);
+        self.changed(cx);
         Ok(())
     }
 
@@ -146,15 +146,15 @@ impl Live {
         &mut self,
         request: AmendRequest,
         position: Position,
-        desk: &mut Desk<'_>,
+        cx: &mut OperationCx<'_>,
     ) -> Result<(), IllegalTransition> {
         if let Some(entry) = self.state.noted(request.id) {
-            desk.stats.duplicates += 1;
+            cx.stats.duplicates += 1;
             // Its answer may have been lost with the owner that noted it.
             let refused = entry.refused.as_deref();
             if refused.is_some() || matches!(request.amendment, Amendment::Reschedule { .. }) {
                 let (created, state) = (&self.created, self.state.state);
-                desk.answers.push(messages::answer(
+                cx.answers.push(messages::answer(
                     &request, created, state, position, refused, entry.at,
                 ));
             }
@@ -165,7 +165,7 @@ impl Live {
             .was_forgotten(position.priority.source(), record_at(position))
         {
             // What was answered is not known any more.
-            desk.stats.duplicates += 1;
+            cx.stats.duplicates += 1;
             return Ok(());
         }
         // Read again, it gets the answer that it got when the operation was not there yet. (Of another partition,
@@ -177,7 +177,7 @@ impl Live {
             && position.offset < created_at.offset;
         let verdict = if came_too_early || *request.tenant != *self.created.tenant {
             Verdict::Refused("unknown-operation")
-        } else if let Some(mut advance) = self.advance(desk) {
+        } else if let Some(mut advance) = self.advance(cx) {
             advance.amend(&request.amendment)?
         } else if self.state.state == ProcessState::Cancelled {
             match request.amendment {
@@ -197,21 +197,21 @@ impl Live {
             Amendment::Reschedule { .. } => "reschedule",
         };
         if refused.is_some() {
-            desk.stats.amendments_refused += 1;
+            cx.stats.amendments_refused += 1;
         }
         if refused.is_some() || verb == "reschedule" {
-            desk.answers.push(messages::answer(
+            cx.answers.push(messages::answer(
                 &request,
                 &self.created,
                 self.state.state,
                 position,
                 refused,
-                desk.now,
+                cx.now,
             ));
         }
         if refused != Some("unknown-operation") {
-            self.note_amendment(request, position, verb, refused, desk);
-            self.changed(desk);
+            self.note_amendment(request, position, verb, refused, cx);
+            self.changed(cx);
         }
         Ok(())
     }
@@ -222,22 +222,26 @@ impl Live {
         request: CreateRequest,
         position: Position,
         workflows: &Workflows,
-        desk: &mut Desk<'_>,
+        cx: &mut OperationCx<'_>,
     ) {
-        let created = Self::create(request, position, 0, workflows, desk.ownership, desk.now);
-        self.was.state = ProcessState::Processing;
+        let created = Self::create(request, position, 0, workflows, cx.ownership, cx.now);
+        self.persisted.state = ProcessState::Processing;
         self.created = created.created;
         self.workflow = created.workflow;
         self.state.steps = created.state.steps;
         self.state.tombstone = false;
-        self.changed(desk);
+        self.changed(cx);
     }
 
     /// Keeps the place of an operation that was cancelled before it was created.
-    pub(in crate::partition) fn keep_place(&mut self, request: AmendRequest, desk: &mut Desk<'_>) {
+    pub(in crate::partition) fn keep_place(
+        &mut self,
+        request: AmendRequest,
+        cx: &mut OperationCx<'_>,
+    ) {
         let position = self.created.request;
-        self.note_amendment(request, position, "cancel", None, desk);
-        self.changed(desk);
+        self.note_amendment(request, position, "cancel", None, cx);
+        self.changed(cx);
     }
 
     fn note_amendment(
@@ -246,7 +250,7 @@ impl Live {
         position: Position,
         verb: &str,
         refused: Option<&str>,
-        desk: &Desk<'_>,
+        cx: &OperationCx<'_>,
     ) {
         let by = match request.asked_by {
             nobody if nobody.is_empty() => "caller".to_owned(),
@@ -254,7 +258,7 @@ impl Live {
         };
         let entry = HistoryEntry {
             id: request.id,
-            at: desk.now,
+            at: cx.now,
             by,
             verb: verb.to_owned(),
             reason: request.reason,

@@ -6,57 +6,57 @@
 use crate::advance::next_due;
 use crate::definition::OnFailure;
 use crate::operation::{ProcessState, StepState};
-use crate::partition::live::{Desk, Live, Was, is_told};
+use crate::partition::live::{OperationCx, Persisted, ResidentOperation, is_told};
 use crate::workflow::StepSet;
 
-impl Live {
+impl ResidentOperation {
     /// Has the row written, and everything done that follows from what came about.
-    pub(super) fn changed(&mut self, desk: &mut Desk<'_>) {
+    pub(super) fn changed(&mut self, cx: &mut OperationCx<'_>) {
         if self.leaving.is_some() && !self.state.state.is_final() {
-            self.since = desk.now;
+            self.since = cx.now;
         }
         self.pending.write = true;
         self.leaving = None;
-        self.state.epoch = desk.ownership.epoch;
+        self.state.epoch = cx.ownership.epoch;
         let touched = std::mem::take(&mut self.touched);
-        let was = self.was;
+        let persisted = self.persisted;
         // While it was undone further it may have failed anew, at another step.
         let failed_anew =
             self.state.state == ProcessState::CompensationFailed && !touched.is_empty();
-        let entered = was.state != self.state.state || failed_anew;
+        let entered = persisted.state != self.state.state || failed_anew;
         // What runs on beside a failure is not told: the end has the last number.
         // (Nor does it, or a refusal, change the time at which the end came.)
         if entered || !self.state.state.is_final() {
-            self.state.updated_at = desk.now;
-            self.tell(touched, desk);
+            self.state.updated_at = cx.now;
+            self.tell(touched, cx);
         }
-        self.was = Was {
+        self.persisted = Persisted {
             state: self.state.state,
             failed_count: self.state.failed_count,
         };
-        if self.was.failed_count > was.failed_count {
+        if self.persisted.failed_count > persisted.failed_count {
             self.pending.failed = true;
             self.pending.attention = true;
         }
         if self.state.state.is_final() {
-            self.ended(entered, desk);
+            self.ended(entered, cx);
             return;
         }
-        if was.state.is_final() {
-            self.reopened(desk);
+        if persisted.state.is_final() {
+            self.reopened(cx);
         }
-        self.state.locked_by = Some(desk.ownership.owner);
+        self.state.locked_by = Some(cx.ownership.owner);
         let decision = self.state.awaits_decision();
-        let reminder = decision.then(|| desk.now + desk.config.supervisor_decision_timeout);
-        let due = next_due(&self.state, desk.config.timeout_grace, None);
+        let reminder = decision.then(|| cx.now + cx.config.supervisor_decision_timeout);
+        let due = next_due(&self.state, cx.config.timeout_grace, None);
         self.state.next_due = due.into_iter().chain(reminder).min();
     }
 
-    fn ended(&mut self, entered: bool, desk: &mut Desk<'_>) {
+    fn ended(&mut self, entered: bool, cx: &mut OperationCx<'_>) {
         self.state.locked_by = None;
         self.state.next_due = None;
         self.pending.write_created = true;
-        self.leaving = Some(desk.batch);
+        self.leaving = Some(cx.batch);
         if !entered {
             return;
         }
@@ -64,28 +64,28 @@ impl Live {
         self.pending.announce = true;
         self.pending.attention |= self.state.state.is_parked();
         match self.state.state {
-            ProcessState::Processed => desk.stats.processed += 1,
-            ProcessState::Error => desk.stats.failed += 1,
-            ProcessState::Compensated | ProcessState::Cancelled => desk.stats.undone += 1,
-            ProcessState::CompensationFailed => desk.stats.undo_failed += 1,
+            ProcessState::Processed => cx.stats.processed += 1,
+            ProcessState::Error => cx.stats.failed += 1,
+            ProcessState::Compensated | ProcessState::Cancelled => cx.stats.undone += 1,
+            ProcessState::CompensationFailed => cx.stats.undo_failed += 1,
             ProcessState::Pending | ProcessState::Processing | ProcessState::Compensating => {}
         }
     }
 
     /// A final operation goes on. Nothing holds a checkpoint for it: the deadline index has to.
     /// (The end that it had is not announced any more if it was not yet.)
-    fn reopened(&mut self, desk: &Desk<'_>) {
+    fn reopened(&mut self, cx: &OperationCx<'_>) {
         self.pending.announce = false;
         self.pending.attention = true;
         self.state.handed_off = true;
         self.indexed = None;
-        self.since = desk.now;
+        self.since = cx.now;
         self.pending.write_created = true;
     }
 
     /// Has told what steps came to, and when one begins to wait for long.
-    fn tell(&mut self, touched: StepSet, desk: &Desk<'_>) {
-        let tells = self.tells_steps(desk.config);
+    fn tell(&mut self, touched: StepSet, cx: &OperationCx<'_>) {
+        let tells = self.tells_steps(cx.config);
         for index in touched.iter() {
             let step = &mut self.state.steps[index];
             let has_number =

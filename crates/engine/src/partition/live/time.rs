@@ -1,11 +1,11 @@
 //! What becomes of an operation when time goes back: the wall clock was ahead, and was set right.
 
 use crate::operation::StepState;
-use crate::partition::live::{Desk, Live};
+use crate::partition::live::{OperationCx, ResidentOperation};
 use crate::step::IllegalTransition;
 use crate::time::Timestamp;
 
-impl Live {
+impl ResidentOperation {
     /// Time went back from `latest`. Each retry keeps its remaining waiting time; otherwise it would wait until the clock
     /// reaches the earlier reading again.
     ///
@@ -14,12 +14,12 @@ impl Live {
     pub(in crate::partition) fn time_went_back(
         &mut self,
         latest: Timestamp,
-        desk: &mut Desk<'_>,
+        cx: &mut OperationCx<'_>,
     ) -> Result<(), IllegalTransition> {
         if self.state.state.is_final() {
             return Ok(());
         }
-        let now = desk.now;
+        let now = cx.now;
         let by = latest.since(now);
         self.since = self.since.min(now);
         for step in &mut self.state.steps {
@@ -33,10 +33,10 @@ impl Live {
                 *at = (*at).min(earliest.max(*at - by));
             }
         }
-        if let Some(mut advance) = self.advance(desk) {
+        if let Some(mut advance) = self.advance(cx) {
             advance.resume()?;
         }
-        self.changed(desk);
+        self.changed(cx);
         Ok(())
     }
 }
