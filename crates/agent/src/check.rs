@@ -19,15 +19,15 @@
 //! Deliberately absent: records in Confluent wire format, for which the kit has no registry, and
 //! killing the agent, which is another process's.
 
-mod book;
+mod cases;
 mod commits;
 mod error;
 mod findings;
+mod harness;
 mod judge;
 mod poison;
 mod rule;
-mod scenes;
-mod stage;
+mod transcript;
 mod wire;
 
 use std::collections::BTreeSet;
@@ -151,7 +151,7 @@ pub fn check(settings: &CheckSettings, ledger: Option<&dyn Ledger>) -> Result<Re
         object.transpose().map_err(CheckError::Input)?;
     }
     let wire = wire::Wire::open(settings)?;
-    let mut stage = stage::Stage::new(settings, wire);
-    scenes::play(&mut stage, ledger)?;
-    Ok(stage.report())
+    let mut harness = harness::Harness::new(settings, wire);
+    cases::play(&mut harness, ledger)?;
+    Ok(harness.report())
 }

@@ -5,7 +5,7 @@
 
 mod lines;
 mod log;
-mod repeats;
+mod rate_limit;
 pub mod traces;
 
 use std::fmt;

@@ -23,9 +23,9 @@ use waybill_telemetry::chain;
 use waybill_telemetry::trace::OpenSpan;
 
 use super::dispatcher::{Asker, Dispatcher, Settled};
-use super::gathering::Gathering;
 use super::index;
 use super::input::{CommitNumber, Generation, Input, Inputs};
+use super::linger::GroupCommitLinger;
 use super::metrics::{CommitMetrics, STUCK};
 use super::partition::{Slot, SlotState};
 use super::spans;
@@ -96,7 +96,7 @@ pub(super) struct Commits {
     dispatcher: Dispatcher,
     metrics: CommitMetrics,
     replaced: UnreadableRows,
-    gathering: Gathering,
+    linger: GroupCommitLinger,
     /// Commits are given up that have no answer for this long.
     stuck_after: Duration,
     under_way: Option<UnderWay>,
@@ -122,7 +122,7 @@ impl Commits {
             dispatcher,
             metrics: CommitMetrics::new(),
             replaced: UnreadableRows::replaced(),
-            gathering: Gathering::default(),
+            linger: GroupCommitLinger::default(),
             stuck_after,
             under_way: None,
             again: Vec::new(),
@@ -135,7 +135,7 @@ impl Commits {
     /// Begins the next commit, if none is under way and there is something to do.
     pub(super) fn go_on(&mut self, slots: &mut BTreeMap<ReaderId, Slot>, now: Timestamp) {
         let began = Instant::now();
-        if self.under_way.is_some() || self.gathering.holds_back(began) {
+        if self.under_way.is_some() || self.linger.holds_back(began) {
             return;
         }
         let mut write = WriteBatch::default();
@@ -204,7 +204,7 @@ impl Commits {
         if under_way.parts.is_empty() {
             return;
         }
-        self.gathering.began(began, write.rows.len());
+        self.linger.began(began, write.rows.len());
         if write == WriteBatch::default() {
             self.dispatch(under_way.parts, slots);
             return;
@@ -229,7 +229,7 @@ impl Commits {
 
     /// How long the loop may sleep at most for what is done here; `None` if something wakes it.
     pub(super) fn patience(&self) -> Option<Duration> {
-        match self.gathering.rest(Instant::now()) {
+        match self.linger.rest(Instant::now()) {
             Some(rest) => Some(rest),
             None if self.unsettled.is_empty() => None,
             None => Some(SETTLE_MAX),

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use waybill_engine::{Offset, PartitionId, Timestamp};
 
 use super::CheckSettings;
-use super::book::{Book, Expected, SentId};
+use super::transcript::{Expected, SentId, Transcript};
 use super::wire::group_of;
 
 /// What was seen of the group's offsets.
@@ -22,12 +22,12 @@ pub(super) struct Commits {
 }
 
 impl Commits {
-    /// Takes offsets that were read before the replies that the book knows by now; returns the faults
+    /// Takes offsets that were read before the replies that the transcript knows by now; returns the faults
     /// that they show. `now` is from before the offsets were read.
     pub(super) fn hold(
         &mut self,
         committed: Vec<Option<Offset>>,
-        book: &Book,
+        transcript: &Transcript,
         settings: &CheckSettings,
         now: Timestamp,
     ) -> Vec<String> {
@@ -35,7 +35,7 @@ impl Commits {
             self.looked += 1;
         }
         let mut faults = Vec::new();
-        for (number, sent) in book.all().iter().enumerate() {
+        for (number, sent) in transcript.all().iter().enumerate() {
             let Some(offset) = offset_in(&committed, sent.partition) else {
                 continue;
             };
@@ -61,8 +61,8 @@ impl Commits {
     }
 
     /// A request behind which nothing was committed yet.
-    pub(super) fn missing(&self, book: &Book, requests: &[SentId]) -> Option<String> {
-        let behind = requests.iter().map(|id| book.get(*id)).find(|sent| {
+    pub(super) fn missing(&self, transcript: &Transcript, requests: &[SentId]) -> Option<String> {
+        let behind = requests.iter().map(|id| transcript.get(*id)).find(|sent| {
             let committed = offset_in(&self.newest, sent.partition);
             committed.is_none_or(|committed| committed <= sent.offset)
         })?;

@@ -1,11 +1,11 @@
-//! What holds of every answer, whatever scene it belongs to.
+//! What holds of every answer, whatever case it belongs to.
 
 use waybill_engine::{OperationId, Outcome, StepError, Timestamp};
 
 use super::CheckSettings;
-use super::book::{Book, Expected, Reply, Sent};
 use super::findings::Findings;
 use super::rule::Rule;
+use super::transcript::{Expected, Reply, Sent, Transcript};
 
 /// What a decoded reply has where its agent gave no code.
 const NO_CODE: &str = "unspecified";
@@ -17,19 +17,19 @@ pub(super) fn trace_of(operation: OperationId) -> String {
 }
 
 /// Judges all answers.
-pub(super) fn judge(book: &Book, settings: &CheckSettings, findings: &mut Findings) {
+pub(super) fn judge(transcript: &Transcript, settings: &CheckSettings, findings: &mut Findings) {
     let mut counts = Counts::default();
-    for sent in book.all() {
+    for sent in transcript.all() {
         for reply in &sent.replies {
             counts.replies += 1;
-            address(book, sent, reply, findings);
+            address(transcript, sent, reply, findings);
             echo(sent, reply, findings);
             time(sent, reply, settings, findings);
             counts.errors += usize::from(error(reply, findings));
             counts.traced += usize::from(trace(sent, reply, findings));
         }
     }
-    if let Some((count, cause)) = &book.unreadable {
+    if let Some((count, cause)) = &transcript.unreadable {
         let what = format!("{count} replies cannot be read: {cause}");
         findings.fault(Rule::Answer, what);
     }
@@ -60,8 +60,8 @@ struct Counts {
     traced: usize,
 }
 
-fn address(book: &Book, sent: &Sent, reply: &Reply, findings: &mut Findings) {
-    if !book.is_in_place(sent, reply) {
+fn address(transcript: &Transcript, sent: &Sent, reply: &Reply, findings: &mut Findings) {
+    if !transcript.is_in_place(sent, reply) {
         let (asked, found) = (sent.request.reply_partition, reply.partition);
         let what = format!("a reply for partition {asked} lies in partition {found}");
         findings.fault(Rule::Address, what);

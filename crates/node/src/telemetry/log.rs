@@ -10,7 +10,7 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use super::repeats::{self, Repeats};
+use super::rate_limit::{self, LogRateLimiter};
 use super::{TelemetryError, lines};
 use crate::config::{LogFormat, TelemetryConfig};
 
@@ -19,7 +19,7 @@ use crate::config::{LogFormat, TelemetryConfig};
 pub struct Log {
     filter: Arc<Mutex<String>>,
     apply: Arc<dyn Fn(Targets) + Send + Sync>,
-    repeats: Repeats,
+    limiter: LogRateLimiter,
 }
 
 impl Log {
@@ -27,10 +27,10 @@ impl Log {
     pub(super) fn install(config: &TelemetryConfig) -> Result<Self, TelemetryError> {
         let LogFilter { text, targets } = config.log_filter.parse()?;
         let (filter, handle) = reload::Layer::new(applied(targets));
-        let repeats = Repeats::default();
+        let limiter = LogRateLimiter::default();
         let logger = tracing_subscriber::registry()
             .with(filter)
-            .with(repeats.clone());
+            .with(limiter.clone());
         match config.log_format {
             LogFormat::Text => logger
                 .with(lines::text(io::stderr, is_coloured()))
@@ -42,7 +42,7 @@ impl Log {
             filter: Arc::new(Mutex::new(text)),
             // The logger lasts as long as the process does.
             apply: Arc::new(move |filter| drop(handle.reload(filter))),
-            repeats,
+            limiter,
         })
     }
 
@@ -51,7 +51,7 @@ impl Log {
         Self {
             filter: Arc::new(Mutex::new(TelemetryConfig::default().log_filter)),
             apply: Arc::new(drop),
-            repeats: Repeats::default(),
+            limiter: LogRateLimiter::default(),
         }
     }
 
@@ -70,12 +70,12 @@ impl Log {
 
     /// Tells which lines were held back, once their time is over.
     pub(super) fn tell_held_back(&self) {
-        self.repeats.tell();
+        self.limiter.tell();
     }
 
     /// Tells which lines are held back now, at the end of the process.
     pub(super) fn tell_all_held_back(&self) {
-        self.repeats.tell_all();
+        self.limiter.tell_all();
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, String> {
@@ -93,7 +93,7 @@ impl fmt::Debug for Log {
 
 /// A filter as it applies: what was held back is told whatever it says.
 fn applied(filter: Targets) -> Targets {
-    filter.with_target(repeats::OWN_TARGET, LevelFilter::INFO)
+    filter.with_target(rate_limit::OWN_TARGET, LevelFilter::INFO)
 }
 
 /// Whether lines have colours: on a terminal, unless somebody wants none (https://no-color.org).

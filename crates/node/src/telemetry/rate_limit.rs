@@ -1,9 +1,9 @@
-//! Lines that say again what others have said are held back, and counted.
+//! The limit on repeated log lines.
 //!
-//! While something is away, many parts say so again and again; and a topic full of records that nobody can
-//! read would fill a disk with lines. So within a minute the same line is written three times at most, and
-//! one place of the program writes a hundred; what was held back is told when the minute is over. Only
-//! warnings and errors are held back: the other lines tell what changed, or were asked for.
+//! While a dependency is unavailable, many parts log it again and again, and a topic full of unreadable records would fill a
+//! disk with lines. So within a minute the same line is written three times at most, and one place of the program writes a
+//! hundred lines; the rest are counted, and their number is logged when the minute is over. Only warnings and errors are
+//! limited: other lines report changes, or were requested.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -28,17 +28,17 @@ const SAME_MAX: u64 = 3;
 const PLACE_MAX: u64 = 100;
 /// How much of a line is shown again.
 const SHOWN_CHARS_MAX: usize = 300;
-/// How much is remembered that nobody has told yet.
-const UNTOLD_MAX: usize = 1_000;
-/// The target of the lines that tell what was held back, which themselves never are.
+/// How many counts of suppressed lines wait to be logged.
+const SUPPRESSED_MAX: usize = 1_000;
+/// The target of the lines that count suppressed ones, which are never suppressed.
 pub(super) const OWN_TARGET: &str = module_path!();
 
-/// Holds repeats back. Clones share what was counted.
+/// Suppresses repeated lines. Clones share the counts.
 #[derive(Clone, Default)]
-pub(super) struct Repeats {
+pub(super) struct LogRateLimiter {
     places: Arc<Mutex<HashMap<Identifier, Place>>>,
     /// Of minutes that ended before anybody told.
-    untold: Arc<Mutex<Vec<Told>>>,
+    suppressed: Arc<Mutex<Vec<Told>>>,
     hash: RandomState,
 }
 
@@ -128,7 +128,7 @@ impl Place {
     }
 }
 
-impl Repeats {
+impl LogRateLimiter {
     fn passes(&self, event: &Event<'_>, now: Instant) -> bool {
         let metadata = event.metadata();
         if *metadata.level() > Level::WARN || metadata.target() == OWN_TARGET {
@@ -144,9 +144,12 @@ impl Repeats {
         if place.is_over(now) {
             // Nobody has told meanwhile. Not here: whoever tells writes lines.
             let ended = std::mem::replace(place, Place::new(metadata, now));
-            let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
-            ended.into_told(&mut untold);
-            untold.truncate(UNTOLD_MAX);
+            let mut suppressed = self
+                .suppressed
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            ended.into_told(&mut suppressed);
+            suppressed.truncate(SUPPRESSED_MAX);
         }
         place.passes(hash, &text.0)
     }
@@ -157,9 +160,12 @@ impl Repeats {
     }
 
     fn end(&self, is_over: impl Fn(&Place) -> bool) -> Vec<Told> {
-        let mut untold = self.untold.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut told = std::mem::take(&mut *untold);
-        drop(untold);
+        let mut suppressed = self
+            .suppressed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let mut told = std::mem::take(&mut *suppressed);
+        drop(suppressed);
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         for (_, place) in places.extract_if(|_, place| is_over(place)) {
             place.into_told(&mut told);
@@ -182,7 +188,7 @@ impl Repeats {
     }
 }
 
-impl<S: Subscriber> Layer<S> for Repeats {
+impl<S: Subscriber> Layer<S> for LogRateLimiter {
     fn event_enabled(&self, event: &Event<'_>, _: Context<'_, S>) -> bool {
         self.passes(event, Instant::now())
     }
@@ -241,7 +247,7 @@ mod tests {
     use super::*;
 
     /// The lines that `log` leaves.
-    fn lines(repeats: &Repeats, log: impl FnOnce()) -> Vec<String> {
+    fn lines(limiter: &LogRateLimiter, log: impl FnOnce()) -> Vec<String> {
         let lines = Lines::default();
         let layer = tracing_subscriber::fmt::layer()
             .without_time()
@@ -249,7 +255,7 @@ mod tests {
             .with_target(false)
             .with_writer(lines.clone());
         let logger = tracing_subscriber::registry()
-            .with(repeats.clone())
+            .with(limiter.clone())
             .with(layer);
         tracing::subscriber::with_default(logger, log);
         lines
@@ -265,11 +271,11 @@ mod tests {
 
     #[test]
     fn the_same_line_is_written_three_times_and_told_of_once() {
-        let repeats = Repeats::default();
-        let written = lines(&repeats, || (0..10).for_each(|_| away(1)));
+        let limiter = LogRateLimiter::default();
+        let written = lines(&limiter, || (0..10).for_each(|_| away(1)));
         assert_eq!(written, ["WARN is away broker=1"; 3]);
-        assert_eq!(repeats.turn(Instant::now()), []);
-        let told = repeats.turn(Instant::now() + WINDOW);
+        assert_eq!(limiter.turn(Instant::now()), []);
+        let told = limiter.turn(Instant::now() + WINDOW);
         let expected = Told {
             level: Level::WARN,
             target: module_path!(),
@@ -277,50 +283,50 @@ mod tests {
             times: 7,
         };
         assert_eq!(told, [expected]);
-        let told = lines(&repeats, || told.into_iter().for_each(Told::write));
-        let expected = "WARN held back: the same line, again of=\"waybill_node::telemetry::repeats::tests\" \
+        let told = lines(&limiter, || told.into_iter().for_each(Told::write));
+        let expected = "WARN held back: the same line, again of=\"waybill_node::telemetry::limiter::tests\" \
                         line=\"is away broker=1\" times=7";
         assert_eq!(told, [expected]);
         // And then it may be written again.
-        assert_eq!(lines(&repeats, || away(1)).len(), 1);
+        assert_eq!(lines(&limiter, || away(1)).len(), 1);
     }
 
     #[test]
     fn a_minute_ends_with_the_next_line_where_nobody_tells() {
-        let repeats = Repeats::default();
-        lines(&repeats, || (0..5).for_each(|_| away(1)));
-        for place in repeats.places.lock().unwrap().values_mut() {
+        let limiter = LogRateLimiter::default();
+        lines(&limiter, || (0..5).for_each(|_| away(1)));
+        for place in limiter.places.lock().unwrap().values_mut() {
             place.began -= WINDOW;
         }
-        assert_eq!(lines(&repeats, || away(1)).len(), 1);
-        let told = repeats.turn(Instant::now());
+        assert_eq!(lines(&limiter, || away(1)).len(), 1);
+        let told = limiter.turn(Instant::now());
         assert_eq!(told.iter().map(|told| told.times).collect::<Vec<_>>(), [2]);
     }
 
     #[test]
     fn lines_that_say_different_things_are_no_repeats_up_to_a_hundred() {
-        let repeats = Repeats::default();
-        let written = lines(&repeats, || (0..250).for_each(away));
+        let limiter = LogRateLimiter::default();
+        let written = lines(&limiter, || (0..250).for_each(away));
         assert_eq!(written.len(), 100);
         assert_eq!(written[99], "WARN is away broker=99");
-        let told = repeats.turn(Instant::now() + WINDOW);
+        let told = limiter.turn(Instant::now() + WINDOW);
         assert_eq!(told.len(), 1);
         assert_eq!((told[0].line.as_deref(), told[0].times), (None, 150));
     }
 
     #[test]
     fn errors_with_other_causes_say_something_else() {
-        let repeats = Repeats::default();
+        let limiter = LogRateLimiter::default();
         let fail = |cause: &str| {
             let error = anyhow::anyhow!("{cause}").context("it failed");
             let error: &(dyn Error + 'static) = error.as_ref();
             tracing::error!(error, "stopping");
         };
-        let written = lines(&repeats, || {
+        let written = lines(&limiter, || {
             (0..8).for_each(|number| fail(if number % 2 == 0 { "one" } else { "other" }));
         });
         assert_eq!(written.len(), 6);
-        let mut told = repeats.end(|_| true);
+        let mut told = limiter.end(|_| true);
         told.sort_by(|one, other| one.line.cmp(&other.line));
         let shown: Vec<_> = told
             .iter()
@@ -339,8 +345,8 @@ mod tests {
 
     #[test]
     fn details_and_what_changes_are_never_held_back() {
-        let repeats = Repeats::default();
-        let written = lines(&repeats, || {
+        let limiter = LogRateLimiter::default();
+        let written = lines(&limiter, || {
             (0..10).for_each(|_| tracing::debug!("a detail"));
             (0..200).for_each(|partition| tracing::info!(partition, "is owned"));
         });

@@ -1,4 +1,4 @@
-//! Where scenes play: requests go out, answers are waited for, and what is seen is noted.
+//! The harness of the cases: it sends requests, waits for answers and records observations.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use waybill_engine::{
 use waybill_messages::Record as _;
 use waybill_telemetry::chain;
 
-use super::book::{Book, Expected, SentId};
 use super::commits::{Commits, nothing_committed};
 use super::findings::{Findings, Report};
 use super::rule::Rule;
+use super::transcript::{Expected, SentId, Transcript};
 use super::wire::{Incoming, Outgoing, Wire};
 use super::{CheckError, CheckSettings, judge};
 use crate::run::wall_clock;
@@ -34,7 +34,7 @@ const COMMIT_PATIENCE: Duration = Duration::from_secs(15);
 
 /// What should stand at the service, as far as the answers tell.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Standing {
+pub(super) enum Observation {
     /// Nothing, and nothing ever did: the step was not to be performed.
     Untouched,
     /// One effect.
@@ -45,18 +45,18 @@ pub(super) enum Standing {
     Open,
 }
 
-/// Everything that a scene works with.
-pub(super) struct Stage<'a> {
+/// Everything that a case works with.
+pub(super) struct Harness<'a> {
     pub(super) settings: &'a CheckSettings,
     pub(super) wire: Wire,
-    pub(super) book: Book,
+    pub(super) transcript: Transcript,
     pub(super) findings: Findings,
     /// Whether the agent can undo.
     pub(super) undoes: bool,
     /// Whether what the agent says to probes can be built on.
     pub(super) probes: bool,
     /// What should stand of the step of each operation.
-    pub(super) standing: BTreeMap<OperationId, Standing>,
+    pub(super) observations: BTreeMap<OperationId, Observation>,
     /// Operations whose step was performed though it was not to be.
     pub(super) unwanted: BTreeSet<OperationId>,
     attempts: HashMap<(OperationId, String), u32>,
@@ -65,16 +65,16 @@ pub(super) struct Stage<'a> {
     looked_at: Instant,
 }
 
-impl<'a> Stage<'a> {
+impl<'a> Harness<'a> {
     pub(super) fn new(settings: &'a CheckSettings, wire: Wire) -> Self {
         Self {
             settings,
             wire,
-            book: Book::default(),
+            transcript: Transcript::default(),
             findings: Findings::new(settings.without.clone()),
             undoes: false,
             probes: false,
-            standing: BTreeMap::new(),
+            observations: BTreeMap::new(),
             unwanted: BTreeSet::new(),
             attempts: HashMap::new(),
             turn: 0,
@@ -86,7 +86,7 @@ impl<'a> Stage<'a> {
     /// A fresh operation.
     pub(super) fn operation(&mut self) -> OperationId {
         let operation = OperationId(Uuid::now_v7());
-        self.standing.insert(operation, Standing::Open);
+        self.observations.insert(operation, Observation::Open);
         operation
     }
 
@@ -167,7 +167,7 @@ impl<'a> Stage<'a> {
         Ok(requests
             .into_iter()
             .zip(places)
-            .map(|(request, place)| self.book.enter(request, expected, place))
+            .map(|(request, place)| self.transcript.enter(request, expected, place))
             .collect())
     }
 
@@ -177,11 +177,11 @@ impl<'a> Stage<'a> {
         loop {
             let now = wall_clock();
             let is_open = |id: &SentId| {
-                let sent = self.book.get(*id);
+                let sent = self.transcript.get(*id);
                 sent.replies.is_empty() && now < sent.request.complete_by + grace
             };
             if !requests.iter().any(is_open) {
-                let silent = |id: &SentId| self.book.get(*id).replies.is_empty();
+                let silent = |id: &SentId| self.transcript.get(*id).replies.is_empty();
                 // What the kit was too slow to read is no silence.
                 return match requests.iter().any(silent) {
                     true => self.drain(),
@@ -207,7 +207,7 @@ impl<'a> Stage<'a> {
     }
 
     pub(super) fn outcome(&self, id: SentId) -> Option<Outcome> {
-        self.book.get(id).outcome().cloned()
+        self.transcript.get(id).outcome().cloned()
     }
 
     /// Asks for an action as a scheduler does: as long as the outcome is open, in further attempts. An
@@ -245,7 +245,7 @@ impl<'a> Stage<'a> {
         let operation = self.operation();
         match self.ask(operation, Action::Run)? {
             Some(Outcome::Success { outputs }) => {
-                self.standing.insert(operation, Standing::Made);
+                self.observations.insert(operation, Observation::Made);
                 Ok(Some((operation, sorted(outputs))))
             }
             other => {
@@ -274,8 +274,8 @@ impl<'a> Stage<'a> {
     fn take(&mut self, came: Vec<Incoming>) {
         for record in came {
             match record {
-                Incoming::Reply(record) => self.book.read_reply(&record),
-                Incoming::Letter(record) => self.book.letters.push(record),
+                Incoming::Reply(record) => self.transcript.read_reply(&record),
+                Incoming::Letter(record) => self.transcript.letters.push(record),
             }
         }
     }
@@ -289,7 +289,9 @@ impl<'a> Stage<'a> {
                 self.commits.refused = None;
                 // A reply that was acknowledged before the commit lies below the ends of now.
                 self.drain()?;
-                let faults = self.commits.hold(committed, &self.book, self.settings, now);
+                let faults = self
+                    .commits
+                    .hold(committed, &self.transcript, self.settings, now);
                 for fault in faults {
                     self.findings.fault(Rule::Commit, fault);
                 }
@@ -304,7 +306,7 @@ impl<'a> Stage<'a> {
         let deadline = Instant::now() + COMMIT_PATIENCE;
         loop {
             self.look_at_commits()?;
-            let Some(missing) = self.commits.missing(&self.book, requests) else {
+            let Some(missing) = self.commits.missing(&self.transcript, requests) else {
                 let looked = self.commits.looked;
                 self.findings.saw(
                     Rule::Commit,
@@ -334,22 +336,22 @@ impl<'a> Stage<'a> {
 
     /// The operations of which an effect may stand.
     pub(super) fn left(&self) -> Vec<OperationId> {
-        let is_left = |operation: &OperationId, standing: Standing| match standing {
-            Standing::Made | Standing::Open => true,
-            Standing::Untouched | Standing::Undone => self.unwanted.contains(operation),
+        let is_left = |operation: &OperationId, observations: Observation| match observations {
+            Observation::Made | Observation::Open => true,
+            Observation::Untouched | Observation::Undone => self.unwanted.contains(operation),
         };
-        let operations = self.standing.iter();
+        let operations = self.observations.iter();
         operations
-            .filter(|(operation, standing)| is_left(operation, **standing))
+            .filter(|(operation, observations)| is_left(operation, **observations))
             .map(|(operation, _)| *operation)
             .collect()
     }
 
     /// Judges what holds of all answers, and closes the findings.
     pub(super) fn report(mut self) -> Report {
-        judge::judge(&self.book, self.settings, &mut self.findings);
+        judge::judge(&self.transcript, self.settings, &mut self.findings);
         Report {
-            operations: self.standing.len(),
+            operations: self.observations.len(),
             left: self.left().len(),
             findings: self.findings.into_findings(),
         }

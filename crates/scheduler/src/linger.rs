@@ -1,4 +1,4 @@
-//! When a commit waits for company.
+//! The linger of group commits: when a commit waits for more rows.
 
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,14 @@ const MANY_ROWS: usize = 4;
 
 /// Whether the next commit waits.
 #[derive(Debug, Default)]
-pub(super) struct Gathering {
+pub(super) struct GroupCommitLinger {
     /// Before this no commit begins.
     until: Option<Instant>,
     /// Whether one was held back since the last one began.
     holds: bool,
 }
 
-impl Gathering {
+impl GroupCommitLinger {
     /// Whether the next commit has to wait at `now`. Asked whenever one could begin.
     pub(super) fn holds_back(&mut self, now: Instant) -> bool {
         self.holds = self.until.is_some_and(|until| now < until);
@@ -46,24 +46,24 @@ mod tests {
     #[test]
     fn only_behind_many_rows_a_commit_waits() {
         let start = Instant::now();
-        let mut gathering = Gathering::default();
-        assert!(!gathering.holds_back(start));
-        gathering.began(start, MANY_ROWS - 1);
-        assert!(!gathering.holds_back(start + MICRO));
-        assert_eq!(gathering.rest(start + MICRO), None);
-        gathering.began(start, MANY_ROWS);
-        assert!(gathering.holds_back(start + MICRO));
-        assert_eq!(gathering.rest(start + MICRO), Some(GATHER - MICRO));
-        assert!(!gathering.holds_back(start + GATHER));
-        assert_eq!(gathering.rest(start + GATHER), None);
+        let mut linger = GroupCommitLinger::default();
+        assert!(!linger.holds_back(start));
+        linger.began(start, MANY_ROWS - 1);
+        assert!(!linger.holds_back(start + MICRO));
+        assert_eq!(linger.rest(start + MICRO), None);
+        linger.began(start, MANY_ROWS);
+        assert!(linger.holds_back(start + MICRO));
+        assert_eq!(linger.rest(start + MICRO), Some(GATHER - MICRO));
+        assert!(!linger.holds_back(start + GATHER));
+        assert_eq!(linger.rest(start + GATHER), None);
     }
 
     #[test]
     fn what_was_held_back_waits_no_longer_though_its_time_came_before_anybody_asked() {
         let start = Instant::now();
-        let mut gathering = Gathering::default();
-        gathering.began(start, MANY_ROWS);
-        assert!(gathering.holds_back(start + GATHER - MICRO));
-        assert_eq!(gathering.rest(start + GATHER + MICRO), Some(Duration::ZERO));
+        let mut linger = GroupCommitLinger::default();
+        linger.began(start, MANY_ROWS);
+        assert!(linger.holds_back(start + GATHER - MICRO));
+        assert_eq!(linger.rest(start + GATHER + MICRO), Some(Duration::ZERO));
     }
 }

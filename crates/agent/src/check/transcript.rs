@@ -7,7 +7,7 @@ use waybill_kafka::RawRecord;
 use waybill_messages::headers::TRACEPARENT;
 use waybill_messages::{DecodeError, Record as _};
 
-/// A request that was sent, as an index into the book.
+/// A request that was sent, as an index into the transcript.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct SentId(usize);
 
@@ -80,7 +80,7 @@ pub(super) struct Reply {
 
 /// All that was asked and answered.
 #[derive(Debug, Default)]
-pub(super) struct Book {
+pub(super) struct Transcript {
     sent: Vec<Sent>,
     by_operation: HashMap<OperationId, Vec<SentId>>,
     by_key: HashMap<Vec<u8>, OperationId>,
@@ -94,7 +94,7 @@ pub(super) struct Book {
     is_misled: bool,
 }
 
-impl Book {
+impl Transcript {
     pub(super) fn enter(
         &mut self,
         request: StepRequest,
@@ -247,73 +247,81 @@ mod tests {
         }
     }
 
-    fn book(attempts: &[u32]) -> (Book, Vec<SentId>) {
-        let mut book = Book::default();
+    fn transcript(attempts: &[u32]) -> (Transcript, Vec<SentId>) {
+        let mut transcript = Transcript::default();
         let at = (PartitionId(0), Offset(0));
         let ids = attempts
             .iter()
-            .map(|attempt| book.enter(request(*attempt), Expected::Answer, at))
+            .map(|attempt| transcript.enter(request(*attempt), Expected::Answer, at))
             .collect();
-        (book, ids)
+        (transcript, ids)
     }
 
-    fn answered(book: &Book, ids: &[SentId]) -> Vec<usize> {
-        ids.iter().map(|id| book.get(*id).replies.len()).collect()
+    fn answered(transcript: &Transcript, ids: &[SentId]) -> Vec<usize> {
+        ids.iter()
+            .map(|id| transcript.get(*id).replies.len())
+            .collect()
     }
 
     #[test]
     fn each_delivery_of_an_attempt_wants_an_answer_of_its_own() {
-        let (mut book, ids) = book(&[1, 1, 2]);
-        book.read_reply(&answer(1, 5));
-        assert_eq!(answered(&book, &ids), [1, 0, 0]);
-        book.read_reply(&answer(1, 5));
-        assert_eq!(answered(&book, &ids), [1, 1, 0]);
+        let (mut transcript, ids) = transcript(&[1, 1, 2]);
+        transcript.read_reply(&answer(1, 5));
+        assert_eq!(answered(&transcript, &ids), [1, 0, 0]);
+        transcript.read_reply(&answer(1, 5));
+        assert_eq!(answered(&transcript, &ids), [1, 1, 0]);
         // One too many answers no other attempt.
-        book.read_reply(&answer(1, 5));
-        assert_eq!(answered(&book, &ids), [2, 1, 0]);
-        let sent = book.get(ids[0]);
+        transcript.read_reply(&answer(1, 5));
+        assert_eq!(answered(&transcript, &ids), [2, 1, 0]);
+        let sent = transcript.get(ids[0]);
         assert!(sent.is_echoed_by(&sent.replies[0].reply));
     }
 
     #[test]
     fn an_answer_that_repeats_too_little_counts_for_what_it_resembles() {
-        let (mut book, ids) = book(&[1, 2]);
-        book.read_reply(&answer(2, 0));
-        assert_eq!(answered(&book, &ids), [0, 1]);
-        let sent = book.get(ids[1]);
+        let (mut transcript, ids) = transcript(&[1, 2]);
+        transcript.read_reply(&answer(2, 0));
+        assert_eq!(answered(&transcript, &ids), [0, 1]);
+        let sent = transcript.get(ids[1]);
         assert!(!sent.is_echoed_by(&sent.replies[0].reply));
     }
 
     #[test]
     fn a_reply_without_the_nonce_of_its_request_repeats_too_little() {
         for nonce in [None, Some(Nonce([8; Nonce::BYTES]))] {
-            let (mut book, ids) = book(&[1, 2]);
-            book.read_reply(&answer_with(nonce, 2, 5));
-            assert_eq!(answered(&book, &ids), [0, 1]);
-            let sent = book.get(ids[1]);
+            let (mut transcript, ids) = transcript(&[1, 2]);
+            transcript.read_reply(&answer_with(nonce, 2, 5));
+            assert_eq!(answered(&transcript, &ids), [0, 1]);
+            let sent = transcript.get(ids[1]);
             assert!(!sent.is_echoed_by(&sent.replies[0].reply), "{nonce:?}");
         }
     }
 
     #[test]
     fn an_agent_that_misleads_is_not_taken_at_its_word() {
-        let (mut book, ids) = book(&[7, 8]);
-        book.read_reply(&answer(1, 5));
-        assert_eq!(answered(&book, &ids), [1, 0]);
-        book.read_reply(&answer(7, 5));
-        assert_eq!(answered(&book, &ids), [1, 1]);
+        let (mut transcript, ids) = transcript(&[7, 8]);
+        transcript.read_reply(&answer(1, 5));
+        assert_eq!(answered(&transcript, &ids), [1, 0]);
+        transcript.read_reply(&answer(7, 5));
+        assert_eq!(answered(&transcript, &ids), [1, 1]);
     }
 
     #[test]
     fn what_is_no_reply_is_told_by_its_key() {
-        let (mut book, ids) = book(&[1]);
+        let (mut transcript, ids) = transcript(&[1]);
         let mut noise = answer(1, 5);
         noise.value = Some(b"{}".to_vec());
-        book.read_reply(&noise);
-        assert_eq!(book.unreadable.as_ref().unwrap().0, 1);
+        transcript.read_reply(&noise);
+        assert_eq!(transcript.unreadable.as_ref().unwrap().0, 1);
         noise.key = Some(b"other".to_vec());
-        book.read_reply(&noise);
-        assert_eq!((book.unreadable.as_ref().unwrap().0, book.strange), (1, 1));
-        assert_eq!(answered(&book, &ids), [0]);
+        transcript.read_reply(&noise);
+        assert_eq!(
+            (
+                transcript.unreadable.as_ref().unwrap().0,
+                transcript.strange
+            ),
+            (1, 1)
+        );
+        assert_eq!(answered(&transcript, &ids), [0]);
     }
 }

@@ -9,9 +9,9 @@ use waybill_messages::headers::{
 };
 
 use super::undoing::is_undone;
-use crate::check::book::Expected;
+use crate::check::harness::{Harness, Observation, described};
 use crate::check::poison::Poison;
-use crate::check::stage::{Stage, Standing, described};
+use crate::check::transcript::Expected;
 use crate::check::wire::Outgoing;
 use crate::check::{CheckError, Rule};
 use crate::run::wall_clock;
@@ -27,41 +27,43 @@ const STEP_UNKNOWN: &str = "agent-check-no-such-step";
 
 /// Sends requests that are late, and waits for what was sent behind them. Whether they are answered,
 /// or performed, is judged at the end.
-pub(super) fn late(stage: &mut Stage<'_>) -> Result<Vec<OperationId>, CheckError> {
-    let partitions = stage.wire.request_partitions();
+pub(super) fn late(harness: &mut Harness<'_>) -> Result<Vec<OperationId>, CheckError> {
+    let partitions = harness.wire.request_partitions();
     let mut operations = Vec::new();
     let mut behind = Vec::new();
     for partition in 0..partitions {
         let partition = PartitionId(partition);
         for late_by in LATE_BY {
-            let operation = stage.operation();
-            stage.standing.insert(operation, Standing::Untouched);
-            let mut request = stage.request(operation, Action::Run);
+            let operation = harness.operation();
+            harness
+                .observations
+                .insert(operation, Observation::Untouched);
+            let mut request = harness.request(operation, Action::Run);
             request.complete_by = wall_clock() - late_by;
-            stage.send_to(&[partition], vec![request], Expected::Silence)?;
+            harness.send_to(&[partition], vec![request], Expected::Silence)?;
             operations.push(operation);
         }
-        let operation = stage.operation();
-        let request = stage.request(operation, Action::Run);
-        behind.extend(stage.send_to(&[partition], vec![request], Expected::Answer)?);
+        let operation = harness.operation();
+        let request = harness.request(operation, Action::Run);
+        behind.extend(harness.send_to(&[partition], vec![request], Expected::Answer)?);
     }
-    stage.wait(&behind)?;
+    harness.wait(&behind)?;
     for id in behind {
-        let outcome = stage.outcome(id);
+        let outcome = harness.outcome(id);
         match outcome {
             Some(Outcome::Success { .. }) => {
-                let operation = stage.book.get(id).request.operation;
-                stage.standing.insert(operation, Standing::Made);
+                let operation = harness.transcript.get(id).request.operation;
+                harness.observations.insert(operation, Observation::Made);
             }
             Some(_) => {}
             None => {
                 let what = "the request behind a late one was not answered";
-                stage.findings.fault(Rule::Late, what);
+                harness.findings.fault(Rule::Late, what);
             }
         }
     }
     let count = operations.len();
-    stage
+    harness
         .findings
         .saw(Rule::Late, format!("{count} late requests, silence"));
     Ok(operations)
@@ -69,24 +71,24 @@ pub(super) fn late(stage: &mut Stage<'_>) -> Result<Vec<OperationId>, CheckError
 
 /// Asks for a step that the agent cannot know. An agent may perform whatever it is asked for; then it
 /// undoes that, too.
-pub(super) fn unknown_step(stage: &mut Stage<'_>) -> Result<(), CheckError> {
-    let operation = stage.operation();
-    let request = stage.request_of(operation, STEP_UNKNOWN, Action::Run);
-    let answer = stage.answers(vec![request])?.remove(0);
+pub(super) fn unknown_step(harness: &mut Harness<'_>) -> Result<(), CheckError> {
+    let operation = harness.operation();
+    let request = harness.request_of(operation, STEP_UNKNOWN, Action::Run);
+    let answer = harness.answers(vec![request])?.remove(0);
     let description = described(answer.as_ref());
-    stage.standing.insert(operation, Standing::Undone);
+    harness.observations.insert(operation, Observation::Undone);
     match answer {
-        None => stage.findings.fault(Rule::UnknownStep, description),
-        Some(Outcome::NotPerformed) => stage.findings.fault(Rule::UnknownStep, description),
+        None => harness.findings.fault(Rule::UnknownStep, description),
+        Some(Outcome::NotPerformed) => harness.findings.fault(Rule::UnknownStep, description),
         Some(Outcome::Success { .. }) => {
-            stage.findings.saw(
+            harness.findings.saw(
                 Rule::UnknownStep,
                 format!("the agent performs unknown steps, too: {description}"),
             );
-            let undo = stage.request_of(operation, STEP_UNKNOWN, Action::Compensate);
-            let undone = stage.answers(vec![undo])?.remove(0);
+            let undo = harness.request_of(operation, STEP_UNKNOWN, Action::Compensate);
+            let undone = harness.answers(vec![undo])?.remove(0);
             if !is_undone(&undone) {
-                stage.standing.insert(operation, Standing::Open);
+                harness.observations.insert(operation, Observation::Open);
             }
         }
         Some(
@@ -94,10 +96,10 @@ pub(super) fn unknown_step(stage: &mut Stage<'_>) -> Result<(), CheckError> {
             | Outcome::Transient { .. }
             | Outcome::Unknown { .. }
             | Outcome::NotAttempted { .. },
-        ) => stage.findings.saw(Rule::UnknownStep, description),
+        ) => harness.findings.saw(Rule::UnknownStep, description),
     }
-    if stage.perform(Rule::UnknownStep)?.is_some() {
-        stage
+    if harness.perform(Rule::UnknownStep)?.is_some() {
+        harness
             .findings
             .saw(Rule::UnknownStep, "it goes on with others");
     }
@@ -106,47 +108,49 @@ pub(super) fn unknown_step(stage: &mut Stage<'_>) -> Result<(), CheckError> {
 
 /// Sends what no agent can read, and requests behind it in the same partition. Returns whether the
 /// last of these was answered.
-pub(super) fn poison(stage: &mut Stage<'_>) -> Result<bool, CheckError> {
+pub(super) fn poison(harness: &mut Harness<'_>) -> Result<bool, CheckError> {
     let partition = PartitionId(0);
     let mut sent = Vec::new();
     for poison in Poison::ALL {
-        let operation = stage.operation();
-        stage.standing.insert(operation, Standing::Untouched);
-        let request = stage.request(operation, Action::Run);
+        let operation = harness.operation();
+        harness
+            .observations
+            .insert(operation, Observation::Untouched);
+        let request = harness.request(operation, Action::Run);
         let record = Outgoing {
             partition,
             key: request.operation.key().to_vec(),
             value: poison.value(&request)?,
             traceparent: None,
         };
-        let offset = stage.wire.send(std::slice::from_ref(&record))?[0];
-        let followed_by = stage.operation();
-        let follower = stage.request(followed_by, Action::Run);
-        let follower = stage.send_to(&[partition], vec![follower], Expected::Answer)?;
+        let offset = harness.wire.send(std::slice::from_ref(&record))?[0];
+        let followed_by = harness.operation();
+        let follower = harness.request(followed_by, Action::Run);
+        let follower = harness.send_to(&[partition], vec![follower], Expected::Answer)?;
         // A reply to the poison itself is found by its operation.
-        let read_as = stage
-            .book
+        let read_as = harness
+            .transcript
             .enter(request, Expected::DeadLetter, (partition, offset));
         sent.push((poison, record, offset, read_as, follower[0]));
     }
     let followers: Vec<_> = sent.iter().map(|(.., follower)| *follower).collect();
-    stage.wait(&followers)?;
+    harness.wait(&followers)?;
     for (poison, _, _, read_as, follower) in &sent {
-        let operation = stage.book.get(*follower).request.operation;
-        match stage.outcome(*follower) {
+        let operation = harness.transcript.get(*follower).request.operation;
+        match harness.outcome(*follower) {
             Some(Outcome::Success { .. }) => {
-                stage.standing.insert(operation, Standing::Made);
+                harness.observations.insert(operation, Observation::Made);
                 let what = format!("what came behind {}", poison.name());
-                stage.findings.saw(Rule::Poison, what);
+                harness.findings.saw(Rule::Poison, what);
             }
             other => {
                 let what = format!("behind {}: {}", poison.name(), described(other.as_ref()));
-                stage.findings.fault(Rule::Poison, what);
+                harness.findings.fault(Rule::Poison, what);
             }
         }
-        if let Some(outcome) = stage.outcome(*read_as) {
-            let operation = stage.book.get(*read_as).request.operation;
-            stage.unwanted.insert(operation);
+        if let Some(outcome) = harness.outcome(*read_as) {
+            let operation = harness.transcript.get(*read_as).request.operation;
+            harness.unwanted.insert(operation);
             let rule = match poison {
                 Poison::NewerSchema => Rule::UnknownSchema,
                 Poison::Noise | Poison::Torn | Poison::UnknownAction => Rule::Poison,
@@ -156,41 +160,41 @@ pub(super) fn poison(stage: &mut Stage<'_>) -> Result<bool, CheckError> {
                 poison.name(),
                 described(Some(&outcome))
             );
-            stage.findings.fault(rule, what);
+            harness.findings.fault(rule, what);
         }
     }
     let letters = sent
         .iter()
         .map(|(poison, record, offset, ..)| (*poison, record, *offset));
-    dead_letters(stage, &letters.collect::<Vec<_>>())?;
+    dead_letters(harness, &letters.collect::<Vec<_>>())?;
     let last = followers.last();
-    Ok(last.is_some_and(|id| stage.outcome(*id).is_some()))
+    Ok(last.is_some_and(|id| harness.outcome(*id).is_some()))
 }
 
 /// Waits for the dead letters, and holds them against what was sent.
 fn dead_letters(
-    stage: &mut Stage<'_>,
+    harness: &mut Harness<'_>,
     sent: &[(Poison, &Outgoing, Offset)],
 ) -> Result<(), CheckError> {
-    let deadline = Instant::now() + stage.settings.complete_within;
-    let found = |stage: &Stage<'_>, record: &Outgoing| {
-        let mut letters = stage.book.letters.iter();
+    let deadline = Instant::now() + harness.settings.complete_within;
+    let found = |harness: &Harness<'_>, record: &Outgoing| {
+        let mut letters = harness.transcript.letters.iter();
         letters
             .find(|letter| letter.key.as_deref() == Some(record.key.as_slice()))
             .cloned()
     };
     while sent
         .iter()
-        .any(|(_, record, _)| found(stage, record).is_none())
+        .any(|(_, record, _)| found(harness, record).is_none())
         && Instant::now() < deadline
     {
-        stage.pause()?;
+        harness.pause()?;
     }
     for (poison, record, offset) in sent {
-        let fault = match found(stage, record) {
-            None => Some(format!("is not on {}", stage.wire.letters_topic())),
+        let fault = match found(harness, record) {
+            None => Some(format!("is not on {}", harness.wire.letters_topic())),
             Some(letter) => {
-                let source = (stage.wire.requests_topic(), *offset);
+                let source = (harness.wire.requests_topic(), *offset);
                 fault_of(&letter, record, source)
             }
         };
@@ -199,10 +203,10 @@ fn dead_letters(
             Poison::Noise | Poison::Torn | Poison::UnknownAction => Rule::DeadLetter,
         };
         match fault {
-            Some(fault) => stage
+            Some(fault) => harness
                 .findings
                 .fault(rule, format!("{} {fault}", poison.name())),
-            None => stage.findings.saw(rule, poison.name()),
+            None => harness.findings.saw(rule, poison.name()),
         }
     }
     Ok(())

@@ -2,9 +2,9 @@
 
 use waybill_engine::{Action, Epoch, OperationId, Outcome};
 
-use crate::check::book::Expected;
+use crate::check::harness::{Harness, Observation, described, sorted};
 use crate::check::judge::error_of;
-use crate::check::stage::{Stage, Standing, described, sorted};
+use crate::check::transcript::Expected;
 use crate::check::{CheckError, Rule};
 
 /// The rules that rest on undoing.
@@ -19,27 +19,27 @@ const RULES_OF_UNDOING: [Rule; 5] = [
 const RACES: usize = 4;
 
 /// Probes before and after a step is performed.
-pub(super) fn probing(stage: &mut Stage<'_>) -> Result<(), CheckError> {
-    let operation = stage.operation();
+pub(super) fn probing(harness: &mut Harness<'_>) -> Result<(), CheckError> {
+    let operation = harness.operation();
     let before = [
-        stage.ask(operation, Action::Probe)?,
-        stage.ask(operation, Action::Probe)?,
+        harness.ask(operation, Action::Probe)?,
+        harness.ask(operation, Action::Probe)?,
     ];
-    let Some(Outcome::Success { outputs }) = stage.ask(operation, Action::Run)? else {
+    let Some(Outcome::Success { outputs }) = harness.ask(operation, Action::Run)? else {
         let what = "the step could not be performed after a probe";
-        stage.findings.fault(Rule::Probe, what);
+        harness.findings.fault(Rule::Probe, what);
         return Ok(());
     };
-    stage.standing.insert(operation, Standing::Made);
+    harness.observations.insert(operation, Observation::Made);
     let outputs = sorted(outputs);
     let after = [
-        stage.ask(operation, Action::Probe)?,
-        stage.ask(operation, Action::Probe)?,
+        harness.ask(operation, Action::Probe)?,
+        harness.ask(operation, Action::Probe)?,
     ];
     let refused = |answer: &Option<Outcome>| matches!(answer, Some(Outcome::Permanent { .. }));
-    if before.iter().chain(&after).all(refused) && !stage.settings.must_probe {
+    if before.iter().chain(&after).all(refused) && !harness.settings.must_probe {
         let what = described(before[0].as_ref());
-        stage
+        harness
             .findings
             .excuse(Rule::Probe, format!("the agent cannot say: {what}"));
         return Ok(());
@@ -47,7 +47,7 @@ pub(super) fn probing(stage: &mut Stage<'_>) -> Result<(), CheckError> {
     for answer in &before {
         if !matches!(answer, Some(Outcome::NotPerformed)) {
             let what = format!("before the step: {}", described(answer.as_ref()));
-            stage.findings.fault(Rule::Probe, what);
+            harness.findings.fault(Rule::Probe, what);
         }
     }
     for answer in after {
@@ -55,68 +55,68 @@ pub(super) fn probing(stage: &mut Stage<'_>) -> Result<(), CheckError> {
             Some(Outcome::Success { outputs: probed }) if sorted(probed.clone()) == outputs => {}
             other => {
                 let what = format!("after the step: {}", described(other.as_ref()));
-                stage.findings.fault(Rule::Probe, what);
+                harness.findings.fault(Rule::Probe, what);
             }
         }
     }
-    stage.probes = !stage.findings.is_broken(Rule::Probe);
-    stage
+    harness.probes = !harness.findings.is_broken(Rule::Probe);
+    harness
         .findings
         .saw(Rule::Probe, "before and after the step, twice each");
     Ok(())
 }
 
 /// Undoes: after the step, again, before it, and at once with it.
-pub(super) fn undoing(stage: &mut Stage<'_>) -> Result<(), CheckError> {
-    let Some((operation, _)) = stage.perform(Rule::Undo)? else {
+pub(super) fn undoing(harness: &mut Harness<'_>) -> Result<(), CheckError> {
+    let Some((operation, _)) = harness.perform(Rule::Undo)? else {
         return Ok(());
     };
-    let undone = stage.ask(operation, Action::Compensate)?;
+    let undone = harness.ask(operation, Action::Compensate)?;
     if let Some(Outcome::Permanent { error }) = &undone
-        && !stage.settings.must_undo
+        && !harness.settings.must_undo
     {
         let why = format!("the agent cannot undo ({}: {})", error.code, error.message);
         for rule in RULES_OF_UNDOING {
-            stage.findings.excuse(rule, why.as_str());
+            harness.findings.excuse(rule, why.as_str());
         }
         return Ok(());
     }
-    stage.undoes = true;
+    harness.undoes = true;
     if !is_undone(&undone) {
         let what = described(undone.as_ref());
-        stage.findings.fault(Rule::Undo, what);
+        harness.findings.fault(Rule::Undo, what);
     }
-    stands_no_more(stage, Rule::Undo, operation)?;
-    stage.findings.saw(Rule::Undo, described(undone.as_ref()));
+    stands_no_more(harness, Rule::Undo, operation)?;
+    harness.findings.saw(Rule::Undo, described(undone.as_ref()));
 
     for _ in 0..2 {
-        let again = stage.ask(operation, Action::Compensate)?;
+        let again = harness.ask(operation, Action::Compensate)?;
         if !is_undone(&again) {
             let what = described(again.as_ref());
-            stage.findings.fault(Rule::UndoRepeated, what);
+            harness.findings.fault(Rule::UndoRepeated, what);
         }
     }
-    stage.findings.saw(Rule::UndoRepeated, "twice more");
-    refuses(stage, Rule::Tombstone, operation, "after it was undone")?;
-    undo_first(stage)?;
-    races(stage)
+    harness.findings.saw(Rule::UndoRepeated, "twice more");
+    refuses(harness, Rule::Tombstone, operation, "after it was undone")?;
+    undo_first(harness)?;
+    races(harness)
 }
 
 /// Undoes what was never performed.
-fn undo_first(stage: &mut Stage<'_>) -> Result<(), CheckError> {
-    let operation = stage.operation();
-    let undone = stage.ask(operation, Action::Compensate)?;
+fn undo_first(harness: &mut Harness<'_>) -> Result<(), CheckError> {
+    let operation = harness.operation();
+    let undone = harness.ask(operation, Action::Compensate)?;
     if !is_undone(&undone) {
         let what = described(undone.as_ref());
-        stage.findings.fault(Rule::UndoFirst, what);
+        harness.findings.fault(Rule::UndoFirst, what);
         return Ok(());
     }
-    stands_no_more(stage, Rule::UndoFirst, operation)?;
-    stage
+    stands_no_more(harness, Rule::UndoFirst, operation)?;
+    harness
         .findings
         .saw(Rule::UndoFirst, described(undone.as_ref()));
     refuses(
-        stage,
+        harness,
         Rule::Tombstone,
         operation,
         "after an undo that came first",
@@ -124,33 +124,33 @@ fn undo_first(stage: &mut Stage<'_>) -> Result<(), CheckError> {
 }
 
 /// Sends a step and its undo at once. Whatever comes first, nothing stands in the end.
-fn races(stage: &mut Stage<'_>) -> Result<(), CheckError> {
+fn races(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     let mut requests = Vec::new();
     for _ in 0..RACES {
-        let operation = stage.operation();
-        requests.push(stage.request(operation, Action::Run));
-        let mut undo = stage.request(operation, Action::Compensate);
+        let operation = harness.operation();
+        requests.push(harness.request(operation, Action::Run));
+        let mut undo = harness.request(operation, Action::Compensate);
         // The undo is a later owner's.
         undo.epoch = Epoch(2);
         requests.push(undo);
     }
-    let sent = stage.send(requests, Expected::Answer)?;
-    stage.wait(&sent)?;
+    let sent = harness.send(requests, Expected::Answer)?;
+    harness.wait(&sent)?;
     for pair in sent.chunks_exact(2) {
-        let operation = stage.book.get(pair[0]).request.operation;
-        let mut undone = stage.outcome(pair[1]);
+        let operation = harness.transcript.get(pair[0]).request.operation;
+        let mut undone = harness.outcome(pair[1]);
         if !is_undone(&undone) {
-            undone = stage.ask(operation, Action::Compensate)?;
+            undone = harness.ask(operation, Action::Compensate)?;
         }
         if is_undone(&undone) {
-            stands_no_more(stage, Rule::UndoRace, operation)?;
-            refuses(stage, Rule::UndoRace, operation, "after both")?;
+            stands_no_more(harness, Rule::UndoRace, operation)?;
+            refuses(harness, Rule::UndoRace, operation, "after both")?;
         } else {
             let what = described(undone.as_ref());
-            stage.findings.fault(Rule::UndoRace, what);
+            harness.findings.fault(Rule::UndoRace, what);
         }
     }
-    stage
+    harness
         .findings
         .saw(Rule::UndoRace, format!("{RACES} of each at once"));
     Ok(())
@@ -158,53 +158,53 @@ fn races(stage: &mut Stage<'_>) -> Result<(), CheckError> {
 
 /// Probes that an undone step does not stand, where probes can be built on.
 fn stands_no_more(
-    stage: &mut Stage<'_>,
+    harness: &mut Harness<'_>,
     rule: Rule,
     operation: OperationId,
 ) -> Result<(), CheckError> {
-    stage.standing.insert(operation, Standing::Undone);
-    if !stage.probes {
+    harness.observations.insert(operation, Observation::Undone);
+    if !harness.probes {
         return Ok(());
     }
-    let probed = stage.ask(operation, Action::Probe)?;
+    let probed = harness.ask(operation, Action::Probe)?;
     if !matches!(probed, Some(Outcome::NotPerformed)) {
         let what = format!("a probe after the undo: {}", described(probed.as_ref()));
-        stage.findings.fault(rule, what);
+        harness.findings.fault(rule, what);
     }
     Ok(())
 }
 
 /// Asks twice for a step that was undone: refused for good, in the same words for programs.
 fn refuses(
-    stage: &mut Stage<'_>,
+    harness: &mut Harness<'_>,
     rule: Rule,
     operation: OperationId,
     when: &str,
 ) -> Result<(), CheckError> {
     let mut codes = Vec::new();
     for _ in 0..2 {
-        let answer = stage.ask(operation, Action::Run)?;
+        let answer = harness.ask(operation, Action::Run)?;
         match &answer {
             Some(outcome @ Outcome::Permanent { .. }) => {
                 codes.extend(error_of(outcome).map(|error| error.code.clone()));
             }
             other => {
                 if let Some(Outcome::Success { .. }) = other {
-                    stage.unwanted.insert(operation);
+                    harness.unwanted.insert(operation);
                 }
                 let what = format!("the step {when}: {}", described(other.as_ref()));
-                stage.findings.fault(rule, what);
+                harness.findings.fault(rule, what);
             }
         }
     }
     if let [first, second] = codes.as_slice() {
         if first != second {
             let what = format!("one refusal has the codes {first:?} and {second:?}");
-            stage.findings.fault(Rule::Errors, what);
+            harness.findings.fault(Rule::Errors, what);
         }
         if rule == Rule::Tombstone {
             let what = format!("{when}: Permanent ({first})");
-            stage.findings.saw(rule, what);
+            harness.findings.saw(rule, what);
         }
     }
     Ok(())

@@ -1,0 +1,85 @@
+//! The cases, in order. Each uses operations of its own and records its observations.
+//!
+//! A case repeats an attempt whose outcome is open, as a scheduler does: a service that is down for a
+//! moment breaks no rule.
+
+mod closing;
+mod hostile;
+mod running;
+mod undoing;
+
+use super::harness::{Harness, Observation, described};
+use super::{CheckError, Ledger, Rule};
+use waybill_engine::{Action, Outcome};
+
+/// Plays everything. Ends early, with what was not tried left so, where the agent does not answer, does
+/// not perform the step, or does not survive what it cannot read.
+pub(super) fn play(
+    harness: &mut Harness<'_>,
+    ledger: Option<&dyn Ledger>,
+) -> Result<(), CheckError> {
+    if !opening(harness)? {
+        return Ok(());
+    }
+    running::addressed(harness)?;
+    running::repeated(harness)?;
+    running::overlapping(harness)?;
+    running::older_epoch(harness)?;
+    undoing::probing(harness)?;
+    undoing::undoing(harness)?;
+    let late = hostile::late(harness)?;
+    hostile::unknown_step(harness)?;
+    if !hostile::poison(harness)? {
+        return Ok(());
+    }
+    running::near_deadlines(harness)?;
+    running::burst(harness)?;
+    closing::late_again(harness, &late)?;
+    closing::effects(harness, ledger);
+    closing::undo_all(harness)?;
+    closing::commits(harness)
+}
+
+/// Waits for the agent. Returns whether it performs the step, on which all else rests.
+fn opening(harness: &mut Harness<'_>) -> Result<bool, CheckError> {
+    let operation = harness.operation();
+    let mut request = harness.request(operation, Action::Run);
+    request.complete_by = crate::run::wall_clock() + harness.settings.patience;
+    let mut answer = harness.answers(vec![request])?.remove(0);
+    if let Some(outcome) = &answer
+        && !matches!(outcome, Outcome::Success { .. } | Outcome::Permanent { .. })
+    {
+        answer = harness.ask(operation, Action::Run)?;
+    }
+    let description = described(answer.as_ref());
+    match answer {
+        Some(Outcome::Success { .. }) => {
+            harness.observations.insert(operation, Observation::Made);
+            harness.findings.saw(Rule::Answer, description);
+            return Ok(true);
+        }
+        Some(_) => {
+            harness
+                .observations
+                .insert(operation, Observation::Untouched);
+            let what = format!("the step does not succeed with this input: {description}");
+            harness.findings.fault(Rule::Answer, what);
+        }
+        None => {
+            let mut what = format!(
+                "no answer on {} to what lies on {} within {:?}",
+                harness.wire.replies_topic(),
+                harness.wire.requests_topic(),
+                harness.settings.patience
+            );
+            if harness.transcript.strange > 0 {
+                what.push_str(&format!(
+                    "; {} records there answer nothing that was asked",
+                    harness.transcript.strange
+                ));
+            }
+            harness.findings.fault(Rule::Answer, what);
+        }
+    }
+    Ok(false)
+}
