@@ -26,7 +26,7 @@ use crate::connection::{Closed, Connection};
 use crate::group::{Coordinator, GroupLimits};
 use crate::log::{Damage, Limits, LogError, SyncedEnds};
 use crate::meta::{Meta, MetaError};
-use crate::server::{Buffers, CONTROL_BUFFER_BYTES, Ends, Server};
+use crate::server::{Buffers, Ends, Server};
 use crate::stats::{Counters, Stats, add};
 use crate::sync::{SyncQueue, SyncThreads, spawn_reporting_panics};
 use crate::topics::{OpenTopicsError, Topics};
@@ -203,28 +203,33 @@ impl Broker {
         Logs::of(&self.server)
     }
 
-    /// What it has done since it started.
+    /// What it has done since it started. Some figures are the most since the last call.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let Server {
-            config,
-            coordinator,
-            meta,
-            ..
-        } = &*self.server;
-        let (log_bytes, partitions) = self.server.topics.totals();
-        let (groups, group_bytes) = coordinator.totals();
-        self.server.counters.snapshot(Stats {
+        let server = &*self.server;
+        let config = &server.config;
+        let (log_bytes, partitions) = server.topics.totals();
+        let (groups, group_members, group_bytes) = server.coordinator.totals();
+        server.counters.snapshot(Stats {
             connections_max: config.connections_max as u64,
             connections_per_address: self.places.counts().per_address as u64,
             connections_per_address_max: config.connections_per_address_max as u64,
             log_bytes,
             partitions,
+            partitions_max: config.partitions_max as u64,
+            requests_in_flight: self.places.requests_of_busiest().into(),
+            requests_in_flight_max: config.requests_in_flight_max as u64,
+            buffer_bytes: server.buffers.peak_bytes(),
+            buffer_bytes_max: server.buffers.bytes_max(),
+            control_buffer_bytes: server.control_buffers.peak_bytes(),
+            control_buffer_bytes_max: server.control_buffers.bytes_max(),
             groups: groups as u64,
             groups_max: config.groups_max as u64,
+            group_members: group_members as u64,
+            group_members_max: config.group_members_max as u64,
             group_bytes: group_bytes as u64,
             group_bytes_max: config.group_bytes_max as u64,
-            stored_groups: meta.stored_groups().unwrap_or(0) as u64,
+            stored_groups: server.meta.stored_groups().unwrap_or(0) as u64,
             stored_groups_max: config.stored_groups_max as u64,
             ..Stats::default()
         })
@@ -333,7 +338,7 @@ pub fn log_ends(data_dir: &Path, topic: &str) -> Result<Vec<i64>, StartError> {
 
 type Opened = (Arc<Server>, Arc<SyncQueue>, SyncThreads, File);
 
-fn open(mut config: BrokerConfig) -> Result<Opened, StartError> {
+fn open(config: BrokerConfig) -> Result<Opened, StartError> {
     let path = config.data_dir.clone();
     let lock = lock(&path)?;
     let counters = Arc::new(Counters::default());
@@ -369,8 +374,6 @@ fn open(mut config: BrokerConfig) -> Result<Opened, StartError> {
                 error => unreadable(Box::new(error)),
             }
         })?;
-    let largest = config.request_bytes_max.max(config.fetch_bytes_max);
-    config.buffer_bytes_max = config.buffer_bytes_max.max(2 * largest);
     let server = Server {
         cluster_id,
         topics,
@@ -383,7 +386,7 @@ fn open(mut config: BrokerConfig) -> Result<Opened, StartError> {
         }),
         counters,
         buffers: Buffers::new(config.buffer_bytes_max),
-        control_buffers: Buffers::new(CONTROL_BUFFER_BYTES),
+        control_buffers: Buffers::new(config.control_buffer_bytes_max),
         stopping: CancellationToken::new(),
         config,
     };

@@ -8,6 +8,9 @@ use std::time::Duration;
 
 use crate::{Logins, TopicConfig};
 
+/// How many times larger than a control request its decoded form and its answer may be.
+pub(crate) const CONTROL_GROWTH: usize = 8;
+
 /// The settings of a [`Broker`](crate::Broker).
 #[derive(Clone, Debug)]
 pub struct BrokerConfig {
@@ -43,11 +46,15 @@ pub struct BrokerConfig {
     /// together under load. It does not apply where 512 records, or a partition's `max_bytes`, can be read, and is at most the
     /// fetch's own maximum wait. Default: 5 ms.
     pub fetch_gather: Duration,
-    /// Unanswered requests per connection; further ones stay in the socket. Default: 128.
+    /// Unanswered requests per connection; further ones stay in the socket: the client waits, and none is refused.
+    /// Default: 128.
     pub requests_in_flight_max: usize,
-    /// Large request and response buffers of all connections together; whoever needs more waits.
-    /// Raised to twice the largest request or response where it is less. Default: 128 MiB.
+    /// Buffers of more than 64 KiB of all connections together, for produce requests, members that join groups and answers
+    /// to fetches; a connection that needs more waits. At least [`Self::buffer_bytes_min`]. Default: 128 MiB.
     pub buffer_bytes_max: usize,
+    /// The same for all other requests with their answers, so that none waits for what the answer before it holds.
+    /// At least [`Self::control_buffer_bytes_min`]. Default: 64 MiB.
+    pub control_buffer_bytes_max: usize,
     /// A connection without traffic for this long is closed. Default: 10 minutes.
     pub idle_timeout: Duration,
     /// A request must have arrived, the first one of a connection begun, and a response must make progress, within this time.
@@ -101,6 +108,7 @@ impl BrokerConfig {
             fetch_gather: Duration::from_millis(5),
             requests_in_flight_max: 128,
             buffer_bytes_max: 128 << 20,
+            control_buffer_bytes_max: 64 << 20,
             idle_timeout: Duration::from_secs(600),
             stall_timeout: Duration::from_secs(60),
             retention_interval: Duration::from_secs(10),
@@ -115,5 +123,17 @@ impl BrokerConfig {
             shutdown_timeout: Duration::from_secs(5),
             low_on_disk: Arc::default(),
         }
+    }
+
+    /// The least `buffer_bytes_max`: while one of the largest requests or answers is in memory, others need not wait.
+    #[must_use]
+    pub fn buffer_bytes_min(&self) -> usize {
+        2 * self.request_bytes_max.max(self.fetch_bytes_max)
+    }
+
+    /// The least `control_buffer_bytes_max`: the largest request with what its answer may take.
+    #[must_use]
+    pub fn control_buffer_bytes_min(&self) -> usize {
+        self.control_request_bytes_max * (1 + CONTROL_GROWTH)
     }
 }

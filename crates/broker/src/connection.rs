@@ -24,6 +24,7 @@ use waybill_connections::Place;
 
 use crate::access::Login;
 use crate::api::{self, LongPoll, Reply};
+use crate::config::CONTROL_GROWTH;
 use crate::server::{Buffers, Ends, SMALL_BUFFER_BYTES, Server};
 use crate::stats::add;
 use waybill_wire::{self as wire, Malformed};
@@ -38,8 +39,6 @@ const LOGIN_REQUEST_BYTES_MAX: usize = 32 << 10;
 const UNSENT_BYTES_MAX: usize = 1 << 20;
 /// The same for answers that have no permit: a thousand connections may each keep so much.
 const UNCOUNTED_BYTES_MAX: usize = 16 << 10;
-/// How many times larger than a control request its decoded form and its answer may be.
-const CONTROL_GROWTH: usize = 8;
 /// The API, its version, the correlation id and the client's.
 const HEAD_BYTES_MIN: usize = 8;
 const SLICES_MAX: usize = 32;
@@ -207,11 +206,11 @@ impl<'a> Connection<'a> {
                 break;
             }
         }
-        let owes_answers = self.owes_answers();
         // No request stays incomplete for longer than `stall_timeout`.
-        let is_busy = owes_answers || self.incomplete_since.is_some();
-        self.place.report(self.last_traffic, is_busy);
-        if self.stopped && !owes_answers {
+        let arriving = usize::from(self.incomplete_since.is_some());
+        let requests = self.unanswered().max(arriving);
+        self.place.report(self.last_traffic, requests);
+        if self.stopped && !self.owes_answers() {
             return Ok(Poll::Ready(Closed::Stopping));
         }
         while self.watch.as_mut().poll(cx).is_ready() {
@@ -229,7 +228,7 @@ impl<'a> Connection<'a> {
             && !self.exclusive
             && self.unsent_bytes < UNSENT_BYTES_MAX
             && self.uncounted_bytes < UNCOUNTED_BYTES_MAX
-            && self.queue.len() + self.output.len() < self.server.config.requests_in_flight_max
+            && self.unanswered() < self.server.config.requests_in_flight_max
     }
 
     /// Reads what has arrived and handles whole requests.
@@ -401,8 +400,12 @@ impl<'a> Connection<'a> {
         self.expected.is_some_and(|expected| !expected.reserved) && self.owes_answers()
     }
 
+    fn unanswered(&self) -> usize {
+        self.queue.len() + self.output.len()
+    }
+
     fn owes_answers(&self) -> bool {
-        !self.queue.is_empty() || !self.output.is_empty()
+        self.unanswered() > 0
     }
 
     /// Only produce requests may be large.

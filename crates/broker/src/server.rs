@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use kafka_protocol::messages::BrokerId;
 use kafka_protocol::protocol::StrBytes;
@@ -19,8 +20,6 @@ pub(crate) const NODE: BrokerId = BrokerId(1);
 
 /// Buffers up to this size are not counted: every connection may have a few.
 pub(crate) const SMALL_BUFFER_BYTES: usize = 64 << 10;
-/// What large control requests and their answers may take together.
-pub(crate) const CONTROL_BUFFER_BYTES: usize = 64 << 20;
 
 /// The broker's parts, as its connections use them.
 pub(crate) struct Server {
@@ -61,6 +60,8 @@ impl Server {
 pub(crate) struct Buffers {
     kib: Arc<Semaphore>,
     kib_max: u32,
+    /// The most in use since the last look.
+    peak_kib: Arc<AtomicUsize>,
 }
 
 impl Buffers {
@@ -71,7 +72,20 @@ impl Buffers {
         Self {
             kib: Arc::new(Semaphore::new(kib_max as usize)),
             kib_max,
+            peak_kib: Arc::default(),
         }
+    }
+
+    /// How much may be in use, in bytes.
+    pub(crate) fn bytes_max(&self) -> u64 {
+        u64::from(self.kib_max) << 10
+    }
+
+    /// The most in use since the last call, in bytes. While a connection waits for a buffer, all is in use.
+    pub(crate) fn peak_bytes(&self) -> u64 {
+        let now = self.kib_max as usize - self.kib.available_permits();
+        let peak = self.peak_kib.swap(now, Relaxed).max(now);
+        (peak as u64) << 10
     }
 
     /// Whether a buffer of so many bytes needs a permit.
@@ -101,11 +115,12 @@ impl Buffers {
         let kib = u32::try_from(bytes.div_ceil(1024))
             .unwrap_or(u32::MAX)
             .min(self.kib_max);
-        let all = Arc::clone(&self.kib);
+        let (all, kib_max) = (Arc::clone(&self.kib), self.kib_max as usize);
+        let peak = Arc::clone(&self.peak_kib);
         Some(async move {
-            all.acquire_many_owned(kib)
-                .await
-                .expect("the semaphore is never closed")
+            let permit = Arc::clone(&all).acquire_many_owned(kib).await;
+            peak.fetch_max(kib_max - all.available_permits(), Relaxed);
+            permit.expect("the semaphore is never closed")
         })
     }
 }

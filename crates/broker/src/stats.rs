@@ -54,10 +54,28 @@ pub struct Stats {
     pub log_bytes: u64,
     /// Partitions of all topics.
     pub partitions: u64,
+    /// Partitions that all topics may have.
+    pub partitions_max: u64,
+    /// Unanswered requests of the connection that has the most.
+    pub requests_in_flight: u64,
+    /// Unanswered requests that a connection may have.
+    pub requests_in_flight_max: u64,
+    /// Memory of large produce requests, joins of groups and answers to fetches, in bytes: the most since the last look.
+    pub buffer_bytes: u64,
+    /// Memory that they may take, in bytes.
+    pub buffer_bytes_max: u64,
+    /// Memory of other large requests and their answers, in bytes: the most since the last look.
+    pub control_buffer_bytes: u64,
+    /// Memory that they may take, in bytes.
+    pub control_buffer_bytes_max: u64,
     /// Consumer groups that have members.
     pub groups: u64,
     /// Consumer groups that may have members.
     pub groups_max: u64,
+    /// Members of the consumer group that has the most.
+    pub group_members: u64,
+    /// Members that a consumer group may have.
+    pub group_members_max: u64,
     /// Memory of all consumer groups, in bytes: ids, subscriptions and assignments of their members.
     pub group_bytes: u64,
     /// Memory that all consumer groups may take, in bytes.
@@ -69,56 +87,33 @@ pub struct Stats {
     pub stored_groups_max: u64,
 }
 
-/// The counters behind [`Stats`].
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) received_bytes: AtomicU64,
-    pub(crate) sent_bytes: AtomicU64,
-    pub(crate) requests: AtomicU64,
-    pub(crate) produce_requests: AtomicU64,
-    pub(crate) batches: AtomicU64,
-    pub(crate) appended_bytes: AtomicU64,
-    pub(crate) fetch_requests: AtomicU64,
-    pub(crate) fetch_waits: AtomicU64,
-    pub(crate) fetched_bytes: AtomicU64,
-    pub(crate) syncs: AtomicU64,
-    pub(crate) sync_micros: AtomicU64,
-    pub(crate) damaged_batches: AtomicU64,
-    pub(crate) disk_full: AtomicU64,
-    pub(crate) connections: AtomicU64,
-    pub(crate) connections_replaced: AtomicU64,
-    pub(crate) connections_refused: AtomicU64,
-    pub(crate) malformed: AtomicU64,
-    pub(crate) logins_refused: AtomicU64,
-    pub(crate) unauthorized: AtomicU64,
+/// Declares [`Counters`], with the fields of [`Stats`] that count by themselves.
+macro_rules! counters {
+    ($($name:ident)*) => {
+        /// The counters behind [`Stats`].
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: AtomicU64,)*
+            pub(crate) sync_micros: AtomicU64,
+        }
+
+        impl Counters {
+            /// A copy of the counters. What is not counted here is as in `held`.
+            pub(crate) fn snapshot(&self, held: Stats) -> Stats {
+                Stats {
+                    $($name: self.$name.load(Relaxed),)*
+                    sync_time: Duration::from_micros(self.sync_micros.load(Relaxed)),
+                    ..held
+                }
+            }
+        }
+    };
 }
 
-impl Counters {
-    /// A copy of the counters. What is not counted here is as in `held`.
-    pub(crate) fn snapshot(&self, held: Stats) -> Stats {
-        Stats {
-            received_bytes: self.received_bytes.load(Relaxed),
-            sent_bytes: self.sent_bytes.load(Relaxed),
-            requests: self.requests.load(Relaxed),
-            produce_requests: self.produce_requests.load(Relaxed),
-            batches: self.batches.load(Relaxed),
-            appended_bytes: self.appended_bytes.load(Relaxed),
-            fetch_requests: self.fetch_requests.load(Relaxed),
-            fetch_waits: self.fetch_waits.load(Relaxed),
-            fetched_bytes: self.fetched_bytes.load(Relaxed),
-            syncs: self.syncs.load(Relaxed),
-            sync_time: Duration::from_micros(self.sync_micros.load(Relaxed)),
-            damaged_batches: self.damaged_batches.load(Relaxed),
-            disk_full: self.disk_full.load(Relaxed),
-            connections: self.connections.load(Relaxed),
-            connections_replaced: self.connections_replaced.load(Relaxed),
-            connections_refused: self.connections_refused.load(Relaxed),
-            malformed: self.malformed.load(Relaxed),
-            logins_refused: self.logins_refused.load(Relaxed),
-            unauthorized: self.unauthorized.load(Relaxed),
-            ..held
-        }
-    }
+counters! {
+    received_bytes sent_bytes requests produce_requests batches appended_bytes fetch_requests fetch_waits fetched_bytes
+    syncs damaged_batches disk_full connections connections_replaced connections_refused malformed logins_refused
+    unauthorized
 }
 
 /// Adds `amount` to a counter.

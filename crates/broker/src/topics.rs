@@ -69,7 +69,8 @@ pub(crate) enum TopicError {
     #[error("there is no such topic")]
     Unknown,
     #[error(
-        "the number of partitions must be positive, more than now, and all topics together may have {max}"
+        "the number of partitions must be positive, more than now, and all topics together may have {max} \
+         (broker.partitionsMax)"
     )]
     Partitions { max: usize },
     #[error("the disk failed")]

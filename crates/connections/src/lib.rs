@@ -240,6 +240,15 @@ impl Connections {
         }
     }
 
+    /// The requests under way on the connection that has the most. Looks at each connection.
+    #[must_use]
+    pub fn requests_of_busiest(&self) -> u32 {
+        let open = self.locked();
+        let requests = open.by_id.values();
+        let requests = requests.map(|entry| entry.activity.requests.load(Relaxed));
+        requests.max().unwrap_or(0)
+    }
+
     fn replace_longest_idle(
         &self,
         open: &mut Open,
@@ -351,11 +360,12 @@ impl Place {
         (total / self.open_then).clamp(*each.start(), *each.end())
     }
 
-    /// Reports when bytes were last received or sent, and whether a request is under way or arrives.
-    pub fn report(&self, last_traffic: Instant, is_busy: bool) {
+    /// Reports when bytes were last received or sent, and how many requests are under way, or arrive.
+    pub fn report(&self, last_traffic: Instant, requests: usize) {
         let at = self.all.micros(last_traffic);
         self.activity.last_traffic_us.store(at, Relaxed);
-        self.activity.requests.store(is_busy.into(), Relaxed);
+        let requests = u32::try_from(requests).unwrap_or(u32::MAX);
+        self.activity.requests.store(requests, Relaxed);
     }
 
     /// Reports that a request has arrived. It is under way until the returned guard is dropped. For connections that do

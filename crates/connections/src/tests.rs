@@ -34,15 +34,16 @@ fn the_longest_idle_connection_is_replaced_and_a_busy_one_is_not() {
     let places: Vec<Place> = (0..3).map(|n| admit(n, now).unwrap()).collect();
     // The first waits for an answer, and the second was used later than the third.
     let later = now + Duration::from_secs(1);
-    places[0].report(now, true);
-    places[1].report(later, false);
+    places[0].report(now, 3);
+    places[1].report(later, 0);
     let fourth = admit(3, later).unwrap();
     let closed = closing.each_ref().map(CancellationToken::is_cancelled);
     assert_eq!(closed, [false, false, true, false]);
+    assert_eq!(all.requests_of_busiest(), 3);
 
     // While all of them are busy none is replaced, before one has stalled.
-    places[1].report(later, true);
-    fourth.report(later, true);
+    places[1].report(later, 1);
+    fourth.report(later, 1);
     let next = |at| all.admit(at, address(1), CancellationToken::new());
     assert_eq!(next(now + STALL).err(), Some(Full::Address));
     let _fifth = next(now + STALL + Duration::from_millis(1)).unwrap();
@@ -63,7 +64,7 @@ fn a_connection_that_ends_makes_room() {
     let now = all.started;
     let admit = || all.admit(now, address(1), CancellationToken::new());
     let first = admit().unwrap();
-    first.report(now, true);
+    first.report(now, 1);
     assert_eq!(admit().err(), Some(Full::All));
     drop(first);
     assert!(admit().is_ok());

@@ -361,6 +361,9 @@ pub fn explained(error: AdminError, topology: &TopologySettings) -> anyhow::Erro
              `waybill topics create --dry-run` shows them"
                 .to_owned()
         }
+        Some(ErrorCode::InvalidPartitions) if topology.kafka.brokers.is_none() => {
+            "the embedded broker may not have so many partitions in all its topics: raise broker.partitionsMax".to_owned()
+        }
         Some(ErrorCode::InvalidReplicationFactor) => format!(
             "kafka.replicationFactor is {}, and must not exceed the number of brokers",
             topology.kafka.replication_factor
@@ -439,6 +442,13 @@ fn with_step_partitions(topology: &TopologySettings, mut topic: Needed) -> Neede
     topic.spec.partitions = topology.kafka.step_partitions;
     topic.partitions_key = "kafka.stepPartitions";
     topic
+}
+
+/// How many partitions the topics of every installation take on the embedded broker: all topics but those of agents.
+pub fn partitions_min(topology: &TopologySettings) -> usize {
+    let needed = needed(topology, &Workflows::default(), BrokerKind::Embedded);
+    let partitions = needed.iter().map(|topic| topic.spec.partitions as usize);
+    partitions.sum()
 }
 
 /// What all topics of the embedded broker together may take on disk, in bytes: the bound of each topic of requests, and

@@ -158,10 +158,11 @@ impl Coordinator {
         locked(&self.groups).by_name.get(group).map(Group::describe)
     }
 
-    /// How many groups have members, and what these hold in memory, in bytes.
-    pub(crate) fn totals(&self) -> (usize, usize) {
+    /// How many groups have members, how many the largest has, and what all of them hold in memory, in bytes.
+    pub(crate) fn totals(&self) -> (usize, usize, usize) {
         let groups = locked(&self.groups);
-        (groups.by_name.len(), groups.bytes)
+        let most = groups.by_name.values().map(Group::len).max();
+        (groups.by_name.len(), most.unwrap_or(0), groups.bytes)
     }
 
     /// The groups that have members.
@@ -332,7 +333,7 @@ mod tests {
             );
             ids.push(id);
         }
-        assert!(coordinator.totals().1 > MIB);
+        assert!(coordinator.totals().2 > MIB);
         for (at, member_id) in ids.into_iter().enumerate() {
             let leaver = Leaver {
                 member_id,
@@ -340,7 +341,7 @@ mod tests {
             };
             coordinator.leave(&format!("{name}{at}"), &leaver).unwrap();
         }
-        assert_eq!(coordinator.totals(), (0, 0));
+        assert_eq!(coordinator.totals(), (0, 0, 0));
     }
 
     #[test]

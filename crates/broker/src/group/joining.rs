@@ -56,7 +56,7 @@ impl Group {
             match by_instance {
                 Some(at) => return self.replace_static(now, at, join, answer),
                 None => {
-                    if self.members.len() + self.promised.len() >= self.members_max {
+                    if self.len() >= self.members_max {
                         return refuse(answer, ResponseError::GroupMaxSizeReached, &join.member_id);
                     }
                     let id = new_member_id(join.instance_id.as_ref().unwrap_or(&join.client_id));

@@ -72,9 +72,14 @@ impl Group {
         }
     }
 
-    /// Whether the group has no members, present or promised.
+    /// How many members it has, present and promised.
+    pub(crate) fn len(&self) -> usize {
+        self.members.len() + self.promised.len()
+    }
+
+    /// Whether it has none.
     pub(crate) fn is_empty(&self) -> bool {
-        self.members.is_empty() && self.promised.is_empty()
+        self.len() == 0
     }
 
     /// Its memory and that of its members, present and promised, in bytes.

@@ -1,6 +1,7 @@
 //! The protocol frame by frame: what ordinary clients never send, or never show.
 
 mod batches;
+mod bounds;
 mod damage;
 mod hostile;
 mod keeping;

@@ -205,6 +205,23 @@ pub struct BrokerConfig {
     pub segment_bytes: ByteSize,
     /// The largest request of a client, which bounds the largest batch.
     pub request_bytes_max: ByteSize,
+    /// Memory of produce requests, members that join groups, and answers to fetches, where they are larger than 64 KiB,
+    /// over all connections. At least twice the largest.
+    pub buffer_bytes_max: ByteSize,
+    /// The same of all other requests with their answers.
+    pub control_buffer_bytes_max: ByteSize,
+    /// Unanswered requests of one connection; the client waits with further ones.
+    pub requests_in_flight_max: usize,
+    /// Partitions of all topics.
+    pub partitions_max: usize,
+    /// Consumer groups with members.
+    pub groups_max: usize,
+    /// Members of one consumer group.
+    pub group_members_max: usize,
+    /// Memory of all consumer groups: ids, subscriptions and assignments of their members.
+    pub group_bytes_max: ByteSize,
+    /// Consumer groups with committed offsets.
+    pub stored_groups_max: usize,
     /// Connections at once. One more replaces the one that has been idle for longest, or is closed if none is idle.
     pub connections_max: usize,
     /// Connections of one address (for IPv6, of one /64 network) at once. One more replaces the address's own that has
@@ -228,6 +245,14 @@ impl Default for BrokerConfig {
             advertised: None,
             segment_bytes: topics.segment_bytes,
             request_bytes_max: ByteSize::mib(16),
+            buffer_bytes_max: ByteSize::mib(128),
+            control_buffer_bytes_max: ByteSize::mib(64),
+            requests_in_flight_max: 128,
+            partitions_max: 4_000,
+            groups_max: 1_000,
+            group_members_max: 500,
+            group_bytes_max: ByteSize::mib(32),
+            stored_groups_max: 10_000,
             connections_max: 1_000,
             connections_per_address_max: None,
             idle_timeout: Duration::from_secs(600),

@@ -2,11 +2,12 @@
 
 mod counts;
 
+use waybill_broker::BrokerConfig as BrokerLimits;
 use waybill_config::{ByteSize, ConfigError, duration_to_text};
 use waybill_engine::{INPUT_BYTES_MAX, READERS_PER_PARTITION_MAX};
 use waybill_ingestion::IngestionConfig;
 use waybill_topology::PARTITIONS_MAX;
-use waybill_topology::topics::{RETENTION_MS_MIN, disk_bytes_min};
+use waybill_topology::topics::{RETENTION_MS_MIN, disk_bytes_min, partitions_min};
 
 use super::Config;
 use crate::telemetry::LogFilter;
@@ -61,7 +62,16 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let readers = scheduler.readers_per_partition;
     let heard_after = kafka.clients().metadata_refresh();
-    let rules: [(bool, &str, String); 52] = [
+    let broker_limits = BrokerLimits {
+        request_bytes_max: broker.request_bytes_max.as_usize(),
+        ..BrokerLimits::new(&config.data_dir)
+    };
+    let buffers_min = ByteSize::bytes(broker_limits.buffer_bytes_min() as u64);
+    let control_min = ByteSize::bytes(broker_limits.control_buffer_bytes_min() as u64);
+    // 0 partitions are refused below.
+    let with_partitions = config.with_partitions(config.partitions.max(1));
+    let partitions_min = partitions_min(&with_partitions.topology());
+    let rules: [(bool, &str, String); 56] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -271,6 +281,40 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "must be more than http.requestBytesMax and http.batchLineBytesMax".to_owned(),
         ),
         (
+            broker.buffer_bytes_max >= buffers_min || kafka.brokers.is_some(),
+            "broker.bufferBytesMax",
+            format!(
+                "is {}, and must be at least {buffers_min}: twice broker.requestBytesMax ({}), or twice the {} that an \
+                 answer to a fetch takes",
+                broker.buffer_bytes_max,
+                broker.request_bytes_max,
+                ByteSize::bytes(broker_limits.fetch_bytes_max as u64)
+            ),
+        ),
+        (
+            broker.control_buffer_bytes_max >= control_min,
+            "broker.controlBufferBytesMax",
+            format!(
+                "is {}, and must be at least {control_min}, which the largest request other than a produce request and \
+                 its answer take",
+                broker.control_buffer_bytes_max
+            ),
+        ),
+        (
+            broker.group_bytes_max >= ByteSize::mib(1),
+            "broker.groupBytesMax",
+            at_least("1MiB"),
+        ),
+        (
+            broker.partitions_max >= partitions_min || kafka.brokers.is_some(),
+            "broker.partitionsMax",
+            format!(
+                "is {}, and must be at least {partitions_min}, which Waybill's own topics take with {} partitions \
+                 (partitions), and more for the topics of agents",
+                broker.partitions_max, config.partitions
+            ),
+        ),
+        (
             broker.segment_bytes >= ByteSize::kib(64),
             "broker.segmentBytes",
             at_least("64KiB"),
@@ -416,7 +460,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 48] = [
+        let cases: [(&str, Change); 58] = [
             ("scheduler.trackedRequestsMax", |c| {
                 c.scheduler.tracked_requests_max = 53_999
             }),
@@ -496,6 +540,29 @@ mod tests {
             ("broker.idleTimeout", |c| {
                 c.broker.idle_timeout = Duration::ZERO
             }),
+            ("broker.bufferBytesMax", |c| {
+                c.broker.buffer_bytes_max = ByteSize::mib(31)
+            }),
+            ("broker.bufferBytesMax", |c| {
+                c.broker.request_bytes_max = ByteSize::mib(65)
+            }),
+            ("broker.bufferBytesMax", |c| {
+                c.broker.request_bytes_max = ByteSize::mib(1);
+                c.broker.buffer_bytes_max = ByteSize::mib(15);
+            }),
+            ("broker.controlBufferBytesMax", |c| {
+                c.broker.control_buffer_bytes_max = ByteSize::mib(8)
+            }),
+            ("broker.groupBytesMax", |c| {
+                c.broker.group_bytes_max = ByteSize::kib(1_023)
+            }),
+            ("broker.partitionsMax", |c| c.broker.partitions_max = 59),
+            ("broker.requestsInFlightMax", |c| {
+                c.broker.requests_in_flight_max = 4
+            }),
+            ("broker.groupsMax", |c| c.broker.groups_max = 0),
+            ("broker.groupMembersMax", |c| c.broker.group_members_max = 9),
+            ("broker.storedGroupsMax", |c| c.broker.stored_groups_max = 0),
             ("scheduler.lease", |c| {
                 c.scheduler.lease = Duration::from_secs(2)
             }),
@@ -544,6 +611,17 @@ mod tests {
             let error = check(&config).expect_err(key).to_string();
             assert!(error.starts_with(key), "{key}: {error}");
         }
+    }
+
+    #[test]
+    fn a_memory_of_buffers_that_is_too_small_is_refused_with_what_needs_it() {
+        let mut config = Config::default();
+        config.broker.request_bytes_max = ByteSize::mib(100);
+        let error = check(&config).unwrap_err().to_string();
+        let expected = "broker.bufferBytesMax is 128MiB, and must be at least 200MiB: twice broker.requestBytesMax (100MiB)";
+        assert!(error.starts_with(expected), "{error}");
+        config.broker.buffer_bytes_max = ByteSize::mib(200);
+        check(&config).unwrap();
     }
 
     #[test]

@@ -144,7 +144,7 @@ static COUNTERS: [Counted<Counter>; 17] = [
     ),
 ];
 
-static GAUGES: [Counted<Gauge>; 12] = [
+static GAUGES: [Counted<Gauge>; 21] = [
     (
         Metric::new(
             "waybill_broker_connections",
@@ -195,6 +195,22 @@ static GAUGES: [Counted<Gauge>; 12] = [
     ),
     (
         Metric::new(
+            "waybill_broker_group_members",
+            "Members of the consumer group that has the most",
+            [],
+        ),
+        |s| s.group_members,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_group_members_max",
+            "Members that one consumer group may have",
+            [],
+        ),
+        |s| s.group_members_max,
+    ),
+    (
+        Metric::new(
             "waybill_broker_group_bytes",
             "Memory of all consumer groups in bytes: ids, subscriptions and assignments of their members",
             [],
@@ -232,6 +248,62 @@ static GAUGES: [Counted<Gauge>; 12] = [
     (
         Metric::new("waybill_broker_partitions", "Partitions of all topics", []),
         |s| s.partitions,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_partitions_max",
+            "Partitions that all topics may have",
+            [],
+        ),
+        |s| s.partitions_max,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_requests_in_flight",
+            "Unanswered requests of the connection that has the most",
+            [],
+        ),
+        |s| s.requests_in_flight,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_requests_in_flight_max",
+            "Unanswered requests that one connection may have",
+            [],
+        ),
+        |s| s.requests_in_flight_max,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_buffer_bytes",
+            "Memory of produce requests, members that join groups, and answers to fetches, where they are larger than 64 KiB, in bytes: the most within the last second",
+            [],
+        ),
+        |s| s.buffer_bytes,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_buffer_bytes_max",
+            "Limit on waybill_broker_buffer_bytes",
+            [],
+        ),
+        |s| s.buffer_bytes_max,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_control_buffer_bytes",
+            "Memory of other requests of more than about 7 KiB, with their answers, in bytes: the most within the last second",
+            [],
+        ),
+        |s| s.control_buffer_bytes,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_control_buffer_bytes_max",
+            "Limit on waybill_broker_control_buffer_bytes",
+            [],
+        ),
+        |s| s.control_buffer_bytes_max,
     ),
 ];
 

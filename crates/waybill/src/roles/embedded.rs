@@ -58,6 +58,14 @@ pub(super) async fn broker(
     broker_config.connections_per_address_max = settings.connections_per_address_max();
     broker_config.idle_timeout = settings.idle_timeout;
     broker_config.request_bytes_max = settings.request_bytes_max.as_usize();
+    broker_config.buffer_bytes_max = settings.buffer_bytes_max.as_usize();
+    broker_config.control_buffer_bytes_max = settings.control_buffer_bytes_max.as_usize();
+    broker_config.requests_in_flight_max = settings.requests_in_flight_max;
+    broker_config.partitions_max = settings.partitions_max;
+    broker_config.groups_max = settings.groups_max;
+    broker_config.group_members_max = settings.group_members_max;
+    broker_config.group_bytes_max = settings.group_bytes_max.as_usize();
+    broker_config.stored_groups_max = settings.stored_groups_max;
     broker_config.topic_defaults.segment_bytes = settings.segment_bytes.as_u64();
     broker_config.low_on_disk = low_disk.flag();
     broker_config.logins = logins.clone().map(|logins| logins as Arc<dyn Logins>);

@@ -92,7 +92,7 @@ impl Site {
         let text = format!(
             "http: {{listen: '127.0.0.1:0', hosts: [waybill.example], eventStreamsMax: 4, {limits}}}\n\
              admin: {{listen: '127.0.0.1:0', {limits}}}\n\
-             broker: {{listen: '127.0.0.1:0'}}\n\
+             broker: {{listen: '127.0.0.1:0', bufferBytesMax: 40MiB}}\n\
              services: {{listen: '127.0.0.1:0', connectionsMax: {connections_max}}}\n"
         );
         let (prefix, text) = match broker {

@@ -15,6 +15,13 @@ const REQUESTS_MAX: usize = 1_000_000;
 const RECORDS_MAX: usize = 10_000_000;
 /// Reads of pending requests that wait.
 const READS_MAX: usize = 100_000;
+/// Partitions, groups and members of the embedded broker: each takes some hundred bytes, and a partition an open file.
+const BROKER_MAX: usize = 1_000_000;
+/// Consumer groups, and members of one, that Waybill's own roles may need.
+const GROUPS_MIN: usize = 10;
+/// Unanswered requests of a client of the embedded broker. Idempotent producers send up to five before they wait.
+const IN_FLIGHT_MIN: usize = 5;
+const IN_FLIGHT_MAX: usize = 10_000;
 
 /// Reports the first count out of its range.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
@@ -25,7 +32,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         services,
         ..
     } = config;
-    let counts: [(&str, usize, usize, usize); 15] = [
+    let counts: [(&str, usize, usize, usize); 20] = [
         (
             "http.connectionsMax",
             http.connections_max,
@@ -90,6 +97,31 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             broker.connections_per_address_max(),
             1,
             CONNECTIONS_MAX,
+        ),
+        (
+            "broker.requestsInFlightMax",
+            broker.requests_in_flight_max,
+            IN_FLIGHT_MIN,
+            IN_FLIGHT_MAX,
+        ),
+        ("broker.partitionsMax", broker.partitions_max, 1, BROKER_MAX),
+        (
+            "broker.groupsMax",
+            broker.groups_max,
+            GROUPS_MIN,
+            BROKER_MAX,
+        ),
+        (
+            "broker.groupMembersMax",
+            broker.group_members_max,
+            GROUPS_MIN,
+            BROKER_MAX,
+        ),
+        (
+            "broker.storedGroupsMax",
+            broker.stored_groups_max,
+            GROUPS_MIN,
+            BROKER_MAX,
         ),
     ];
     let wrong = counts
