@@ -63,7 +63,7 @@ pub use broker::{Broker, BrokerFailure, StartError, log_ends};
 pub use config::BrokerConfig;
 pub use log::{Damage, DamagedBatch};
 pub use repair::{LogRepair, RepairError, repair_logs};
-pub use stats::Stats;
+pub use stats::{BatchRefusal, Stats};
 pub use topic_config::{TopicConfig, TopicConfigError};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -32,6 +32,8 @@ pub struct Stats {
     pub damaged_batches: u64,
     /// Record batches that were refused because the disk is full.
     pub disk_full: u64,
+    /// Record batches that were refused for what they are, in the order of [`BatchRefusal::ALL`].
+    pub batches_refused: [u64; BatchRefusal::ALL.len()],
     /// Connections now open.
     pub connections: u64,
     /// Connections that may be open.
@@ -87,6 +89,32 @@ pub struct Stats {
     pub stored_groups_max: u64,
 }
 
+/// Why a record batch was refused for what it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BatchRefusal {
+    /// It is larger than its topic's `max.message.bytes`.
+    TooLarge,
+    /// It would be so once decompressed.
+    ExpandedTooLarge,
+    /// It is not whole, its checksum does not match, or it cannot be decompressed.
+    Corrupt,
+    /// Its message format or its compression is not supported.
+    Unsupported,
+    /// Its fields contradict each other, or ask for what the broker does not have, such as transactions.
+    Invalid,
+}
+
+impl BatchRefusal {
+    /// Every reason, in order, with its name.
+    pub const ALL: [(Self, &str); 5] = [
+        (Self::TooLarge, "too-large"),
+        (Self::ExpandedTooLarge, "expanded-too-large"),
+        (Self::Corrupt, "corrupt"),
+        (Self::Unsupported, "unsupported"),
+        (Self::Invalid, "invalid"),
+    ];
+}
+
 /// Declares [`Counters`], with the fields of [`Stats`] that count by themselves.
 macro_rules! counters {
     ($($name:ident)*) => {
@@ -95,14 +123,17 @@ macro_rules! counters {
         pub(crate) struct Counters {
             $(pub(crate) $name: AtomicU64,)*
             pub(crate) sync_micros: AtomicU64,
+            pub(crate) batches_refused: [AtomicU64; BatchRefusal::ALL.len()],
         }
 
         impl Counters {
             /// A copy of the counters. What is not counted here is as in `held`.
             pub(crate) fn snapshot(&self, held: Stats) -> Stats {
+                let refused = self.batches_refused.each_ref();
                 Stats {
                     $($name: self.$name.load(Relaxed),)*
                     sync_time: Duration::from_micros(self.sync_micros.load(Relaxed)),
+                    batches_refused: refused.map(|count| count.load(Relaxed)),
                     ..held
                 }
             }

@@ -1,5 +1,6 @@
 //! Produce and the ids of idempotent producers.
 
+use std::fmt::Display;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -15,8 +16,7 @@ use super::{Call, OK, Refusal, Reply};
 use crate::access::Action;
 use crate::connection::Frame;
 use crate::log::{AppendError, Appended, BatchError, BatchHeader, Partition, uncompressed};
-use crate::server::Server;
-use crate::stats::add;
+use crate::stats::{BatchRefusal as Reason, add};
 use crate::topics::Topic;
 use waybill_wire::Malformed;
 
@@ -59,12 +59,7 @@ pub(super) fn produce(call: Call, request: ProduceRequest) -> Result<Reply, Malf
         for (partition_at, sent) in data.partition_data.into_iter().enumerate() {
             let appended = match refusal {
                 Some(refusal) => Err(Refusal::new(refusal.error, refusal.message.clone())),
-                None => append(
-                    &call.server,
-                    topic.as_deref(),
-                    sent.index,
-                    sent.records.as_ref(),
-                ),
+                None => append(&call, topic.as_deref(), sent.index, sent.records.as_ref()),
             };
             let response = PartitionProduceResponse::default()
                 .with_index(sent.index)
@@ -126,7 +121,7 @@ pub(super) fn produce(call: Call, request: ProduceRequest) -> Result<Reply, Malf
 }
 
 fn append(
-    server: &Server,
+    call: &Call,
     topic: Option<&Topic>,
     index: i32,
     records: Option<&Bytes>,
@@ -145,25 +140,37 @@ fn append(
         false => Ok((header, records.clone())),
     });
     let (header, records) = kept.map_err(|error| {
-        let code = match error {
+        let (code, reason) = match error {
             BatchError::Length | BatchError::Checksum | BatchError::Undecodable => {
-                ResponseError::CorruptMessage
+                (ResponseError::CorruptMessage, Reason::Corrupt)
             }
-            BatchError::Expands { .. } => ResponseError::MessageTooLarge,
-            BatchError::Magic(_) => ResponseError::UnsupportedForMessageFormat,
-            BatchError::Codec => ResponseError::UnsupportedCompressionType,
+            BatchError::Expands { .. } => {
+                (ResponseError::MessageTooLarge, Reason::ExpandedTooLarge)
+            }
+            BatchError::Magic(_) => (
+                ResponseError::UnsupportedForMessageFormat,
+                Reason::Unsupported,
+            ),
+            BatchError::Codec => (
+                ResponseError::UnsupportedCompressionType,
+                Reason::Unsupported,
+            ),
             BatchError::Several
             | BatchError::Count
             | BatchError::Records
             | BatchError::Transactional
             | BatchError::Control
-            | BatchError::Sequence => ResponseError::InvalidRecord,
+            | BatchError::Sequence => (ResponseError::InvalidRecord, Reason::Invalid),
         };
+        count_refused(call, partition, reason, &error);
         Refusal::new(code, error.to_string())
     })?;
     let appended = partition.append(&header, &records).map_err(|error| {
         let code = match &error {
-            AppendError::TooLarge { .. } => ResponseError::MessageTooLarge,
+            AppendError::TooLarge { .. } => {
+                count_refused(call, partition, Reason::TooLarge, &error);
+                ResponseError::MessageTooLarge
+            }
             AppendError::DiskBound { .. } | AppendError::LowOnDisk => {
                 ResponseError::PolicyViolation
             }
@@ -175,9 +182,16 @@ fn append(
         };
         Refusal::new(code, error.to_string())
     })?;
-    add(&server.counters.batches, 1);
-    add(&server.counters.appended_bytes, header.bytes);
+    add(&call.server.counters.batches, 1);
+    add(&call.server.counters.appended_bytes, header.bytes);
     Ok((Arc::clone(partition), appended))
+}
+
+/// Counts a batch that is refused for what it is, and says in the log who sent it.
+fn count_refused(call: &Call, partition: &Partition, reason: Reason, cause: &dyn Display) {
+    add(&call.server.counters.batches_refused[reason as usize], 1);
+    let (address, topic) = (call.ends.peer.ip(), &partition.topic);
+    tracing::warn!(%address, %topic, %cause, "refused a record batch");
 }
 
 fn refused(response: PartitionProduceResponse, refusal: &Refusal) -> PartitionProduceResponse {

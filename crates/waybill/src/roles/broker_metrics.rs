@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use metrics::{Counter, Gauge};
-use waybill_broker::Stats;
+use waybill_broker::{BatchRefusal, Stats};
 use waybill_telemetry::{Declared, Metric};
 
 /// How often they are shown anew.
@@ -307,6 +307,12 @@ static GAUGES: [Counted<Gauge>; 21] = [
     ),
 ];
 
+const BATCHES_REFUSED: Metric<Counter, 1> = Metric::new(
+    "waybill_broker_batches_refused_total",
+    "Record batches that were refused for what they are, by reason",
+    ["reason"],
+);
+
 /// Prometheus' counters may count fractions, those of this library do not.
 const SYNC_SECONDS: Metric<Gauge> = Metric::new(
     "waybill_broker_sync_seconds",
@@ -318,14 +324,15 @@ const SYNC_SECONDS: Metric<Gauge> = Metric::new(
 pub(crate) fn declared() -> Vec<&'static dyn Declared> {
     let counters = COUNTERS.iter().map(|(metric, _)| metric as &dyn Declared);
     let gauges = GAUGES.iter().map(|(metric, _)| metric as &dyn Declared);
-    let sync: &dyn Declared = &SYNC_SECONDS;
-    counters.chain(gauges).chain([sync]).collect()
+    let others: [&dyn Declared; 2] = [&BATCHES_REFUSED, &SYNC_SECONDS];
+    counters.chain(gauges).chain(others).collect()
 }
 
 /// The handles.
 pub(super) struct BrokerMetrics {
     counters: [Counter; COUNTERS.len()],
     gauges: [Gauge; GAUGES.len()],
+    batches_refused: [Counter; BatchRefusal::ALL.len()],
     sync_seconds: Gauge,
 }
 
@@ -334,6 +341,7 @@ impl BrokerMetrics {
         Self {
             counters: COUNTERS.each_ref().map(|(metric, _)| metric.of([])),
             gauges: GAUGES.each_ref().map(|(metric, _)| metric.of([])),
+            batches_refused: BatchRefusal::ALL.map(|(_, reason)| BATCHES_REFUSED.of([reason])),
             sync_seconds: SYNC_SECONDS.of([]),
         }
     }
@@ -349,6 +357,9 @@ impl BrokerMetrics {
             }
             for (gauge, (_, count)) in self.gauges.iter().zip(&GAUGES) {
                 gauge.set(count(&stats) as f64);
+            }
+            for (counter, count) in self.batches_refused.iter().zip(stats.batches_refused) {
+                counter.absolute(count);
             }
             self.sync_seconds.set(stats.sync_time.as_secs_f64());
         }

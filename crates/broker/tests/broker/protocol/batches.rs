@@ -3,6 +3,7 @@
 use std::fs;
 
 use kafka_protocol::error::ResponseError;
+use waybill_broker::BatchRefusal;
 
 use super::*;
 use crate::common::*;
@@ -46,6 +47,15 @@ async fn batches_that_are_damaged_old_or_too_large_are_refused_by_their_own_erro
             ResponseError::InvalidRecord,
         ),
         (plain(&[0; 2_000]).to_vec(), ResponseError::MessageTooLarge),
+        // Snappy, of which a block announces 4 GiB less one.
+        (
+            compressed(2, b"\xff\xff\xff\xff\x0f"),
+            ResponseError::MessageTooLarge,
+        ),
+        (
+            compressed(5, b""),
+            ResponseError::UnsupportedCompressionType,
+        ),
     ];
     for (batch, expected) in cases {
         let answer = wire.produce("t", &batch).await;
@@ -64,7 +74,33 @@ async fn batches_that_are_damaged_old_or_too_large_are_refused_by_their_own_erro
         0,
         "nothing of it was appended"
     );
+    let refused = BatchRefusal::ALL.map(|(_, name)| name);
+    let refused: Vec<_> = refused
+        .into_iter()
+        .zip(broker.stats().batches_refused)
+        .collect();
+    // Not what is refused for where it is sent, or how.
+    let expected = [
+        ("too-large", 1),
+        ("expanded-too-large", 1),
+        ("corrupt", 3),
+        ("unsupported", 2),
+        ("invalid", 1),
+    ];
+    assert_eq!(refused, expected);
     assert!(broker.shutdown().await);
+}
+
+/// A batch whose records are these bytes, of the codec with this number.
+fn compressed(codec: u8, records: &[u8]) -> Vec<u8> {
+    let mut batch = plain(b"")[..61].to_vec();
+    batch.extend_from_slice(records);
+    batch[22] = codec;
+    let length = batch.len() as i32 - 12;
+    batch[8..12].copy_from_slice(&length.to_be_bytes());
+    let sum = crc32c::crc32c(&batch[21..]);
+    batch[17..21].copy_from_slice(&sum.to_be_bytes());
+    batch
 }
 
 #[tokio::test]
