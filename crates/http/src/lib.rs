@@ -25,7 +25,7 @@ mod tls;
 pub use body::RequestBody;
 pub use gate::{Gate, GateLimits, HEADERS_LIMIT_MAX, Refusal};
 pub use hosts::{Foreign, Hosts, is_from_page};
-pub use meter::METRICS;
+pub use meter::{METRICS, RefusalMeter};
 pub use reread::FileRefused;
 pub use server::{REQUESTS_PER_CONNECTION_MAX, Server, ServerLimits, Service};
 pub use tls::{Stream, Tls, TlsConfig};

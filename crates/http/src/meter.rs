@@ -4,6 +4,8 @@ use metrics::{Counter, Gauge};
 use waybill_connections::Connections;
 use waybill_telemetry::{Declared, Metric};
 
+use crate::problem::Kind;
+
 const OPEN: Metric<Gauge, 1> = Metric::new(
     "waybill_http_connections",
     "HTTP connections that are open, by listener",
@@ -55,11 +57,22 @@ const REQUESTS_PER_ADDRESS_MAX: Metric<Gauge, 1> = Metric::new(
     "HTTP requests that one address may have under way beyond four of each connection, by listener",
     ["listener"],
 );
-const REQUESTS_REFUSED: Metric<Counter, 1> = Metric::new(
+const REQUESTS_REFUSED: Metric<Counter, 2> = Metric::new(
     "waybill_http_requests_refused_total",
-    "HTTP/2 requests that were refused because too many were under way, by listener",
-    ["listener"],
+    "HTTP requests, and lines of batches, that were refused because of a limit, by listener and reason: refused-stream where \
+     too many were under way, else the type of the problem",
+    ["listener", "reason"],
 );
+
+/// Why an HTTP/2 request is refused for which there is no room.
+const REFUSED_STREAM: &str = "refused-stream";
+/// The problems of requests that exceed a limit of their own, in size or in time.
+const REFUSALS: [Kind; 4] = [
+    Kind::BodyTooLarge,
+    Kind::HeadTooLarge,
+    Kind::NestingTooDeep,
+    Kind::RequestTimeout,
+];
 
 /// The metrics of all servers.
 pub const METRICS: &[&dyn Declared] = &[
@@ -107,7 +120,7 @@ impl ConnectionMeter {
             refused: REFUSED.of([listener]),
             requests: REQUESTS.of([listener]),
             requests_per_address: REQUESTS_PER_ADDRESS.of([listener]),
-            requests_refused: REQUESTS_REFUSED.of([listener]),
+            requests_refused: REQUESTS_REFUSED.of([listener, REFUSED_STREAM]),
         }
     }
 
@@ -122,5 +135,25 @@ impl ConnectionMeter {
         let per_address = counts.requests_shared_per_address as f64;
         self.requests_per_address.set(per_address);
         self.requests_refused.absolute(counts.requests_refused);
+    }
+}
+
+/// Counts what the limits on single requests of one listener refuse.
+#[derive(Clone, Debug)]
+pub struct RefusalMeter([Counter; REFUSALS.len()]);
+
+impl RefusalMeter {
+    /// A meter of the requests to `listener`.
+    #[must_use]
+    pub fn new(listener: &str) -> Self {
+        Self(REFUSALS.map(|kind| REQUESTS_REFUSED.of([listener, kind.name()])))
+    }
+
+    /// Counts a problem, if it is of a limit.
+    pub fn note(&self, kind: Kind) {
+        let place = REFUSALS.iter().position(|known| *known == kind);
+        if let Some(place) = place {
+            self.0[place].increment(1);
+        }
     }
 }

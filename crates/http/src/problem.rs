@@ -453,10 +453,11 @@ impl Problem {
         )
     }
 
-    /// The answer that tells it.
+    /// The answer that tells it. Its kind is an extension, by which the server counts it.
     pub fn to_response(&self) -> Response<Bytes> {
         let mut response = Response::new(self.to_json().into());
         *response.status_mut() = self.status();
+        response.extensions_mut().insert(self.kind);
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
         if let Some(after) = self.retry_after() {

@@ -21,7 +21,8 @@ use tokio_util::sync::CancellationToken;
 use waybill_connections::{Connections, Full, Limits, Place, RequestGuard, RequestLimits};
 
 use crate::gate::{Gate, GateLimits};
-use crate::meter::ConnectionMeter;
+use crate::meter::{ConnectionMeter, RefusalMeter};
+use crate::problem::Kind;
 use crate::tls::{Stream, Tls};
 
 /// How long to wait before accepting again when the system is out of something, such as file
@@ -102,6 +103,7 @@ pub struct Server<S> {
     limits: ServerLimits,
     connections: Arc<Connections>,
     meter: ConnectionMeter,
+    refusals: Arc<RefusalMeter>,
     http: auto::Builder<TokioExecutor>,
 }
 
@@ -149,6 +151,7 @@ impl<S: Service> Server<S> {
             service,
             limits,
             meter: ConnectionMeter::new(name, &connections),
+            refusals: Arc::new(RefusalMeter::new(name)),
             connections,
             http,
         }
@@ -197,6 +200,7 @@ impl<S: Service> Server<S> {
                 tls: self.tls.clone(),
                 service: Arc::clone(&self.service),
                 limits: self.limits,
+                refusals: Arc::clone(&self.refusals),
                 stop: stop.clone(),
             };
             let (connections, meter) = (Arc::clone(&self.connections), self.meter.clone());
@@ -248,6 +252,7 @@ struct Connection<S> {
     tls: Tls,
     service: Arc<S>,
     limits: ServerLimits,
+    refusals: Arc<RefusalMeter>,
     stop: CancellationToken,
 }
 
@@ -267,9 +272,10 @@ impl<S: Service> Connection<S> {
         http.http2()
             .max_concurrent_streams(u32::try_from(streams).unwrap_or(u32::MAX));
         let gate = Gate::new(stream, self.limits.gate).with_outlet(place.outlet());
-        let service = self.service;
+        let (service, refusals) = (self.service, self.refusals);
         let answer = service_fn(move |request| {
             let (service, guard) = (Arc::clone(&service), place.begin_request());
+            let refusals = Arc::clone(&refusals);
             // A future takes kilobytes. Unboxed, it stays in the task of an HTTP/2 stream until the client has read the answer,
             // and in that of an idle HTTP/1 connection.
             Box::pin(async move {
@@ -277,6 +283,9 @@ impl<S: Service> Connection<S> {
                     guard.map_err(|_| NoAnswer::Refused(h2::Reason::REFUSED_STREAM.into()))?;
                 let answer = service.answer(request).await;
                 let answer = answer.map_err(NoAnswer::Unanswered)?;
+                if let Some(kind) = answer.extensions().get::<Kind>() {
+                    refusals.note(*kind);
+                }
                 Ok::<_, NoAnswer<S::Unanswered>>(answer.map(|body| Tracked::new(body, guard)))
             })
         });

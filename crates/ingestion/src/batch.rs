@@ -342,9 +342,6 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             Ok(Outcome::Repeated(id)) => (StatusCode::OK, Some(*id), None),
             Err(problem) => (problem.status(), None, None),
         };
-        if let Err(problem) = answer {
-            self.measures.denied(problem);
-        }
         let location = id.map(|id| location(super::service::OPERATIONS, id, token));
         let line = BatchLine {
             status: status.as_u16(),
@@ -356,7 +353,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
         serde_json::to_writer(&mut self.written, &line)
             .expect("numbers and strings always serialize, and a vector takes them");
         self.written.push(b'\n');
-        self.measures.line(status);
+        self.measures.line(status, answer.as_ref().err());
         if self.written.len() >= ANSWER_BYTES {
             self.flush().await?;
         }

@@ -72,6 +72,9 @@ use self::service::Api;
 use self::shares::Places;
 use self::store_reads::StoreReads;
 
+/// What metrics call its listener.
+const LISTENER: &str = "api";
+
 /// Why ingestion could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -216,7 +219,7 @@ impl Ingestion {
             batches: batches.clone(),
             stop: batches_stop.clone(),
         });
-        let server = Server::new("api", listener, guards.tls, api, config.server_limits());
+        let server = Server::new(LISTENER, listener, guards.tls, api, config.server_limits());
         let accepting = CancellationToken::new();
         Ok(Self {
             address,

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use hyper::StatusCode;
 use metrics::{Counter, Gauge, Histogram};
+use waybill_http::RefusalMeter;
 use waybill_http::auth::DENIALS;
 use waybill_http::problem::{Kind, Problem};
 use waybill_telemetry::{Declared, Metric};
@@ -154,6 +155,8 @@ pub struct Measures {
     accepted: Counter,
     denials: [Counter; DENIALS.len()],
     limited: Counter,
+    /// What limits refuse of batches. The server counts whole requests.
+    refusals: RefusalMeter,
 }
 
 #[derive(Debug)]
@@ -174,6 +177,7 @@ impl Measures {
             accepted: ACCEPTED.of([]),
             denials: DENIALS.map(|reason| UNAUTHORIZED.of([reason])),
             limited: LIMITED.of([]),
+            refusals: RefusalMeter::new(super::LISTENER),
         }
     }
 
@@ -199,8 +203,12 @@ impl Measures {
         }
     }
 
-    /// Counts a line of a batch.
-    pub fn line(&self, status: StatusCode) {
+    /// Counts a line of a batch, and why it is refused.
+    pub fn line(&self, status: StatusCode, problem: Option<&Problem>) {
+        if let Some(problem) = problem {
+            self.denied(problem);
+            self.refusals.note(problem.kind);
+        }
         self.routes[RouteLabel::BatchLine as usize].count(status);
         self.count_accepted(status);
     }

@@ -75,25 +75,17 @@ use crate::config::AdminConfig;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::{Telemetry, announce};
 
-/// The largest body that is read; those wanted are `{"running": false}` and `{"perPartition": 2}`.
-const BODY_BYTES_MAX: usize = 4 * 1024;
-/// How deep it may nest.
+/// How deep a body may nest; those wanted are `{"running": false}` and `{"perPartition": 2}`.
 const BODY_DEPTH_MAX: usize = 8;
-
-/// How long a body may take to arrive.
-const BODY_PATIENCE: Duration = Duration::from_secs(5);
 
 /// For how long a text of all metrics is given out.
 const METRICS_FRESH_FOR: Duration = Duration::from_millis(100);
 
-/// What a connection may send, and how long it may take.
-const GATE: GateLimits = GateLimits {
-    head_bytes_max: 16 * 1024,
-    headers_max: 64,
-    head_timeout: Duration::from_secs(10),
-    stall_timeout: Duration::from_secs(31),
-    idle_timeout: Duration::from_secs(75),
-};
+/// How long the reading of an answer may stand still, and the sending of a body: longer than `admin.bodyTimeout`, so that
+/// the client gets the answer 408.
+const STALL_TIMEOUT: Duration = Duration::from_secs(31);
+/// How long a connection may be idle between requests.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// How long connections that are under way may hold up the end of the listener.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
@@ -173,7 +165,7 @@ impl Admin {
         }
     }
 
-    /// The routes, for a listener or for a test.
+    /// The routes, for a listener, which bounds bodies, or for a test.
     pub fn router(&self) -> Router {
         Router::new()
             .route("/livez", get(livez))
@@ -188,7 +180,7 @@ impl Admin {
             .route("/problems/{kind}", get(show_problem))
             .fallback(nothing_here)
             .method_not_allowed_fallback(method_not_allowed)
-            .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
+            .layer(DefaultBodyLimit::disable())
             .layer(from_fn_with_state(self.clone(), guard::guard))
             .with_state(self.clone())
     }
@@ -219,13 +211,23 @@ impl Admin {
         let address = listener.local_addr()?;
         // A second listener would show the same; the address of the first one stays.
         let _ = self.address.set(address);
-        let service = Arc::new(Routes(self.router()));
+        let service = Arc::new(Routes {
+            router: self.router(),
+            body_bytes_max: config.body_bytes_max.as_usize(),
+            body_timeout: config.body_timeout,
+        });
         let limits = ServerLimits {
             connections_max: config.connections_max,
             connections_per_address_max: config.connections_per_address_max(),
             requests_per_connection_max: REQUESTS_PER_CONNECTION_MAX,
             requests_shared_max: config.requests_max,
-            gate: GATE,
+            gate: GateLimits {
+                head_bytes_max: config.header_bytes_max.as_usize(),
+                headers_max: config.headers_max,
+                head_timeout: config.header_read_timeout,
+                stall_timeout: STALL_TIMEOUT.max(config.body_timeout + Duration::from_secs(1)),
+                idle_timeout: IDLE_TIMEOUT,
+            },
         };
         let server = Server::new("admin", listener, tls, service, limits);
         let telemetry = self.telemetry.clone();
@@ -267,7 +269,11 @@ impl Admin {
 }
 
 /// The routes, as a server asks them.
-struct Routes(Router);
+struct Routes {
+    router: Router,
+    body_bytes_max: usize,
+    body_timeout: Duration,
+}
 
 impl Service for Routes {
     type Body = Body;
@@ -278,15 +284,15 @@ impl Service for Routes {
             return Ok(Problem::from(Refusal::of_path(request.uri().path())).into_response());
         }
         let patience = Patience {
-            pause_max: BODY_PATIENCE,
-            whole_max: BODY_PATIENCE,
+            pause_max: self.body_timeout,
+            whole_max: self.body_timeout,
         };
         let (head, body) = RequestBody::of(request).into_parts();
-        let body = match read_whole(body, BODY_BYTES_MAX, patience).await {
+        let body = match read_whole(body, self.body_bytes_max, patience).await {
             Ok(body) => Body::from(body),
             Err(problem) => return Ok(problem.into_response()),
         };
-        let router = self.0.clone();
+        let router = self.router.clone();
         router.oneshot(Request::from_parts(head, body)).await
     }
 }
@@ -387,13 +393,8 @@ fn only_field<T>(
     }
 }
 
-fn unread(rejection: &BytesRejection) -> Problem {
-    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-        let detail = format!("At most {BODY_BYTES_MAX} bytes are taken.");
-        Problem::new(Kind::BodyTooLarge, detail)
-    } else {
-        Problem::new(Kind::IncompleteBody, "The body could not be read.")
-    }
+fn unread(_: &BytesRejection) -> Problem {
+    Problem::new(Kind::IncompleteBody, "The body could not be read.")
 }
 
 /// The page behind a problem's `type`.

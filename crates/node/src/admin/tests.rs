@@ -200,13 +200,19 @@ async fn orders_that_cannot_be_followed_say_why() {
     );
 
     admin.set_schedulers(Arc::new(Fake(Mutex::new(SchedulerState::Running))));
-    let long = format!("\"{}\"", "x".repeat(BODY_BYTES_MAX));
     let cases = [
         ("PUT", "/schedulers/7", stop, 404, "partition-not-here", ""),
         ("PUT", "/schedulers/x", stop, 404, "not-found", ""),
         ("PUT", "/schedulers/1", stop, 503, "shutting-down", ""),
         ("PUT", "/schedulers/0", "", 400, "malformed-json", ""),
-        ("PUT", "/schedulers/0", &long, 413, "body-too-large", ""),
+        (
+            "PUT",
+            "/schedulers/0",
+            "[[[[[[[[[]]]]]]]]]",
+            400,
+            "nesting-too-deep",
+            "/0/0/0/0/0/0/0/0",
+        ),
         (
             "PUT",
             "/schedulers/0",

@@ -165,6 +165,18 @@ pub struct AdminConfig {
     /// Requests under way at once, over all connections, beyond four of each. Those from one address get three quarters of
     /// them. A further one over HTTP/2 is refused by `REFUSED_STREAM`.
     pub requests_max: usize,
+    /// The largest head of a request: request line and headers.
+    pub header_bytes_max: ByteSize,
+    /// The most header fields of a request.
+    pub headers_max: usize,
+    /// How long a client may take to send a request's head.
+    #[serde(with = "units::duration")]
+    pub header_read_timeout: Duration,
+    /// The largest body.
+    pub body_bytes_max: ByteSize,
+    /// How long a body may take to arrive.
+    #[serde(with = "units::duration")]
+    pub body_timeout: Duration,
 }
 
 impl Default for AdminConfig {
@@ -176,6 +188,11 @@ impl Default for AdminConfig {
             connections_max: 256,
             connections_per_address_max: None,
             requests_max: 1_024,
+            header_bytes_max: ByteSize::kib(16),
+            headers_max: 64,
+            header_read_timeout: Duration::from_secs(10),
+            body_bytes_max: ByteSize::kib(4),
+            body_timeout: Duration::from_secs(5),
         }
     }
 }

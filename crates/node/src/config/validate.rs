@@ -26,6 +26,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let Config {
         kafka,
         http,
+        admin,
         broker,
         store,
         scheduler,
@@ -71,7 +72,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     // 0 partitions are refused below.
     let with_partitions = config.with_partitions(config.partitions.max(1));
     let partitions_min = partitions_min(&with_partitions.topology());
-    let rules: [(bool, &str, String); 56] = [
+    let rules: [(bool, &str, String); 61] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -200,9 +201,34 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "must be set both or neither".to_owned(),
         ),
         (
-            config.admin.tls.is_whole(),
+            admin.tls.is_whole(),
             "admin.tls.certFile and admin.tls.keyFile",
             "must be set both or neither".to_owned(),
+        ),
+        (
+            admin.header_bytes_max >= ByteSize::kib(1),
+            "admin.headerBytesMax",
+            at_least("1KiB"),
+        ),
+        (
+            (1..=IngestionConfig::HEADERS_LIMIT_MAX).contains(&admin.headers_max),
+            "admin.headersMax",
+            format!("must be from 1 to {}", IngestionConfig::HEADERS_LIMIT_MAX),
+        ),
+        (
+            !admin.header_read_timeout.is_zero(),
+            "admin.headerReadTimeout",
+            not_zero(),
+        ),
+        (
+            (ByteSize::kib(1)..=ByteSize::mib(1)).contains(&admin.body_bytes_max),
+            "admin.bodyBytesMax",
+            format!("is {}, and must be from 1KiB to 1MiB", admin.body_bytes_max),
+        ),
+        (
+            !admin.body_timeout.is_zero(),
+            "admin.bodyTimeout",
+            not_zero(),
         ),
         (
             http.event_streams_max < http.connections_max,
@@ -460,7 +486,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 58] = [
+        let cases: [(&str, Change); 64] = [
             ("scheduler.trackedRequestsMax", |c| {
                 c.scheduler.tracked_requests_max = 53_999
             }),
@@ -493,6 +519,22 @@ mod tests {
             }),
             ("services.requestsMax", |c| c.services.requests_max = 0),
             ("admin.requestsMax", |c| c.admin.requests_max = 0),
+            ("admin.headerBytesMax", |c| {
+                c.admin.header_bytes_max = ByteSize::bytes(0)
+            }),
+            ("admin.headersMax", |c| c.admin.headers_max = 101),
+            ("admin.headerReadTimeout", |c| {
+                c.admin.header_read_timeout = Duration::ZERO
+            }),
+            ("admin.bodyBytesMax", |c| {
+                c.admin.body_bytes_max = ByteSize::bytes(0)
+            }),
+            ("admin.bodyBytesMax", |c| {
+                c.admin.body_bytes_max = ByteSize::mib(2)
+            }),
+            ("admin.bodyTimeout", |c| {
+                c.admin.body_timeout = Duration::ZERO
+            }),
             ("http.requestsMax", |c| c.http.requests_max = 0),
             ("http.requestsMax", |c| c.http.requests_max = usize::MAX),
             ("admin.requestsMax", |c| c.admin.requests_max = 1_000_001),

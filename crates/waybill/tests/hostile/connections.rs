@@ -110,6 +110,61 @@ async fn a_head_without_an_end_is_refused_in_time_and_in_size() {
     assert!(began.elapsed() < PATIENCE);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_limits_on_one_request_refuse_is_counted_by_reason() {
+    let site = Site::start();
+    let head = |method, path, bytes| {
+        format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n\
+             content-length: {bytes}\r\n\r\n"
+        )
+    };
+    let whole = |method, path, body: &str| head(method, path, body.len()) + body;
+    let nested = "[".repeat(40);
+    let long_head = format!("GET / HTTP/1.1\r\nx: {}\r\n", "y".repeat(20_000));
+    let batch = format!("{nested}\n\"{}\"\n", "x".repeat(70_000));
+    let batch = whole("POST", "/v1/operations:batch", &batch).replace("/json", "/x-ndjson");
+    for (listener, request, status) in [
+        ("http", whole("POST", "/v1/operations", &nested), 400),
+        (
+            "http",
+            whole("POST", "/v1/operations", &"x".repeat(70_000)),
+            413,
+        ),
+        ("http", batch, 200),
+        ("http", long_head.clone(), 431),
+        ("admin", whole("PUT", "/log", &nested), 400),
+        ("admin", whole("PUT", "/log", &"x".repeat(2_049)), 413),
+        ("admin", head("PUT", "/log", 9), 408),
+        ("admin", long_head, 431),
+    ] {
+        let mut stream = TcpStream::connect(site.address(listener)).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        let read = stream.read_to_string(&mut answer);
+        tokio::time::timeout(PATIENCE, read).await.unwrap().unwrap();
+        let expected = format!("HTTP/1.1 {status} ");
+        assert!(
+            answer.starts_with(&expected),
+            "{listener} {status}: {answer}"
+        );
+    }
+    for (listener, expected) in [("api", [2, 1, 2, 0]), ("admin", [1, 1, 1, 1])] {
+        let reasons = [
+            "body-too-large",
+            "head-too-large",
+            "nesting-too-deep",
+            "request-timeout",
+        ];
+        for (reason, expected) in reasons.into_iter().zip(expected) {
+            let name = format!(
+                "waybill_http_requests_refused_total{{listener=\"{listener}\",reason=\"{reason}\"}}"
+            );
+            assert_eq!(site.metric(&name).await, f64::from(expected), "{name}");
+        }
+    }
+}
+
 /// What keeps a connection and its requests open.
 type Held = (SendRequest<Bytes>, Vec<SendStream<Bytes>>);
 
