@@ -93,7 +93,7 @@ pub enum Command {
         #[command(subcommand)]
         command: StoreCommand,
     },
-    /// Make the topics, or look whether they are as they must be
+    /// Create the topics, or compare them with what Waybill requires
     Topics {
         /// What to do with them.
         #[command(subcommand)]
