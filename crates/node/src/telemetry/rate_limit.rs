@@ -284,7 +284,7 @@ mod tests {
         };
         assert_eq!(told, [expected]);
         let told = lines(&limiter, || told.into_iter().for_each(Told::write));
-        let expected = "WARN held back: the same line, again of=\"waybill_node::telemetry::limiter::tests\" \
+        let expected = "WARN held back: the same line, again of=\"waybill_node::telemetry::rate_limit::tests\" \
                         line=\"is away broker=1\" times=7";
         assert_eq!(told, [expected]);
         // And then it may be written again.
