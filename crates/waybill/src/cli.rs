@@ -11,10 +11,11 @@ mod shell;
 mod token;
 mod workflow;
 
+use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 use clap_complete::Shell;
 use waybill_config::{ConfigError, Environment, address_from_text, load};
 use waybill_node::config::{Config, LogFormat};
@@ -40,10 +41,9 @@ Exit codes:
   1  something failed
   2  the command line or the configuration was refused";
 
-/// Runs multi-step operations so that each completes, is undone, or is parked where a person sees
-/// it.
+/// A saga orchestrator on Kafka and ScyllaDB: each accepted operation completes, is undone, or is parked for a person.
 ///
-/// `waybill up` runs everything in this one process, on an embedded broker and store.
+/// `waybill up` runs everything in one process, on an embedded broker and store.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "waybill", version, after_help = EXIT_CODES, disable_help_subcommand = true)]
 pub struct Cli {
@@ -70,24 +70,35 @@ pub enum Command {
         #[arg(long, value_name = "N", default_value_t = 0)]
         samples: u64,
     },
-    /// Run the embedded broker alone; with a command, repair its logs
+    /// Run the embedded broker alone, or repair its logs
     Broker {
         /// What to do with its files instead.
         #[command(subcommand)]
         command: Option<BrokerCommand>,
     },
-    /// Run the agents alone, against --brokers; --services is the address of the services
+    /// Run the agents
+    ///
+    /// Needs --brokers; --services is the address of the services that they call.
     Agents,
-    /// Run the simulated services alone; faults that are set at run time end with the process
+    /// Run the simulated services of the example workflow
+    ///
+    /// Faults that are set at run time end with the process.
     Services,
-    /// Run ingestion alone: the HTTP API, on --brokers and --scylla
+    /// Run the HTTP API
+    ///
+    /// Needs --brokers and --scylla.
     Ingestion,
-    /// Run the scheduler alone, on --brokers and --scylla; scheduler.partitions says for which
-    /// partitions
+    /// Run the scheduler of the partitions in scheduler.partitions
+    ///
+    /// Needs --brokers and --scylla.
     Scheduler,
-    /// Run the supervisor alone, and what tells people of alerts, on --brokers and --scylla
+    /// Run the supervisor, and send alerts and notices
+    ///
+    /// Needs --brokers and --scylla.
     Supervisor,
-    /// Prepare the state store on --scylla, or look at it
+    /// Create the tables of the state store, or check them
+    ///
+    /// The store is the keyspace --keyspace on the nodes --scylla.
     Store {
         /// What to do with it.
         #[command(subcommand)]
@@ -99,7 +110,7 @@ pub enum Command {
         #[command(subcommand)]
         command: TopicsCommand,
     },
-    /// See how many readers share a partition and where each stands, or change it while all goes on
+    /// Show or change how many readers share each partition
     Readers {
         /// How the process of `up` is asked.
         #[command(flatten)]
@@ -108,25 +119,39 @@ pub enum Command {
         #[command(subcommand)]
         command: ReadersCommand,
     },
-    /// Say whether the process at --admin is ready; fails while it is not, and says what it waits for
+    /// Report whether a process is ready, and what it waits for
+    ///
+    /// The process is the one at --admin. Exits with 1 while it is not ready.
     Ready(ReadyArgs),
-    /// Show which log lines the process at --admin writes, or have it write others while it runs
+    /// Show or change the log filter of a running process
+    ///
+    /// The process is the one at --admin.
     Log(LogArgs),
-    /// Prepare the schema registry that schemaRegistry.url names, or look at it
+    /// Register the schemas in a schema registry, or check them
+    ///
+    /// The registry is the one of schemaRegistry.url.
     Schemas {
         /// What to do with the schemas in it.
         #[command(subcommand)]
         command: SchemasCommand,
     },
-    /// Have the process at --admin, which has broker and store to itself, make a backup of both while it runs
+    /// Back up the broker and the store of a running process
+    ///
+    /// The process is the one at --admin, and has an embedded broker and store.
     Backup(BackupArgs),
-    /// Make the directory --data-dir, which must be new or empty, of a backup
+    /// Create a data directory from a backup
+    ///
+    /// The directory is --data-dir, which must be new or empty.
     Restore(RestoreArgs),
-    /// Write all operations of the store as lines of JSON: of --scylla, or of --data-dir while no process runs on it
+    /// Write all operations of the store as JSON lines
+    ///
+    /// The store is the one of --scylla, or of --data-dir while no process runs on it.
     Export(ExportArgs),
-    /// Write the operations of a file to the store of --scylla, or of --data-dir while no process runs on it
+    /// Write exported operations to a store
+    ///
+    /// The store is the one of --scylla, or of --data-dir while no process runs on it.
     Import(ImportArgs),
-    /// Print the records of a topic, decoded; reads only
+    /// Print the records of a topic, decoded
     Records(RecordsArgs),
     /// List, show and replay poison records
     Dlq {
@@ -134,48 +159,49 @@ pub enum Command {
         #[command(subcommand)]
         command: DlqCommand,
     },
-    /// Play against an agent over Kafka, and say which rules of the topic contract it keeps
+    /// Test an agent against the topic contract, over Kafka
     AgentCheck(Box<AgentCheckArgs>),
-    /// See and repair operations that need a person, over the HTTP API
+    /// List, show and repair operations, over the HTTP API
     Ops(Box<OpsArgs>),
-    /// Say whether all that an installation lives on is as it must be; with an operation's id, what is
-    /// missing of it, who has it, and what happens next
+    /// Check an installation, or explain one operation
+    ///
+    /// With the id of an operation: what it waits for, which process has it, and what happens next.
     Doctor(DoctorArgs),
-    /// Say why something is as it is: `explain lag` names the operations that hold each checkpoint
+    /// Explain a state: `explain lag` names what holds checkpoints
     Explain(ExplainArgs),
-    /// Say what a load needs in processes, partitions, brokers and nodes of the database
+    /// Estimate the processes, partitions and servers that a load needs
     Capacity(CapacityArgs),
-    /// Print a page of the documents that is made from the program, in Markdown
+    /// Print a generated page of the documents, in Markdown
     Reference {
         /// Which page.
         #[arg(value_enum)]
         page: Reference,
     },
-    /// Print what completes commands and flags in a shell
+    /// Print a completion script for a shell
     Completions {
         /// Which one.
         #[arg(value_enum)]
         shell: Shell,
     },
-    /// Write pages of the manual, one for each command, into a directory
+    /// Write manual pages, one for each command, into a directory
     Man {
-        /// Where; it has to be there
+        /// The directory; it is created if it is missing
         #[arg(value_name = "DIR")]
         directory: PathBuf,
     },
-    /// Make bearer tokens for the API and the admin port
+    /// Create bearer tokens for the API and the admin port
     Token {
         /// What to do with them.
         #[command(subcommand)]
         command: TokenCommand,
     },
-    /// Look at workflows
+    /// Check a workflow with its agents
     Workflow {
         /// How to look at them.
         #[command(subcommand)]
         command: WorkflowCommand,
     },
-    /// Look at the configuration
+    /// Check or show the configuration
     Config {
         /// How to look at it.
         #[command(subcommand)]
@@ -200,6 +226,69 @@ pub enum ConfigCommand {
     },
     /// Print what applies after all layers, secrets redacted
     Show,
+}
+
+/// The groups in which `waybill --help` lists the commands.
+const GROUPS: [(&str, &[&str]); 4] = [
+    (
+        "Run",
+        &[
+            "up",
+            "ingestion",
+            "scheduler",
+            "supervisor",
+            "agents",
+            "broker",
+            "services",
+        ],
+    ),
+    (
+        "Operate",
+        &[
+            "ops", "dlq", "topics", "readers", "store", "schemas", "backup", "restore", "export",
+            "import", "log", "token",
+        ],
+    ),
+    (
+        "Inspect",
+        &[
+            "ready", "doctor", "explain", "records", "config", "capacity",
+        ],
+    ),
+    (
+        "Develop",
+        &["workflow", "agent-check", "reference", "completions", "man"],
+    ),
+];
+
+impl Cli {
+    /// Parses the command line of this process, and ends the process where it asks for help or is refused.
+    #[must_use]
+    pub fn of_process() -> Self {
+        let matches = Self::with_groups().get_matches();
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
+    }
+
+    /// The command line, with help that lists the commands in [`GROUPS`].
+    fn with_groups() -> clap::Command {
+        let program = Self::command();
+        let mut groups = String::new();
+        for (heading, names) in GROUPS {
+            let _ = writeln!(groups, "{heading}:");
+            for name in names {
+                let command = program.find_subcommand(name);
+                let about = command.and_then(clap::Command::get_about);
+                let about = about.map(ToString::to_string).unwrap_or_default();
+                let _ = writeln!(groups, "  {name:<11}  {about}");
+            }
+            groups.push('\n');
+        }
+        // The template lists them instead.
+        let program = program.mut_subcommands(|command| command.hide(true));
+        program.help_template(format!(
+            "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}{{all-args}}{{after-help}}"
+        ))
+    }
 }
 
 impl Command {
@@ -416,13 +505,42 @@ fn set<T>(value: &mut T, flag: Option<T>) {
 
 #[cfg(test)]
 mod tests {
-    use clap::{CommandFactory, ValueEnum as _};
+    use std::collections::BTreeSet;
+
+    use clap::ValueEnum as _;
 
     use super::*;
 
     #[test]
     fn the_command_line_is_well_formed() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn the_help_lists_every_command_once_in_its_group_on_a_line_of_its_own() {
+        let program = Cli::command();
+        let names: BTreeSet<&str> = program
+            .get_subcommands()
+            .map(clap::Command::get_name)
+            .collect();
+        let grouped: Vec<&str> = GROUPS
+            .iter()
+            .flat_map(|(_, names)| *names)
+            .copied()
+            .collect();
+        assert_eq!(grouped.len(), names.len());
+        assert_eq!(grouped.into_iter().collect::<BTreeSet<_>>(), names);
+        let help = Cli::with_groups().render_help().to_string();
+        for command in program.get_subcommands() {
+            let line = format!(
+                "\n  {:<11}  {}\n",
+                command.get_name(),
+                command.get_about().unwrap()
+            );
+            assert!(line.len() <= 80, "{line}");
+            assert!(help.contains(&line), "{line} in {help}");
+        }
+        assert!(!help.contains("Commands:"), "{help}");
     }
 
     #[test]

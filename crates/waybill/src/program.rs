@@ -5,7 +5,6 @@ use std::error::Error;
 use std::io::{ErrorKind, Write as _};
 use std::process::ExitCode;
 
-use clap::Parser as _;
 use waybill_config::{ConfigError, Environment};
 use waybill_node::Role;
 use waybill_node::config::Config;
@@ -29,7 +28,7 @@ const REFUSED: u8 = 2;
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::of_process();
     // These read nothing, not even the configuration.
     match &cli.command {
         Command::Capacity(arguments) => return judge(arguments.run()),

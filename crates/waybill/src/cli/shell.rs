@@ -17,13 +17,14 @@ impl Cli {
         String::from_utf8_lossy(&script).into_owned()
     }
 
-    /// Writes pages of the manual into a directory, `waybill.1` and one for each command below it.
+    /// Writes pages of the manual into a directory, which it creates if it is missing: `waybill.1` and one for each command below it.
     ///
     /// # Errors
     ///
     /// If they cannot be written.
     pub fn write_manual(directory: &Path) -> anyhow::Result<()> {
-        clap_mangen::generate_to(Self::command(), directory)
+        std::fs::create_dir_all(directory)
+            .and_then(|()| clap_mangen::generate_to(Self::command(), directory))
             .with_context(|| format!("{} cannot be written", directory.display()))
     }
 }
@@ -48,8 +49,9 @@ mod tests {
     #[test]
     fn every_command_has_a_page_that_says_what_its_help_says() {
         let directory = tempfile::tempdir().unwrap();
-        Cli::write_manual(directory.path()).unwrap();
-        let page = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
+        let directory = directory.path().join("not/there");
+        Cli::write_manual(&directory).unwrap();
+        let page = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap();
         assert!(
             page("waybill.1").starts_with(".ie"),
             "{}",
@@ -60,7 +62,7 @@ mod tests {
             assert!(page(&format!("waybill-{name}.1")).contains(name));
         }
         assert!(page("waybill-ops-list.1").contains("older\\-than"));
-        let nowhere = directory.path().join("nowhere");
-        assert!(Cli::write_manual(&nowhere).is_err());
+        let below_a_file = directory.join("waybill.1/man");
+        assert!(Cli::write_manual(&below_a_file).is_err());
     }
 }
