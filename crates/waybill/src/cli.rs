@@ -285,6 +285,7 @@ impl Cli {
         }
         // The template lists them instead.
         let program = program.mut_subcommands(|command| command.hide(true));
+        let program = program.override_usage("waybill [OPTIONS] <COMMAND>");
         program.help_template(format!(
             "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{groups}{{all-args}}{{after-help}}"
         ))
@@ -537,7 +538,7 @@ mod tests {
                 command.get_name(),
                 command.get_about().unwrap()
             );
-            assert!(line.len() <= 80, "{line}");
+            assert!(line.trim_matches('\n').len() <= 80, "{line}");
             assert!(help.contains(&line), "{line} in {help}");
         }
         assert!(!help.contains("Commands:"), "{help}");
