@@ -13,7 +13,7 @@ use crate::gate::{Gates, Traffic};
 use crate::id::OperationId;
 use crate::operation::{Created, OperationState, ProcessState, StepError, StepProgress, StepState};
 use crate::partition::EngineStats;
-use crate::record::{Action, Outcome, Outputs, StepReply};
+use crate::record::{Action, Outcome, Outputs, STEP_REQUEST_REFUSED, StepReply};
 use crate::step::{IllegalTransition, Jitter, RETRY_AFTER_MAX, StepEvent, transition};
 use crate::time::Timestamp;
 use crate::workflow::{StepSet, Undo, Workflow};
@@ -128,6 +128,7 @@ impl Advance<'_> {
             Outcome::Success { .. } | Outcome::Permanent { .. } | Outcome::NotPerformed => {
                 self.gates.succeeded(agent);
             }
+            Outcome::NotAttempted { error, .. } if error.code == STEP_REQUEST_REFUSED => {}
             Outcome::NotAttempted { retry_after_ms, .. } => {
                 self.gates.refused(agent, retry_after(*retry_after_ms), now);
             }

@@ -54,7 +54,8 @@ pub use reader::{
 pub use record::{
     Action, AlertKind, AmendRequest, Amendment, AttemptSeen, CreateRequest, FailedOperation,
     IdOrigin, Nonce, OWNER_SUPERSEDED, OperationRequest, OperationStatus, OperatorAlert, Outcome,
-    Outputs, OwnerNotice, Recovery, RecoveryVerb, StatusKind, StepReply, StepRequest,
+    Outputs, OwnerNotice, Recovery, RecoveryVerb, STEP_REQUEST_REFUSED, StatusKind, StepReply,
+    StepRequest,
 };
 pub use step::RETRY_AFTER_MAX;
 pub use supervision::Supervision;

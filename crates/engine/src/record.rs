@@ -309,6 +309,9 @@ impl StepRequest {
 /// The code of the error with which an agent refuses an owner whose successor has asked it already.
 pub const OWNER_SUPERSEDED: &str = "owner-superseded";
 
+/// The code of the error of an attempt whose request the brokers refused because of its topic. It says nothing of the agent.
+pub const STEP_REQUEST_REFUSED: &str = "step-request-refused";
+
 /// How an attempt ended.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub enum Outcome {

@@ -1,4 +1,4 @@
-//! The three consumers: one for the requests of each priority, which reads no more than may wait, and `inbox` (replies and
+//! The three consumers: one for each priority of requests, which reads no more than may wait, and `inbox` (replies and
 //! recoveries), which is always read, because what is in it makes room. The two of requests are apart so that no
 //! backlog of the one stands before the other, not even in a client's queue.
 //!

@@ -2,7 +2,7 @@
 //!
 //! Bad input harms only itself. What cannot be decoded, asks for what nobody may ask for (`admission`), or is a reply
 //! without the nonce of its request (`nonces`) becomes an event that carries the bytes and the cause to the dead-letter
-//! topic; what belongs to another partition becomes one that sends it home. What cannot be decoded *yet*, for want of
+//! topic; a record of another partition becomes an event that reroutes it. What cannot be decoded *yet*, for want of
 //! the schema that it was written with, becomes none.
 
 use waybill_engine::{

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use waybill_agent::{DirectAgents, not_attempted};
 use waybill_engine::{
     ByPriority, FailedOperation, ForwardRecord, Message, Offset, OperationId, OperationStatus,
-    OperatorAlert, PartitionId, ReaderId, Source, StatusKind, StepReply, StepRequest, Workflows,
-    partition_for,
+    OperatorAlert, PartitionId, ReaderId, STEP_REQUEST_REFUSED, Source, StatusKind, StepReply,
+    StepRequest, Workflows, partition_for,
 };
 use waybill_kafka::{
     DeliveredShared as _, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
@@ -31,8 +31,6 @@ use super::spans;
 const QUEUE_PATIENCE: Duration = Duration::from_secs(1);
 /// After how long a step is asked for again whose request the broker refused because of its topic.
 const UNSENT_RETRY_AFTER: Duration = Duration::from_secs(5);
-/// The code of the error that such an attempt has in its operation's history.
-const UNSENT: &str = "step-request-refused";
 /// How long an orderly end waits for attempts that agents of this process have begun.
 const AGENTS_PATIENCE: Duration = Duration::from_secs(5);
 /// How long an orderly end waits for what was sent.
@@ -385,11 +383,12 @@ impl Dispatcher {
                     epoch,
                     action,
                     nonce: None,
-                    outcome: not_attempted(UNSENT, &why, UNSENT_RETRY_AFTER),
+                    outcome: not_attempted(STEP_REQUEST_REFUSED, &why, UNSENT_RETRY_AFTER),
                 };
                 // A loop that has ended asks for nothing any more.
                 let _ = inputs.send(Input::Unsent {
                     asker: from,
+                    agent,
                     reply,
                     why,
                 });

@@ -1,6 +1,6 @@
 //! Everything that the scheduler's loop wakes for, in one type and through one channel.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 
 use tokio::sync::oneshot;
 use waybill_engine::{ByPriority, Event, Offset, OperationId, Places, ReaderId, Source, StepReply};
@@ -74,6 +74,7 @@ pub(super) enum Input {
     /// The broker refuses a step request because of its topic: the reply says that the attempt was not made.
     Unsent {
         asker: Asker,
+        agent: Arc<str>,
         reply: StepReply,
         why: String,
     },
@@ -189,7 +190,7 @@ pub(super) enum AcquireError {
     Panicked(#[from] Panicked),
 }
 
-/// The sending side of the loop's channel. It never blocks: what may wait there is bounded by the
-/// credit of the consumers, by the one commit, and by the one load and renewal a reader
-/// that may be under way. Step requests that were refused are bounded by the operations in memory. That agents have answered is said once until it is heard; their answers wait with them.
+/// The sending side of the loop's channel. It never blocks: what may wait there is bounded by the credit of the consumers,
+/// by the one commit, by the one load and renewal a reader that may be under way, and by the step requests that wait for an
+/// acknowledgement. That agents have answered is said once until it is heard; their answers wait with them.
 pub(super) type Inputs = mpsc::Sender<Input>;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// A commit behind one of many rows begins no sooner than this after it: decisions gather that share the rows' sync and
 /// the messages' requests.
-const GATHER: Duration = Duration::from_millis(1);
+const LINGER: Duration = Duration::from_millis(1);
 /// So many rows are many. Behind fewer there is little to share, and operations that are alone must not wait at each of
 /// their steps.
 const MANY_ROWS: usize = 4;
@@ -27,7 +27,7 @@ impl GroupCommitLinger {
 
     /// A commit of so many rows began.
     pub(super) fn began(&mut self, now: Instant, rows: usize) {
-        self.until = (rows >= MANY_ROWS).then(|| now + GATHER);
+        self.until = (rows >= MANY_ROWS).then(|| now + LINGER);
     }
 
     /// How long that what was held back has to wait still: none at all, if its time came since. `None` if nothing was.
@@ -53,9 +53,9 @@ mod tests {
         assert_eq!(linger.rest(start + MICRO), None);
         linger.began(start, MANY_ROWS);
         assert!(linger.holds_back(start + MICRO));
-        assert_eq!(linger.rest(start + MICRO), Some(GATHER - MICRO));
-        assert!(!linger.holds_back(start + GATHER));
-        assert_eq!(linger.rest(start + GATHER), None);
+        assert_eq!(linger.rest(start + MICRO), Some(LINGER - MICRO));
+        assert!(!linger.holds_back(start + LINGER));
+        assert_eq!(linger.rest(start + LINGER), None);
     }
 
     #[test]
@@ -63,7 +63,7 @@ mod tests {
         let start = Instant::now();
         let mut linger = GroupCommitLinger::default();
         linger.began(start, MANY_ROWS);
-        assert!(linger.holds_back(start + GATHER - MICRO));
-        assert_eq!(linger.rest(start + GATHER + MICRO), Some(Duration::ZERO));
+        assert!(linger.holds_back(start + LINGER - MICRO));
+        assert_eq!(linger.rest(start + LINGER + MICRO), Some(Duration::ZERO));
     }
 }

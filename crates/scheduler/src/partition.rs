@@ -1,5 +1,7 @@
 //! One reader as the loop sees it: wanted or not, owned or not, and what it owns with it.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
@@ -15,9 +17,9 @@ use super::input::Generation;
 use super::ownership::HeldLease;
 use crate::control::ControlError;
 
-/// How long a reader counts as blocked after a step request was refused. Steps are asked for again sooner while the cause
-/// stands.
-const UNSENT_SHOWN_FOR: Duration = Duration::from_secs(30);
+/// How long a reader counts as blocked after a step request was refused: longer than the engine waits before it asks again,
+/// which is a minute at most, so that readiness does not change while the cause lasts.
+const UNSENT_SHOWN_FOR: Duration = Duration::from_secs(90);
 
 /// How long a reader that is being stopped waits for the commit under way.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
@@ -34,7 +36,7 @@ pub(super) struct Slot {
     pub answers: Vec<(bool, oneshot::Sender<Result<(), ControlError>>)>,
     /// Its logs that are other ones than a checkpoint was taken on, and it is to go on all the same.
     pub differing: Option<Differing>,
-    /// Why it was dropped last. Shown until it runs again.
+    /// Why it was dropped, until it runs again.
     pub dropped_for: Option<String>,
     /// What it is doing.
     pub state: SlotState,
@@ -83,8 +85,8 @@ pub(super) struct Owned {
     pub inbox_end_awaited: bool,
     /// Which of its topics stand still at damaged records, and what is said of them.
     pub blocked: Vec<(Source, String)>,
-    /// Why a step request was refused last because of its topic, and when.
-    pub unsent: Option<(Instant, String)>,
+    /// Agents of which a step request was refused because of its topic: when that was last, and why.
+    pub unsent: BTreeMap<Arc<str>, (Instant, String)>,
 }
 
 impl Slot {
@@ -220,13 +222,19 @@ impl Owned {
             releasing_since: None,
             inbox_end_awaited: false,
             blocked: Vec::new(),
-            unsent: None,
+            unsent: BTreeMap::new(),
         }
+    }
+
+    /// Notes that a step request for an agent was refused. Returns whether that is news.
+    pub(super) fn note_unsent(&mut self, agent: Arc<str>, why: String) -> bool {
+        let before = self.unsent.insert(agent, (Instant::now(), why));
+        before.is_none_or(|(at, _)| at.elapsed() >= UNSENT_SHOWN_FOR)
     }
 
     /// What blocks it, or some of its operations; `None` if nothing does.
     pub(super) fn why_blocked(&self) -> Option<String> {
-        let unsent = self.unsent.as_ref();
+        let unsent = self.unsent.values();
         let unsent = unsent.filter(|(at, _)| at.elapsed() < UNSENT_SHOWN_FOR);
         let blocked = self.blocked.iter().map(|(_, why)| why.as_str());
         let all: Vec<&str> = blocked.chain(unsent.map(|(_, why)| why.as_str())).collect();

@@ -131,6 +131,7 @@ impl SchedulerLoop {
     fn turn(&mut self, all_taken: bool) {
         let now = self.clock.read();
         for (reader, generation, error) in self.commits.settle(&mut self.slots, now) {
+            tracing::error!(%reader, error, "a message was not acknowledged");
             let reason = format!("a message was not acknowledged: {error}");
             self.begin_again([(reader, generation)], &reason);
         }
@@ -156,7 +157,12 @@ impl SchedulerLoop {
                 records,
             } => self.records(source, amount, records),
             Input::Answered => self.answered(),
-            Input::Unsent { asker, reply, why } => self.unsent(&asker, reply, why),
+            Input::Unsent {
+                asker,
+                agent,
+                reply,
+                why,
+            } => self.unsent(&asker, agent, reply, why),
             Input::Lost {
                 source,
                 generation,
@@ -285,15 +291,14 @@ impl SchedulerLoop {
 
     /// Takes the reply that an attempt was not made because its request could not be sent. A successor of the reader
     /// waits for that attempt's time-out.
-    fn unsent(&mut self, asker: &Asker, reply: StepReply, why: String) {
+    fn unsent(&mut self, asker: &Asker, agent: Arc<str>, reply: StepReply, why: String) {
         let now = self.clock.read();
         let Some(owned) = self.owned(asker.reader, asker.generation) else {
             return;
         };
-        if owned.why_blocked().is_none() {
-            tracing::error!(reader = %asker.reader, why, "steps are held up");
+        if owned.note_unsent(agent, why.clone()) {
+            tracing::error!(reader = %asker.reader, why, "step requests are refused");
         }
-        owned.unsent = Some((Instant::now(), why));
         if owned.releasing_since.is_none() {
             owned.engine.apply(Event::DirectReply(reply), now);
         }

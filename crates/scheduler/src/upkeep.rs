@@ -183,6 +183,7 @@ impl SchedulerLoop {
         let mut owned = Owned::new(engine, lease, share, stored);
         owned.row_is_known = row_is_known;
         slot.state = SlotState::Owned(Box::new(owned));
+        slot.dropped_for = None;
     }
 
     /// Gives back a lease that was taken for a partition that is not run.

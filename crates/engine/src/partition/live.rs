@@ -12,7 +12,7 @@ use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
 use crate::operation::{
     Created, HistoryEntry, OperationError, OperationRow, OperationState, ProcessState, StepError,
-    StepState,
+    StepProgress, StepState,
 };
 use crate::partition::command::Message;
 use crate::partition::config::{EngineConfig, EngineStats, Ownership};
@@ -323,10 +323,24 @@ impl ResidentOperation {
         Ok(())
     }
 
+    /// When the operation is handed off to the deadline index: after a while in memory, or at once if it waits for longer
+    /// than that for no reply. Thousands of operations that wait for one agent then leave the window to others.
+    fn hand_off_at(&self, config: &EngineConfig, after: Option<Timestamp>) -> Timestamp {
+        let lingered = self.since + config.hand_off_after;
+        let may_get_reply =
+            |step: &StepProgress| step.is_under_way() || step.awaited_until.is_some();
+        let is_idle = !self.state.steps.iter().any(may_get_reply);
+        let due = next_due(&self.state, config.timeout_grace, after);
+        match is_idle && due.is_some_and(|due| due >= lingered) {
+            true => self.since,
+            false => lingered,
+        }
+    }
+
     /// Hands the operation off to the deadline index if it has been here for too long.
     pub(super) fn hand_off_if_lingering(&mut self, cx: &mut OperationCx<'_>) {
         let stays = self.state.state.is_final() || self.leaving.is_some();
-        if stays || self.since + cx.config.hand_off_after > cx.now {
+        if stays || self.hand_off_at(cx.config, None) > cx.now {
             return;
         }
         self.pending.attention |= !self.state.handed_off;
@@ -378,8 +392,8 @@ impl ResidentOperation {
         if self.leaving.is_some() {
             return None;
         }
-        let hand_off = self.since + config.hand_off_after;
         let after = self.held_back.then_some(now);
+        let hand_off = self.hand_off_at(config, after);
         let due = next_due(&self.state, config.timeout_grace, after);
         Some(due.map_or(hand_off, |due| due.min(hand_off)))
     }

@@ -2,7 +2,7 @@
 
 use waybill_engine::{
     Action, Attempt, CreateRequest, EngineConfig, Event, Offset, Outcome, Ownership, ProcessState,
-    StepReply, StepState, Timestamp,
+    STEP_REQUEST_REFUSED, StepReply, StepState, Timestamp,
 };
 
 use crate::fixture::{
@@ -206,6 +206,45 @@ fn a_lingering_operation_is_handed_off_and_holds_the_checkpoint_no_longer() {
     assert_eq!(fixture.requests_checkpoint(), 1);
     assert_eq!(fixture.engine.in_flight().operations, 0);
     assert_eq!(fixture.oldest_held(), None);
+}
+
+#[test]
+fn an_operation_that_waits_for_an_agent_leaves_memory_at_once() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    let refused = Outcome::NotAttempted {
+        error: error("circuit-open"),
+        retry_after_ms: 30_000,
+    };
+    fixture.reply(id(1), ("a".to_owned(), 1, refused));
+    fixture.pass(ms(1));
+    assert_eq!(
+        told(&fixture.round()),
+        [
+            "index 30000",
+            "attention 1",
+            "row Processing free handed-off due 30000 a:NotStarted#1 b:NotStarted",
+        ]
+    );
+    assert_eq!(fixture.engine.in_flight().operations, 0);
+    assert_eq!(fixture.requests_checkpoint(), 1);
+}
+
+#[test]
+fn a_refused_step_request_says_nothing_of_its_agent() {
+    let mut fixture = Fixture::new();
+    fixture.request(request(id(1)));
+    fixture.round();
+    let refused = Outcome::NotAttempted {
+        error: error(STEP_REQUEST_REFUSED),
+        retry_after_ms: 5_000,
+    };
+    fixture.reply(id(1), ("a".to_owned(), 1, refused));
+    fixture.round();
+    fixture.request(request(id(2)));
+    assert_eq!(told(&fixture.round()).last().unwrap(), "ask a#1 by 10000");
+    assert_eq!(fixture.state(id(1)).failure_count, 0);
 }
 
 #[test]

@@ -243,7 +243,10 @@ fn a_step_whose_partition_is_missing_is_not_attempted_and_holds_up_no_other_mess
     let steps = [(); 2].map(|()| (of_partition(0), of_partition(1)));
     for (there, missing) in &steps {
         world.send([missing.clone(), there.clone()].map(Message::Step));
-        let Ok(Input::Unsent { asker, reply, why }) = world.inputs.recv_timeout(PATIENCE) else {
+        let Ok(Input::Unsent {
+            asker, reply, why, ..
+        }) = world.inputs.recv_timeout(PATIENCE)
+        else {
             panic!("the loop does not hear of it");
         };
         assert_eq!(asker.reader, self::asker().reader);
@@ -251,7 +254,7 @@ fn a_step_whose_partition_is_missing_is_not_attempted_and_holds_up_no_other_mess
             why.contains("partition 1 of topic waybill.elsewhere.requests.v1: "),
             "{why}"
         );
-        let outcome = not_attempted(UNSENT, why, UNSENT_RETRY_AFTER);
+        let outcome = not_attempted(STEP_REQUEST_REFUSED, why, UNSENT_RETRY_AFTER);
         let nonce = None;
         let expected = StepReply {
             nonce,
