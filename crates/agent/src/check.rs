@@ -152,6 +152,6 @@ pub fn check(settings: &CheckSettings, ledger: Option<&dyn Ledger>) -> Result<Re
     }
     let wire = wire::Wire::open(settings)?;
     let mut harness = harness::Harness::new(settings, wire);
-    cases::play(&mut harness, ledger)?;
+    cases::run(&mut harness, ledger)?;
     Ok(harness.report())
 }

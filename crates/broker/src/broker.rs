@@ -203,7 +203,8 @@ impl Broker {
         Logs::of(&self.server)
     }
 
-    /// What it has done since it started. Some figures are the most since the last call.
+    /// What it has done since it started. `buffer_bytes` and `control_buffer_bytes` are peaks since the
+    /// last call, which resets them: call it from one place.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let server = &*self.server;

@@ -32,7 +32,7 @@ pub struct Stats {
     pub damaged_batches: u64,
     /// Record batches that were refused because the disk is full.
     pub disk_full: u64,
-    /// Record batches that were refused for what they are, in the order of [`BatchRefusal::ALL`].
+    /// Record batches that were refused as invalid or too large, in the order of [`BatchRefusal::ALL`].
     pub batches_refused: [u64; BatchRefusal::ALL.len()],
     /// Connections now open.
     pub connections: u64,
@@ -89,12 +89,12 @@ pub struct Stats {
     pub stored_groups_max: u64,
 }
 
-/// Why a record batch was refused for what it is.
+/// Why a record batch was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BatchRefusal {
     /// It is larger than its topic's `max.message.bytes`.
     TooLarge,
-    /// It would be so once decompressed.
+    /// Decompressed, it is larger than that.
     ExpandedTooLarge,
     /// It is not whole, its checksum does not match, or it cannot be decompressed.
     Corrupt,

@@ -150,7 +150,7 @@ pub struct IllegalTransition {
 
 /// The transition function of steps: `progress` becomes what it is after `event`.
 ///
-/// `spread` tells apart what is retried at one time; see [`retry_wait`].
+/// `jitter` separates the retries of steps that failed together; see [`retry_wait`].
 ///
 /// # Errors
 ///

@@ -64,7 +64,7 @@ const REQUESTS_REFUSED: Metric<Counter, 2> = Metric::new(
     ["listener", "reason"],
 );
 
-/// Why an HTTP/2 request is refused for which there is no room.
+/// The reason of an HTTP/2 request that is refused for lack of room.
 const REFUSED_STREAM: &str = "refused-stream";
 /// The problems of requests that exceed a limit of their own, in size or in time.
 const REFUSALS: [Kind; 4] = [
@@ -149,7 +149,7 @@ impl RefusalMeter {
         Self(REFUSALS.map(|kind| REQUESTS_REFUSED.of([listener, kind.name()])))
     }
 
-    /// Counts a problem, if it is of a limit.
+    /// Counts the problem if a limit caused it.
     pub fn note(&self, kind: Kind) {
         let place = REFUSALS.iter().position(|known| *known == kind);
         if let Some(place) = place {

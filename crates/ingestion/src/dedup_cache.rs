@@ -102,7 +102,7 @@ pub enum Claimed {
 /// those that share it find out that there is none.
 #[derive(Debug)]
 pub struct Claim {
-    recent: Arc<DedupCache>,
+    dedup_cache: Arc<DedupCache>,
     id: OperationId,
     is_settled: bool,
 }
@@ -141,7 +141,7 @@ impl DedupCache {
                 let sharing = Vec::new();
                 shard.on_their_way.insert(id, OnItsWay { hash, sharing });
                 Claimed::New(Claim {
-                    recent: Arc::clone(self),
+                    dedup_cache: Arc::clone(self),
                     id,
                     is_settled: false,
                 })
@@ -207,9 +207,9 @@ impl Claim {
     pub fn settle(mut self, settled: &Settled) {
         self.is_settled = true;
         let first = {
-            let mut shard = self.recent.shard(self.id);
+            let mut shard = self.dedup_cache.shard(self.id);
             if let Ok(accepted) = settled {
-                shard.insert(self.id, accepted.clone(), self.recent.shard_max);
+                shard.insert(self.id, accepted.clone(), self.dedup_cache.shard_max);
             }
             shard.on_their_way.remove(&self.id)
         };
@@ -224,7 +224,10 @@ impl Drop for Claim {
     fn drop(&mut self) {
         // Once it is settled, the id may be on its way again for another.
         if !self.is_settled {
-            self.recent.shard(self.id).on_their_way.remove(&self.id);
+            self.dedup_cache
+                .shard(self.id)
+                .on_their_way
+                .remove(&self.id);
         }
     }
 }

@@ -57,9 +57,9 @@ pub struct Intake {
     reply_topics: ReplyTopics,
     producer: Producer<Box<DeliveryCallback>>,
     queue: Queue,
-    recent: Arc<DedupCache>,
+    dedup_cache: Arc<DedupCache>,
     flow: Arc<Flow>,
-    peek: RequestLookup,
+    request_lookup: RequestLookup,
     logs: Logs,
     topics: Topics,
     partition_map: PartitionMap,
@@ -93,7 +93,7 @@ impl Intake {
         options.message_bytes_max = options.message_bytes_max.max(saturating(2 * record_max));
         Ok(Self {
             reads,
-            peek: RequestLookup::new(
+            request_lookup: RequestLookup::new(
                 kafka.clone(),
                 topics.clone(),
                 config.pending_reads_max,
@@ -103,7 +103,7 @@ impl Intake {
             reply_topics: ReplyTopics::new(&kafka, config.accept_timeout)?,
             producer: Producer::new(&kafka, &options)?,
             queue: Queue::new(config),
-            recent: Arc::new(DedupCache::new(config.recent_accepted_max)),
+            dedup_cache: Arc::new(DedupCache::new(config.recent_accepted_max)),
             flow: Arc::new(Flow::new(config.accept_timeout)),
             topics,
             partition_map,
@@ -119,12 +119,12 @@ impl Intake {
 
     /// What was accepted last.
     pub fn recent(&self) -> &DedupCache {
-        &self.recent
+        &self.dedup_cache
     }
 
     /// Reads requests back from their topic.
-    pub fn peek(&self) -> &RequestLookup {
-        &self.peek
+    pub fn request_lookup(&self) -> &RequestLookup {
+        &self.request_lookup
     }
 
     /// Whether a partition's requests are those of another topic than the one that its checkpoint was taken on.
@@ -192,7 +192,10 @@ impl Intake {
         let record = &submission.record;
         let claim = match record.id_origin {
             IdOrigin::Server => None,
-            IdOrigin::Caller => match self.recent.claim(record.operation, record.request_hash) {
+            IdOrigin::Caller => match self
+                .dedup_cache
+                .claim(record.operation, record.request_hash)
+            {
                 Claimed::New(claim) => Some(claim),
                 Claimed::InFlight(told) => {
                     return Ok(Sent::OnItsWay(InFlight::new(told, submission)));
@@ -231,7 +234,7 @@ impl Intake {
         };
         let callback = Box::new(DeliveryCallback::Request(Waiting {
             room,
-            recent: Arc::clone(&self.recent),
+            dedup_cache: Arc::clone(&self.dedup_cache),
             flow: Arc::clone(&self.flow),
             claim,
             id: record.operation,
@@ -327,7 +330,7 @@ impl Intake {
 
     /// Waits until every record that was handed over is settled, and lets go of the topic. Blocks.
     pub fn close(&self, timeout: Duration) {
-        self.peek.close();
+        self.request_lookup.close();
         self.logs.close();
         if let Err(error) = self.producer.flush(timeout) {
             tracing::warn!(
@@ -472,7 +475,7 @@ impl Acknowledgement {
 #[derive(Debug)]
 struct Waiting {
     room: Option<Share>,
-    recent: Arc<DedupCache>,
+    dedup_cache: Arc<DedupCache>,
     flow: Arc<Flow>,
     /// Where the id is the caller's.
     claim: Option<Claim>,
@@ -507,7 +510,7 @@ impl Waiting {
         });
         match (self.claim, &settled) {
             (Some(claim), settled) => claim.settle(settled),
-            (None, Ok(accepted)) => self.recent.insert(self.id, accepted.clone()),
+            (None, Ok(accepted)) => self.dedup_cache.insert(self.id, accepted.clone()),
             (None, Err(_)) => {}
         }
         // The connection may be gone; the record is there all the same.

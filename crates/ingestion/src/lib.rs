@@ -7,7 +7,7 @@
 //! The path of a request: a server of `waybill_http` accepts its connection and checks its head; `service` finds its route and
 //! checks that the caller may use it; `waybill_http::json` and `waybill_api::request` check it and make the record; `intake` looks
 //! for what it repeats and has it produced. A `batch` goes the same way line by line. `status` answers questions afterwards, and
-//! has `peek` read a request back; `events` streams an operation's events. `ops` passes on what callers and operators ask of
+//! has `request_lookup` read a request back; `events` streams an operation's events. `ops` passes on what callers and operators ask of
 //! operations that exist, and lists those that need somebody.
 //!
 //! What must hold: no 202 for what is not durable; nothing of a request that is refused reaches a
@@ -72,7 +72,7 @@ use self::service::Api;
 use self::shares::Places;
 use self::store_reads::StoreReads;
 
-/// What metrics call its listener.
+/// The listener's name in metrics.
 const LISTENER: &str = "api";
 
 /// Why ingestion could not be started.

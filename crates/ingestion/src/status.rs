@@ -174,7 +174,7 @@ async fn request_at(
     query: &Query<'_>,
 ) -> Found {
     let Query { tenants, token, .. } = *query;
-    match intake.peek().read(position, tenants).await {
+    match intake.request_lookup().read(position, tenants).await {
         Some(FoundRequest::Create(request)) => {
             let is_it = ids.contains(&request.operation)
                 && tenants.include(&request.tenant)

@@ -52,12 +52,15 @@ impl Assigned {
         }
     }
 
-    /// Begins what lies at an offset, and returns the number of the assignment; `None` if it was begun before.
-    fn begin(&mut self, offset: Offset) -> Option<u64> {
+    /// Begins what lies at an offset, counts it as `open`, and returns the number of the assignment; `None` if it was begun
+    /// before.
+    fn begin(&mut self, offset: Offset, open: &mut usize) -> Option<u64> {
         let tracker = self
             .tracker
             .get_or_insert_with(|| OffsetTracker::new(offset));
-        tracker.begin(offset).then_some(self.number)
+        let is_new = tracker.begin(offset);
+        *open += usize::from(is_new);
+        is_new.then_some(self.number)
     }
 
     fn open(&self) -> usize {
@@ -116,13 +119,12 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
             self.assignments += 1;
             *assigned = Assigned::new(self.assignments);
         }
-        let number = assigned.begin(offset)?;
-        self.open += 1;
+        let assignment = assigned.begin(offset, &mut self.open)?;
         Some(Consumed {
             topic,
             partition,
             offset,
-            assignment: number,
+            assignment,
         })
     }
 
@@ -135,13 +137,12 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
         offset: Offset,
     ) -> Option<Consumed<T>> {
         let assigned = self.partitions.get_mut(&(topic, partition))?;
-        let number = assigned.begin(offset)?;
-        self.open += 1;
+        let assignment = assigned.begin(offset, &mut self.open)?;
         Some(Consumed {
             topic,
             partition,
             offset,
-            assignment: number,
+            assignment,
         })
     }
 

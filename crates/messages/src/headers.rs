@@ -7,8 +7,8 @@
 /// The W3C trace context that a record belongs to.
 pub const TRACEPARENT: &str = "traceparent";
 
-/// Marks a record that lay in another partition than its operation's and was rerouted; the value is over how
-/// many partitions operations were spread then, as text. Found astray once more by that number, it is poison.
+/// Marks a record that lay in another partition than its operation's and was rerouted; the value is the
+/// number of partitions at that time, as text. A record that is misrouted again under the same number is poison.
 pub const REROUTED: &str = "waybill-rerouted";
 
 /// The topic that the poison record lay on.

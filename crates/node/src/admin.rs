@@ -81,8 +81,8 @@ const BODY_DEPTH_MAX: usize = 8;
 /// For how long a text of all metrics is given out.
 const METRICS_FRESH_FOR: Duration = Duration::from_millis(100);
 
-/// How long the reading of an answer may stand still, and the sending of a body: longer than `admin.bodyTimeout`, so that
-/// the client gets the answer 408.
+/// The least time for which the reading of an answer, or the sending of a body, may stand still. Raised above
+/// `admin.bodyTimeout`, so that the client gets the answer 408.
 const STALL_TIMEOUT: Duration = Duration::from_secs(31);
 /// How long a connection may be idle between requests.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);

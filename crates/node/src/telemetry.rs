@@ -128,7 +128,7 @@ impl Telemetry {
         text
     }
 
-    /// Folds recorded values into their histograms, and tells which log lines were held back, until `stop` is
+    /// Folds recorded values into their histograms, and logs the counts of suppressed lines, until `stop` is
     /// cancelled.
     ///
     /// # Errors

@@ -48,12 +48,12 @@ impl ShardLease {
         }
     }
 
-    /// To where the partition of the shard was rerouted.
+    /// The offsets up to which the shard's partition was rerouted.
     pub(super) fn rerouted(&self) -> Places {
         self.row.checkpoint.at
     }
 
-    /// Keeps to where it was, with a renewal. Returns whether the lease is still held.
+    /// Stores these offsets with a renewal. Returns whether the lease is still held.
     pub(super) async fn keep_rerouted(&mut self, to: Places) -> Result<bool, StoreError> {
         self.row.checkpoint = Checkpoint::at(to);
         self.renew(self.row.owner).await

@@ -4,9 +4,9 @@
 //! Two sources: the deadline index, whose shards are divided between supervisors by lease
 //! (`shard`), and the failed-operations topic, whose partitions are divided by a consumer group
 //! (`failed`). What is asked is decided by the engine's [`Supervision`](waybill_engine::Supervision)
-//! alone, and travels through the recovery topic (`ask`). Who looks after a shard also reroutes what is written
-//! to a partition that is left over (`reroute`), says how many operations of it are parked (`parked`), and finds those that
-//! nothing would wake (`audit`).
+//! alone, and travels through the recovery topic (`ask`). The supervisor that owns a shard also
+//! reroutes the records of a partition that is no longer in use (`reroute`), counts the parked operations of the shard
+//! (`parked`), and finds those that nothing would wake (`audit`).
 //!
 //! What must hold here:
 //!

@@ -5,7 +5,7 @@
 //! partition with that number.
 //!
 //! What must hold: how far that is done is kept in the shard's lease, behind what was acknowledged. A record that
-//! is rerouted twice is one request, reply or recovery all the same.
+//! is rerouted twice still counts as one request, reply or recovery.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -52,7 +52,7 @@ pub(super) enum RerouteError {
     Thread(#[from] tokio::task::JoinError),
 }
 
-/// Sends strays home.
+/// Reroutes the records of partitions that are no longer in use.
 #[derive(Debug)]
 pub(super) struct Rerouter {
     admin: Admin,
@@ -84,7 +84,7 @@ impl Rerouter {
     }
 
     /// Reroutes the records of a partition from `done` on that were written while it was not in use, and stops after a
-    /// while. Returns up to where that is done now, and what failed beyond.
+    /// while. Returns the offsets that this has reached, and the error that stopped it.
     pub(super) async fn reroute(
         &self,
         partition: PartitionId,
@@ -151,11 +151,11 @@ impl Rerouter {
             let read = tokio::task::spawn_blocking(move || read(&reading, end));
             let (records, read_to) = read.await??;
             let (count, partitions) = (records.len(), self.partition_map.partitions());
-            let homeward = records.into_iter();
-            let homeward: Vec<_> = homeward
-                .map(|record| homeward_of(record, partitions))
+            let rerouted = records.into_iter();
+            let rerouted: Vec<_> = rerouted
+                .map(|record| to_own_partition(record, partitions))
                 .collect();
-            self.asker.send_on(&homeward, partition).await?;
+            self.asker.send_on(&rerouted, partition).await?;
             if count > 0 {
                 self.metrics.rerouted.increment(count as u64);
                 tracing::info!(
@@ -193,7 +193,7 @@ fn read(consumer: &PartitionConsumer, end: Offset) -> Result<(Vec<RawRecord>, Of
 
 /// The record on its way to the partition of its key. It has no mark: its scheduler may have to send it on once
 /// more, because its key is not that of its operation or there is another number of partitions by then.
-fn homeward_of(record: RawRecord, partitions: u32) -> RawRecord {
+fn to_own_partition(record: RawRecord, partitions: u32) -> RawRecord {
     let hash = KeyHash::of(record.key.as_deref().unwrap_or_default());
     RawRecord {
         partition: hash.partition(partitions),

@@ -2,8 +2,8 @@
 //! store says.
 //!
 //! What must hold: a number that was announced is gone by within a second and the time of one read,
-//! wherever the store can be read. Whoever cannot read it goes on by the old number: what it writes is sent
-//! home by schedulers, and nothing waits for a store that is away.
+//! wherever the store can be read. A process that cannot read it uses the old number:
+//! schedulers reroute what it writes, and nothing waits for a store that is unavailable.
 
 use std::sync::Arc;
 use std::time::Duration;

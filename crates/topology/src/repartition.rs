@@ -369,11 +369,11 @@ impl Repartition {
         let mut through = Vec::new();
         for retired in layout.retired() {
             let key = LeaseKey::supervisor(retired.partition);
-            let rerouted = self.store.lease(key).await?;
-            let rerouted = rerouted.unwrap_or(Lease::new(key, retired.partition));
-            // Those that this change has ended are remembered until what was rerouted is done there.
+            let lease = self.store.lease(key).await?;
+            let lease = lease.unwrap_or(Lease::new(key, retired.partition));
+            // Those that this change has ended are remembered until rerouting is done there.
             let begin = layout.begin_of(layout.generation(), retired.partition);
-            if retired.until != Some(begin) && retired.is_over_below(&rerouted.checkpoint.at) {
+            if retired.until != Some(begin) && retired.is_over_below(&lease.checkpoint.at) {
                 through.push(*retired);
             }
         }

@@ -37,8 +37,10 @@ const LABELS: [(&str, &str); 20] = [
     ),
     (
         "reason",
-        "why somebody was turned away: `no-token`, `invalid-token`, `expired-token`, `insufficient-scope`, \
-         `another-tenant`",
+        "why a request was turned away: `no-token`, `invalid-token`, `expired-token`, `insufficient-scope`, \
+         `another-tenant`; which limit refused an HTTP request: `refused-stream`, `body-too-large`, `head-too-large`, \
+         `nesting-too-deep`, `request-timeout`; why a record batch was refused: `too-large`, `expanded-too-large`, \
+         `corrupt`, `unsupported`, `invalid`",
     ),
     ("receiver", "the receiver's name in the configuration"),
     (

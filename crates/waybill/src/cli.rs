@@ -98,7 +98,7 @@ pub enum Command {
     Supervisor,
     /// Create the tables of the state store, or check them
     ///
-    /// The store is the keyspace --keyspace on the nodes --scylla.
+    /// Uses the keyspace of --keyspace on the nodes of --scylla.
     Store {
         /// What to do with it.
         #[command(subcommand)]
@@ -171,7 +171,7 @@ pub enum Command {
     Explain(ExplainArgs),
     /// Estimate the processes, partitions and servers that a load needs
     Capacity(CapacityArgs),
-    /// Print a generated page of the documents, in Markdown
+    /// Print a generated page of the documentation, in Markdown
     Reference {
         /// Which page.
         #[arg(value_enum)]

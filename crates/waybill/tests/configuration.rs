@@ -450,8 +450,9 @@ fn what_a_command_cannot_do_without_is_refused_and_what_cannot_be_written_is_a_f
         assert!(text.starts_with(said), "{text}");
     }
     let dir = tempfile::tempdir().unwrap();
-    let nowhere = dir.path().join("nowhere").display().to_string();
-    assert_eq!(waybill(&["man", &nowhere]).status.code(), Some(1));
+    let below_a_file = dir.path().join("file/man").display().to_string();
+    std::fs::write(dir.path().join("file"), "").unwrap();
+    assert_eq!(waybill(&["man", &below_a_file]).status.code(), Some(1));
 }
 
 #[test]

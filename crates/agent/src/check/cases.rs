@@ -1,4 +1,4 @@
-//! The cases, in order. Each uses operations of its own and records its observations.
+//! The cases, in order. Each uses operations of its own and records the effects that it expects.
 //!
 //! A case repeats an attempt whose outcome is open, as a scheduler does: a service that is down for a
 //! moment breaks no rule.
@@ -8,13 +8,13 @@ mod hostile;
 mod running;
 mod undoing;
 
-use super::harness::{Harness, Observation, described};
+use super::harness::{ExpectedEffect, Harness, described};
 use super::{CheckError, Ledger, Rule};
 use waybill_engine::{Action, Outcome};
 
-/// Plays everything. Ends early, with what was not tried left so, where the agent does not answer, does
-/// not perform the step, or does not survive what it cannot read.
-pub(super) fn play(
+/// Runs all cases. Stops early if the agent does not answer, does not perform the step, or does not survive an unreadable
+/// record.
+pub(super) fn run(
     harness: &mut Harness<'_>,
     ledger: Option<&dyn Ledger>,
 ) -> Result<(), CheckError> {
@@ -54,14 +54,16 @@ fn opening(harness: &mut Harness<'_>) -> Result<bool, CheckError> {
     let description = described(answer.as_ref());
     match answer {
         Some(Outcome::Success { .. }) => {
-            harness.observations.insert(operation, Observation::Made);
+            harness
+                .expected_effects
+                .insert(operation, ExpectedEffect::Made);
             harness.findings.saw(Rule::Answer, description);
             return Ok(true);
         }
         Some(_) => {
             harness
-                .observations
-                .insert(operation, Observation::Untouched);
+                .expected_effects
+                .insert(operation, ExpectedEffect::Untouched);
             let what = format!("the step does not succeed with this input: {description}");
             harness.findings.fault(Rule::Answer, what);
         }

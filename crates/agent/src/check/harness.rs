@@ -1,4 +1,4 @@
-//! The harness of the cases: it sends requests, waits for answers and records observations.
+//! The harness of the cases: it sends requests, waits for answers, and records which effects to expect.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -32,9 +32,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// How long the agent may take to commit what it has done.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(15);
 
-/// What should stand at the service, as far as the answers tell.
+/// The effect that the service should have, as far as the answers show.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Observation {
+pub(super) enum ExpectedEffect {
     /// Nothing, and nothing ever did: the step was not to be performed.
     Untouched,
     /// One effect.
@@ -55,8 +55,8 @@ pub(super) struct Harness<'a> {
     pub(super) undoes: bool,
     /// Whether what the agent says to probes can be built on.
     pub(super) probes: bool,
-    /// What should stand of the step of each operation.
-    pub(super) observations: BTreeMap<OperationId, Observation>,
+    /// The effect that each operation's step should have.
+    pub(super) expected_effects: BTreeMap<OperationId, ExpectedEffect>,
     /// Operations whose step was performed though it was not to be.
     pub(super) unwanted: BTreeSet<OperationId>,
     attempts: HashMap<(OperationId, String), u32>,
@@ -74,7 +74,7 @@ impl<'a> Harness<'a> {
             findings: Findings::new(settings.without.clone()),
             undoes: false,
             probes: false,
-            observations: BTreeMap::new(),
+            expected_effects: BTreeMap::new(),
             unwanted: BTreeSet::new(),
             attempts: HashMap::new(),
             turn: 0,
@@ -86,7 +86,8 @@ impl<'a> Harness<'a> {
     /// A fresh operation.
     pub(super) fn operation(&mut self) -> OperationId {
         let operation = OperationId(Uuid::now_v7());
-        self.observations.insert(operation, Observation::Open);
+        self.expected_effects
+            .insert(operation, ExpectedEffect::Open);
         operation
     }
 
@@ -245,7 +246,8 @@ impl<'a> Harness<'a> {
         let operation = self.operation();
         match self.ask(operation, Action::Run)? {
             Some(Outcome::Success { outputs }) => {
-                self.observations.insert(operation, Observation::Made);
+                self.expected_effects
+                    .insert(operation, ExpectedEffect::Made);
                 Ok(Some((operation, sorted(outputs))))
             }
             other => {
@@ -336,13 +338,13 @@ impl<'a> Harness<'a> {
 
     /// The operations of which an effect may stand.
     pub(super) fn left(&self) -> Vec<OperationId> {
-        let is_left = |operation: &OperationId, observations: Observation| match observations {
-            Observation::Made | Observation::Open => true,
-            Observation::Untouched | Observation::Undone => self.unwanted.contains(operation),
+        let is_left = |operation: &OperationId, effect: ExpectedEffect| match effect {
+            ExpectedEffect::Made | ExpectedEffect::Open => true,
+            ExpectedEffect::Untouched | ExpectedEffect::Undone => self.unwanted.contains(operation),
         };
-        let operations = self.observations.iter();
+        let operations = self.expected_effects.iter();
         operations
-            .filter(|(operation, observations)| is_left(operation, **observations))
+            .filter(|(operation, effect)| is_left(operation, **effect))
             .map(|(operation, _)| *operation)
             .collect()
     }
@@ -351,7 +353,7 @@ impl<'a> Harness<'a> {
     pub(super) fn report(mut self) -> Report {
         judge::judge(&self.transcript, self.settings, &mut self.findings);
         Report {
-            operations: self.observations.len(),
+            operations: self.expected_effects.len(),
             left: self.left().len(),
             findings: self.findings.into_findings(),
         }

@@ -187,7 +187,7 @@ fn append(
     Ok((Arc::clone(partition), appended))
 }
 
-/// Counts a batch that is refused for what it is, and says in the log who sent it.
+/// Counts a batch that is refused, and logs who sent it.
 fn count_refused(call: &Call, partition: &Partition, reason: Reason, cause: &dyn Display) {
     add(&call.server.counters.batches_refused[reason as usize], 1);
     let (address, topic) = (call.ends.peer.ip(), &partition.topic);

@@ -23,7 +23,7 @@ pub enum Event {
         fingerprint: u64,
         /// The record's size, which counts against the window.
         bytes: usize,
-        /// Whether another partition's scheduler sent it home. It may then have been sent more
+        /// Whether another partition's scheduler rerouted it. It may then have been sent more
         /// than once, so that even an id of the server's is looked up.
         rerouted: bool,
         /// What it asks for.

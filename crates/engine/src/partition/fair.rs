@@ -37,7 +37,7 @@ pub(super) struct FairQueue {
     priorities: ByPriority<Turns>,
     /// How many high-priority requests go for each normal one.
     weight: u32,
-    /// How many have gone since an normal one last did.
+    /// How many high-priority requests have gone since the last normal one.
     high_in_a_row: u32,
 }
 

@@ -458,7 +458,7 @@ fn tell(command: &Command) -> String {
         }
         Command::Send(Message::Owner(notice)) => format!("owner {}", notice.state.as_str()),
         Command::Send(Message::Failed(failed)) => format!("failed {}", failed.error.code),
-        Command::Send(Message::Reroute { partition, .. }) => format!("home {partition}"),
+        Command::Send(Message::Reroute { partition, .. }) => format!("reroute {partition}"),
         Command::Send(Message::DeadLetter { offset, .. }) => format!("dead letter {offset}"),
     }
 }

@@ -315,14 +315,14 @@ fn a_misrouted_record_is_rerouted_once_and_then_to_the_dead_letters() {
     }
     let batch = fixture.take().unwrap();
     let [
-        Command::Send(home),
+        Command::Send(rerouted),
         Command::Send(Message::DeadLetter { cause, offset, .. }),
     ] = &batch.commands[..]
     else {
         panic!("{:?}", batch.commands);
     };
     assert_eq!(
-        *home,
+        *rerouted,
         Message::Reroute {
             source: Source::Requests,
             partition: PartitionId(6),
@@ -335,7 +335,11 @@ fn a_misrouted_record_is_rerouted_once_and_then_to_the_dead_letters() {
         cause,
         "its operation belongs to partition 6 of 8, not to 3, and it was rerouted before"
     );
-    assert_eq!(fixture.requests_checkpoint(), 0, "not before home has it");
+    assert_eq!(
+        fixture.requests_checkpoint(),
+        0,
+        "not before its own partition has it"
+    );
     fixture.settle(batch.number);
     assert_eq!(fixture.requests_checkpoint(), 2);
     let stats = fixture.engine.take_stats();

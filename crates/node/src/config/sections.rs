@@ -222,10 +222,11 @@ pub struct BrokerConfig {
     pub segment_bytes: ByteSize,
     /// The largest request of a client, which bounds the largest batch.
     pub request_bytes_max: ByteSize,
-    /// Memory of produce requests, members that join groups, and answers to fetches, where they are larger than 64 KiB,
-    /// over all connections. At least twice the largest.
+    /// Memory of produce requests, joins of consumer groups and answers to fetches that are larger than 64 KiB, over all
+    /// connections. At least twice requestBytesMax, and at least 16MiB.
     pub buffer_bytes_max: ByteSize,
-    /// The same of all other requests with their answers.
+    /// Memory of all other requests of more than about 7 KiB, over all connections; each counts nine times its size, for its
+    /// answer. At least 9MiB.
     pub control_buffer_bytes_max: ByteSize,
     /// Unanswered requests of one connection; the client waits with further ones.
     pub requests_in_flight_max: usize,
@@ -342,7 +343,7 @@ pub struct SchedulerConfig {
     /// Their size in all.
     pub in_flight_bytes_max: ByteSize,
     /// Requests that are read before there is room for them, of each of their two topics, over all partitions of the
-    /// process. Among these no tenant waits for another's crowd, and no high-priority request for normal ones.
+    /// process. Among these, tenants take turns, and high-priority requests go first (highPriorityWeight).
     pub read_ahead_max: usize,
     /// Their size in all, of each topic.
     pub read_ahead_bytes_max: ByteSize,

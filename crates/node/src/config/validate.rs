@@ -318,7 +318,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             ),
         ),
         (
-            broker.control_buffer_bytes_max >= control_min,
+            broker.control_buffer_bytes_max >= control_min || kafka.brokers.is_some(),
             "broker.controlBufferBytesMax",
             format!(
                 "is {}, and must be at least {control_min}, which the largest request other than a produce request and \
@@ -327,7 +327,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             ),
         ),
         (
-            broker.group_bytes_max >= ByteSize::mib(1),
+            broker.group_bytes_max >= ByteSize::mib(1) || kafka.brokers.is_some(),
             "broker.groupBytesMax",
             at_least("1MiB"),
         ),

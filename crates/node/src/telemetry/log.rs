@@ -68,14 +68,14 @@ impl Log {
         *stands = filter.text;
     }
 
-    /// Tells which lines were held back, once their time is over.
+    /// Logs the counts of suppressed lines, once their time is over.
     pub(super) fn tell_held_back(&self) {
-        self.limiter.tell();
+        self.limiter.report();
     }
 
-    /// Tells which lines are held back now, at the end of the process.
+    /// Logs the counts of suppressed lines, at the end of the process.
     pub(super) fn tell_all_held_back(&self) {
-        self.limiter.tell_all();
+        self.limiter.report_all();
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, String> {
@@ -91,7 +91,7 @@ impl fmt::Debug for Log {
     }
 }
 
-/// A filter as it applies: what was held back is told whatever it says.
+/// A filter as it applies: counts of suppressed lines are logged whatever it says.
 fn applied(filter: Targets) -> Targets {
     filter.with_target(rate_limit::OWN_TARGET, LevelFilter::INFO)
 }

@@ -37,8 +37,8 @@ pub(super) const OWN_TARGET: &str = module_path!();
 #[derive(Clone, Default)]
 pub(super) struct LogRateLimiter {
     places: Arc<Mutex<HashMap<Identifier, Place>>>,
-    /// Of minutes that ended before anybody told.
-    suppressed: Arc<Mutex<Vec<Told>>>,
+    /// Counts of finished minutes that are not logged yet.
+    suppressed: Arc<Mutex<Vec<Suppressed>>>,
     hash: RandomState,
 }
 
@@ -50,19 +50,19 @@ struct Place {
     /// Lines by their hash: [`PLACE_MAX`] at most.
     same: HashMap<u64, Same>,
     /// Further lines, of which nothing else is known.
-    held_back: u64,
+    further: u64,
 }
 
 #[derive(Default)]
 struct Same {
     times: u64,
-    /// What the line says, once it was held back.
+    /// The text of the line, once one was suppressed.
     text: String,
 }
 
-/// What was held back.
+/// Lines that were suppressed.
 #[derive(PartialEq, Eq, Debug)]
-struct Told {
+struct Suppressed {
     level: Level,
     target: &'static str,
     /// The line; `None` where there were different ones.
@@ -77,7 +77,7 @@ impl Place {
             metadata,
             lines: 0,
             same: HashMap::new(),
-            held_back: 0,
+            further: 0,
         }
     }
 
@@ -96,7 +96,7 @@ impl Place {
             }
         }
         if self.lines == PLACE_MAX {
-            self.held_back += 1;
+            self.further += 1;
             return false;
         }
         self.lines += 1;
@@ -107,22 +107,22 @@ impl Place {
         true
     }
 
-    fn into_told(self, told: &mut Vec<Told>) {
+    fn into_suppressed(self, told: &mut Vec<Suppressed>) {
         let (level, target) = (*self.metadata.level(), self.metadata.target());
         let same = self.same.into_values();
         let repeated = same.filter(|same| same.times > SAME_MAX);
-        told.extend(repeated.map(|same| Told {
+        told.extend(repeated.map(|same| Suppressed {
             level,
             target,
             line: Some(same.text),
             times: same.times - SAME_MAX,
         }));
-        if self.held_back > 0 {
-            told.push(Told {
+        if self.further > 0 {
+            told.push(Suppressed {
                 level,
                 target,
                 line: None,
-                times: self.held_back,
+                times: self.further,
             });
         }
     }
@@ -148,18 +148,18 @@ impl LogRateLimiter {
                 .suppressed
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner);
-            ended.into_told(&mut suppressed);
+            ended.into_suppressed(&mut suppressed);
             suppressed.truncate(SUPPRESSED_MAX);
         }
         place.passes(hash, &text.0)
     }
 
-    /// Forgets what was counted for a minute, and returns what was held back in it.
-    fn turn(&self, now: Instant) -> Vec<Told> {
+    /// Forgets what was counted for a minute, and returns the lines that were suppressed in it.
+    fn turn(&self, now: Instant) -> Vec<Suppressed> {
         self.end(|place| place.is_over(now))
     }
 
-    fn end(&self, is_over: impl Fn(&Place) -> bool) -> Vec<Told> {
+    fn end(&self, is_over: impl Fn(&Place) -> bool) -> Vec<Suppressed> {
         let mut suppressed = self
             .suppressed
             .lock()
@@ -168,20 +168,20 @@ impl LogRateLimiter {
         drop(suppressed);
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         for (_, place) in places.extract_if(|_, place| is_over(place)) {
-            place.into_told(&mut told);
+            place.into_suppressed(&mut told);
         }
         told
     }
 
-    /// Tells what was held back, once its minute is over. To be called about once a second.
-    pub(super) fn tell(&self) {
+    /// Logs the counts of suppressed lines, once their minute is over. To be called about once a second.
+    pub(super) fn report(&self) {
         for told in self.turn(Instant::now()) {
             told.write();
         }
     }
 
-    /// Tells what is held back now, whether its minute is over or not: nobody will do so later.
-    pub(super) fn tell_all(&self) {
+    /// Logs the counts of suppressed lines now, whether their minute is over or not: the process ends.
+    pub(super) fn report_all(&self) {
         for told in self.end(|_| true) {
             told.write();
         }
@@ -194,7 +194,7 @@ impl<S: Subscriber> Layer<S> for LogRateLimiter {
     }
 }
 
-impl Told {
+impl Suppressed {
     fn write(self) {
         let Self {
             level,
@@ -206,9 +206,9 @@ impl Told {
             ($level:ident) => {
                 match line {
                     Some(line) => {
-                        tracing::$level!(of, line, times, "held back: the same line, again")
+                        tracing::$level!(of, line, times, "suppressed repeats of a line")
                     }
-                    None => tracing::$level!(of, times, "held back: more lines of its kind"),
+                    None => tracing::$level!(of, times, "suppressed further lines of this place"),
                 }
             };
         }
@@ -276,15 +276,15 @@ mod tests {
         assert_eq!(written, ["WARN is away broker=1"; 3]);
         assert_eq!(limiter.turn(Instant::now()), []);
         let told = limiter.turn(Instant::now() + WINDOW);
-        let expected = Told {
+        let expected = Suppressed {
             level: Level::WARN,
             target: module_path!(),
             line: Some("is away broker=1".to_owned()),
             times: 7,
         };
         assert_eq!(told, [expected]);
-        let told = lines(&limiter, || told.into_iter().for_each(Told::write));
-        let expected = "WARN held back: the same line, again of=\"waybill_node::telemetry::rate_limit::tests\" \
+        let told = lines(&limiter, || told.into_iter().for_each(Suppressed::write));
+        let expected = "WARN suppressed repeats of a line of=\"waybill_node::telemetry::rate_limit::tests\" \
                         line=\"is away broker=1\" times=7";
         assert_eq!(told, [expected]);
         // And then it may be written again.

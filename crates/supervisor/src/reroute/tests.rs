@@ -25,12 +25,12 @@ fn a_misrouted_record_goes_to_the_partition_of_its_operation_as_it_is() {
         partition: partition_for(operation, 4),
         ..record.clone()
     };
-    assert_eq!(homeward_of(record.clone(), 4), expected);
+    assert_eq!(to_own_partition(record.clone(), 4), expected);
     let without_key = RawRecord {
         key: None,
         ..record
     };
-    assert!(homeward_of(without_key, 4).partition < PartitionId(4));
+    assert!(to_own_partition(without_key, 4).partition < PartitionId(4));
 }
 
 struct World {
@@ -109,13 +109,13 @@ impl World {
         }
     }
 
-    /// The requests that came home, in order, by where they had lain.
-    fn home(&self) -> Vec<usize> {
+    /// The requests that were rerouted, in order, by where they had lain.
+    fn rerouted(&self) -> Vec<usize> {
         self.rerouted_on(Source::Requests)
     }
 
     fn rerouted_on(&self, source: Source) -> Vec<usize> {
-        let options = ConsumerOptions::new("home");
+        let options = ConsumerOptions::new("rerouted");
         let consumer = PartitionConsumer::new(&self.kafka(), &options).unwrap();
         let (topic, home) = (self.topics.of(source), PartitionId(0));
         let (_, end) = consumer.watermarks(topic, home, PATIENCE * 20).unwrap();
@@ -153,11 +153,11 @@ async fn what_was_written_after_a_partition_ended_is_rerouted_once_and_in_order(
     world.put(5).await;
     let done = world.reroute(Places::default(), 5).await;
     assert_eq!(done, at(5));
-    assert_eq!(world.home(), [2, 3, 4]);
+    assert_eq!(world.rerouted(), [2, 3, 4]);
     assert_eq!(world.reroute(done, 5).await, done);
     world.put(2).await;
     assert_eq!(world.reroute(done, 7).await, at(7));
-    assert_eq!(world.home(), [2, 3, 4, 5, 6]);
+    assert_eq!(world.rerouted(), [2, 3, 4, 5, 6]);
     let (of_another, sent) = world.rerouter.reroute(PartitionId(0), at(0)).await;
     sent.unwrap();
     assert_eq!(of_another, at(0), "that one is read");
@@ -171,7 +171,7 @@ async fn high_priority_requests_are_rerouted_by_the_topic_on_which_they_lay() {
     let done = world.reroute_on(high_priority, Places::default(), 3).await;
     assert_eq!((done.high_priority, done.requests), (Offset(3), Offset(0)));
     assert_eq!(world.rerouted_on(high_priority), [0, 1, 2]);
-    let requests = world.home();
+    let requests = world.rerouted();
     assert!(requests.is_empty(), "{requests:?}");
 }
 
@@ -184,5 +184,5 @@ async fn of_a_partition_that_was_read_in_between_each_time_is_rerouted_alone() {
     world.put(8).await;
     let done = world.reroute(Places::default(), 8).await;
     assert_eq!(done, at(8));
-    assert_eq!(world.home(), [2, 3, 6, 7]);
+    assert_eq!(world.rerouted(), [2, 3, 6, 7]);
 }

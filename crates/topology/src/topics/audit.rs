@@ -182,10 +182,15 @@ impl Audit<'_> {
                 "set `partitions` to {has}; where they were not made by `waybill topics grow`: waybill topics \
                  grow --partitions {has}"
             ),
-            _ => {
-                let key = topic.partitions_key;
-                format!("`{key}` is what a new topic gets; set it to {has}")
+            _ if topic.partitions_key == PARTITIONS_KEY => {
+                format!("`{PARTITIONS_KEY}` is what a new topic gets; set it to {has}")
             }
+            _ if has < wanted => self.tools.add_partitions(name, wanted),
+            _ => format!(
+                "delete the topic and create it again with {wanted} partitions: the step requests on it are repeated (or set \
+                 `{}` to {has}, if the topics of all agents have so many)",
+                topic.partitions_key
+            ),
         };
         self.find(topic, PARTITIONS, has, wanted, fix, Weight::Harm);
     }

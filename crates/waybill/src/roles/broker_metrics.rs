@@ -309,7 +309,7 @@ static GAUGES: [Counted<Gauge>; 21] = [
 
 const BATCHES_REFUSED: Metric<Counter, 1> = Metric::new(
     "waybill_broker_batches_refused_total",
-    "Record batches that were refused for what they are, by reason",
+    "Record batches that the broker refused as invalid or too large, by reason",
     ["reason"],
 );
 

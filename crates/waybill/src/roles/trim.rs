@@ -197,7 +197,7 @@ async fn keep_from(
             mark,
         });
     }
-    // What was written while it was left over is rerouted by whoever looks after its shard.
+    // The supervisor that owns the shard reroutes what was written while the partition was out of use.
     let shard = store.lease(LeaseKey::supervisor(partition)).await?;
     let rerouted = shard.map_or(Offset(0), |lease| lease.checkpoint.on(source));
     let mut left = times.iter().filter(|of| !of.is_over(source, rerouted));

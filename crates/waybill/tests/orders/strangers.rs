@@ -191,7 +191,7 @@ fn a_request_from_anybody_is_as_good_as_one_by_http() {
         .collect();
     assert_eq!(kinds, [StatusKind::Final, StatusKind::Rejected]);
 
-    // Not at home, it is sent there.
+    // In another partition, it is rerouted.
     let away = request("d-2", &delivery());
     let key = away.operation.key();
     let home = partition_for(away.operation, PARTITIONS).0;

@@ -425,7 +425,7 @@ async fn a_request_in_the_wrong_partition_is_rerouted_and_completes() {
     let _process = world.up();
     world.ready().await;
     let ids = (0..8).map(|index| {
-        put_to(&world, &format!("astray-{index}"), |operation| {
+        put_to(&world, &format!("misrouted-{index}"), |operation| {
             (partition_for(operation, PARTITIONS).0 + 1) % PARTITIONS
         })
     });

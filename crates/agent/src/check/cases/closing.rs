@@ -3,7 +3,7 @@
 use waybill_engine::{Action, OperationId, Outcome};
 
 use super::undoing::is_undone;
-use crate::check::harness::{Harness, Observation, described};
+use crate::check::harness::{ExpectedEffect, Harness, described};
 use crate::check::transcript::SentId;
 use crate::check::{CheckError, Ledger, Rule};
 
@@ -44,7 +44,7 @@ pub(super) fn effects(harness: &mut Harness<'_>, ledger: Option<&dyn Ledger>) {
         return harness.findings.excuse(Rule::Effects, why);
     };
     let mut counted = 0;
-    for (operation, observations) in harness.observations.iter().take(LEDGER_OPERATIONS_MAX) {
+    for (operation, effect) in harness.expected_effects.iter().take(LEDGER_OPERATIONS_MAX) {
         let counts = match ledger.effects(*operation, &harness.settings.step) {
             Ok(counts) => counts,
             Err(error) => {
@@ -53,18 +53,18 @@ pub(super) fn effects(harness: &mut Harness<'_>, ledger: Option<&dyn Ledger>) {
             }
         };
         let stands = counts.made.saturating_sub(counts.undone);
-        let expected = match observations {
-            Observation::Untouched => counts.made == 0,
-            Observation::Made => counts.made == 1 && stands == 1,
-            Observation::Undone => counts.made <= 1 && stands == 0,
-            Observation::Open => counts.made <= 1,
+        let expected = match effect {
+            ExpectedEffect::Untouched => counts.made == 0,
+            ExpectedEffect::Made => counts.made == 1 && stands == 1,
+            ExpectedEffect::Undone => counts.made <= 1 && stands == 0,
+            ExpectedEffect::Open => counts.made <= 1,
         };
         if !expected {
-            let meant = match observations {
-                Observation::Untouched => "was not to be performed",
-                Observation::Made => "was performed",
-                Observation::Undone => "was undone",
-                Observation::Open => "may have been performed",
+            let meant = match effect {
+                ExpectedEffect::Untouched => "was not to be performed",
+                ExpectedEffect::Made => "was performed",
+                ExpectedEffect::Undone => "was undone",
+                ExpectedEffect::Open => "may have been performed",
             };
             let what = format!(
                 "a step that {meant} has {} effects made and {} undone",
@@ -95,7 +95,9 @@ pub(super) fn undo_all(harness: &mut Harness<'_>) -> Result<(), CheckError> {
             answer = harness.ask(operation, Action::Compensate)?;
         }
         if is_undone(&answer) {
-            harness.observations.insert(operation, Observation::Undone);
+            harness
+                .expected_effects
+                .insert(operation, ExpectedEffect::Undone);
             harness.unwanted.remove(&operation);
         }
     }

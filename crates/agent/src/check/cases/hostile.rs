@@ -1,4 +1,4 @@
-//! Scenes with requests that are late, and with records that no agent can know or read.
+//! Cases with requests that are late, and with records that no agent can know or read.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use waybill_messages::headers::{
 };
 
 use super::undoing::is_undone;
-use crate::check::harness::{Harness, Observation, described};
+use crate::check::harness::{ExpectedEffect, Harness, described};
 use crate::check::poison::Poison;
 use crate::check::transcript::Expected;
 use crate::check::wire::Outgoing;
@@ -36,8 +36,8 @@ pub(super) fn late(harness: &mut Harness<'_>) -> Result<Vec<OperationId>, CheckE
         for late_by in LATE_BY {
             let operation = harness.operation();
             harness
-                .observations
-                .insert(operation, Observation::Untouched);
+                .expected_effects
+                .insert(operation, ExpectedEffect::Untouched);
             let mut request = harness.request(operation, Action::Run);
             request.complete_by = wall_clock() - late_by;
             harness.send_to(&[partition], vec![request], Expected::Silence)?;
@@ -53,7 +53,9 @@ pub(super) fn late(harness: &mut Harness<'_>) -> Result<Vec<OperationId>, CheckE
         match outcome {
             Some(Outcome::Success { .. }) => {
                 let operation = harness.transcript.get(id).request.operation;
-                harness.observations.insert(operation, Observation::Made);
+                harness
+                    .expected_effects
+                    .insert(operation, ExpectedEffect::Made);
             }
             Some(_) => {}
             None => {
@@ -76,7 +78,9 @@ pub(super) fn unknown_step(harness: &mut Harness<'_>) -> Result<(), CheckError> 
     let request = harness.request_of(operation, STEP_UNKNOWN, Action::Run);
     let answer = harness.answers(vec![request])?.remove(0);
     let description = described(answer.as_ref());
-    harness.observations.insert(operation, Observation::Undone);
+    harness
+        .expected_effects
+        .insert(operation, ExpectedEffect::Undone);
     match answer {
         None => harness.findings.fault(Rule::UnknownStep, description),
         Some(Outcome::NotPerformed) => harness.findings.fault(Rule::UnknownStep, description),
@@ -88,7 +92,9 @@ pub(super) fn unknown_step(harness: &mut Harness<'_>) -> Result<(), CheckError> 
             let undo = harness.request_of(operation, STEP_UNKNOWN, Action::Compensate);
             let undone = harness.answers(vec![undo])?.remove(0);
             if !is_undone(&undone) {
-                harness.observations.insert(operation, Observation::Open);
+                harness
+                    .expected_effects
+                    .insert(operation, ExpectedEffect::Open);
             }
         }
         Some(
@@ -114,8 +120,8 @@ pub(super) fn poison(harness: &mut Harness<'_>) -> Result<bool, CheckError> {
     for poison in Poison::ALL {
         let operation = harness.operation();
         harness
-            .observations
-            .insert(operation, Observation::Untouched);
+            .expected_effects
+            .insert(operation, ExpectedEffect::Untouched);
         let request = harness.request(operation, Action::Run);
         let record = Outgoing {
             partition,
@@ -139,7 +145,9 @@ pub(super) fn poison(harness: &mut Harness<'_>) -> Result<bool, CheckError> {
         let operation = harness.transcript.get(*follower).request.operation;
         match harness.outcome(*follower) {
             Some(Outcome::Success { .. }) => {
-                harness.observations.insert(operation, Observation::Made);
+                harness
+                    .expected_effects
+                    .insert(operation, ExpectedEffect::Made);
                 let what = format!("what came behind {}", poison.name());
                 harness.findings.saw(Rule::Poison, what);
             }

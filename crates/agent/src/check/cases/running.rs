@@ -1,10 +1,10 @@
-//! Scenes about performing the step.
+//! Cases about performing the step.
 
 use std::time::Duration;
 
 use waybill_engine::{Action, Attempt, Epoch, OperationId, Outcome, Outputs, PartitionId};
 
-use crate::check::harness::{Harness, Observation, described, sorted, with_operation};
+use crate::check::harness::{ExpectedEffect, Harness, described, sorted, with_operation};
 use crate::check::transcript::{Expected, SentId};
 use crate::check::{CheckError, CheckSettings, Rule};
 use crate::run::wall_clock;
@@ -35,7 +35,7 @@ pub(super) fn addressed(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     }
     let sent = harness.send(requests, Expected::Answer)?;
     harness.wait(&sent)?;
-    note_observation(harness, &sent);
+    expect_made(harness, &sent);
     let silent = silent(harness, &sent);
     if silent > 0 {
         let what = format!("{silent} of {} requests were not answered", sent.len());
@@ -110,7 +110,9 @@ fn agree(
     let last = harness.ask(operation, Action::Run)?;
     match &last {
         Some(Outcome::Success { .. }) => {
-            harness.observations.insert(operation, Observation::Made);
+            harness
+                .expected_effects
+                .insert(operation, ExpectedEffect::Made);
         }
         other => {
             let what = format!("a further attempt: {}", described(other.as_ref()));
@@ -185,7 +187,7 @@ pub(super) fn burst(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     }
     let sent = harness.send(requests, Expected::Answer)?;
     harness.wait(&sent)?;
-    note_observation(harness, &sent);
+    expect_made(harness, &sent);
     let (mut performed, mut handed_back, mut open) = (0, 0, 0);
     for id in &sent {
         match harness.outcome(*id) {
@@ -205,12 +207,14 @@ pub(super) fn burst(harness: &mut Harness<'_>) -> Result<(), CheckError> {
 }
 
 /// Notes what stands after requests to perform that were answered.
-fn note_observation(harness: &mut Harness<'_>, sent: &[SentId]) {
+fn expect_made(harness: &mut Harness<'_>, sent: &[SentId]) {
     for id in sent {
         let answered = harness.transcript.get(*id);
         if let Some(Outcome::Success { .. }) = answered.outcome() {
             let operation = answered.request.operation;
-            harness.observations.insert(operation, Observation::Made);
+            harness
+                .expected_effects
+                .insert(operation, ExpectedEffect::Made);
         }
     }
 }

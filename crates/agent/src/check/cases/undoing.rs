@@ -1,8 +1,8 @@
-//! Scenes about undoing and probing.
+//! Cases about undoing and probing.
 
 use waybill_engine::{Action, Epoch, OperationId, Outcome};
 
-use crate::check::harness::{Harness, Observation, described, sorted};
+use crate::check::harness::{ExpectedEffect, Harness, described, sorted};
 use crate::check::judge::error_of;
 use crate::check::transcript::Expected;
 use crate::check::{CheckError, Rule};
@@ -30,7 +30,9 @@ pub(super) fn probing(harness: &mut Harness<'_>) -> Result<(), CheckError> {
         harness.findings.fault(Rule::Probe, what);
         return Ok(());
     };
-    harness.observations.insert(operation, Observation::Made);
+    harness
+        .expected_effects
+        .insert(operation, ExpectedEffect::Made);
     let outputs = sorted(outputs);
     let after = [
         harness.ask(operation, Action::Probe)?,
@@ -162,7 +164,9 @@ fn stands_no_more(
     rule: Rule,
     operation: OperationId,
 ) -> Result<(), CheckError> {
-    harness.observations.insert(operation, Observation::Undone);
+    harness
+        .expected_effects
+        .insert(operation, ExpectedEffect::Undone);
     if !harness.probes {
         return Ok(());
     }

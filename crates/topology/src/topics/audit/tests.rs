@@ -121,7 +121,7 @@ fn another_number_of_partitions_names_what_mends_it() {
     let less = |found: &mut Found| found.partitions.truncate(3);
     let one = |found: &mut Found| found.partitions.truncate(1);
     type Change<'a> = &'a dyn Fn(&mut Found);
-    let found: [(&str, Change<'_>, &str); 4] = [
+    let found: [(&str, Change<'_>, &str); 5] = [
         (REQUESTS, &one, ": waybill topics grow --partitions 4"),
         (REQUESTS, &doubled, ": waybill topics grow --partitions 8"),
         (
@@ -132,7 +132,13 @@ fn another_number_of_partitions_names_what_mends_it() {
         (
             steps,
             &one,
-            ": `kafka.stepPartitions` is what a new topic gets; set it to 1",
+            ": kafka-topics.sh --bootstrap-server KAFKA:9092 --alter --topic waybill.courier.requests.v1 --partitions 2",
+        ),
+        (
+            steps,
+            &doubled,
+            ": delete the topic and create it again with 2 partitions: the step requests on it are repeated (or set \
+             `kafka.stepPartitions` to 4, if the topics of all agents have so many)",
         ),
     ];
     for (topic, change, fix) in found {
