@@ -95,11 +95,12 @@ impl Dispatcher {
             message_bytes_max: DEAD_LETTER_BYTES_MAX,
             ..ProducerOptions::new("waybill-scheduler")
         };
-        let of_agent = workflows
-            .agents()
-            .into_iter()
-            .map(|agent| (agent.clone(), topics.step_requests(&agent).into()))
-            .collect();
+        let of_agent = workflows.agents().into_iter().map(|agent| {
+            // Shown from the beginning: an alert cannot see the first value of a counter as an increase.
+            STEPS_UNSENT.of([&agent]).increment(0);
+            let topic = topics.step_requests(&agent).into();
+            (agent, topic)
+        });
         Ok(Self {
             producer: Producer::new(kafka, &options)?,
             direct,
@@ -107,7 +108,7 @@ impl Dispatcher {
             inputs,
             reply_to_prefixes: settings.reply_to_prefixes.clone(),
             topics: topics.clone(),
-            of_agent,
+            of_agent: of_agent.collect(),
             dead_requests: ByPriority::of(|priority| {
                 Topics::dead_letter(topics.of_priority(priority))
             }),
