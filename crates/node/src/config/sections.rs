@@ -354,7 +354,7 @@ pub struct SchedulerConfig {
     /// How many high-priority requests go ahead for each normal one, while both wait.
     pub high_priority_weight: u32,
     /// How long an operation stays in memory before it is handed to the deadline index and holds
-    /// the checkpoint no longer.
+    /// the checkpoint no longer. One that only waits, and for longer than this, is handed over at once.
     #[serde(with = "units::duration")]
     pub hand_off_after: Duration,
     /// How often the checkpoint moves at least, while there is something to move it for.
