@@ -143,7 +143,7 @@ async fn is_waiting(scheduler: &Member) -> bool {
     };
     let views = scheduler.schedulers().await;
     let waiting = (0..PARTITIONS).all(|partition| {
-        readiness.contains(&format!("waiting for: lease of partition {partition}\n"))
+        readiness.contains(&format!("waiting for: lease of partition {partition}"))
     });
     waiting && views.iter().all(|view| view["state"] == "acquiring")
 }
