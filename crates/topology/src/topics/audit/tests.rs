@@ -132,7 +132,7 @@ fn another_number_of_partitions_names_what_mends_it() {
         (
             steps,
             &one,
-            ": kafka-topics.sh --bootstrap-server KAFKA:9092 --alter --topic waybill.courier.requests.v1 --partitions 2",
+            ": kafka-topics.sh --bootstrap-server a:1,b:2 --alter --topic waybill.courier.requests.v1 --partitions 2",
         ),
         (
             steps,
