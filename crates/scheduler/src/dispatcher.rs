@@ -89,7 +89,6 @@ impl Dispatcher {
         partitions: u32,
         nonces: Nonces,
         inputs: Inputs,
-        direct: Option<DirectAgents<Asker>>,
     ) -> anyhow::Result<Self> {
         let options = ProducerOptions {
             message_bytes_max: DEAD_LETTER_BYTES_MAX,
@@ -103,7 +102,7 @@ impl Dispatcher {
         });
         Ok(Self {
             producer: Producer::new(kafka, &options)?,
-            direct,
+            direct: None,
             nonces,
             inputs,
             reply_to_prefixes: settings.reply_to_prefixes.clone(),
@@ -121,6 +120,11 @@ impl Dispatcher {
             buffer: Vec::new(),
             wait_until: Instant::now(),
         })
+    }
+
+    /// Asks agents of this process without a record.
+    pub(super) fn with_agents(self, direct: Option<DirectAgents<Asker>>) -> Self {
+        Self { direct, ..self }
     }
 
     /// Operations are spread over so many partitions from now on.

@@ -222,9 +222,9 @@ impl Scheduler {
             written,
             nonces,
             sender.clone(),
-            direct,
         )
-        .context("the scheduler's producer cannot be started")?;
+        .context("the scheduler's producer cannot be started")?
+        .with_agents(direct);
         let views = Views::new(readiness, liveness);
         views.relay(settings.own, &layout);
         let engine_config = EngineConfig {

@@ -76,12 +76,11 @@ impl World {
             1,
             nonces(),
             sender.clone(),
-            agents(sender),
         );
         Self {
             cluster,
             topics,
-            dispatcher: dispatcher.unwrap(),
+            dispatcher: dispatcher.unwrap().with_agents(agents(sender)),
             inputs,
         }
     }
