@@ -199,8 +199,7 @@ impl KeyHash {
 pub struct Places {
     /// On `operation-requests`.
     pub requests: Offset,
-    /// On `high-priority-requests`. Whoever stores places keeps these beside the rest: the form of the rest is of before
-    /// there was this topic.
+    /// On `high-priority-requests`. The store keeps these apart from the others, whose format is older than this topic.
     #[serde(skip)]
     pub high_priority: Offset,
     /// On `step-replies`.

@@ -126,13 +126,13 @@ impl DedupCache {
             if first.hash != hash {
                 return Claimed::Conflict;
             }
-            let (tell, told) = oneshot::channel();
+            let (sender, outcome) = oneshot::channel();
             if first.sharing.len() == first.sharing.capacity() {
                 // Those that gave up make room before more is taken.
                 first.sharing.retain(|sharing| !sharing.is_closed());
             }
-            first.sharing.push(tell);
-            return Claimed::InFlight(told);
+            first.sharing.push(sender);
+            return Claimed::InFlight(outcome);
         }
         match shard.accepted.get(&id) {
             Some(accepted) if accepted.hash == hash => Claimed::Accepted(accepted.as_ref().clone()),
@@ -286,11 +286,11 @@ mod tests {
         let Claimed::New(claim) = claim_of(1) else {
             panic!("the id is free")
         };
-        let (Claimed::InFlight(mut told), Claimed::Conflict) = (claim_of(1), claim_of(2)) else {
+        let (Claimed::InFlight(mut outcome), Claimed::Conflict) = (claim_of(1), claim_of(2)) else {
             panic!("the first is on its way")
         };
         claim.settle(&Ok(accepted(5, 1)));
-        assert_eq!(told.try_recv(), Ok(Ok(accepted(5, 1))));
+        assert_eq!(outcome.try_recv(), Ok(Ok(accepted(5, 1))));
         assert!(matches!(claim_of(1), Claimed::Accepted(first) if first == accepted(5, 1)));
         assert!(matches!(claim_of(2), Claimed::Conflict));
     }
@@ -303,17 +303,19 @@ mod tests {
         let refused = Err(ProduceError::Refused {
             code: ErrorCode::QueueFull,
         });
-        let (Claimed::New(claim), Claimed::InFlight(mut told)) = (claim_of(1), claim_of(1)) else {
+        let (Claimed::New(claim), Claimed::InFlight(mut outcome)) = (claim_of(1), claim_of(1))
+        else {
             panic!("the id is free")
         };
         claim.settle(&refused);
-        assert_eq!(told.try_recv(), Ok(refused));
+        assert_eq!(outcome.try_recv(), Ok(refused));
 
-        let (Claimed::New(claim), Claimed::InFlight(mut told)) = (claim_of(2), claim_of(2)) else {
+        let (Claimed::New(claim), Claimed::InFlight(mut outcome)) = (claim_of(2), claim_of(2))
+        else {
             panic!("the id is free")
         };
         drop(claim);
-        assert!(told.try_recv().is_err(), "there is no outcome");
+        assert!(outcome.try_recv().is_err(), "there is no outcome");
         assert!(matches!(claim_of(3), Claimed::New(_)));
     }
 

@@ -197,8 +197,8 @@ impl Intake {
                 .claim(record.operation, record.request_hash)
             {
                 Claimed::New(claim) => Some(claim),
-                Claimed::InFlight(told) => {
-                    return Ok(Sent::OnItsWay(InFlight::new(told, submission)));
+                Claimed::InFlight(outcome) => {
+                    return Ok(Sent::OnItsWay(InFlight::new(outcome, submission)));
                 }
                 Claimed::Accepted(accepted) => {
                     return Ok(Sent::Before(Answer::Accepted(record.operation, accepted)));

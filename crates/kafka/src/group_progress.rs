@@ -34,6 +34,17 @@ pub struct Consumed<T> {
     assignment: u64,
 }
 
+impl<T> Consumed<T> {
+    fn new(topic: T, partition: PartitionId, offset: Offset, assignment: u64) -> Self {
+        Self {
+            topic,
+            partition,
+            offset,
+            assignment,
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Assigned {
     /// Tells this assignment from earlier ones of the same partition.
@@ -120,12 +131,7 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
             *assigned = Assigned::new(self.assignments);
         }
         let assignment = assigned.begin(offset, &mut self.open)?;
-        Some(Consumed {
-            topic,
-            partition,
-            offset,
-            assignment,
-        })
+        Some(Consumed::new(topic, partition, offset, assignment))
     }
 
     /// Begins what lies at an offset. `None` if the partition is not assigned, or was read further than that: the client
@@ -138,12 +144,7 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
     ) -> Option<Consumed<T>> {
         let assigned = self.partitions.get_mut(&(topic, partition))?;
         let assignment = assigned.begin(offset, &mut self.open)?;
-        Some(Consumed {
-            topic,
-            partition,
-            offset,
-            assignment,
-        })
+        Some(Consumed::new(topic, partition, offset, assignment))
     }
 
     /// There are no records before `next`, further than those that were begun.

@@ -324,13 +324,12 @@ impl ResidentOperation {
     }
 
     /// When the operation is handed off to the deadline index: after a while in memory, or at once if it waits for longer
-    /// than that for no reply. Thousands of operations that wait for one agent then leave the window to others.
-    fn hand_off_at(&self, config: &EngineConfig, after: Option<Timestamp>) -> Timestamp {
+    /// than that until `due` and no reply can come. Thousands of operations that wait for one agent then leave the window to others.
+    fn hand_off_at(&self, config: &EngineConfig, due: Option<Timestamp>) -> Timestamp {
         let lingered = self.since + config.hand_off_after;
         let may_get_reply =
             |step: &StepProgress| step.is_under_way() || step.awaited_until.is_some();
         let is_idle = !self.state.steps.iter().any(may_get_reply);
-        let due = next_due(&self.state, config.timeout_grace, after);
         match is_idle && due.is_some_and(|due| due >= lingered) {
             true => self.since,
             false => lingered,
@@ -340,7 +339,8 @@ impl ResidentOperation {
     /// Hands the operation off to the deadline index if it has been here for too long.
     pub(super) fn hand_off_if_lingering(&mut self, cx: &mut OperationCx<'_>) {
         let stays = self.state.state.is_final() || self.leaving.is_some();
-        if stays || self.hand_off_at(cx.config, None) > cx.now {
+        let due = || next_due(&self.state, cx.config.timeout_grace, None);
+        if stays || self.hand_off_at(cx.config, due()) > cx.now {
             return;
         }
         self.pending.attention |= !self.state.handed_off;
@@ -393,8 +393,8 @@ impl ResidentOperation {
             return None;
         }
         let after = self.held_back.then_some(now);
-        let hand_off = self.hand_off_at(config, after);
         let due = next_due(&self.state, config.timeout_grace, after);
+        let hand_off = self.hand_off_at(config, due);
         Some(due.map_or(hand_off, |due| due.min(hand_off)))
     }
 

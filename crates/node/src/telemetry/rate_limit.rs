@@ -107,18 +107,18 @@ impl Place {
         true
     }
 
-    fn into_suppressed(self, told: &mut Vec<Suppressed>) {
+    fn into_suppressed(self, counts: &mut Vec<Suppressed>) {
         let (level, target) = (*self.metadata.level(), self.metadata.target());
         let same = self.same.into_values();
         let repeated = same.filter(|same| same.times > SAME_MAX);
-        told.extend(repeated.map(|same| Suppressed {
+        counts.extend(repeated.map(|same| Suppressed {
             level,
             target,
             line: Some(same.text),
             times: same.times - SAME_MAX,
         }));
         if self.further > 0 {
-            told.push(Suppressed {
+            counts.push(Suppressed {
                 level,
                 target,
                 line: None,
@@ -164,26 +164,26 @@ impl LogRateLimiter {
             .suppressed
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
-        let mut told = std::mem::take(&mut *suppressed);
+        let mut counts = std::mem::take(&mut *suppressed);
         drop(suppressed);
         let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
         for (_, place) in places.extract_if(|_, place| is_over(place)) {
-            place.into_suppressed(&mut told);
+            place.into_suppressed(&mut counts);
         }
-        told
+        counts
     }
 
     /// Logs the counts of suppressed lines, once their minute is over. To be called about once a second.
     pub(super) fn report(&self) {
-        for told in self.turn(Instant::now()) {
-            told.write();
+        for counts in self.turn(Instant::now()) {
+            counts.write();
         }
     }
 
     /// Logs the counts of suppressed lines now, whether their minute is over or not: the process ends.
     pub(super) fn report_all(&self) {
-        for told in self.end(|_| true) {
-            told.write();
+        for counts in self.end(|_| true) {
+            counts.write();
         }
     }
 }
@@ -202,7 +202,7 @@ impl Suppressed {
             line,
             times,
         } = self;
-        macro_rules! told {
+        macro_rules! counts {
             ($level:ident) => {
                 match line {
                     Some(line) => {
@@ -213,8 +213,8 @@ impl Suppressed {
             };
         }
         match level {
-            Level::ERROR => told!(error),
-            _ => told!(warn),
+            Level::ERROR => counts!(error),
+            _ => counts!(warn),
         }
     }
 }
@@ -275,18 +275,18 @@ mod tests {
         let written = lines(&limiter, || (0..10).for_each(|_| away(1)));
         assert_eq!(written, ["WARN is away broker=1"; 3]);
         assert_eq!(limiter.turn(Instant::now()), []);
-        let told = limiter.turn(Instant::now() + WINDOW);
+        let counts = limiter.turn(Instant::now() + WINDOW);
         let expected = Suppressed {
             level: Level::WARN,
             target: module_path!(),
             line: Some("is away broker=1".to_owned()),
             times: 7,
         };
-        assert_eq!(told, [expected]);
-        let told = lines(&limiter, || told.into_iter().for_each(Suppressed::write));
+        assert_eq!(counts, [expected]);
+        let counts = lines(&limiter, || counts.into_iter().for_each(Suppressed::write));
         let expected = "WARN suppressed repeats of a line of=\"waybill_node::telemetry::rate_limit::tests\" \
                         line=\"is away broker=1\" times=7";
-        assert_eq!(told, [expected]);
+        assert_eq!(counts, [expected]);
         // And then it may be written again.
         assert_eq!(lines(&limiter, || away(1)).len(), 1);
     }
@@ -299,8 +299,11 @@ mod tests {
             place.began -= WINDOW;
         }
         assert_eq!(lines(&limiter, || away(1)).len(), 1);
-        let told = limiter.turn(Instant::now());
-        assert_eq!(told.iter().map(|told| told.times).collect::<Vec<_>>(), [2]);
+        let counts = limiter.turn(Instant::now());
+        assert_eq!(
+            counts.iter().map(|counts| counts.times).collect::<Vec<_>>(),
+            [2]
+        );
     }
 
     #[test]
@@ -309,9 +312,9 @@ mod tests {
         let written = lines(&limiter, || (0..250).for_each(away));
         assert_eq!(written.len(), 100);
         assert_eq!(written[99], "WARN is away broker=99");
-        let told = limiter.turn(Instant::now() + WINDOW);
-        assert_eq!(told.len(), 1);
-        assert_eq!((told[0].line.as_deref(), told[0].times), (None, 150));
+        let counts = limiter.turn(Instant::now() + WINDOW);
+        assert_eq!(counts.len(), 1);
+        assert_eq!((counts[0].line.as_deref(), counts[0].times), (None, 150));
     }
 
     #[test]
@@ -326,11 +329,11 @@ mod tests {
             (0..8).for_each(|number| fail(if number % 2 == 0 { "one" } else { "other" }));
         });
         assert_eq!(written.len(), 6);
-        let mut told = limiter.end(|_| true);
-        told.sort_by(|one, other| one.line.cmp(&other.line));
-        let shown: Vec<_> = told
+        let mut counts = limiter.end(|_| true);
+        counts.sort_by(|one, other| one.line.cmp(&other.line));
+        let shown: Vec<_> = counts
             .iter()
-            .map(|told| (told.level, told.line.as_deref(), told.times))
+            .map(|counts| (counts.level, counts.line.as_deref(), counts.times))
             .collect();
         let expected =
             ["one", "other"].map(|cause| format!("stopping error=\"it failed: {cause}\""));
