@@ -142,10 +142,16 @@ enum Attack {
     Bombs,
     /// Writes records that mean nothing to the topics that Waybill reads.
     Rubbish,
+    /// Announces the largest requests and sends nothing of them.
+    AnnouncedRequests,
+    /// Sends most of the largest requests, and a byte now and then.
+    HalfRequests,
+    /// Fetches much and reads none of it.
+    UnreadFetches,
 }
 
 impl Attack {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 13] = [
         Self::Silence,
         Self::HalfHead,
         Self::DrippingBody,
@@ -156,6 +162,9 @@ impl Attack {
         Self::BadFrames,
         Self::Bombs,
         Self::Rubbish,
+        Self::AnnouncedRequests,
+        Self::HalfRequests,
+        Self::UnreadFetches,
     ];
 
     fn listeners(self) -> &'static [Listener] {
@@ -166,7 +175,12 @@ impl Attack {
             Self::DrippingBody | Self::UnreadAnswers | Self::AmbiguousFraming => &[Http, Admin],
             Self::MadeUpOperations => &[Http],
             Self::ForeignPage => &[Http, Admin],
-            Self::BadFrames | Self::Bombs | Self::Rubbish => &[Broker],
+            Self::BadFrames
+            | Self::Bombs
+            | Self::Rubbish
+            | Self::AnnouncedRequests
+            | Self::HalfRequests
+            | Self::UnreadFetches => &[Broker],
         }
     }
 
@@ -178,7 +192,12 @@ impl Attack {
             | Self::ForeignPage
             | Self::AmbiguousFraming
             | Self::BadFrames => most.div_ceil(20),
-            Self::Silence | Self::HalfHead | Self::DrippingBody | Self::UnreadAnswers => most,
+            Self::HalfRequests | Self::UnreadFetches => most.div_ceil(8),
+            Self::Silence
+            | Self::HalfHead
+            | Self::DrippingBody
+            | Self::UnreadAnswers
+            | Self::AnnouncedRequests => most,
         }
     }
 
@@ -197,6 +216,9 @@ impl Attack {
             Self::BadFrames => broker::bad_frames(attacker).await,
             Self::Bombs => broker::bombs(attacker).await,
             Self::Rubbish => broker::rubbish(attacker).await,
+            Self::AnnouncedRequests => broker::announced_requests(attacker).await,
+            Self::HalfRequests => broker::half_requests(attacker).await,
+            Self::UnreadFetches => broker::unread_fetches(attacker).await,
         }
     }
 

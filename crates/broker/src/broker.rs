@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
-use waybill_connections::{Connections, Place};
+use waybill_connections::{Buffers, Connections, Place};
 
 use crate::BrokerConfig;
 use crate::access::Login;
@@ -26,7 +26,7 @@ use crate::connection::{Closed, Connection};
 use crate::group::{Coordinator, GroupLimits};
 use crate::log::{Damage, Limits, LogError, SyncedEnds};
 use crate::meta::{Meta, MetaError};
-use crate::server::{Buffers, Ends, Server};
+use crate::server::{Ends, Server};
 use crate::stats::{Counters, Stats, add};
 use crate::sync::{SyncQueue, SyncThreads, spawn_reporting_panics};
 use crate::topics::{OpenTopicsError, Topics};
@@ -224,6 +224,7 @@ impl Broker {
             buffer_bytes_max: server.buffers.bytes_max(),
             control_buffer_bytes: server.control_buffers.peak_bytes(),
             control_buffer_bytes_max: server.control_buffers.bytes_max(),
+            slow_transfers: server.buffers.ended() + server.control_buffers.ended(),
             groups: groups as u64,
             groups_max: config.groups_max as u64,
             group_members: group_members as u64,
@@ -466,6 +467,9 @@ async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, place: 
         Closed::Malformed(cause) => {
             add(&counters.malformed, 1);
             tracing::warn!(address = %peer.ip(), %cause, "closed a connection because of what it sent");
+        }
+        Closed::Slow => {
+            tracing::warn!(address = %peer.ip(), cause = %closed, "closed a connection");
         }
         Closed::Stalled | Closed::Idle | Closed::NoLogin => {
             tracing::info!(address = %peer.ip(), cause = %closed, "closed a connection");

@@ -50,10 +50,11 @@ pub struct BrokerConfig {
     /// Default: 128.
     pub requests_in_flight_max: usize,
     /// Buffers of more than 64 KiB of all connections together, for produce requests, members that join groups and answers
-    /// to fetches; a connection that needs more waits. At least [`Self::buffer_bytes_min`]. Default: 128 MiB.
+    /// to fetches; a connection that needs more waits, and connections whose transfers
+    /// are slow are closed while those hold more than half. At least [`Self::buffer_bytes_min`]. Default: 64 MiB.
     pub buffer_bytes_max: usize,
     /// The same for all other requests with their answers, so that none waits for what the answer before it holds.
-    /// At least [`Self::control_buffer_bytes_min`]. Default: 64 MiB.
+    /// At least [`Self::control_buffer_bytes_min`]. Default: 32 MiB.
     pub control_buffer_bytes_max: usize,
     /// A connection without traffic for this long is closed. Default: 10 minutes.
     pub idle_timeout: Duration,
@@ -107,8 +108,8 @@ impl BrokerConfig {
             fetch_bytes_max: 8 << 20,
             fetch_gather: Duration::from_millis(5),
             requests_in_flight_max: 128,
-            buffer_bytes_max: 128 << 20,
-            control_buffer_bytes_max: 64 << 20,
+            buffer_bytes_max: 64 << 20,
+            control_buffer_bytes_max: 32 << 20,
             idle_timeout: Duration::from_secs(600),
             stall_timeout: Duration::from_secs(60),
             retention_interval: Duration::from_secs(10),

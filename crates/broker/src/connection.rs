@@ -4,7 +4,7 @@
 //! are appended while earlier ones wait for their sync; their answers wait in line. What must
 //! hold: answers leave in the order of their requests; memory is bounded, because reading stops
 //! while too many answers are waiting, large buffers are counted over all connections (those of control requests
-//! together with what their answers may take), and an idle connection holds no buffer.
+//! together with what their answers may take, see [`Buffers`](waybill_connections::Buffers)), and an idle connection holds no buffer.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -17,15 +17,14 @@ use std::time::Duration;
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep};
-use tokio_util::sync::WaitForCancellationFutureOwned;
-use waybill_connections::Place;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use waybill_connections::{Permit, Place, Reservation, SMALL_BUFFER_BYTES};
 
 use crate::access::Login;
 use crate::api::{self, LongPoll, Reply};
 use crate::config::CONTROL_GROWTH;
-use crate::server::{Buffers, Ends, SMALL_BUFFER_BYTES, Server};
+use crate::server::{Ends, Server};
 use crate::stats::add;
 use waybill_wire::{self as wire, Malformed};
 
@@ -46,7 +45,7 @@ const SLICES_MAX: usize = 32;
 /// An answer's bytes, with the permit for its buffer where that is large.
 pub(crate) struct Frame {
     pub(crate) bytes: Bytes,
-    pub(crate) permit: Option<OwnedSemaphorePermit>,
+    pub(crate) permit: Option<Permit>,
 }
 
 impl Frame {
@@ -84,6 +83,10 @@ pub(crate) enum Closed {
     NoLogin,
     #[error("a request or an answer took too long to transfer")]
     Stalled,
+    #[error(
+        "its transfer was among the slowest while the memory for large requests and answers was short"
+    )]
+    Slow,
     #[error("the client sent {0}")]
     Malformed(#[from] Malformed),
     #[error("the connection failed")]
@@ -95,8 +98,15 @@ pub(crate) enum Closed {
 struct Expected {
     length: usize,
     key: i16,
-    /// Its permit is asked for, or it needs none.
-    reserved: bool,
+    /// It needs memory, and waits until the connection owes no answer.
+    waits_for_answers: bool,
+}
+
+impl Expected {
+    /// With its length.
+    fn bytes(self) -> usize {
+        self.length + 4
+    }
 }
 
 enum Queued {
@@ -106,7 +116,7 @@ enum Queued {
         answer: Pending,
         exclusive: bool,
         /// That of the request, or a part of it: kept for an answer without one of its own.
-        permit: Option<OwnedSemaphorePermit>,
+        permit: Option<Permit>,
     },
 }
 
@@ -123,8 +133,11 @@ pub(crate) struct Connection<'a> {
     passed_bytes: usize,
     /// The frame at the front of `input`, once its beginning is known.
     expected: Option<Expected>,
-    permit: Option<OwnedSemaphorePermit>,
-    permit_wait: Option<Pin<Box<dyn Future<Output = OwnedSemaphorePermit> + Send>>>,
+    permit: Option<Permit>,
+    /// Since when more memory is waited for.
+    permit_wait: Option<(Instant, Reservation)>,
+    /// Cancelled if a transfer of the connection is too slow.
+    slow: CancellationToken,
     queue: VecDeque<Queued>,
     exclusive: bool,
     output: VecDeque<Frame>,
@@ -167,6 +180,7 @@ impl<'a> Connection<'a> {
             expected: None,
             permit: None,
             permit_wait: None,
+            slow: CancellationToken::new(),
             queue: VecDeque::new(),
             exclusive: false,
             output: VecDeque::new(),
@@ -184,7 +198,11 @@ impl<'a> Connection<'a> {
 
     /// Serves the client until the connection ends.
     pub(crate) async fn run(mut self) -> Closed {
-        poll_fn(|cx| self.poll(cx)).await
+        let slow = self.slow.clone();
+        tokio::select! {
+            closed = poll_fn(|cx| self.poll(cx)) => closed,
+            () = slow.cancelled() => Closed::Slow,
+        }
     }
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Closed> {
@@ -239,14 +257,18 @@ impl<'a> Connection<'a> {
             if !self.has_room() || self.waits_for_answers() {
                 return Ok(progress);
             }
-            if let Some(wait) = &mut self.permit_wait {
-                let Poll::Ready(permit) = wait.as_mut().poll(cx) else {
+            if let Some((asked_at, wait)) = &mut self.permit_wait {
+                let Poll::Ready(mut permit) = Pin::new(wait).poll(cx) else {
                     return Ok(progress);
                 };
+                if !permit.is_transferred() {
+                    permit.begin_transfer(self.input.len(), &self.slow);
+                }
                 self.permit = Some(permit);
+                // The wait was not the client's.
+                let waited = asked_at.elapsed();
+                self.incomplete_since = self.incomplete_since.map(|since| since + waited);
                 self.permit_wait = None;
-                // Time counts from when the client was allowed to go on.
-                self.incomplete_since = Some(Instant::now());
                 // The whole frame may be there.
                 continue;
             }
@@ -254,20 +276,19 @@ impl<'a> Connection<'a> {
                 return Ok(progress);
             };
             ready?;
-            let missing = self
-                .expected
-                .map_or(0, |frame| frame.length + 4 - self.input.len());
-            // Memory follows what arrives, not what is announced.
-            let reserve = missing
-                .min(self.input.len().max(SMALL_BUFFER_BYTES))
-                .max(READ_BYTES);
-            self.input.reserve(reserve);
+            let whole = self.expected.map_or(0, Expected::bytes);
+            let missing = whole.min(self.covered_bytes());
+            let missing = missing.saturating_sub(self.input.len());
+            self.input.reserve(missing.max(READ_BYTES));
             // Unlike `try_read_buf`, this remembers that a short read has emptied the socket, which
             // saves asking again.
             match pin!(self.stream.read_buf(&mut self.input)).poll(cx) {
                 Poll::Ready(Ok(0)) => return Err(Closed::ByPeer),
                 Poll::Ready(Ok(read)) => {
                     add(&self.server.counters.received_bytes, read);
+                    if let Some(permit) = &self.permit {
+                        permit.note_moved(read);
+                    }
                     self.last_traffic = Instant::now();
                     progress = true;
                 }
@@ -291,10 +312,10 @@ impl<'a> Connection<'a> {
             };
             let length = expected.length;
             self.check_announced(expected)?;
-            if !expected.reserved {
-                self.reserve(expected);
+            let is_whole = self.input.len() >= expected.bytes();
+            if self.permit_wait.is_none() {
+                self.reserve(expected, is_whole);
             }
-            let is_whole = self.input.len() >= length + 4;
             if !is_whole || self.permit_wait.is_some() || self.waits_for_answers() {
                 self.note_incomplete();
                 break;
@@ -305,7 +326,10 @@ impl<'a> Connection<'a> {
             self.incomplete_since = None;
             let permit = self.permit.take();
             // That of a control request is kept for its answer.
-            let permit = permit.filter(|_| api::is_control(expected.key));
+            let mut permit = permit.filter(|_| api::is_control(expected.key));
+            if let Some(permit) = &mut permit {
+                permit.end_transfer();
+            }
             self.handle(frame, permit)?;
             if self.passed_bytes > 0 || length > SMALL_BUFFER_BYTES {
                 self.passed_bytes += length + 4;
@@ -358,46 +382,50 @@ impl<'a> Connection<'a> {
         self.expected = Some(Expected {
             length,
             key,
-            reserved: false,
+            waits_for_answers: false,
         });
         Ok(true)
     }
 
-    /// Asks for the permit of a frame, if it needs one. That of a control request is kept until its answer was sent, so
-    /// it is asked for once the connection owes no other answer. A fetch that waits for records keeps a small part of its
-    /// own, or none.
-    fn reserve(&mut self, expected: Expected) {
-        let Expected { length, key, .. } = expected;
-        let is_there = length + 4 <= self.input.len();
-        let (buffers, bytes) = match api::is_control(key) {
-            // Those before the login are short.
-            _ if self.login.is_awaited() => return self.reserved(),
-            true => {
-                let bytes = length.saturating_mul(1 + CONTROL_GROWTH);
-                (&self.server.control_buffers, bytes)
-            }
-            // It was read already.
-            false if is_there => return self.reserved(),
-            false => (&self.server.buffers, length),
-        };
-        if let Some(wait) = buffers.reserve(bytes) {
-            if api::is_control(key) && self.owes_answers() {
-                return;
-            }
-            self.permit_wait = Some(Box::pin(wait));
-        }
-        self.reserved();
+    /// How much of the frame at the front may be in the buffer.
+    fn covered_bytes(&self) -> usize {
+        let permit = self.permit.as_ref().map_or(0, Permit::bytes);
+        permit.max(SMALL_BUFFER_BYTES)
     }
 
-    fn reserved(&mut self) {
-        if let Some(expected) = &mut self.expected {
-            expected.reserved = true;
+    /// Asks for the memory that the frame at the front needs to arrive further, or to be handled. That of a control
+    /// request is kept until its answer was sent, so it is asked for once the connection owes no other answer. A
+    /// fetch that waits for records keeps a small part of its own, or none.
+    fn reserve(&mut self, mut expected: Expected, is_whole: bool) {
+        let is_control = api::is_control(expected.key);
+        let covered = self.covered_bytes();
+        let needed = match is_whole {
+            // Those before the login are short.
+            _ if self.login.is_awaited() => 0,
+            true if is_control => expected.length.saturating_mul(1 + CONTROL_GROWTH),
+            // It was read already.
+            true => 0,
+            false if self.input.len() < covered => 0,
+            false => expected.bytes().min(2 * covered),
+        };
+        let buffers = match is_control {
+            true => &self.server.control_buffers,
+            false => &self.server.buffers,
+        };
+        let is_needed = needed > covered && buffers.bytes_max() > covered as u64;
+        expected.waits_for_answers = is_needed && is_control && self.owes_answers();
+        if is_needed && !expected.waits_for_answers {
+            let wait = buffers.grow(self.permit.take(), needed);
+            self.permit_wait = Some((Instant::now(), wait));
         }
+        self.expected = Some(expected);
     }
 
     /// Whether the frame at the front waits until earlier requests are answered.
     fn waits_for_answers(&self) -> bool {
-        self.expected.is_some_and(|expected| !expected.reserved) && self.owes_answers()
+        self.expected
+            .is_some_and(|expected| expected.waits_for_answers)
+            && self.owes_answers()
     }
 
     fn unanswered(&self) -> usize {
@@ -420,11 +448,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    fn handle(
-        &mut self,
-        frame: Bytes,
-        permit: Option<OwnedSemaphorePermit>,
-    ) -> Result<(), Malformed> {
+    fn handle(&mut self, frame: Bytes, permit: Option<Permit>) -> Result<(), Malformed> {
         add(&self.server.counters.requests, 1);
         match api::handle(
             &self.server,
@@ -450,7 +474,7 @@ impl<'a> Connection<'a> {
                 self.queue.push_back(Queued::Waiting {
                     answer,
                     exclusive: false,
-                    permit: permit.and_then(|permit| Buffers::shrink(permit, kept_bytes)),
+                    permit: permit.and_then(|permit| permit.shrink(kept_bytes)),
                 });
             }
             Reply::Exclusive(answer) => {
@@ -469,7 +493,7 @@ impl<'a> Connection<'a> {
     fn collect(&mut self, cx: &mut Context<'_>) -> Result<bool, Closed> {
         let mut progress = false;
         while self.unsent_bytes < UNSENT_BYTES_MAX {
-            let frame = match self.queue.front_mut() {
+            let mut frame = match self.queue.front_mut() {
                 None => break,
                 Some(Queued::Answered(frame)) => Frame {
                     bytes: std::mem::take(&mut frame.bytes),
@@ -496,6 +520,9 @@ impl<'a> Connection<'a> {
             if self.output.is_empty() {
                 self.last_written = Instant::now();
             }
+            if let Some(permit) = &mut frame.permit {
+                permit.begin_transfer(0, &self.slow);
+            }
             self.unsent_bytes += frame.bytes.len();
             self.output.push_back(frame);
             progress = true;
@@ -518,6 +545,9 @@ impl<'a> Connection<'a> {
             while let Some(front) = self.output.front_mut() {
                 let taken = written.min(front.bytes.len());
                 self.uncounted_bytes -= front.uncounted(taken);
+                if let Some(permit) = &front.permit {
+                    permit.note_moved(taken);
+                }
                 front.bytes.advance(taken);
                 written -= taken;
                 if !front.bytes.is_empty() {

@@ -70,6 +70,9 @@ pub struct Stats {
     pub control_buffer_bytes: u64,
     /// Memory that they may take, in bytes.
     pub control_buffer_bytes_max: u64,
+    /// Connections that were closed because their transfer was among the slowest while memory for large requests and
+    /// answers was short.
+    pub slow_transfers: u64,
     /// Consumer groups that have members.
     pub groups: u64,
     /// Consumer groups that may have members.

@@ -4,11 +4,13 @@
 //! for longest; at the limit of one address, the longest idle one of that address. A connection on which a request is
 //! under way, or arrives, is not idle, unless nothing has moved on it for longer than the listener allows, or its client
 //! has left answers unread for so long. Each connection may have a few requests under way; further ones count against a
-//! limit that all connections share.
+//! limit that all connections share. Slow clients do not keep the memory for large requests and answers from others: see
+//! [`Buffers`].
 //!
-//! Deliberately absent: sockets and timers. A listener asks for a [`Place`] per connection, reports what happens on it,
+//! Deliberately absent: sockets. A listener asks for a [`Place`] per connection, reports what happens on it,
 //! and closes the connection once the place is cancelled.
 
+mod buffers;
 mod requests;
 mod sources;
 
@@ -22,6 +24,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+pub use self::buffers::{Buffers, Permit, Reservation, SMALL_BUFFER_BYTES};
 use self::requests::Shared;
 pub use self::requests::{RequestGuard, RequestLimits};
 use self::sources::{Sources, source_of};

@@ -6,10 +6,10 @@ use std::time::Duration;
 use rdkafka::ClientConfig;
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::util::Timeout;
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use waybill_messages::Topics;
 
-use super::{Attacker, hold};
+use super::{Attacker, HOLD, hold};
 
 const CODECS: [&str; 4] = ["gzip", "snappy", "lz4", "zstd"];
 /// What a bomb holds.
@@ -18,6 +18,14 @@ const BOMB_BYTES: usize = 32 << 20;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Records that mean nothing, in one step.
 const RUBBISH: usize = 20;
+/// The length of the largest request, and what is sent of it.
+const LARGEST_BYTES: u32 = 16 << 20;
+const HALF_BYTES: usize = 12 << 20;
+/// How long an attacker whose large request was cut off waits: many of those at once would be a flood.
+const HALF_PAUSE: Duration = Duration::from_secs(5);
+/// Fetches whose answers are not read, on one connection, and the most that each asks for.
+const UNREAD_FETCHES: usize = 30;
+const FETCH_BYTES: i32 = 1 << 20;
 
 pub(super) async fn bad_frames(attacker: &Attacker) -> io::Result<()> {
     let frames: [&[u8]; 4] = [
@@ -79,5 +87,68 @@ pub(super) async fn rubbish(attacker: &Attacker) -> io::Result<()> {
         }
         tokio::time::sleep(PATIENCE / 100).await;
     }
+    Ok(())
+}
+
+/// The beginning of a produce request as large as it may be.
+fn announcement() -> Vec<u8> {
+    let mut bytes = LARGEST_BYTES.to_be_bytes().to_vec();
+    bytes.extend([0, 0, 0, 9]);
+    bytes
+}
+
+pub(super) async fn announced_requests(attacker: &Attacker) -> io::Result<()> {
+    let mut stream = attacker.connect().await?;
+    stream.write_all(&announcement()).await?;
+    hold(&mut stream).await;
+    Ok(())
+}
+
+pub(super) async fn half_requests(attacker: &Attacker) -> io::Result<()> {
+    let mut stream = attacker.connect().await?;
+    let mut bytes = announcement();
+    bytes.resize(HALF_BYTES, 0);
+    let drip = async {
+        stream.write_all(&bytes).await?;
+        loop {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            stream.write_all(&[0]).await?;
+        }
+    };
+    let ended: Result<io::Result<()>, _> = tokio::time::timeout(HOLD, drip).await;
+    tokio::time::sleep(HALF_PAUSE).await;
+    ended.unwrap_or(Ok(()))
+}
+
+/// A fetch of a partition's first records.
+fn fetch(topic: &str) -> Vec<u8> {
+    let mut request = vec![0, 1, 0, 4, 0, 0, 0, 1, 0xff, 0xff];
+    // No replica, no wait, at least a byte.
+    for number in [-1, 0, 1, FETCH_BYTES] {
+        request.extend(i32::to_be_bytes(number));
+    }
+    request.push(0);
+    request.extend(1_i32.to_be_bytes());
+    // No topic's name is as long.
+    request.extend((topic.len() as u16).to_be_bytes());
+    request.extend(topic.as_bytes());
+    request.extend(1_i32.to_be_bytes());
+    request.extend(0_i32.to_be_bytes());
+    request.extend(0_i64.to_be_bytes());
+    request.extend(FETCH_BYTES.to_be_bytes());
+    let mut frame = (request.len() as u32).to_be_bytes().to_vec();
+    frame.append(&mut request);
+    frame
+}
+
+pub(super) async fn unread_fetches(attacker: &Attacker) -> io::Result<()> {
+    let mut stream = attacker.connect().await?;
+    let [requests, ..] = topics(attacker);
+    stream
+        .write_all(&fetch(&requests).repeat(UNREAD_FETCHES))
+        .await?;
+    // One answer, or a part of it.
+    stream.read_exact(&mut [0; 4]).await?;
+    tokio::time::sleep(HOLD).await;
     Ok(())
 }

@@ -24,8 +24,8 @@ use tokio::time::Instant;
 use super::{Call, OK, Reply, int};
 use crate::connection::Frame;
 use crate::log::{LEADER_EPOCH, Partition, ReadError};
-use crate::server::Buffers;
 use crate::stats::add;
+use waybill_connections::Buffers;
 use waybill_wire::{self as wire, Malformed};
 
 /// What the fetches of one connection share.
@@ -311,17 +311,20 @@ fn check(wanted: &Wanted) -> Result<&Arc<Partition>, ResponseError> {
 async fn answer(call: &Call, wanted: &[WantedTopic], bytes_max: usize) -> Result<Frame, Malformed> {
     // No more than can be there is reserved; what is appended after this is left for later.
     let mut readable = 0_u64;
+    // A batch that is larger than what is asked for is read where it is the first.
+    let mut batch_bytes_max = 0;
     for wanted in wanted.iter().flat_map(|topic| &topic.partitions) {
         if let Ok(partition) = check(wanted) {
             let found = partition.bytes_from(wanted.offset).unwrap_or(0);
             readable += found.min(wanted.bytes_max as u64);
+            batch_bytes_max = batch_bytes_max.max(found.min(partition.message_bytes_max()));
         }
     }
-    let readable = usize::try_from(readable)
-        .unwrap_or(usize::MAX)
-        .min(bytes_max);
+    let bytes = |bytes| usize::try_from(bytes).unwrap_or(usize::MAX);
+    let readable = bytes(readable).min(bytes_max);
     let head_bytes = head_bytes(wanted);
-    let permit = match call.server.buffers.reserve(readable + head_bytes) {
+    let needed = readable.max(bytes(batch_bytes_max)) + head_bytes;
+    let permit = match call.server.buffers.reserve(needed) {
         Some(reserved) => Some(reserved.await),
         None => None,
     };
@@ -344,6 +347,7 @@ async fn answer(call: &Call, wanted: &[WantedTopic], bytes_max: usize) -> Result
         }
     }
     add(&call.server.counters.fetched_bytes, fetched);
+    let permit = permit.and_then(|permit| permit.shrink(frame.capacity()));
     Ok(Frame {
         bytes: wire::finish(frame),
         permit,

@@ -5,6 +5,7 @@ mod bounds;
 mod damage;
 mod hostile;
 mod keeping;
+mod memory;
 mod versions;
 mod waiting;
 

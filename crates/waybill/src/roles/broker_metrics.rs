@@ -13,7 +13,7 @@ const SHOW_EVERY: Duration = Duration::from_secs(1);
 /// A metric, and where the broker counts it.
 type Counted<K> = (Metric<K>, fn(&Stats) -> u64);
 
-static COUNTERS: [Counted<Counter>; 17] = [
+static COUNTERS: [Counted<Counter>; 18] = [
     (
         Metric::new(
             "waybill_broker_received_bytes_total",
@@ -101,6 +101,14 @@ static COUNTERS: [Counted<Counter>; 17] = [
             [],
         ),
         |s| s.connections_refused,
+    ),
+    (
+        Metric::new(
+            "waybill_broker_slow_transfers_total",
+            "Connections that were closed because their request or answer was among the slowest while memory for large ones was short",
+            [],
+        ),
+        |s| s.slow_transfers,
     ),
     (
         Metric::new(

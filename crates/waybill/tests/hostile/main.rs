@@ -62,6 +62,17 @@ fn kafka() -> Option<String> {
     std::env::var("WAYBILL_TEST_BROKERS").ok()
 }
 
+/// The request for a delivery.
+fn delivery(id: &str) -> Value {
+    json!({
+        "deliveryId": id,
+        "ownerId": "ada",
+        "pickupLocation": "12 Harbour Street",
+        "dropOffLocation": "7 Hill Road",
+        "packageInfo": {"packageId": id, "size": "Small", "weight": 1.5},
+    })
+}
+
 impl Site {
     fn start() -> Self {
         Self::start_within(None)
@@ -199,13 +210,7 @@ impl Site {
 
     /// Requests a delivery and waits until it is delivered.
     async fn deliver(&self, id: &str) {
-        let delivery = json!({
-            "deliveryId": id,
-            "ownerId": "ada",
-            "pickupLocation": "12 Harbour Street",
-            "dropOffLocation": "7 Hill Road",
-            "packageInfo": {"packageId": id, "size": "Small", "weight": 1.5},
-        });
+        let delivery = delivery(id);
         let url = self.url("http", "/api/deliveryrequests");
         let deadline = Instant::now() + PATIENCE;
         let taken = |status| status == StatusCode::ACCEPTED || status == StatusCode::OK;

@@ -126,3 +126,32 @@ async fn answers_to_batches_that_are_never_read_take_little_memory() {
     drop((site, streams));
     assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_are_announced_or_stop_halfway_keep_no_memory_from_others() {
+    const LENGTH: u32 = 16 << 20;
+    const DELIVERIES: usize = 3_000;
+    /// Less than what a request may take to arrive.
+    const SOON: Duration = Duration::from_secs(40);
+    let site = Site::start_with(Broker::Embedded, None, &[], 4 * CONNECTIONS);
+    let mut streams = send_unread(&site, "broker", produce(LENGTH, 30)).await;
+    streams.extend(send_unread(&site, "broker", produce(LENGTH, 12 << 20)).await);
+    let started = Instant::now();
+    // So many that a fetch of their records needs memory.
+    let line = |nth| {
+        let delivery = delivery(&format!("beside-half-requests-{nth}"));
+        json!({"workflow": "drone-delivery", "input": delivery}).to_string()
+    };
+    let lines: Vec<String> = (0..DELIVERIES).map(line).collect();
+    let request = site.http.post(site.url("http", "/v1/operations:batch"));
+    let request = request.header("Content-Type", "application/x-ndjson");
+    let answer = request.body(lines.join("\n")).send().await.unwrap();
+    let answers = answer.text().await.unwrap();
+    let accepted = answers.lines().filter(|line| line.contains("202"));
+    assert_eq!(accepted.count(), DELIVERIES, "{answers}");
+    site.deliver("behind-the-batch").await;
+    let took = started.elapsed();
+    assert!(took < SOON, "{took:?}");
+    assert!(site.metric("waybill_broker_slow_transfers_total").await > 0.0);
+    drop((site, streams));
+}

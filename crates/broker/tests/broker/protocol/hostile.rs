@@ -306,7 +306,7 @@ async fn random_cut_and_changed_frames_end_their_connection_and_nothing_else() {
 }
 
 /// A request as it is framed, without its length.
-fn frame_of<R: kafka_protocol::protocol::Request>(version: i16, request: &R) -> Vec<u8> {
+pub fn frame_of<R: kafka_protocol::protocol::Request>(version: i16, request: &R) -> Vec<u8> {
     let mut frame = Vec::new();
     RequestHeader::default()
         .with_request_api_key(R::KEY)

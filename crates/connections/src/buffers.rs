@@ -1,0 +1,458 @@
+//! Memory for large requests and answers, which the connections of a listener share.
+//!
+//! What must hold: a client that transfers slowly, or not at all, keeps no memory from others.
+//!
+//! * **Memory follows what arrives, not what is announced.** A request's permit grows with its buffer.
+//! * **Slow transfers share half.** Those that have lasted for [`QUICK`] may have half of the memory together; beyond it
+//!   connections are closed: first that of the slowest transfer, and where all of them wait for memory that of the
+//!   largest. So half is there for the others, and requests that wait for each other do not wait for good.
+//! * **The smallest need comes first.** What waits does not wait for those that need more.
+//!
+//! Deliberately absent: buffers. A permit only counts.
+
+use std::collections::{BTreeMap, HashMap};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::time::{Instant, Sleep};
+use tokio_util::sync::CancellationToken;
+
+/// Buffers up to this size are not counted: every connection may have a few.
+pub const SMALL_BUFFER_BYTES: usize = 64 << 10;
+
+/// How long a transfer may take before it counts as slow.
+const QUICK: Duration = Duration::from_millis(250);
+/// How often slow transfers are looked for, while memory is short.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+/// The large buffers of all connections of a listener. It counts memory, and has none.
+pub struct Buffers {
+    pool: Arc<Pool>,
+}
+
+struct Pool {
+    bytes_max: usize,
+    held: Mutex<Held>,
+    /// Transfers that were ended because they were slow.
+    ended: AtomicU64,
+}
+
+#[derive(Default)]
+struct Held {
+    bytes: usize,
+    /// The most since the last look.
+    peak_bytes: usize,
+    transfers: HashMap<u64, Transfer>,
+    /// By how much each needs.
+    waiting: BTreeMap<(usize, u64), Waker>,
+    next_id: u64,
+    looked_at: Option<Instant>,
+}
+
+/// A request or an answer that is on its way, and holds memory.
+struct Transfer {
+    bytes: usize,
+    since: Instant,
+    is_waiting: bool,
+    /// How long it has waited for memory, without the present wait.
+    waited: Duration,
+    moved_bytes: Arc<AtomicU64>,
+    /// Ends its connection.
+    end: CancellationToken,
+}
+
+impl Transfer {
+    fn is_slow(&self, now: Instant) -> bool {
+        !self.end.is_cancelled() && now.duration_since(self.since) >= QUICK
+    }
+
+    /// Sorts first what is ended first. What waits for memory is not slow because of its client.
+    fn order(&self, now: Instant) -> (bool, u128) {
+        if self.is_waiting {
+            return (true, u128::MAX - self.bytes as u128);
+        }
+        let moving = now.duration_since(self.since).saturating_sub(self.waited);
+        let moved = u128::from(self.moved_bytes.load(Relaxed));
+        let bytes_per_second = moved * 1_000_000 / moving.as_micros().max(1);
+        (false, bytes_per_second)
+    }
+}
+
+impl Buffers {
+    /// Buffers that may take so many bytes together.
+    #[must_use]
+    pub fn new(bytes_max: usize) -> Self {
+        let pool = Pool {
+            bytes_max,
+            held: Mutex::default(),
+            ended: AtomicU64::new(0),
+        };
+        Self {
+            pool: Arc::new(pool),
+        }
+    }
+
+    /// How much may be in use, in bytes.
+    #[must_use]
+    pub fn bytes_max(&self) -> u64 {
+        self.pool.bytes_max as u64
+    }
+
+    /// The most in use since the last call, in bytes. While a connection waits for memory, all counts as in use.
+    #[must_use]
+    pub fn peak_bytes(&self) -> u64 {
+        let mut held = self.pool.held();
+        let now = match held.waiting.is_empty() {
+            true => held.bytes,
+            false => self.pool.bytes_max,
+        };
+        std::mem::replace(&mut held.peak_bytes, now).max(now) as u64
+    }
+
+    /// How many transfers were ended because they were slow.
+    #[must_use]
+    pub fn ended(&self) -> u64 {
+        self.pool.ended.load(Relaxed)
+    }
+
+    /// Whether a buffer of so many bytes needs a permit.
+    #[must_use]
+    pub fn is_counted(bytes: usize) -> bool {
+        bytes > SMALL_BUFFER_BYTES
+    }
+
+    /// Waits until a buffer of so many bytes may be used. Small ones need no permit.
+    #[must_use]
+    pub fn reserve(&self, bytes: usize) -> Option<Reservation> {
+        Self::is_counted(bytes).then(|| self.grow(None, bytes))
+    }
+
+    /// Waits until the buffer of `permit` may have so many bytes.
+    #[must_use]
+    pub fn grow(&self, permit: Option<Permit>, bytes: usize) -> Reservation {
+        let permit = permit.unwrap_or_else(|| Permit {
+            pool: Arc::clone(&self.pool),
+            bytes: 0,
+            transfer: None,
+        });
+        let mut held = self.pool.held();
+        if let Some(transfer) = permit.transfer_in(&mut held) {
+            transfer.is_waiting = true;
+        }
+        Reservation {
+            more: bytes.min(self.pool.bytes_max).saturating_sub(permit.bytes),
+            id: held.next_id(),
+            since: Instant::now(),
+            permit: Some(permit),
+            look: None,
+        }
+    }
+}
+
+impl Pool {
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the slowest transfers while slow ones hold more than half.
+    fn end_slow(&self, held: &mut Held, now: Instant) {
+        let is_early = |at| now.duration_since(at) < LOOK_INTERVAL;
+        if held.bytes <= self.bytes_max / 2 || held.looked_at.is_some_and(is_early) {
+            return;
+        }
+        held.looked_at = Some(now);
+        let slow = held.transfers.values().filter(|each| each.is_slow(now));
+        let mut slow: Vec<_> = slow.collect();
+        slow.sort_by_cached_key(|each| each.order(now));
+        let mut bytes: usize = slow.iter().map(|each| each.bytes).sum();
+        for first in slow {
+            if bytes <= self.bytes_max / 2 {
+                return;
+            }
+            bytes -= first.bytes;
+            first.end.cancel();
+            self.ended.fetch_add(1, Relaxed);
+        }
+    }
+}
+
+impl Held {
+    fn next_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn add(&mut self, bytes: usize) {
+        self.bytes += bytes;
+        self.peak_bytes = self.peak_bytes.max(self.bytes);
+    }
+
+    fn wake_next(&self) {
+        if let Some(next) = self.waiting.values().next() {
+            next.wake_by_ref();
+        }
+    }
+}
+
+/// Waits for memory. Dropping it drops the permit that it adds to.
+pub struct Reservation {
+    /// What it adds to; gone once it is ready.
+    permit: Option<Permit>,
+    more: usize,
+    id: u64,
+    since: Instant,
+    look: Option<Pin<Box<Sleep>>>,
+}
+
+impl Future for Reservation {
+    type Output = Permit;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Permit> {
+        let key = (self.more, self.id);
+        let pool = {
+            let permit = self.permit.as_ref().expect("it is not polled again");
+            Arc::clone(&permit.pool)
+        };
+        loop {
+            let now = Instant::now();
+            let mut held = pool.held();
+            let is_first = held.waiting.range(..key).next().is_none();
+            if is_first && held.bytes + self.more <= pool.bytes_max {
+                held.waiting.remove(&key);
+                held.add(self.more);
+                held.wake_next();
+                let mut permit = self.permit.take().expect("it is not polled again");
+                permit.bytes += self.more;
+                if let Some(transfer) = permit.transfer_in(&mut held) {
+                    transfer.bytes = permit.bytes;
+                    transfer.is_waiting = false;
+                    transfer.waited += now.duration_since(self.since);
+                }
+                pool.end_slow(&mut held, now);
+                return Poll::Ready(permit);
+            }
+            held.waiting.insert(key, cx.waker().clone());
+            held.peak_bytes = pool.bytes_max;
+            pool.end_slow(&mut held, now);
+            drop(held);
+            let look = self
+                .look
+                .get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_INTERVAL)));
+            if look.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+            look.as_mut().reset(now + LOOK_INTERVAL);
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if let Some(permit) = &self.permit {
+            let mut held = permit.pool.held();
+            if held.waiting.remove(&(self.more, self.id)).is_some() {
+                held.wake_next();
+            }
+        }
+    }
+}
+
+/// Memory that is in use until this is dropped.
+pub struct Permit {
+    pool: Arc<Pool>,
+    bytes: usize,
+    transfer: Option<(u64, Arc<AtomicU64>)>,
+}
+
+impl Permit {
+    /// How large the buffer may be.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// The part of it that a buffer of so many bytes needs. Others get the rest.
+    #[must_use]
+    pub fn shrink(mut self, bytes: usize) -> Option<Self> {
+        if !Buffers::is_counted(bytes) {
+            return None;
+        }
+        let rest = self.bytes.saturating_sub(bytes);
+        self.bytes -= rest;
+        self.give_back(rest);
+        Some(self)
+    }
+
+    /// What it is for is transferred from now on, and so many bytes of it were before. `end` is cancelled if that is too
+    /// slow.
+    pub fn begin_transfer(&mut self, moved_bytes: usize, end: &CancellationToken) {
+        let moved_bytes = Arc::new(AtomicU64::new(moved_bytes as u64));
+        let mut held = self.pool.held();
+        let id = held.next_id();
+        let transfer = Transfer {
+            bytes: self.bytes,
+            since: Instant::now(),
+            is_waiting: false,
+            waited: Duration::ZERO,
+            moved_bytes: Arc::clone(&moved_bytes),
+            end: end.clone(),
+        };
+        held.transfers.insert(id, transfer);
+        drop(held);
+        self.transfer = Some((id, moved_bytes));
+    }
+
+    /// Whether a transfer of what it is for has begun, and not ended.
+    #[must_use]
+    pub fn is_transferred(&self) -> bool {
+        self.transfer.is_some()
+    }
+
+    /// So many bytes were transferred.
+    pub fn note_moved(&self, bytes: usize) {
+        if let Some((_, moved)) = &self.transfer {
+            moved.fetch_add(bytes as u64, Relaxed);
+        }
+    }
+
+    /// What it is for has arrived, and is handled.
+    pub fn end_transfer(&mut self) {
+        if let Some((id, _)) = self.transfer.take() {
+            self.pool.held().transfers.remove(&id);
+        }
+    }
+
+    fn transfer_in<'h>(&self, held: &'h mut Held) -> Option<&'h mut Transfer> {
+        let (id, _) = self.transfer.as_ref()?;
+        held.transfers.get_mut(id)
+    }
+
+    fn give_back(&self, bytes: usize) {
+        let mut held = self.pool.held();
+        held.bytes -= bytes;
+        held.wake_next();
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.end_transfer();
+        self.give_back(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use tokio::time;
+
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    /// A transfer that has moved so many bytes, and whose client could move them all the time.
+    async fn transfer(
+        buffers: &Buffers,
+        bytes: usize,
+        moved: usize,
+    ) -> (Permit, CancellationToken) {
+        let end = CancellationToken::new();
+        let mut permit = buffers.grow(None, bytes).await;
+        permit.begin_transfer(moved, &end);
+        (permit, end)
+    }
+
+    fn is_ready(reservation: Pin<&mut Reservation>) -> Option<Permit> {
+        let mut cx = Context::from_waker(Waker::noop());
+        match reservation.poll(&mut cx) {
+            Poll::Ready(permit) => Some(permit),
+            Poll::Pending => None,
+        }
+    }
+
+    #[tokio::test]
+    async fn the_slowest_transfers_end_while_slow_ones_hold_more_than_half() {
+        let buffers = Buffers::new(8 * MIB);
+        let (fast, fast_end) = transfer(&buffers, 3 * MIB, 2 * MIB).await;
+        let (slow, slow_end) = transfer(&buffers, 3 * MIB, 1).await;
+        let (_handled, _) = {
+            let mut handled = transfer(&buffers, 2 * MIB, 0).await;
+            handled.0.end_transfer();
+            handled
+        };
+        let mut waiting = pin!(buffers.grow(None, 2 * MIB));
+        assert!(is_ready(waiting.as_mut()).is_none());
+        time::sleep(QUICK).await;
+        assert!(is_ready(waiting.as_mut()).is_none());
+        assert!(slow_end.is_cancelled());
+        assert!(!fast_end.is_cancelled());
+        assert_eq!(buffers.ended(), 1);
+        drop(slow);
+        let permit = is_ready(waiting.as_mut()).expect("there is room");
+        assert_eq!(permit.bytes(), 2 * MIB);
+        time::sleep(QUICK).await;
+        let more = buffers.grow(Some(permit), 3 * MIB).await;
+        assert!(!fast_end.is_cancelled(), "slow ones hold less than half");
+        drop((more, fast));
+    }
+
+    #[tokio::test]
+    async fn transfers_that_wait_for_each_other_do_not_wait_for_good() {
+        let buffers = Buffers::new(4 * MIB);
+        let (first, first_end) = transfer(&buffers, MIB, 1).await;
+        let (second, second_end) = transfer(&buffers, 3 * MIB, 3 * MIB).await;
+        let first = buffers.grow(Some(first), 2 * MIB);
+        let second = tokio::spawn({
+            let growing = buffers.grow(Some(second), 4 * MIB);
+            async move {
+                tokio::select! {
+                    biased;
+                    () = second_end.cancelled() => {}
+                    _ = growing => panic!("there is no room"),
+                }
+            }
+        });
+        assert_eq!(first.await.bytes(), 2 * MIB, "the larger one makes room");
+        assert!(!first_end.is_cancelled());
+        second.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn the_smallest_need_comes_first() {
+        let buffers = Buffers::new(4 * MIB);
+        let all = buffers.grow(None, 4 * MIB).await;
+        let mut large = pin!(buffers.grow(None, 3 * MIB));
+        let mut small = pin!(buffers.grow(None, MIB));
+        assert!(is_ready(large.as_mut()).is_none());
+        assert!(is_ready(small.as_mut()).is_none());
+        assert_eq!(buffers.peak_bytes(), 4 * MIB as u64);
+        let rest = all.shrink(2 * MIB).unwrap();
+        assert!(is_ready(large.as_mut()).is_none());
+        let small = is_ready(small.as_mut()).expect("it fits");
+        drop(rest);
+        assert!(is_ready(large.as_mut()).is_some());
+        drop(small);
+        assert_eq!(buffers.peak_bytes(), 4 * MIB as u64);
+        assert_eq!(buffers.peak_bytes(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_no_longer_waits_keeps_nobody_waiting() {
+        let buffers = Buffers::new(4 * MIB);
+        let part = buffers.grow(None, 2 * MIB).await;
+        {
+            let mut given_up = pin!(buffers.grow(None, 3 * MIB));
+            assert!(is_ready(given_up.as_mut()).is_none());
+        }
+        assert_eq!(buffers.peak_bytes(), 4 * MIB as u64);
+        assert_eq!(buffers.peak_bytes(), 2 * MIB as u64);
+        let growing = buffers.grow(Some(part), 5 * MIB);
+        assert_eq!(growing.await.bytes(), 4 * MIB, "there is no more");
+        assert_eq!(buffers.peak_bytes(), 4 * MIB as u64);
+        assert_eq!(buffers.peak_bytes(), 0);
+    }
+}
