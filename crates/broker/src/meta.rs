@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use fjall::{Keyspace, PersistMode, Readable, Snapshot};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use uuid::Uuid;
+use waybill_disk::keyspaces;
 
 use self::store::{Reopening, Store};
 use crate::retention::SegmentAges;
@@ -38,7 +39,7 @@ pub(crate) enum MetaError {
         action: &'static str,
         path: PathBuf,
         #[source]
-        source: fjall::Error,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     #[error("the broker's metadata in {path} holds a value that cannot be read: {key}")]
     Corrupt { path: PathBuf, key: String },
@@ -146,6 +147,7 @@ impl Meta {
         run_time_ms: u64,
         changed: impl Iterator<Item = ([u8; 16], i32, &'a SegmentAges)>,
     ) -> Result<(), MetaError> {
+        keyspaces::copy(&self.path);
         let store = self.store()?;
         let mut batch = store.database.batch().durability(Some(PersistMode::Buffer));
         batch.insert(&store.cluster, RUN_TIME, self.encode(&run_time_ms)?);
@@ -403,7 +405,7 @@ impl Meta {
         move |source| MetaError::Store {
             action,
             path: self.path.clone(),
-            source,
+            source: source.into(),
         }
     }
 }

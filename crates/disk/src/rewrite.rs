@@ -22,7 +22,7 @@ const READ_BYTES: usize = 256 * BLOCK_BYTES;
 /// # Errors
 ///
 /// If a file cannot be read, written or synced. What it holds is the same as before.
-pub fn rewrite_journals(dir: &Path) -> io::Result<()> {
+pub(crate) fn rewrite_journals(dir: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,

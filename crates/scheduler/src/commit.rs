@@ -438,7 +438,7 @@ fn may_come_back(store: &dyn Store, error: &StoreError) -> bool {
         | StoreError::ElsewhereHeld { .. }
         | StoreError::Schema(_)
         | StoreError::Corrupt { .. }
-        | StoreError::Journal { .. }
+        | StoreError::Damaged(_)
         | StoreError::Locked { .. } => false,
     };
     is_away && !store.is_exclusive()

@@ -8,6 +8,7 @@
 //! * **Nothing that cannot be read is destroyed.** A write takes the place of a corrupt row, whose
 //!   bytes are kept aside; the purge leaves it alone.
 //! * **A damaged block harms only its entries.** See `embedded/damage.rs`.
+//! * **No damaged file is opened at the cost of rows.** See the crate `disk`.
 //! * **A full disk is waited for.** Writes fail while it lasts and reads go on; once there is room the store is
 //!   opened again in place. See `embedded/reopening.rs`.
 //! * **Flushes and compactions do not stall for good.** Full memtables are rotated after a commit, and a commit waits for the
@@ -22,7 +23,6 @@ mod backup;
 mod damage;
 mod flushing;
 mod group;
-mod journal;
 mod lock;
 mod purge;
 mod rebuild;
@@ -141,8 +141,8 @@ impl EmbeddedStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Locked`] if the directory is open already, [`StoreError::Journal`] if acknowledged rows would
-    /// be lost because a journal is damaged, [`StoreError::Unavailable`] if it cannot be opened.
+    /// [`StoreError::Locked`] if the directory is open already, [`StoreError::Damaged`] if acknowledged rows would
+    /// be lost because a file is damaged, [`StoreError::Unavailable`] if it cannot be opened.
     pub fn open(config: EmbeddedConfig) -> Result<Self, StoreError> {
         rebuild::if_asked(&config)?;
         let tables = Arc::new(Reopening::open(config.clone())?);

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use waybill_disk::{CheckError, DamagedFile};
 use waybill_engine::OperationId;
 
 use crate::WriteFailure;
@@ -84,20 +85,9 @@ pub enum StoreError {
         /// What is wrong with it.
         cause: String,
     },
-    /// A journal of the embedded store is damaged where acknowledged rows follow, which would be lost.
-    #[error(
-        "the batch at offset {offset} of the journal {file} cannot be read: {problem}. Replaying it would lose \
-         acknowledged rows. Restore a backup; or, to give up every row from there on, cut the file: \
-         truncate --size {offset} {file}"
-    )]
-    Journal {
-        /// The file.
-        file: String,
-        /// Where in it the damage is, in bytes.
-        offset: usize,
-        /// What is wrong there.
-        problem: String,
-    },
+    /// A file of the embedded store is damaged, and opening the store would lose acknowledged rows.
+    #[error(transparent)]
+    Damaged(DamagedFile),
     /// Someone else has the embedded store open: usually another process.
     #[error("the data directory {path} is in use by another process")]
     Locked {
@@ -123,6 +113,15 @@ impl StoreError {
         Self::Full {
             action,
             source: None,
+        }
+    }
+}
+
+impl From<CheckError> for StoreError {
+    fn from(error: CheckError) -> Self {
+        match error {
+            CheckError::Damaged(file) => Self::Damaged(file),
+            error @ CheckError::Io { .. } => Self::unavailable("opening", error),
         }
     }
 }

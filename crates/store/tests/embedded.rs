@@ -5,6 +5,8 @@ mod backup;
 mod contract;
 #[path = "embedded/damage.rs"]
 mod damage;
+#[path = "embedded/files.rs"]
+mod files;
 #[path = "embedded/full.rs"]
 mod full;
 

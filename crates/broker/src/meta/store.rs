@@ -7,7 +7,7 @@
 //! What failed for another reason stays refused until the broker is started again. So does a store that fails in the
 //! background, is opened again at once because there is room, and soon does it again.
 //!
-//! What must hold: **the journal is written again before the store is opened**, see [`rewrite`].
+//! What must hold: **the journal is written again before the store is opened**, see [`prepare`].
 //! The caller of `open` owns the data directory.
 
 use std::error::Error;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use fjall::{AbstractTree as _, Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch};
-use waybill_disk::rewrite;
+use waybill_disk::{Depth, prepare};
 
 use crate::locked;
 use crate::log::{has_room, is_full};
@@ -40,8 +40,8 @@ pub(super) struct Store {
 }
 
 impl Store {
-    fn open(path: &Path) -> Result<Self, fjall::Error> {
-        rewrite::rewrite_journals(path)?;
+    fn open(path: &Path) -> Result<Self, Box<dyn Error + Send + Sync>> {
+        prepare(path, Depth::Whole)?;
         let database = Database::builder(path)
             .cache_size(CACHE_BYTES)
             .worker_threads(1)
@@ -96,7 +96,7 @@ struct Failures {
 }
 
 impl Reopening {
-    pub(super) fn open(path: &Path) -> Result<Self, fjall::Error> {
+    pub(super) fn open(path: &Path) -> Result<Self, Box<dyn Error + Send + Sync>> {
         Ok(Self {
             path: path.to_owned(),
             store: RwLock::new(Some(Arc::new(Store::open(path)?))),
@@ -183,7 +183,7 @@ impl Reopening {
             Err(error) => {
                 failures.tried = Some(Instant::now());
                 tracing::warn!(
-                    error = &error as &dyn Error,
+                    error = &*error as &dyn Error,
                     "could not reopen the broker's metadata; trying again"
                 );
             }
@@ -309,19 +309,17 @@ mod tests {
                 .collect()
         };
         let before = journals();
-        assert!(
-            before
-                .iter()
-                .any(|(_, bytes)| bytes.iter().any(|&byte| byte != 0))
-        );
+        let is_written = |(_, bytes): &(_, Vec<u8>)| bytes.iter().any(|&byte| byte != 0);
+        assert!(before.iter().any(is_written));
         let long_ago = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
         for (path, _) in &before {
             let file = File::options().write(true).open(path).unwrap();
             file.set_modified(long_ago).unwrap();
         }
         // The library does nothing in a directory that it has open already.
-        let second = Store::open(&path).err();
-        assert!(matches!(second, Some(fjall::Error::Locked)), "{second:?}");
+        let second = Store::open(&path).err().unwrap();
+        let is_locked = matches!(second.downcast_ref(), Some(fjall::Error::Locked));
+        assert!(is_locked, "{second:?}");
         let modified = |path: &Path| fs::metadata(path).unwrap().modified().unwrap();
         assert!(before.iter().all(|(path, _)| modified(path) > long_ago));
         assert_eq!(journals(), before);

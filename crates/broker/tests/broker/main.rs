@@ -5,6 +5,7 @@ mod backup;
 mod clients;
 mod common;
 mod crash;
+mod files;
 mod kcat;
 mod logins;
 mod protocol;

@@ -1,5 +1,6 @@
 //! Removes what nobody reads any more: rows past their retention, deadline entries behind the
-//! sweep cursor, and attention entries that lead to nothing.
+//! sweep cursor, and attention entries that lead to nothing. After each pass it copies what damaged files are restored
+//! from.
 //!
 //! Runs on its own thread, in bounded passes of small pages, so that it never holds up a write for
 //! long. Rows are removed by the writer, which looks at each once more: it may have been written
@@ -9,12 +10,14 @@
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 use waybill_clock::wall_clock;
+use waybill_disk::keyspaces;
 use waybill_engine::{OperationId, PartitionId, Timestamp};
 
 use super::EmbeddedConfig;
@@ -47,6 +50,7 @@ impl Purge {
     ) -> Result<Self, StoreError> {
         let (stop, stopped) = mpsc::channel();
         let mut purger = Purger {
+            path: config.path.clone(),
             tables,
             commands,
             stopped,
@@ -74,6 +78,8 @@ impl Purge {
 }
 
 struct Purger {
+    /// The store's directory.
+    path: PathBuf,
     tables: Arc<Reopening>,
     commands: tokio::sync::mpsc::WeakSender<Command>,
     stopped: mpsc::Receiver<()>,
@@ -128,7 +134,9 @@ impl Purger {
                     "a purge pass failed"
                 );
             }
+            keyspaces::copy(&self.path);
         }
+        keyspaces::copy(&self.path);
         if let Err(error) = self.save_retention() {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,

@@ -9,7 +9,7 @@
 //! (`rebuild.rs`).
 //!
 //! What must hold: the old tables are gone before the new ones open (they flush their buffer at their end); the journal is
-//! written again before it is read (`waybill_disk::rewrite`), because what a failed sync left in the page cache may not be on disk.
+//! written again before it is read (`waybill_disk::prepare`), because what a failed sync left in the page cache may not be on disk.
 
 use std::error::Error;
 use std::io;

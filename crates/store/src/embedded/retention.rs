@@ -12,6 +12,7 @@ use fjall::{Database, Keyspace, OwnedWriteBatch};
 use waybill_clock::{BootTime, wall_clock};
 use waybill_engine::Timestamp;
 
+use super::damage::{self, Damages};
 use super::tables::{Tables, failed};
 use crate::codec::{self, Encoder};
 use crate::{StoreError, keys};
@@ -24,18 +25,31 @@ pub(super) struct Retention {
 
 impl Retention {
     /// Goes on where it was saved, or begins with the wall clock, and saves where that is.
-    pub(super) fn open(db: &Database, leases: &Keyspace) -> Result<Self, StoreError> {
-        let saved = leases
-            .get(keys::RETENTION)
-            .map_err(failed("reading the time of retention"))?;
-        let saved = saved.map(|value| codec::retention(&value));
+    pub(super) fn open(
+        db: &Database,
+        leases: &Keyspace,
+        damages: &Damages,
+    ) -> Result<Self, StoreError> {
+        let saved = match leases.get(keys::RETENTION) {
+            Ok(value) => {
+                value.map(|value| codec::retention(&value).map_err(|error| error.to_string()))
+            }
+            Err(error) => {
+                let Some(cause) = damage::cause(&error) else {
+                    return Err(failed("reading the time of retention")(error));
+                };
+                let key = &keys::RETENTION[..];
+                damages.note("leases", leases, key..=key, &cause);
+                Some(Err(cause))
+            }
+        };
         let began = match saved {
             None => wall_clock(),
             Some(Ok(saved)) => saved,
-            Some(Err(error)) => {
+            Some(Err(cause)) => {
                 // What is kept for too long does no harm.
                 tracing::error!(
-                    error = &error as &dyn std::error::Error,
+                    cause,
                     "the stored retention time cannot be read; rows written before are kept"
                 );
                 Timestamp(0)

@@ -25,14 +25,14 @@ use fjall::compaction::Leveled;
 use fjall::config::BlockSizePolicy;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, Readable, Snapshot, UserValue};
 use waybill_clock::wall_clock;
-use waybill_disk::rewrite;
+use waybill_disk::{Depth, prepare};
 use waybill_engine::{OperationId, OperationRow, OperationState, PartitionId, Stamp, Timestamp};
 
+use super::EmbeddedConfig;
 use super::damage::{self, Damages, Order, Walk};
 use super::lock::lock;
 use super::retention::Retention;
 use super::write_back::WriteBack;
-use super::{EmbeddedConfig, journal};
 use crate::codec::{self, Malformed, StateHeader};
 use crate::keys::RowPart;
 use crate::{
@@ -137,13 +137,10 @@ impl Tables {
             },
             error => StoreError::unavailable("opening", error),
         };
-        if let Some(lock) = lock(&config.path)? {
-            journal::check(&config.path)?;
-            rewrite::rewrite_journals(&config.path)
-                .map_err(|error| StoreError::unavailable("opening", error))?;
-            // The key-value store locks the directory itself.
-            drop(lock);
-        }
+        let lock = lock(&config.path)?;
+        prepare(&config.path, Depth::Opening)?;
+        // The key-value store locks the directory itself.
+        drop(lock);
         let db = Database::builder(&config.path)
             .cache_size(config.cache_bytes)
             .max_journaling_size(config.journal_bytes_max.max(JOURNAL_BYTES_LEAST))
@@ -161,10 +158,13 @@ impl Tables {
         let leases = db.keyspace("leases", small).map_err(failed)?;
         let lasting = match lasting {
             Some(lasting) => lasting,
-            None => Lasting {
-                retention: Arc::new(Retention::open(&db, &leases)?),
-                damages: Arc::default(),
-            },
+            None => {
+                let damages = Arc::default();
+                Lasting {
+                    retention: Arc::new(Retention::open(&db, &leases, &damages)?),
+                    damages,
+                }
+            }
         };
         let mut tables = Self {
             write_back: None,

@@ -41,6 +41,7 @@ fn fixture(entries_max: usize) -> Fixture {
         .commands
         .downgrade();
     let purger = Purger {
+        path: dir.path().to_owned(),
         tables: Arc::clone(&store.tables),
         commands,
         stopped,

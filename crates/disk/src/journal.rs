@@ -13,11 +13,12 @@
 //! value`, or `4 · table u64`. Numbers are little-endian, and each batch has a higher one than the batch before.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::StoreError;
+use crate::{CheckError, DamagedFile, at};
 
 /// How the end marker of a batch ends.
 const TRAILER: &[u8] = b"FJL\x03";
@@ -26,29 +27,32 @@ const START_BYTES: usize = 1 + 4 + 8;
 /// An end marker: tag, checksum, trailer.
 const END_BYTES: usize = 1 + 8 + TRAILER.len();
 
-/// Refuses a store one of whose journals is damaged in front of valid batches. The caller has locked the store.
+/// Refuses a store one of whose journals is damaged in front of valid batches.
 ///
 /// # Errors
 ///
-/// [`StoreError::Journal`] if one is; [`StoreError::Unavailable`] if one cannot be read.
-pub(super) fn check(store: &Path) -> Result<(), StoreError> {
-    let failed = |error| StoreError::unavailable("reading the journals", error);
-    for file in journals(store).map_err(failed)? {
-        let bytes = fs::read(&file).map_err(failed)?;
-        if let Some(damage) = damage(&bytes) {
-            return Err(StoreError::Journal {
-                file: file.display().to_string(),
-                offset: damage.offset,
-                problem: damage.problem,
-            });
+/// [`CheckError::Damaged`] if one is; [`CheckError::Io`] if one cannot be read.
+pub(crate) fn check(store: &Path) -> Result<(), CheckError> {
+    for file in journals(store).map_err(at(store))? {
+        let bytes = fs::read(&file).map_err(at(&file))?;
+        if let Some(Damage { offset, problem }) = damage(&bytes) {
+            return Err(CheckError::Damaged(DamagedFile {
+                file,
+                problem: format!("the batch at offset {offset} cannot be read: {problem}"),
+                intact_bytes: Some(offset as u64),
+            }));
         }
     }
     Ok(())
 }
 
-fn journals(store: &Path) -> std::io::Result<Vec<PathBuf>> {
+fn journals(store: &Path) -> io::Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(store) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
     let mut journals = Vec::new();
-    for entry in fs::read_dir(store)? {
+    for entry in entries {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "jnl") {
             journals.push(path);

@@ -1,0 +1,341 @@
+//! The files of a key-value store, checked before it is opened, and second copies of what opening needs.
+//!
+//! The key-value store `fjall` keeps a directory for each of its tables (`keyspaces/N`) with a manifest (`vM`), the number
+//! and checksum of the manifest that counts (`current`), and the table's files (`tables/T`). It does not compare a manifest
+//! with its checksum, deletes files that the manifest does not name, deletes a table that has no `current`, and panics or
+//! allocates without a bound on some damaged files. So everything that it reads to open is verified here first.
+//!
+//! What must hold:
+//!
+//! * **Opening loses nothing.** A store with a damaged file is not opened unless the file is restored, or `fjall` reads
+//!   on beside the damage.
+//! * **Nothing is restored without proof.** What is put in the place of a damaged file has the checksum that an intact
+//!   file names, and no older version takes the place of a newer one.
+//!
+//! [`copy`] keeps copies below `copies`: manifests, small table files, and of larger ones the end, which holds the index. They
+//! are not synced. One that is missing, old or damaged is of no use and does no harm.
+//!
+//! Deliberately absent: any repair by guessing, such as a manifest made of the files that are there. Files that a
+//! compaction has replaced may still be there, and would bring older entries back.
+
+mod archive;
+mod manifest;
+mod table;
+
+use std::fs::{self, File};
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use self::manifest::{Current, Manifest};
+use crate::{CheckError, DamagedFile, at};
+
+/// Where the copies are, below the store's directory.
+const COPIES: &str = "copies";
+/// The file that names the format of the store.
+const FORMAT_FILE: &str = "version";
+const FORMAT: &[u8] = b"FJL\x03";
+/// The table that registers the names and settings of the others.
+const REGISTRY: u64 = 0;
+/// `EIO`: what the operating system reports for a sector that it cannot read.
+const EIO: i32 = 5;
+
+/// How much of the table files is verified.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Depth {
+    /// What is read to open them. Damaged entries do not matter: their readers meet them.
+    Opening,
+    /// All of it.
+    Whole,
+}
+
+/// Verifies the files of the store in `dir` that are read to open it. Restores those that are damaged or missing where a copy
+/// is proven to be right. Does nothing if there is no store yet.
+///
+/// The caller has locked the store, or owns the directory that it lies in, and the store is not open.
+///
+/// # Errors
+///
+/// [`CheckError::Damaged`] names a damaged file that cannot be restored: the store must not be opened.
+pub(crate) fn check(dir: &Path, depth: Depth) -> Result<(), CheckError> {
+    let tables = all(dir)?;
+    let mut manifests = 0;
+    for table in &tables {
+        let Some(manifest) = table.manifest()? else {
+            // Neither was anything stored in it, nor is it registered.
+            continue;
+        };
+        manifests += 1;
+        // A table that is not found in the registry is deleted.
+        let depth = match table.number {
+            REGISTRY => Depth::Whole,
+            _ => depth,
+        };
+        for file in &manifest.files {
+            table.check_file(file, depth)?;
+        }
+    }
+    let registry = Table::new(dir, REGISTRY);
+    if tables.iter().any(|table| table.number != REGISTRY) && !registry.current().exists() {
+        return Err(damaged(&registry.current(), "it is missing"));
+    }
+    let format = dir.join(FORMAT_FILE);
+    if manifests > 0 && read(&format)?.as_deref() != Some(FORMAT) {
+        // All manifests are of this format.
+        let copies = dir.join(COPIES);
+        fs::create_dir_all(&copies).map_err(at(&copies))?;
+        replace(&format, FORMAT, &copies)?;
+    }
+    Ok(())
+}
+
+fn copy_changed(dir: &Path) -> Result<(), CheckError> {
+    let tables = all(dir)?;
+    for table in &tables {
+        table.copy()?;
+    }
+    let copies = dir.join(COPIES);
+    for number in names(&copies)?.iter().filter_map(|name| name.parse().ok()) {
+        if !tables.iter().any(|table| table.number == number) {
+            let path = Table::new(dir, number).copies;
+            fs::remove_dir_all(&path).map_err(at(&path))?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies what a damaged file could be restored from, where it has changed since the last time. The store may be open. A
+/// failure is logged: earlier copies are still there, or some of them.
+pub fn copy(dir: &Path) {
+    if let Err(error) = copy_changed(dir) {
+        tracing::warn!(
+            path = %dir.display(),
+            error = &error as &dyn std::error::Error,
+            "could not copy the small files of the key-value store"
+        );
+    }
+}
+
+/// The directory of a table.
+struct Table {
+    number: u64,
+    dir: PathBuf,
+    copies: PathBuf,
+}
+
+/// The tables of a store, in the order of their numbers.
+fn all(store: &Path) -> Result<Vec<Table>, CheckError> {
+    let names = names(&store.join("keyspaces"))?;
+    let numbers = names.iter().filter_map(|name| name.parse().ok());
+    let mut tables: Vec<Table> = numbers.map(|number| Table::new(store, number)).collect();
+    tables.sort_by_key(|table| table.number);
+    Ok(tables)
+}
+
+impl Table {
+    fn new(store: &Path, number: u64) -> Self {
+        let name = number.to_string();
+        Self {
+            number,
+            dir: store.join("keyspaces").join(&name),
+            copies: store.join(COPIES).join(&name),
+        }
+    }
+
+    fn current(&self) -> PathBuf {
+        self.dir.join("current")
+    }
+
+    /// The manifest that counts, restored if it has to be; `None` if the table was never complete.
+    fn manifest(&self) -> Result<Option<Manifest>, CheckError> {
+        let named = read(&self.current())?;
+        let copied = read(&self.copies.join("current"))?;
+        if named.is_none() && copied.is_none() && !self.holds_anything()? {
+            return Ok(None);
+        }
+        let bytes = match self.intact_manifest(named.as_deref())? {
+            Some(bytes) => bytes,
+            None => self.restored_manifest(named.as_deref(), copied.as_deref())?,
+        };
+        let path = self.current();
+        let manifest = Manifest::parse(&bytes);
+        manifest
+            .map(Some)
+            .map_err(|problem| damaged(&path, problem))
+    }
+
+    /// The manifest that a `current` names, if it has the checksum that is named with it.
+    fn intact_manifest(&self, current: Option<&[u8]>) -> Result<Option<Vec<u8>>, CheckError> {
+        let Some(current) = current.and_then(Current::parse) else {
+            return Ok(None);
+        };
+        let bytes = read(&self.dir.join(current.file()))?;
+        Ok(bytes.filter(|bytes| xxh3_128(bytes) == current.checksum))
+    }
+
+    fn restored_manifest(
+        &self,
+        named: Option<&[u8]>,
+        copied: Option<&[u8]>,
+    ) -> Result<Vec<u8>, CheckError> {
+        let named = named.and_then(Current::parse);
+        if let Some(current) = &named {
+            let path = self.dir.join(current.file());
+            let copy = read(&self.copies.join(current.file()))?;
+            if let Some(bytes) = copy.filter(|bytes| xxh3_128(bytes) == current.checksum) {
+                replace(&path, &bytes, &self.copies)?;
+                return Ok(bytes);
+            }
+        }
+        let numbers: Vec<u64> = names(&self.dir)?
+            .iter()
+            .filter_map(|name| name.strip_prefix('v')?.parse().ok())
+            .collect();
+        // The number that is named is damaged, if another manifest has the checksum.
+        for &number in &numbers {
+            let Some(checksum) = named.as_ref().map(|current| current.checksum) else {
+                break;
+            };
+            let current = Current { number, checksum };
+            let encoded = current.encode();
+            if let Some(bytes) = self.intact_manifest(Some(&encoded))? {
+                self.make_copies_dir()?;
+                replace(&self.current(), &encoded, &self.copies)?;
+                return Ok(bytes);
+            }
+        }
+        // All of it may be damaged. What was copied still counts if no manifest is newer.
+        if let Some(encoded) = copied
+            && let Some(current) = Current::parse(encoded)
+            // The number of the manifest that counts never falls.
+            && named.as_ref().is_none_or(|named| named.number <= current.number)
+            && numbers.iter().all(|&number| number <= current.number)
+            && let Some(bytes) = self.intact_manifest(Some(encoded))?
+        {
+            replace(&self.current(), encoded, &self.copies)?;
+            return Ok(bytes);
+        }
+        let current = self.current();
+        Err(match named {
+            None if current.exists() => damaged(&current, "it does not name a manifest"),
+            None => damaged(&current, "it is missing"),
+            Some(named) => {
+                let path = self.dir.join(named.file());
+                match path.exists() {
+                    true => damaged(
+                        &path,
+                        format!("its checksum is not the one in {}", current.display()),
+                    ),
+                    false => damaged(
+                        &current,
+                        format!("it names {}, which does not exist", path.display()),
+                    ),
+                }
+            }
+        })
+    }
+
+    /// Whether more was ever written than the first, empty manifest.
+    fn holds_anything(&self) -> Result<bool, CheckError> {
+        let is_newer = |name: &String| name.starts_with('v') && name != "v0";
+        Ok(!names(&self.dir.join("tables"))?.is_empty() || names(&self.dir)?.iter().any(is_newer))
+    }
+
+    fn copy(&self) -> Result<(), CheckError> {
+        // What does not match is being changed, or damaged.
+        let Some(named) = read(&self.current())? else {
+            return Ok(());
+        };
+        let copied = self.copies.join("current");
+        if read(&copied)?.as_ref() == Some(&named) {
+            return Ok(());
+        }
+        let Some(bytes) = self.intact_manifest(Some(&named))? else {
+            return Ok(());
+        };
+        let (Some(current), Ok(manifest)) = (Current::parse(&named), Manifest::parse(&bytes))
+        else {
+            return Ok(());
+        };
+        self.make_copies_dir()?;
+        let mut kept = vec!["current".to_owned(), current.file()];
+        replace(&self.copies.join(current.file()), &bytes, &self.copies)?;
+        for file in &manifest.files {
+            self.copy_file(file)?;
+            kept.push(file.copy_name());
+        }
+        replace(&copied, &named, &self.copies)?;
+        for name in names(&self.copies)? {
+            if !kept.contains(&name) {
+                let path = self.copies.join(name);
+                fs::remove_file(&path).map_err(at(&path))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn make_copies_dir(&self) -> Result<(), CheckError> {
+        fs::create_dir_all(&self.copies).map_err(at(&self.copies))
+    }
+}
+
+/// The names in a directory; none if it does not exist.
+fn names(dir: &Path) -> Result<Vec<String>, CheckError> {
+    let entries = match fs::read_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(at(dir))?,
+    };
+    let name = |entry: io::Result<fs::DirEntry>| entry.map(|entry| entry.file_name());
+    let names: io::Result<Vec<_>> = entries.map(name).collect();
+    let names = names.map_err(at(dir))?.into_iter();
+    Ok(names.filter_map(|name| name.into_string().ok()).collect())
+}
+
+/// What is in a file; `None` if there is none. What the disk does not give counts as damaged.
+fn read(path: &Path) -> Result<Option<Vec<u8>>, CheckError> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) if error.raw_os_error() == Some(EIO) => Ok(Some(Vec::new())),
+        Err(error) => Err(at(path)(error)),
+    }
+}
+
+/// Replaces a file whole or not at all, by way of one in `beside`. Durable when it returns, unless it is a copy.
+fn replace(path: &Path, bytes: &[u8], beside: &Path) -> Result<(), CheckError> {
+    let is_copy = path.parent() == Some(beside);
+    // Copies may be made by another thread while the store is opened again.
+    let new = beside.join(if is_copy { "new" } else { "restored" });
+    let write = || {
+        let mut file = File::create(&new)?;
+        file.write_all(bytes)?;
+        if is_copy {
+            return fs::rename(&new, path);
+        }
+        file.sync_all()?;
+        fs::rename(&new, path)?;
+        File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()
+    };
+    write().map_err(at(path))?;
+    if !is_copy {
+        restored(path);
+    }
+    Ok(())
+}
+
+fn damaged(file: &Path, problem: impl Into<String>) -> CheckError {
+    CheckError::Damaged(DamagedFile {
+        file: file.to_owned(),
+        problem: problem.into(),
+        intact_bytes: None,
+    })
+}
+
+/// Says that a damaged file was restored.
+fn restored(path: &Path) {
+    tracing::error!(
+        file = %path.display(),
+        "restored a damaged file of the key-value store from its copy; check the disk"
+    );
+}

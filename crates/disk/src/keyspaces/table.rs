@@ -1,0 +1,236 @@
+//! The files that hold entries: verifying what is read to open them, and restoring it.
+//!
+//! A file is an archive: data blocks first, then the sections that are needed to find them. A block in those is `"LSM\x03" ·
+//! kind u8 · XXH3 of the rest u128 · length of the rest u32 · length unpacked u32 · the low 32 bits of the XXH3 of all
+//! of this u32`, and the rest.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::archive::{Archive, Bytes};
+use super::manifest::TableFile;
+use super::{Depth, Table, damaged, read, replace, restored};
+use crate::{CheckError, at};
+
+/// Files of up to this length are copied whole, and verified whole.
+const SMALL_BYTES: u64 = 256 << 10;
+/// Of files on the first levels the index is read when they are opened, also if it has one part only.
+const LEVELS_OF_INDEX: u8 = 2;
+/// Of files on the first level the filter is.
+const LEVELS_OF_FILTER: u8 = 1;
+const BLOCK_MAGIC: &[u8] = b"LSM\x03";
+const HEADER_BYTES: usize = 4 + 1 + 16 + 4 + 4 + 4;
+
+impl Table {
+    /// Verifies a file, and restores it if a copy is of use.
+    pub(super) fn check_file(&self, named: &TableFile, depth: Depth) -> Result<(), CheckError> {
+        let path = self.dir.join("tables").join(named.number.to_string());
+        let Err(problem) = verify(&path, named, depth)? else {
+            return Ok(());
+        };
+        if let Some(copy) = Copy::read(&self.copies.join(named.copy_name()))? {
+            copy.restore(&path, named, &self.copies)?;
+        }
+        // Damaged entries alone do not keep it from being opened.
+        let opens = match depth {
+            Depth::Opening => verify_index(&path, named.level)?,
+            Depth::Whole => verify(&path, named, depth)?,
+        };
+        opens.map_err(|_| damaged(&path, problem))
+    }
+
+    pub(super) fn copy_file(&self, named: &TableFile) -> Result<(), CheckError> {
+        let copy = self.copies.join(named.copy_name());
+        if copy.exists() {
+            return Ok(());
+        }
+        let path = self.dir.join("tables").join(named.number.to_string());
+        match Copy::of(&path, named) {
+            Ok(Some(bytes)) => replace(&copy, &bytes, &self.copies),
+            Ok(None) => Ok(()),
+            // A compaction has just replaced it.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(at(&path)(error)),
+        }
+    }
+}
+
+/// What is wrong with a file, in words.
+type Verified = Result<(), String>;
+
+/// Verifies all of a small file, else what is read to open it, or also all of it.
+fn verify(path: &Path, named: &TableFile, depth: Depth) -> Result<Verified, CheckError> {
+    let len = match path.metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(Err("it is missing".to_owned()));
+        }
+        metadata => metadata.map_err(at(path))?.len(),
+    };
+    if len > SMALL_BYTES && depth == Depth::Opening {
+        return verify_index(path, named.level);
+    }
+    let is_intact = read(path)?.is_some_and(|bytes| xxh3_128(&bytes) == named.checksum);
+    // Says more where it can.
+    Ok(match is_intact {
+        true => Ok(()),
+        false => verify_index(path, u8::MIN)?
+            .and_then(|()| Err("its checksum is not the one in its manifest".to_owned())),
+    })
+}
+
+/// Verifies what is read to open a file of this level.
+fn verify_index(path: &Path, level: u8) -> Result<Verified, CheckError> {
+    let file = match File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Ok(Err("it is missing".to_owned()));
+        }
+        file => file.map_err(at(path))?,
+    };
+    let len = file.metadata().map_err(at(path))?.len();
+    Ok(index_start(len, level, |range| read_at(&file, range)).map(|_| ()))
+}
+
+/// Verifies the sections behind the data blocks that are read to open a file of this level. Returns where they begin.
+fn index_start(
+    len: u64,
+    level: u8,
+    read: impl Fn(Range<u64>) -> io::Result<Vec<u8>>,
+) -> Result<u64, String> {
+    let archive = Archive::read(len, &read)?;
+    for needed in [&b"meta"[..], b"tli"] {
+        if archive.section(needed).is_none() {
+            return Err("a section is missing".to_owned());
+        }
+    }
+    let is_partitioned = archive.section(b"index").is_some();
+    let mut start = len;
+    for (name, range) in &archive.sections {
+        if name != b"data" {
+            start = start.min(range.start);
+        }
+        let is_read = match &name[..] {
+            b"meta" | b"filter_tli" => true,
+            b"tli" => is_partitioned || level < LEVELS_OF_INDEX,
+            b"index" => level < LEVELS_OF_INDEX,
+            b"filter" => level < LEVELS_OF_FILTER,
+            _ => false,
+        };
+        if is_read {
+            let bytes = read(range.clone()).map_err(|error| error.to_string())?;
+            if !are_blocks(&bytes) {
+                let name = String::from_utf8_lossy(name);
+                return Err(format!("the checksum of its section {name} does not match"));
+            }
+        }
+    }
+    Ok(start)
+}
+
+/// Whether bytes are intact blocks.
+fn are_blocks(bytes: &[u8]) -> bool {
+    let mut rest = Bytes(bytes);
+    while !rest.0.is_empty() {
+        let Some(header) = rest.take(HEADER_BYTES) else {
+            return false;
+        };
+        let (fields, checksum) = header.split_at(HEADER_BYTES - 4);
+        let whole = xxh3_128(fields).to_le_bytes();
+        if !fields.starts_with(BLOCK_MAGIC) || checksum != &whole[..4] {
+            return false;
+        }
+        let mut fields = Bytes(&fields[BLOCK_MAGIC.len() + 1..]);
+        let (Some(checksum), Some(len)) = (fields.u128(), fields.u32()) else {
+            return false;
+        };
+        let len = usize::try_from(len).unwrap_or(usize::MAX);
+        if rest.take(len).is_none_or(|data| xxh3_128(data) != checksum) {
+            return false;
+        }
+    }
+    true
+}
+
+/// What a damaged file is restored from: all of it, or its end from the first section behind the data blocks on. In front
+/// of it is the length of the file.
+struct Copy {
+    len: u64,
+    end: Vec<u8>,
+}
+
+impl Copy {
+    /// Makes the copy of an intact file; `None` if it is damaged.
+    fn of(path: &Path, named: &TableFile) -> io::Result<Option<Vec<u8>>> {
+        let file = File::open(path)?;
+        let len = file.metadata()?.len();
+        let start = match len <= SMALL_BYTES {
+            true => 0,
+            false => match index_start(len, u8::MIN, |range| read_at(&file, range)) {
+                Ok(start) => start,
+                Err(_) => return Ok(None),
+            },
+        };
+        let end = read_at(&file, start..len)?;
+        let is_intact = start > 0 || xxh3_128(&end) == named.checksum;
+        Ok(is_intact.then(|| [&len.to_le_bytes()[..], &end].concat()))
+    }
+
+    fn read(path: &Path) -> Result<Option<Self>, CheckError> {
+        let Some(bytes) = read(path)? else {
+            return Ok(None);
+        };
+        let mut rest = Bytes(&bytes);
+        Ok(rest.u64().map(|len| Self {
+            len,
+            end: rest.0.to_vec(),
+        }))
+    }
+
+    /// Restores a file as far as this reaches, if this is intact.
+    fn restore(&self, path: &Path, named: &TableFile, beside: &Path) -> Result<(), CheckError> {
+        let Some(start) = self.len.checked_sub(self.end.len() as u64) else {
+            return Ok(());
+        };
+        if start == 0 {
+            return match xxh3_128(&self.end) == named.checksum {
+                true => replace(path, &self.end, beside),
+                false => Ok(()),
+            };
+        }
+        let is_intact = index_start(self.len, u8::MIN, |range| {
+            let from = range.start.checked_sub(start);
+            let bytes = from
+                .zip(range.end.checked_sub(start))
+                .and_then(|(from, end)| {
+                    let (from, end) = (usize::try_from(from).ok()?, usize::try_from(end).ok()?);
+                    self.end.get(from..end)
+                });
+            let bytes = bytes.ok_or(io::ErrorKind::UnexpectedEof)?;
+            Ok(bytes.to_vec())
+        });
+        // A file that is missing has no entries.
+        if is_intact.is_err() || !path.exists() {
+            return Ok(());
+        }
+        let write = || {
+            let file = File::options().write(true).open(path)?;
+            file.set_len(self.len)?;
+            file.write_all_at(&self.end, start)?;
+            file.sync_all()
+        };
+        write().map_err(at(path))?;
+        restored(path);
+        Ok(())
+    }
+}
+
+fn read_at(file: &File, range: Range<u64>) -> io::Result<Vec<u8>> {
+    let len = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
+    let mut bytes = vec![0; len];
+    file.read_exact_at(&mut bytes, range.start)?;
+    Ok(bytes)
+}

@@ -1,0 +1,353 @@
+//! Every file of a store's directory but its journals, damaged in every way that is likely: no row is lost silently.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use fjall::AbstractTree as _;
+use waybill_engine::{OperationId, PartitionId, Timestamp};
+use waybill_store::{
+    DueBucket, DueEntry, EmbeddedConfig, EmbeddedStore, Lease, LeaseKey, Store, StoreError,
+    WriteBatch,
+};
+
+use super::contract::{fresh_id, row, rows, write};
+
+const SHARD: PartitionId = PartitionId(0);
+/// How many rows have a newer state in the journal.
+const IN_JOURNAL: usize = 20;
+
+/// A store that was flushed and compacted, has copies of its small files, and entries that are in its journal alone.
+struct Sample {
+    dir: tempfile::TempDir,
+    ids: Vec<OperationId>,
+    due: Vec<DueEntry>,
+    lease: Lease,
+}
+
+/// What became of a store with a damaged file.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Outcome {
+    /// It has all entries.
+    Whole,
+    /// It names what cannot be read, and has all else.
+    DamageNamed,
+    /// It is not opened, and the file is named.
+    Refused,
+}
+
+impl Sample {
+    async fn new(rows_count: usize) -> Self {
+        let dir = temporary();
+        let ids: Vec<_> = (0..rows_count).map(|_| fresh_id()).collect();
+        let due: Vec<_> = (0..)
+            .zip(&ids)
+            .map(|(at, &operation)| DueEntry {
+                due: Timestamp(at),
+                operation,
+            })
+            .collect();
+        let lease = Lease::new(LeaseKey::supervisor(SHARD), SHARD);
+        let store = open(dir.path()).unwrap();
+        assert!(store.take_lease(None, lease.clone()).await.unwrap());
+        for stamp in 1..=2 {
+            for (ids, due) in ids.chunks(100).zip(due.chunks(100)) {
+                let batch = WriteBatch {
+                    due: due.iter().map(|&entry| (SHARD, entry)).collect(),
+                    ..rows(ids.iter().map(|&id| write(id, stamp, stamp == 1)))
+                };
+                store.write(batch).await.unwrap();
+            }
+        }
+        drop(store);
+        write_out(dir.path());
+        let store = open(dir.path()).unwrap();
+        let newer = ids[..IN_JOURNAL].iter().map(|&id| write(id, 3, false));
+        store.write(rows(newer)).await.unwrap();
+        drop(store);
+        // Cuts off the room that the journal was made with.
+        drop(open(dir.path()).unwrap());
+        Self {
+            dir,
+            ids,
+            due,
+            lease,
+        }
+    }
+
+    /// The files, relative to the directory.
+    fn files(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let mut left = vec![self.dir.path().to_owned()];
+        while let Some(dir) = left.pop() {
+            for entry in fs::read_dir(dir).unwrap() {
+                let path = entry.unwrap().path();
+                match path.is_dir() {
+                    true => left.push(path),
+                    false => found.push(path.strip_prefix(self.dir.path()).unwrap().to_owned()),
+                }
+            }
+        }
+        // Journals have tests of their own, and nothing is in the lock.
+        found.retain(|path| path.extension().is_none_or(|of| of != "jnl") && path != "lock");
+        // Of each kind of table one: the registry, leases, states, the deadline index.
+        let is_other = |path: &PathBuf| {
+            let number = path.iter().nth(1).and_then(|number| number.to_str());
+            number.is_some_and(|number| !["0", "1", "2", "5"].contains(&number))
+        };
+        found.retain(|path| !is_other(path));
+        found.sort();
+        found
+    }
+
+    /// A copy of the directory in which one file is changed.
+    fn damaged(&self, file: &Path, has_copies: bool, change: &Change) -> tempfile::TempDir {
+        let dir = temporary();
+        copy_dir(self.dir.path(), dir.path());
+        let path = dir.path().join(file);
+        let bytes = change.apply(fs::read(&path).unwrap());
+        fs::write(&path, bytes).unwrap();
+        if !has_copies {
+            fs::remove_dir_all(dir.path().join("copies")).unwrap();
+        }
+        dir
+    }
+
+    /// Opens a store and compares everything that is in it with what was written.
+    async fn outcome(&self, dir: &Path, file: &Path) -> Outcome {
+        let opened = catch_unwind(AssertUnwindSafe(|| open(dir)));
+        let opened = opened.unwrap_or_else(|_| panic!("opening panics: {}", file.display()));
+        let store = match opened {
+            Ok(store) => store,
+            Err(error) => {
+                let text = error.to_string();
+                let path = dir.join(file);
+                assert!(matches!(error, StoreError::Damaged(_)), "{error:?}");
+                for part in [path.to_str().unwrap(), "waybill restore"] {
+                    assert!(text.contains(part), "{part:?} is not in {text:?}");
+                }
+                return Outcome::Refused;
+            }
+        };
+        let read = store.get_many(self.ids.clone()).await.unwrap();
+        for (at, (&id, read)) in self.ids.iter().zip(read).enumerate() {
+            let stamp = if at < IN_JOURNAL { 3 } else { 2 };
+            if let Ok(read) = read {
+                assert_eq!(read, Some(row(id, stamp, 1)), "{}", file.display());
+            }
+        }
+        if let Ok(lease) = store.lease(self.lease.key).await {
+            assert_eq!(lease, Some(self.lease.clone()), "{}", file.display());
+        }
+        let bucket = DueBucket::of(Timestamp(0));
+        let due = store.due(SHARD, bucket, None, usize::MAX).await.unwrap();
+        match store.damage().is_empty() {
+            true => {
+                assert_eq!(due, self.due, "{}", file.display());
+                Outcome::Whole
+            }
+            false => Outcome::DamageNamed,
+        }
+    }
+}
+
+/// A directory in memory where there is one: hundreds of stores are opened, each with many syncs.
+fn temporary() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
+}
+
+fn open(path: &Path) -> Result<EmbeddedStore, StoreError> {
+    let mut config = EmbeddedConfig::new(path);
+    config.memtable_bytes = 64 << 10;
+    EmbeddedStore::open(config)
+}
+
+/// Writes every table out to files, and compacts one.
+fn write_out(path: &Path) {
+    let db = fjall::Database::builder(path).open().unwrap();
+    for name in db.list_keyspace_names() {
+        let table = db
+            .keyspace(&name, fjall::KeyspaceCreateOptions::default)
+            .unwrap();
+        table.rotate_memtable_and_wait().unwrap();
+        if ["state", "due"].contains(&&*name) {
+            table.tree.major_compact(u64::MAX, 0).unwrap();
+        }
+    }
+}
+
+fn copy_dir(from: &Path, to: &Path) {
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let to = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            fs::create_dir(&to).unwrap();
+            copy_dir(&entry.path(), &to);
+        } else {
+            fs::copy(entry.path(), to).unwrap();
+        }
+    }
+}
+
+/// How a file is damaged.
+#[derive(Debug)]
+enum Change {
+    Bit { byte: usize, bit: u8 },
+    Cut { len: usize },
+}
+
+impl Change {
+    /// Those of a file: both cuts, and a bit here and there, more densely at its end.
+    fn all(len: usize) -> Vec<Self> {
+        let mut bytes = vec![0, 3, 12, len / 3, len / 2];
+        bytes.extend((0..6).map(|part| len.saturating_sub(9 + part * 50)));
+        bytes.retain(|&byte| byte < len);
+        bytes.sort_unstable();
+        bytes.dedup();
+        let bits = bytes.into_iter().zip([0, 5, 7, 2].into_iter().cycle());
+        let bits = bits.map(|(byte, bit)| Self::Bit { byte, bit });
+        let cuts = [0, len / 2].map(|len| Self::Cut { len });
+        bits.chain(cuts).collect()
+    }
+
+    fn apply(&self, mut bytes: Vec<u8>) -> Vec<u8> {
+        match *self {
+            Self::Bit { byte, bit } => bytes[byte] ^= 1 << bit,
+            Self::Cut { len } => bytes.truncate(len),
+        }
+        bytes
+    }
+}
+
+/// What a file is.
+fn kind(file: &Path) -> &'static str {
+    let name = file.file_name().unwrap().to_str().unwrap();
+    let is_registry = file.starts_with("keyspaces/0");
+    match name {
+        _ if file.starts_with("copies") => "copy",
+        "version" => "format",
+        "current" => "current",
+        name if name.starts_with('v') => "manifest",
+        _ if is_registry => "table of the registry",
+        _ => "table",
+    }
+}
+
+async fn outcomes(
+    sample: &Sample,
+    has_copies: bool,
+) -> BTreeMap<&'static str, BTreeMap<Outcome, usize>> {
+    let mut found: BTreeMap<_, BTreeMap<_, usize>> = BTreeMap::new();
+    for file in sample.files() {
+        if file.starts_with("copies") && !has_copies {
+            continue;
+        }
+        let len = sample.dir.path().join(&file).metadata().unwrap().len();
+        let mut changes = Change::all(usize::try_from(len).unwrap());
+        if file.starts_with("copies") {
+            changes.drain(..changes.len() - 2);
+        }
+        for change in changes {
+            let dir = sample.damaged(&file, has_copies, &change);
+            let outcome = sample.outcome(dir.path(), &file).await;
+            let of_kind = found.entry(kind(&file)).or_default();
+            *of_kind.entry(outcome).or_default() += 1;
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_restored_from_its_copy() {
+    let sample = Sample::new(1_200).await;
+    let found = outcomes(&sample, true).await;
+    for (kind, outcomes) in &found {
+        assert!(
+            outcomes.keys().eq([&Outcome::Whole]),
+            "{kind}: {outcomes:?}"
+        );
+    }
+    assert_eq!(found.len(), 6, "{found:?}");
+}
+
+#[tokio::test]
+async fn a_damaged_file_without_a_copy_is_named_and_no_row_is_lost_silently() {
+    let sample = Sample::new(1_200).await;
+    let found = outcomes(&sample, false).await;
+    let of = |kind: &str| -> Vec<Outcome> { found[kind].keys().copied().collect() };
+    assert_eq!(of("format"), [Outcome::Whole]);
+    // A number that no longer matches is found by the checksum beside it.
+    assert_eq!(of("current"), [Outcome::Whole, Outcome::Refused]);
+    assert_eq!(of("manifest"), [Outcome::Refused]);
+    assert_eq!(of("table of the registry"), [Outcome::Refused]);
+    assert_eq!(of("table"), [Outcome::DamageNamed, Outcome::Refused]);
+}
+
+/// Only the end of a large file is copied: what is needed to find its rows.
+#[tokio::test]
+async fn a_large_file_whose_end_is_damaged_is_restored_and_loses_no_more_than_its_damaged_rows() {
+    let sample = Sample::new(12_000).await;
+    let len = |file: &Path| sample.dir.path().join(file).metadata().unwrap().len();
+    let files = sample.files().into_iter();
+    let file = files
+        .filter(|file| kind(file) == "table")
+        .max_by_key(|file| len(file))
+        .unwrap();
+    let len = usize::try_from(len(&file)).unwrap();
+    assert!(len > 300 << 10, "{len}");
+    let bit = |byte| Change::Bit { byte, bit: 3 };
+    // The trailer, the directory of sections, the metadata.
+    let end = [10, 60, 500].map(|from_end| bit(len - from_end));
+    for (changes, wanted) in [
+        (&end[..], Outcome::Whole),
+        (&[bit(len / 3)], Outcome::DamageNamed),
+        (
+            &[0, len / 2].map(|len| Change::Cut { len }),
+            Outcome::DamageNamed,
+        ),
+    ] {
+        for change in changes {
+            let dir = sample.damaged(&file, true, change);
+            let outcome = sample.outcome(dir.path(), &file).await;
+            assert_eq!(outcome, wanted, "{change:?}");
+        }
+    }
+    for change in &end {
+        let dir = sample.damaged(&file, false, change);
+        let outcome = sample.outcome(dir.path(), &file).await;
+        assert_eq!(outcome, Outcome::Refused, "{change:?}");
+    }
+}
+
+/// The process was killed just after a flush.
+#[tokio::test]
+async fn copies_that_are_too_old_bring_nothing_older_back() {
+    let sample = Sample::new(400).await;
+    write_out(sample.dir.path());
+    let found = outcomes(&sample, true).await;
+    for kind in ["current", "manifest", "table"] {
+        assert!(
+            found[kind].contains_key(&Outcome::Refused),
+            "{kind}: {found:?}"
+        );
+    }
+    assert!(found["copy"].keys().eq([&Outcome::Whole]), "{found:?}");
+}
+
+#[tokio::test]
+async fn a_missing_file_is_restored_or_named_and_no_table_is_deleted() {
+    let sample = Sample::new(200).await;
+    for (has_copies, wanted) in [(true, Outcome::Whole), (false, Outcome::Refused)] {
+        for file in sample.files() {
+            if file.starts_with("copies") || kind(&file) == "format" {
+                continue;
+            }
+            let dir = sample.damaged(&file, has_copies, &Change::Cut { len: 0 });
+            fs::remove_file(dir.path().join(&file)).unwrap();
+            // Without `current` it cannot be said which manifest is missing, and the other way round.
+            let outcome = sample.outcome(dir.path(), file.parent().unwrap()).await;
+            assert_eq!(outcome, wanted, "{}", file.display());
+        }
+    }
+}
