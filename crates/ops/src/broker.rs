@@ -71,7 +71,7 @@ impl BrokerCommand {
             found.len()
         );
         if found.is_empty() {
-            eprintln!("nothing is damaged");
+            eprintln!("no log is damaged");
         }
         Ok(())
     }
