@@ -60,10 +60,14 @@ pub enum Depth {
 /// [`CheckError::Damaged`] names a damaged file that cannot be restored: the store must not be opened.
 pub(crate) fn check(dir: &Path, depth: Depth) -> Result<(), CheckError> {
     let tables = all(dir)?;
+    let registry = Table::new(dir, REGISTRY);
     let mut manifests = 0;
     for table in &tables {
         let Some(manifest) = table.manifest()? else {
-            // Neither was anything stored in it, nor is it registered.
+            // All of its entries may be in a journal.
+            if registry.registers(table.number)? {
+                return Err(damaged(&table.current(), "it is missing"));
+            }
             continue;
         };
         manifests += 1;
@@ -76,7 +80,6 @@ pub(crate) fn check(dir: &Path, depth: Depth) -> Result<(), CheckError> {
             table.check_file(file, depth)?;
         }
     }
-    let registry = Table::new(dir, REGISTRY);
     if tables.iter().any(|table| table.number != REGISTRY) && !registry.current().exists() {
         return Err(damaged(&registry.current(), "it is missing"));
     }
@@ -234,6 +237,19 @@ impl Table {
                 }
             }
         })
+    }
+
+    /// Whether a table is in this one, which is the registry. Its files are not compressed and hold each key as it is.
+    fn registers(&self, number: u64) -> Result<bool, CheckError> {
+        let key = [&b"n"[..], &number.to_be_bytes()].concat();
+        let files = self.dir.join("tables");
+        for name in names(&files)? {
+            let bytes = read(&files.join(name))?.unwrap_or_default();
+            if bytes.windows(key.len()).any(|bytes| bytes == key) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether more was ever written than the first, empty manifest.

@@ -335,6 +335,31 @@ async fn copies_that_are_too_old_bring_nothing_older_back() {
     assert!(found["copy"].keys().eq([&Outcome::Whole]), "{found:?}");
 }
 
+/// All that it holds is in the journal.
+#[tokio::test]
+async fn a_table_that_was_never_written_out_is_not_deleted_with_its_rows() {
+    let dir = temporary();
+    let id = fresh_id();
+    let store = open(dir.path()).unwrap();
+    store.write(rows([write(id, 1, true)])).await.unwrap();
+    drop(store);
+    drop(open(dir.path()).unwrap());
+    fs::remove_dir_all(dir.path().join("copies")).unwrap();
+    for table in 0..=8 {
+        let current = dir.path().join(format!("keyspaces/{table}/current"));
+        let aside = dir.path().join("aside");
+        fs::rename(&current, &aside).unwrap();
+        let text = open(dir.path()).unwrap_err().to_string();
+        assert!(text.contains(current.to_str().unwrap()), "{text}");
+        fs::rename(&aside, &current).unwrap();
+    }
+    // A crash left it before it was registered.
+    fs::create_dir_all(dir.path().join("keyspaces/9/tables")).unwrap();
+    let store = open(dir.path()).unwrap();
+    let read = store.get_many(vec![id]).await.unwrap();
+    assert_eq!(read, [Ok(Some(row(id, 1, 1)))]);
+}
+
 #[tokio::test]
 async fn a_missing_file_is_restored_or_named_and_no_table_is_deleted() {
     let sample = Sample::new(200).await;
