@@ -14,21 +14,23 @@
 //! client under the same name; where there really is another one, they fence each other until one of them has
 //! had its turns, and that one cannot go on.
 
+mod commits;
 mod context;
 mod damaged;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::config::ClientConfig;
-use rdkafka::consumer::{BaseConsumer, CommitMode, Consumer};
+use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
+use self::commits::Commits;
 use self::context::{Context, Rebalance, give_partitions_up, partitions_of, take_partitions};
 use crate::damage::{DamagedLog, History};
 use crate::error::{ClientError, RequestError};
@@ -149,6 +151,7 @@ pub struct GroupConsumer {
     /// What of that is paused because it is damaged, and when it is read again.
     damaged: BTreeMap<TopicPartition, Instant>,
     damaged_again_after: Duration,
+    commits: Arc<Commits>,
     stalls: StallWatch,
     damage_history: History,
     /// The seek position of each partition that was moved past undecodable records and has delivered no record since.
@@ -197,8 +200,9 @@ impl GroupConsumer {
             fixed.push(("group.instance.id", instance.clone()));
         }
         let config = settings.client_config(&options.client_id, &defaults, &fixed)?;
+        let commits = Arc::new(Commits::new(&options.group, settings.group_commits.clone()));
         let consumer = config
-            .create_with_context(Context::new(&options.client_id, &config))
+            .create_with_context(Context::new(&options.client_id, &config, commits.clone()))
             .map_err(|error| ClientError::new(&options.client_id, error))?;
         Ok(Self {
             consumer,
@@ -208,6 +212,7 @@ impl GroupConsumer {
             assigned: BTreeSet::new(),
             damaged: BTreeMap::new(),
             damaged_again_after: options.damaged_again_after,
+            commits,
             stalls: StallWatch::default(),
             damage_history: History::default(),
             moved_to: BTreeMap::new(),
@@ -237,6 +242,7 @@ impl GroupConsumer {
         let context = self.consumer.context();
         context.rebootstrap.tend(self.consumer.client());
         self.try_damaged_again();
+        self.commit_refused();
         loop {
             let wait = deadline.saturating_duration_since(Instant::now());
             // Comes back early when the group rebalances, so that this happens without delay.
@@ -309,14 +315,31 @@ impl GroupConsumer {
     }
 
     /// Commits offsets, each that of the next record to read. Returns at once; a failure is
-    /// logged, and the next commit makes up for it.
+    /// logged, and a later poll commits them again.
     pub fn commit(&self, offsets: &[(&str, PartitionId, Offset)]) -> Result<(), RequestError> {
         if offsets.is_empty() {
             return Ok(());
         }
+        self.commits.begin(offsets);
         offsets_list(offsets)
-            .and_then(|list| self.consumer.commit(&list, CommitMode::Async))
+            .and_then(|list| native::commit(self.consumer.client(), &list))
             .map_err(RequestError::new("committing offsets"))
+    }
+
+    /// Commits again what the broker refused a while ago.
+    fn commit_refused(&self) {
+        let refused = self.commits.take_refused(Instant::now());
+        let offsets: Vec<_> = refused
+            .iter()
+            .map(|(at, offset)| (at.topic.as_str(), at.partition, *offset))
+            .collect();
+        if let Err(error) = self.commit(&offsets) {
+            tracing::warn!(
+                client = self.client_id,
+                error = &error as &dyn std::error::Error,
+                "refused offsets were not committed again"
+            );
+        }
     }
 
     /// Leaves the group in order: the handler is told that its partitions are revoked, and the
@@ -356,7 +379,7 @@ impl GroupConsumer {
             client = self.client_id,
             "the group has another member of this name: this one, as after an outage, or another process; it joins anew"
         );
-        let context = Context::new(&self.client_id, &self.config);
+        let context = Context::new(&self.client_id, &self.config, Arc::clone(&self.commits));
         let topics: Vec<&str> = self.topics.iter().map(String::as_str).collect();
         let consumer: KafkaResult<BaseConsumer<Context>> = self.config.create_with_context(context);
         let consumer = consumer
@@ -364,6 +387,7 @@ impl GroupConsumer {
             .map_err(|source| self.fatal(source))?;
         self.renewals.push(Instant::now());
         let lost: Vec<_> = std::mem::take(&mut self.assigned).into_iter().collect();
+        self.commits.forget(&lost);
         if !lost.is_empty() {
             handler.revoked(&lost, true);
         }
@@ -415,6 +439,7 @@ impl GroupConsumer {
                             );
                         }
                     }
+                    self.commits.forget(&partitions);
                     let held = self.held.load(Ordering::Acquire);
                     let paused = partitions.iter().filter(|partition| {
                         let is_damaged = self.damaged.remove(*partition).is_some();

@@ -1,7 +1,8 @@
 //! What librdkafka knows and rust-rdkafka does not hand out: whether a message whose delivery failed
 //! may have been persisted, a message's headers without a panic where a header's name is not UTF-8,
 //! whether a consumer is a member of its group, where a partition ends as far as the last fetch told, the IDs of topics,
-//! and, without the reason, whether a producer gave up. And what it does not do: adding brokers to a client.
+//! and, without the reason, whether a producer gave up. And what it does not do: adding brokers to a client, and reporting
+//! the outcome of commits.
 //!
 //! The other functions only read. Those about a message do so through the pointer that [`BorrowedMessage::ptr`] gives: it stays
 //! valid as long as the borrowed message, which holds the event that owns it. Those about a client do so through
@@ -15,13 +16,16 @@ use std::ptr;
 use std::slice;
 
 use rdkafka::bindings::{
-    rd_kafka_brokers_add, rd_kafka_fatal_error, rd_kafka_get_watermark_offsets,
-    rd_kafka_header_get_all, rd_kafka_mem_free, rd_kafka_memberid, rd_kafka_message_headers,
-    rd_kafka_message_status, rd_kafka_msg_status_t,
+    rd_kafka_brokers_add, rd_kafka_commit_queue, rd_kafka_fatal_error,
+    rd_kafka_get_watermark_offsets, rd_kafka_header_get_all, rd_kafka_mem_free, rd_kafka_memberid,
+    rd_kafka_message_headers, rd_kafka_message_status, rd_kafka_msg_status_t,
+    rd_kafka_queue_destroy, rd_kafka_queue_get_consumer,
 };
 use rdkafka::client::{Client, ClientContext};
+use rdkafka::error::{KafkaError, KafkaResult};
 use rdkafka::message::BorrowedMessage;
-use rdkafka::types::RDKafkaRespErr;
+use rdkafka::topic_partition_list::TopicPartitionList;
+use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
 use waybill_engine::{Offset, PartitionId};
 
 pub(crate) use self::describe::topic_id;
@@ -92,6 +96,35 @@ pub(crate) fn is_group_member<C: ClientContext>(client: &Client<C>) -> bool {
         let is_member = *id != 0;
         rd_kafka_mem_free(client.native_ptr(), id.cast());
         is_member
+    }
+}
+
+/// Commits offsets, and returns at once. A later poll of the consumer hands the outcome to its context: by rust-rdkafka's
+/// own function librdkafka logs a failure, and reports nothing.
+pub(crate) fn commit<C: ClientContext>(
+    client: &Client<C>,
+    offsets: &TopicPartitionList,
+) -> KafkaResult<()> {
+    // SAFETY: the client and the list are alive, and librdkafka copies the list. The reference to the queue is ours to give
+    // back; the request under way has one of its own.
+    let code = unsafe {
+        let queue = rd_kafka_queue_get_consumer(client.native_ptr());
+        if queue.is_null() {
+            return Err(KafkaError::ConsumerCommit(RDKafkaErrorCode::UnknownGroup));
+        }
+        let code = rd_kafka_commit_queue(
+            client.native_ptr(),
+            offsets.ptr(),
+            queue,
+            None,
+            ptr::null_mut(),
+        );
+        rd_kafka_queue_destroy(queue);
+        code
+    };
+    match code {
+        RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR => Ok(()),
+        code => Err(KafkaError::ConsumerCommit(code.into())),
     }
 }
 

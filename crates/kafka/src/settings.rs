@@ -8,11 +8,12 @@ use rdkafka::ClientConfig;
 use rdkafka::config::RDKafkaLogLevel;
 
 use crate::error::ClientError;
+use crate::group_commits::GroupCommits;
 
 /// Which brokers to talk to, and any librdkafka property beside.
 ///
 /// `Debug` shows the names of the properties and none of their values.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct KafkaSettings {
     /// Bootstrap brokers: `host:port`, separated by commas.
     pub brokers: String,
@@ -22,6 +23,8 @@ pub struct KafkaSettings {
     /// settings. They win over Waybill's defaults; what Waybill's promises rest on cannot be set
     /// and is refused when a client is made.
     pub properties: BTreeMap<String, String>,
+    /// Where consumers note that the offset commits of their group are refused.
+    pub group_commits: GroupCommits,
 }
 
 impl KafkaSettings {
@@ -32,6 +35,7 @@ impl KafkaSettings {
             brokers: brokers.into(),
             group_prefix: "waybill".to_owned(),
             properties: BTreeMap::new(),
+            group_commits: GroupCommits::default(),
         }
     }
 

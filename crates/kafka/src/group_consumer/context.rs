@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rdkafka::client::ClientContext;
 use rdkafka::config::{ClientConfig, RDKafkaLogLevel};
@@ -12,6 +12,7 @@ use rdkafka::topic_partition_list::{TopicPartitionList, TopicPartitionListElem};
 use rdkafka::types::RDKafkaRespErr;
 
 use super::TopicPartition;
+use super::commits::Commits;
 use crate::client_log::ClientLog;
 use crate::rebootstrap::Rebootstrap;
 use crate::record::partition_id;
@@ -26,6 +27,7 @@ pub(super) enum Rebalance {
 pub(super) struct Context {
     pub(super) log: ClientLog,
     pub(super) rebootstrap: Rebootstrap,
+    commits: Arc<Commits>,
     /// Noted, in order, and not yet acted on. One per rebalance: librdkafka sends none before the
     /// last was acted on.
     pub(super) rebalances: Mutex<VecDeque<Rebalance>>,
@@ -34,10 +36,11 @@ pub(super) struct Context {
 }
 
 impl Context {
-    pub(super) fn new(client_id: &str, config: &ClientConfig) -> Self {
+    pub(super) fn new(client_id: &str, config: &ClientConfig, commits: Arc<Commits>) -> Self {
         Self {
             log: ClientLog::new(client_id),
             rebootstrap: Rebootstrap::new(config),
+            commits,
             rebalances: Mutex::default(),
             unattended: AtomicBool::new(false),
         }
@@ -93,6 +96,7 @@ impl ConsumerContext for Context {
     }
 
     fn commit_callback(&self, result: KafkaResult<()>, _offsets: &TopicPartitionList) {
+        self.commits.note(result.as_ref().err());
         if let Err(error) = result {
             self.log.transient("committing offsets", &error);
         }

@@ -185,6 +185,33 @@ pub(crate) fn committed(world: &World, group: &str, topic: &str, partition: i32)
     }
 }
 
+#[test]
+fn a_group_whose_commits_are_refused_again_and_again_is_named_with_the_error() {
+    // The broker has no room for the offsets of another group.
+    let world = World::embedded_with(|config| config.stored_groups_max = 0);
+    let topic = world.topic("t", 1);
+    send_batch(&world.producer(), &topic, 0, &[b"a"]);
+    let mut member = Member::new(&world, &topic, |_| {});
+    poll_until([&mut member], |[member]| member.read_count() == 1);
+    member
+        .consumer
+        .commit(&[(&topic, PartitionId(0), Offset(1))])
+        .unwrap();
+    assert!(world.settings.group_commits.refused().is_empty());
+    // Nothing else is read, and the commit is repeated all by itself.
+    poll_until([&mut member], |_| {
+        !world.settings.group_commits.refused().is_empty()
+    });
+    let refused = world.settings.group_commits.refused();
+    let [said] = &refused[..] else {
+        panic!("{refused:?}");
+    };
+    let group = format!("consumer group {}: ", world.name("g"));
+    assert!(said.starts_with(&group), "{said}");
+    drop(member);
+    assert!(world.settings.group_commits.refused().is_empty());
+}
+
 fn a_member_starts_at_the_beginning_and_its_successor_where_it_committed(world: &World) {
     let topic = world.topic("t", 2);
     let producer = world.producer();

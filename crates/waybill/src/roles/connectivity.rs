@@ -89,6 +89,37 @@ pub(super) fn store(dependencies: &Dependencies, admin: &Admin, running: &Runnin
     });
 }
 
+/// Follows whether the offset commits of this process's consumer groups are refused: their consumers go on, and read everything
+/// again after a restart.
+pub(super) fn group_commits(kafka: &KafkaSettings, admin: &Admin, running: &Running) {
+    let commits = kafka.group_commits.clone();
+    let accepted = admin.readiness.expect("offset commits");
+    accepted.set(true);
+    running.spawn(Stage::Agents, "watch over offset commits", move |stop| async move {
+        let mut was_refused = false;
+        loop {
+            let refused = commits.refused();
+            let is_refused = !refused.is_empty();
+            let groups = refused.join("; ");
+            accepted.note(is_refused.then_some(&*groups));
+            accepted.set(!is_refused);
+            match (was_refused, is_refused) {
+                (false, true) => tracing::error!(
+                    groups,
+                    "offset commits are refused; this process is not ready, and reads its records again after a restart"
+                ),
+                (true, false) => tracing::info!("offset commits are accepted again"),
+                (true, true) | (false, false) => {}
+            }
+            was_refused = is_refused;
+            tokio::select! {
+                () = tokio::time::sleep(ASK_EVERY) => {}
+                () = stop.cancelled() => return Ok(()),
+            }
+        }
+    });
+}
+
 fn follow<F>(
     what: &'static str,
     admin: &Admin,

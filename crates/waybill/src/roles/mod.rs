@@ -139,6 +139,7 @@ async fn start(
                 );
             }
             connectivity::brokers(&kafka, names.step_replies(), admin, running)?;
+            connectivity::group_commits(&kafka, admin, running);
             let own: Vec<&str> = handlers.iter().map(|(agent, _)| &**agent).collect();
             topics::check_step_requests(&config.topology(), &kafka, &own).await?;
             agents::start(config, kafka, names, handlers, admin, running).await
@@ -176,6 +177,7 @@ async fn start(
                 running,
             )?;
             connectivity::store(&dependencies, admin, running);
+            connectivity::group_commits(&dependencies.kafka, admin, running);
             supervisor::start(config, &dependencies, running);
             alerts::start(config, &dependencies, running)
         }
@@ -194,6 +196,7 @@ async fn start(
             let address = broker.as_ref().map(|broker| broker.address);
             let dependencies = dependencies(role, config, address, &disk, admin, running).await?;
             connectivity::topics(&dependencies, admin, running)?;
+            connectivity::group_commits(&dependencies.kafka, admin, running);
             if let (Some(store), Some(broker)) = (dependencies.embedded.clone(), broker) {
                 admin.set_backups(Backups::new(store, broker.logs));
             }

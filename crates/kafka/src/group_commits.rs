@@ -1,0 +1,94 @@
+//! The consumer groups of a process whose offset commits are refused.
+//!
+//! Why it exists: a group whose commits are refused goes on reading, and after a restart it reads everything again. Nothing
+//! else shows that.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::error::KafkaError;
+
+/// A group is shown once so many of its commits in a row were refused, over so long: a commit may fail while a group
+/// rebalances, or a broker is restarted.
+const REFUSALS_MIN: u32 = 3;
+const REFUSED_FOR_MIN: Duration = Duration::from_secs(5);
+
+/// The consumer groups of a process whose offset commits are refused. Clones share one list.
+#[derive(Clone, Debug, Default)]
+pub struct GroupCommits(Arc<Mutex<BTreeMap<String, Refused>>>);
+
+#[derive(Debug)]
+struct Refused {
+    since: Instant,
+    commits: u32,
+    error: String,
+}
+
+impl GroupCommits {
+    /// The groups whose commits are refused again and again, each with the last error.
+    #[must_use]
+    pub fn refused(&self) -> Vec<String> {
+        self.refused_at(Instant::now())
+    }
+
+    fn refused_at(&self, now: Instant) -> Vec<String> {
+        let groups = self.groups();
+        let lasts = |refused: &Refused| {
+            refused.commits >= REFUSALS_MIN
+                && now.saturating_duration_since(refused.since) >= REFUSED_FOR_MIN
+        };
+        let refused = groups.iter().filter(|(_, refused)| lasts(refused));
+        refused
+            .map(|(group, refused)| format!("consumer group {group}: {}", refused.error))
+            .collect()
+    }
+
+    /// Notes the outcome of a commit.
+    pub(crate) fn note(&self, group: &str, error: Option<&KafkaError>, now: Instant) {
+        let mut groups = self.groups();
+        let Some(error) = error else {
+            groups.remove(group);
+            return;
+        };
+        let refused = groups.entry(group.to_owned()).or_insert_with(|| Refused {
+            since: now,
+            commits: 0,
+            error: String::new(),
+        });
+        refused.commits = refused.commits.saturating_add(1);
+        refused.error = error.to_string();
+    }
+
+    fn groups(&self) -> MutexGuard<'_, BTreeMap<String, Refused>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::types::RDKafkaErrorCode;
+
+    use super::*;
+
+    const REFUSAL: KafkaError = KafkaError::ConsumerCommit(RDKafkaErrorCode::PolicyViolation);
+
+    #[test]
+    fn a_group_is_shown_once_its_commits_are_refused_again_and_again_until_one_is_accepted() {
+        let commits = GroupCommits::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        for second in [0, 2] {
+            commits.note("agents", Some(&REFUSAL), at(second));
+        }
+        assert!(commits.refused_at(at(9)).is_empty(), "two may be by chance");
+        commits.note("agents", Some(&REFUSAL), at(4));
+        assert!(commits.refused_at(at(4)).is_empty());
+        let expected = format!("consumer group agents: {REFUSAL}");
+        assert_eq!(commits.refused_at(at(5)), [expected]);
+        commits.note("others", None, at(6));
+        assert_eq!(commits.refused_at(at(6)).len(), 1);
+        commits.note("agents", None, at(7));
+        assert!(commits.refused_at(at(8)).is_empty());
+    }
+}

@@ -1,0 +1,120 @@
+//! The offset commits of one member of a group: their outcomes, and what to commit again.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rdkafka::error::KafkaError;
+use waybill_engine::{Offset, PartitionId};
+
+use super::TopicPartition;
+use crate::group_commits::GroupCommits;
+
+/// How long after a refusal offsets are committed again.
+const AGAIN_AFTER: Duration = Duration::from_secs(2);
+
+/// The commits of one member of a group.
+#[derive(Debug)]
+pub(super) struct Commits {
+    group: String,
+    shared: GroupCommits,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// What was last to be committed, of the partitions that the member has.
+    offsets: BTreeMap<TopicPartition, Offset>,
+    refused_at: Option<Instant>,
+}
+
+impl Commits {
+    pub(super) fn new(group: &str, shared: GroupCommits) -> Self {
+        Self {
+            group: group.to_owned(),
+            shared,
+            state: Mutex::default(),
+        }
+    }
+
+    /// These offsets are about to be committed.
+    pub(super) fn begin(&self, offsets: &[(&str, PartitionId, Offset)]) {
+        let mut state = self.state();
+        for (topic, partition, offset) in offsets {
+            let at = TopicPartition {
+                topic: (*topic).to_owned(),
+                partition: *partition,
+            };
+            state.offsets.insert(at, *offset);
+        }
+    }
+
+    /// The broker answered a commit.
+    pub(super) fn note(&self, error: Option<&KafkaError>) {
+        let now = Instant::now();
+        self.shared.note(&self.group, error, now);
+        self.state().refused_at = error.map(|_| now);
+    }
+
+    /// The member no longer has these partitions.
+    pub(super) fn forget<'a>(&self, partitions: impl IntoIterator<Item = &'a TopicPartition>) {
+        let mut state = self.state();
+        for partition in partitions {
+            state.offsets.remove(partition);
+        }
+    }
+
+    /// The offsets to commit again, some time after a commit was refused.
+    pub(super) fn take_refused(&self, now: Instant) -> Vec<(TopicPartition, Offset)> {
+        let mut state = self.state();
+        let is_due = |at| now.saturating_duration_since(at) >= AGAIN_AFTER;
+        if !state.refused_at.is_some_and(is_due) {
+            return Vec::new();
+        }
+        state.refused_at = None;
+        let offsets = state.offsets.iter();
+        offsets.map(|(at, offset)| (at.clone(), *offset)).collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Commits {
+    fn drop(&mut self) {
+        self.shared.note(&self.group, None, Instant::now());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rdkafka::types::RDKafkaErrorCode;
+
+    use super::*;
+
+    const REFUSAL: KafkaError = KafkaError::ConsumerCommit(RDKafkaErrorCode::PolicyViolation);
+
+    #[test]
+    fn what_was_refused_is_committed_again_with_the_newest_offsets_of_the_member() {
+        let commits = Commits::new("agents", GroupCommits::default());
+        let [first, second] = [0, 1].map(PartitionId);
+        commits.begin(&[("t", first, Offset(3)), ("t", second, Offset(5))]);
+        commits.note(Some(&REFUSAL));
+        commits.begin(&[("t", first, Offset(7))]);
+        let given_up = TopicPartition {
+            topic: "t".to_owned(),
+            partition: second,
+        };
+        commits.forget([&given_up]);
+        assert!(commits.take_refused(Instant::now()).is_empty(), "not yet");
+        let later = Instant::now() + AGAIN_AFTER;
+        let again = commits.take_refused(later);
+        let kept = TopicPartition {
+            topic: "t".to_owned(),
+            partition: first,
+        };
+        assert_eq!(again, [(kept, Offset(7))]);
+        assert!(commits.take_refused(later).is_empty(), "once a refusal");
+    }
+}
