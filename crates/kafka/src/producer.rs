@@ -16,6 +16,9 @@ use crate::settings::KafkaSettings;
 /// The longest pause between two tries while the queue is full.
 const QUEUE_FULL_PAUSE_MAX: Duration = Duration::from_millis(10);
 
+/// How long a topic may be unknown to the brokers before records for it are refused.
+const TOPIC_UNKNOWN_MAX: Duration = Duration::from_secs(8);
+
 /// Settings of a [`Producer`]. Records are always acknowledged by all in-sync replicas, and the
 /// producer is always idempotent: librdkafka's own retries neither lose, repeat nor reorder.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -77,6 +80,11 @@ impl ProducerOptions {
             ("linger.ms", "0".to_owned()),
             ("compression.type", self.compression.clone()),
             ("retry.backoff.ms", "50".to_owned()),
+            // Roles wait for the topics that they create. So a topic that is unknown for longer was deleted.
+            (
+                "topic.metadata.propagation.max.ms",
+                TOPIC_UNKNOWN_MAX.as_millis().to_string(),
+            ),
         ]
     }
 }
