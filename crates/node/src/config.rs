@@ -35,6 +35,7 @@ pub use sections::{
 };
 pub use tenants::{TenantLimit, TenantLimitsConfig};
 pub use traces::TracesConfig;
+pub use validate::check_topics;
 pub use waybill_http::TlsConfig;
 pub use workflows::{WorkflowsError, load_workflow, load_workflows};
 

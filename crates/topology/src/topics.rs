@@ -444,9 +444,9 @@ fn with_step_partitions(topology: &TopologySettings, mut topic: Needed) -> Neede
     topic
 }
 
-/// How many partitions the topics of every installation take on the embedded broker: all topics but those of agents.
-pub fn partitions_min(topology: &TopologySettings) -> usize {
-    let needed = needed(topology, &Workflows::default(), BrokerKind::Embedded);
+/// How many partitions the topics take on the embedded broker, with those of the agents of these workflows.
+pub fn partitions_needed(topology: &TopologySettings, workflows: &Workflows) -> usize {
+    let needed = needed(topology, workflows, BrokerKind::Embedded);
     let partitions = needed.iter().map(|topic| topic.spec.partitions as usize);
     partitions.sum()
 }

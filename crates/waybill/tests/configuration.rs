@@ -245,6 +245,35 @@ fn a_listener_that_others_can_reach_unguarded_is_refused_with_its_address() {
 }
 
 #[test]
+fn limits_of_the_broker_that_lock_its_own_roles_out_are_refused_with_the_need() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("waybill.yaml");
+    for (broker, problem) in [
+        (
+            "connectionsMax: 2",
+            "broker.connectionsMax is 2, and must be at least 32, which ",
+        ),
+        (
+            "connectionsPerAddressMax: 5",
+            "broker.connectionsPerAddressMax is 5, and must be at least 32, which ",
+        ),
+        // Enough for the topics of operations, and not for those of the agents.
+        (
+            "partitionsMax: 79",
+            "broker.partitionsMax is 79, and must be at least 80, which ",
+        ),
+    ] {
+        std::fs::write(&file, format!("broker: {{{broker}}}\n")).unwrap();
+        for command in [&["config", "check"][..], &["up"]] {
+            let refused = waybill(&[command, &["--config", file.to_str().unwrap()]].concat());
+            let said = String::from_utf8(refused.stderr).unwrap();
+            assert_eq!(refused.status.code(), Some(2), "{command:?}: {said}");
+            assert!(said.starts_with(&format!("waybill: {problem}")), "{said}");
+        }
+    }
+}
+
+#[test]
 fn the_example_of_another_trade_can_be_run() {
     let root = example().parent().unwrap().to_owned();
     let file = "examples/order-fulfilment/waybill.yaml";

@@ -1,13 +1,17 @@
 //! What no type can say: ranges, and values that only work together.
 
+mod broker;
 mod counts;
+mod requests;
+
+pub use broker::partitions as check_topics;
 
 use waybill_broker::BrokerConfig as BrokerLimits;
 use waybill_config::{ByteSize, ConfigError, duration_to_text};
 use waybill_engine::{INPUT_BYTES_MAX, READERS_PER_PARTITION_MAX};
 use waybill_ingestion::IngestionConfig;
 use waybill_topology::PARTITIONS_MAX;
-use waybill_topology::topics::{RETENTION_MS_MIN, disk_bytes_min, partitions_min};
+use waybill_topology::topics::{RETENTION_MS_MIN, disk_bytes_min};
 
 use super::Config;
 use crate::telemetry::LogFilter;
@@ -18,8 +22,6 @@ const MARGINS_PER_LEASE_MIN: u32 = 3;
 
 /// The largest input that HTTP may take: it grows a little on its way, and has to fit into step requests.
 const REQUEST_BYTES_MAX: usize = INPUT_BYTES_MAX - 32 * 1024;
-/// Deeper than this, reading a body could exhaust the stack.
-const JSON_DEPTH_MAX: usize = 100;
 
 /// Reports the first thing that cannot work.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
@@ -69,10 +71,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     };
     let buffers_min = ByteSize::bytes(broker_limits.buffer_bytes_min() as u64);
     let control_min = ByteSize::bytes(broker_limits.control_buffer_bytes_min() as u64);
-    // 0 partitions are refused below.
-    let with_partitions = config.with_partitions(config.partitions.max(1));
-    let partitions_min = partitions_min(&with_partitions.topology());
-    let rules: [(bool, &str, String); 61] = [
+    let rules: [(bool, &str, String); 52] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -206,29 +205,9 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "must be set both or neither".to_owned(),
         ),
         (
-            admin.header_bytes_max >= ByteSize::kib(1),
-            "admin.headerBytesMax",
-            at_least("1KiB"),
-        ),
-        (
-            (1..=IngestionConfig::HEADERS_LIMIT_MAX).contains(&admin.headers_max),
-            "admin.headersMax",
-            format!("must be from 1 to {}", IngestionConfig::HEADERS_LIMIT_MAX),
-        ),
-        (
-            !admin.header_read_timeout.is_zero(),
-            "admin.headerReadTimeout",
-            not_zero(),
-        ),
-        (
             (ByteSize::kib(1)..=ByteSize::mib(1)).contains(&admin.body_bytes_max),
             "admin.bodyBytesMax",
             format!("is {}, and must be from 1KiB to 1MiB", admin.body_bytes_max),
-        ),
-        (
-            !admin.body_timeout.is_zero(),
-            "admin.bodyTimeout",
-            not_zero(),
         ),
         (
             http.event_streams_max < http.connections_max,
@@ -246,16 +225,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             ),
         ),
         (
-            (1..=JSON_DEPTH_MAX).contains(&http.json_depth_max),
-            "http.jsonDepthMax",
-            format!("must be from 1 to {JSON_DEPTH_MAX}"),
-        ),
-        (
-            (1..=IngestionConfig::HEADERS_LIMIT_MAX).contains(&http.headers_max),
-            "http.headersMax",
-            format!("must be from 1 to {}", IngestionConfig::HEADERS_LIMIT_MAX),
-        ),
-        (
             http.body_bytes_max.as_usize() >= body_bytes_min,
             "http.bodyBytesMax",
             format!(
@@ -263,12 +232,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
                  one batch (http.batchLineBytesMax) takes"
             ),
         ),
-        (
-            !http.header_read_timeout.is_zero() && !http.body_read_timeout.is_zero(),
-            "http.headerReadTimeout and http.bodyReadTimeout",
-            not_zero(),
-        ),
-        (!http.body_timeout.is_zero(), "http.bodyTimeout", not_zero()),
         (!http.idle_timeout.is_zero(), "http.idleTimeout", not_zero()),
         (
             http.drain_timeout < config.shutdown_timeout,
@@ -330,15 +293,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             broker.group_bytes_max >= ByteSize::mib(1) || kafka.brokers.is_some(),
             "broker.groupBytesMax",
             at_least("1MiB"),
-        ),
-        (
-            broker.partitions_max >= partitions_min || kafka.brokers.is_some(),
-            "broker.partitionsMax",
-            format!(
-                "is {}, and must be at least {partitions_min}, which Waybill's own topics take with {} partitions \
-                 (partitions), and more for the topics of agents",
-                broker.partitions_max, config.partitions
-            ),
         ),
         (
             broker.segment_bytes >= ByteSize::kib(64),
@@ -441,9 +395,10 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         ));
     }
     counts::check(config)?;
+    requests::check(config)?;
     match rules.into_iter().find(|(holds, ..)| !holds) {
         Some((_, key, problem)) => Err(ConfigError::invalid(key, problem)),
-        None => Ok(()),
+        None => broker::check(config),
     }
 }
 
@@ -486,7 +441,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 64] = [
+        let cases: [(&str, Change); 81] = [
             ("scheduler.trackedRequestsMax", |c| {
                 c.scheduler.tracked_requests_max = 53_999
             }),
@@ -522,9 +477,23 @@ mod tests {
             ("admin.headerBytesMax", |c| {
                 c.admin.header_bytes_max = ByteSize::bytes(0)
             }),
+            ("admin.headerBytesMax", |c| {
+                c.admin.header_bytes_max = ByteSize::kib(3)
+            }),
+            ("admin.headerBytesMax", |c| {
+                c.admin.header_bytes_max = ByteSize::kib(257)
+            }),
             ("admin.headersMax", |c| c.admin.headers_max = 101),
+            ("admin.headersMax", |c| c.admin.headers_max = 31),
+            ("admin.connectionsMax", |c| c.admin.connections_max = 7),
+            ("admin.connectionsPerAddressMax", |c| {
+                c.admin.connections_per_address_max = Some(3)
+            }),
             ("admin.headerReadTimeout", |c| {
-                c.admin.header_read_timeout = Duration::ZERO
+                c.admin.header_read_timeout = Duration::from_millis(999)
+            }),
+            ("admin.headerReadTimeout", |c| {
+                c.admin.header_read_timeout = Duration::from_secs(301)
             }),
             ("admin.bodyBytesMax", |c| {
                 c.admin.body_bytes_max = ByteSize::bytes(0)
@@ -534,6 +503,9 @@ mod tests {
             }),
             ("admin.bodyTimeout", |c| {
                 c.admin.body_timeout = Duration::ZERO
+            }),
+            ("admin.bodyTimeout", |c| {
+                c.admin.body_timeout = Duration::from_secs(301)
             }),
             ("http.requestsMax", |c| c.http.requests_max = 0),
             ("http.requestsMax", |c| c.http.requests_max = usize::MAX),
@@ -545,6 +517,21 @@ mod tests {
                 c.http.producer_queue_records_max = usize::MAX
             }),
             ("http.headersMax", |c| c.http.headers_max = 101),
+            ("http.headersMax", |c| c.http.headers_max = 31),
+            ("http.headerBytesMax", |c| {
+                c.http.header_bytes_max = ByteSize::mib(1)
+            }),
+            ("http.connectionsMax", |c| c.http.connections_max = 7),
+            ("http.connectionsPerAddressMax", |c| {
+                c.http.connections_per_address_max = Some(3)
+            }),
+            ("http.jsonDepthMax", |c| c.http.json_depth_max = 3),
+            ("http.requestBytesMax", |c| {
+                c.http.request_bytes_max = ByteSize::bytes(1_023)
+            }),
+            ("http.batchLineBytesMax", |c| {
+                c.http.batch_line_bytes_max = ByteSize::bytes(1_023)
+            }),
             ("http.batchLinesMax", |c| c.http.batch_lines_max = 0),
             ("http.eventStreamsMax", |c| {
                 c.http.event_streams_max = c.http.connections_max
@@ -558,6 +545,12 @@ mod tests {
                 c.http.header_read_timeout = Duration::ZERO
             }),
             ("http.bodyTimeout", |c| c.http.body_timeout = Duration::ZERO),
+            ("http.bodyTimeout", |c| {
+                c.http.body_timeout = Duration::from_secs(3_601)
+            }),
+            ("http.bodyReadTimeout", |c| {
+                c.http.body_read_timeout = Duration::from_secs(601)
+            }),
             ("http.idleTimeout", |c| c.http.idle_timeout = Duration::ZERO),
             ("http.drainTimeout", |c| {
                 c.http.drain_timeout = c.shutdown_timeout
@@ -602,6 +595,7 @@ mod tests {
             ("broker.requestsInFlightMax", |c| {
                 c.broker.requests_in_flight_max = 4
             }),
+            ("broker.connectionsMax", |c| c.broker.connections_max = 2),
             ("broker.groupsMax", |c| c.broker.groups_max = 0),
             ("broker.groupMembersMax", |c| c.broker.group_members_max = 9),
             ("broker.storedGroupsMax", |c| c.broker.stored_groups_max = 0),

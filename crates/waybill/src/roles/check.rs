@@ -5,7 +5,7 @@
 use waybill_agent::http::NamedHandler;
 use waybill_engine::Workflows;
 use waybill_node::Role;
-use waybill_node::config::{AgentTransport, Config, load_workflows};
+use waybill_node::config::{AgentTransport, Config, check_topics, load_workflows};
 
 use super::{agents, disk_bounds_exceed};
 
@@ -61,6 +61,7 @@ pub(crate) fn agents_elsewhere_of(config: &Config) -> anyhow::Result<Vec<String>
 /// If a file cannot be read, or what it says cannot work.
 fn check(config: &Config) -> anyhow::Result<Checked> {
     let workflows = load_workflows(&config.workflows)?;
+    check_topics(config, &workflows)?;
     let handlers = agents::load_to_check(config, &workflows)?;
     Ok(Checked {
         workflows: Some(workflows),
@@ -108,8 +109,10 @@ pub(crate) fn check_for(role: Role, config: &Config) -> anyhow::Result<Checked> 
         checked.refuse_no_agent()?;
         return Ok(checked);
     }
+    let workflows = load_workflows(&config.workflows)?;
+    check_topics(config, &workflows)?;
     Ok(Checked {
-        workflows: Some(load_workflows(&config.workflows)?),
+        workflows: Some(workflows),
         handlers: None,
     })
 }

@@ -9,6 +9,7 @@ mod deleted;
 mod disk;
 mod doctor;
 mod growing;
+mod least_limits;
 mod lost_state;
 mod readers;
 mod repair;

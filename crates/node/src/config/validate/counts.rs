@@ -7,6 +7,10 @@ use waybill_config::ConfigError;
 
 use super::Config;
 
+/// Connections of the API or the admin port: health probes, a scraper of metrics, a command, and clients.
+const CONNECTIONS_MIN: usize = 8;
+/// Of these, from one address.
+const CONNECTIONS_PER_ADDRESS_MIN: usize = 4;
 /// Connections of a listener: more than a machine has file descriptors for.
 const CONNECTIONS_MAX: usize = 1_000_000;
 /// Requests under way at a listener: each takes some kilobytes.
@@ -36,13 +40,13 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         (
             "http.connectionsMax",
             http.connections_max,
-            1,
+            CONNECTIONS_MIN,
             CONNECTIONS_MAX,
         ),
         (
             "admin.connectionsMax",
             admin.connections_max,
-            1,
+            CONNECTIONS_MIN,
             CONNECTIONS_MAX,
         ),
         (
@@ -83,13 +87,13 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         (
             "http.connectionsPerAddressMax",
             http.connections_per_address_max(),
-            1,
+            CONNECTIONS_PER_ADDRESS_MIN,
             CONNECTIONS_MAX,
         ),
         (
             "admin.connectionsPerAddressMax",
             admin.connections_per_address_max(),
-            1,
+            CONNECTIONS_PER_ADDRESS_MIN,
             CONNECTIONS_MAX,
         ),
         (

@@ -1,0 +1,164 @@
+//! What the roles of Waybill need of the embedded broker.
+//!
+//! Why it exists: with less, the broker closes the connections of the roles or refuses their groups and topics, and the
+//! process never becomes ready.
+
+use waybill_config::ConfigError;
+use waybill_engine::Workflows;
+use waybill_topology::topics::partitions_needed;
+
+use super::Config;
+
+/// Connections of one process with every role, without receivers of alerts. `waybill up` has 19, and 21 while it sends
+/// samples; neither partitions, shards nor agents change that.
+const CONNECTIONS_OF_ROLES: usize = 22;
+/// Connections for each receiver of alerts, and each channel to owners: two of its consumer, and one of the producer of
+/// its dead letters.
+const CONNECTIONS_PER_RECEIVER: usize = 3;
+/// Connections of commands such as `waybill ops` and `waybill doctor`, and of look-ups, which are closed soon.
+const CONNECTIONS_OF_COMMANDS: usize = 10;
+/// Consumer groups without those of receivers: two of Waybill's roles, and those of clients.
+const GROUPS: usize = 10;
+
+/// Reports the first limit that leaves too little for Waybill's own roles, without the topics of agents.
+pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
+    if config.kafka.brokers.is_some() {
+        return Ok(());
+    }
+    let broker = &config.broker;
+    let receivers = receivers(config);
+    let connections = connections_needed(receivers);
+    let of = format!(
+        "Waybill's roles and commands take with {receivers} receivers of alerts and channels to owners"
+    );
+    let groups = GROUPS + receivers;
+    let per_address = broker.connections_per_address_max();
+    let (per_address_key, per_address_note) = match broker.connections_per_address_max {
+        Some(_) => ("broker.connectionsPerAddressMax", ""),
+        None => (
+            "broker.connectionsMax",
+            " for one address, which gets three quarters of them unless connectionsPerAddressMax is set",
+        ),
+    };
+    let rules = [
+        (
+            "broker.connectionsMax",
+            broker.connections_max,
+            connections,
+            "",
+        ),
+        (per_address_key, per_address, connections, per_address_note),
+        ("broker.groupsMax", broker.groups_max, groups, ""),
+        (
+            "broker.storedGroupsMax",
+            broker.stored_groups_max,
+            groups,
+            "",
+        ),
+    ];
+    for (key, value, needed, note) in rules {
+        if value < needed {
+            return Err(ConfigError::invalid(
+                key,
+                format!("is {value}{note}, and must be at least {needed}, which {of}"),
+            ));
+        }
+    }
+    partitions(config, &Workflows::default())
+}
+
+/// Checks that the embedded broker takes the topics of Waybill and of the agents of these workflows.
+///
+/// # Errors
+///
+/// If `broker.partitionsMax` is too low.
+pub fn partitions(config: &Config, workflows: &Workflows) -> Result<(), ConfigError> {
+    let needed = partitions_needed(&config.topology(), workflows);
+    let (most, partitions) = (config.broker.partitions_max, config.partitions);
+    if config.kafka.brokers.is_some() || most >= needed {
+        return Ok(());
+    }
+    let agents = workflows.agents().len();
+    let of_agents = match agents {
+        0 => ", and more for the topics of agents".to_owned(),
+        _ => format!(
+            ", and with 2 topics of {} partitions (kafka.stepPartitions) for each of {agents} agents",
+            config.kafka.step_partitions
+        ),
+    };
+    Err(ConfigError::invalid(
+        "broker.partitionsMax",
+        format!(
+            "is {most}, and must be at least {needed}, which Waybill's own topics take with {partitions} partitions \
+             (partitions){of_agents}"
+        ),
+    ))
+}
+
+/// How many followers of alerts and notices there are.
+fn receivers(config: &Config) -> usize {
+    let owners = &config.alerts.owners;
+    let channels = usize::from(owners.email.is_some()) + usize::from(owners.sms.is_some());
+    config.alerts.receivers.len() + channels
+}
+
+fn connections_needed(receivers: usize) -> usize {
+    CONNECTIONS_OF_ROLES + CONNECTIONS_PER_RECEIVER * receivers + CONNECTIONS_OF_COMMANDS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_below_what_the_roles_need_are_refused_with_the_need() {
+        type Change = fn(&mut Config);
+        let cases: [(&str, Change); 5] = [
+            (
+                "broker.connectionsMax is 2, and must be at least 32, which Waybill's roles and commands take",
+                |c| c.broker.connections_max = 2,
+            ),
+            (
+                "broker.connectionsMax is 30 for one address, which gets three quarters of them unless \
+                 connectionsPerAddressMax is set, and must be at least 32",
+                |c| c.broker.connections_max = 40,
+            ),
+            (
+                "broker.connectionsPerAddressMax is 31, and must be at least 32",
+                |c| c.broker.connections_per_address_max = Some(31),
+            ),
+            (
+                "broker.partitionsMax is 59, and must be at least 60, which Waybill's own topics take with 4 partitions \
+                 (partitions), and more for the topics of agents",
+                |c| c.broker.partitions_max = 59,
+            ),
+            ("broker.groupsMax is 9, and must be at least 10", |c| {
+                c.broker.groups_max = 9
+            }),
+        ];
+        for (expected, change) in cases {
+            let mut config = Config::default();
+            change(&mut config);
+            let error = check(&config).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+            config.kafka.brokers = Some(vec!["a:1".to_owned()]);
+            check(&config).expect("another broker's limits are its own");
+        }
+    }
+
+    #[test]
+    fn the_topics_of_agents_count() {
+        let workflows = crate::config::load_workflows(&Config::default().workflows).unwrap();
+        let mut config = Config::default();
+        config.broker.partitions_max = 80;
+        partitions(&config, &workflows).unwrap();
+        config.broker.partitions_max = 79;
+        check(&config).unwrap();
+        let error = partitions(&config, &workflows).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "broker.partitionsMax is 79, and must be at least 80, which Waybill's own topics take with 4 partitions \
+             (partitions), and with 2 topics of 2 partitions (kafka.stepPartitions) for each of 5 agents"
+        );
+    }
+}
