@@ -4,10 +4,13 @@ use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
+use clap::error::ErrorKind;
 use serde::Serialize;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::RawRecord;
 use waybill_messages::{Topics, headers, is_topic_name};
+
+use crate::connection::topic_from_text;
 
 /// Marks a record that was replayed; the value is the position of the letter, as text.
 pub(super) const REPLAYED_FROM: &str = "waybill-replayed-from";
@@ -55,6 +58,31 @@ impl FromStr for Position {
         })();
         position.ok_or("expected topic/partition/offset, as a list ends with")
     }
+}
+
+/// What a command names first: one dead letter, or a topic.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) enum Place {
+    /// As lists print it.
+    Letter(Position),
+    /// Its name, whole or short.
+    Topic(String),
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.contains('/') {
+            true => text.parse().map(Self::Letter).map_err(str::to_owned),
+            false => topic_from_text(text).map(Self::Topic),
+        }
+    }
+}
+
+/// Ends the command because of its arguments, as the command line does.
+pub(super) fn refuse_arguments(problem: &str) -> ! {
+    clap::Error::raw(ErrorKind::MissingRequiredArgument, format!("{problem}\n")).exit()
 }
 
 /// Why nobody knows where a letter came from.

@@ -26,12 +26,12 @@ use waybill_node::config::Config;
 use waybill_telemetry::chain;
 use waybill_telemetry::visible::to_json;
 
-use super::letter::{Letter, Position, REPLAYED_FROM};
+use super::letter::{Letter, Place, Position, REPLAYED_FROM, refuse_arguments};
 use super::outcome::{Line, Outcome, Tally, Target};
 use super::receipts::{REPLAYED, Receipts, is_receipt};
 use super::show::letter_at;
 use crate::broker_login::BrokerLogin;
-use crate::connection::{CLIENT_ID, Connection, chosen, topic_from_text};
+use crate::connection::{CLIENT_ID, Connection, chosen};
 use crate::shown::Output;
 
 /// At most so many letters wait for their acknowledgement.
@@ -46,16 +46,15 @@ type LetterProducer = Producer<Box<oneshot::Sender<Delivery>>>;
 /// The arguments of `waybill dlq replay`.
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
-    /// The topic that they came from or lie on, by its whole name or short
-    #[arg(value_parser = topic_from_text)]
-    topic: String,
-    /// The partition that they lie in; with --all, only this one
-    #[arg(required_unless_present = "all")]
+    /// A dead letter as `dlq list` prints it (topic/partition/offset); or the topic that they came from or lie on, by its
+    /// whole name or short
+    #[arg(value_name = "LETTER|TOPIC")]
+    place: Place,
+    /// Behind a topic: the partition that they lie in; with --all, only this one
     partition: Option<u32>,
-    /// Their offsets there
+    /// Behind a topic: their offsets there
     #[arg(
         value_name = "OFFSET",
-        required_unless_present = "all",
         conflicts_with = "all",
         value_parser = clap::value_parser!(i64).range(0..)
     )]
@@ -98,14 +97,15 @@ impl FromStr for Rate {
 
 impl ReplayArgs {
     pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let (topic, partition, offsets) = self.chosen();
         let connection = Connection::open(&self.login.on(config)?)?;
-        let (topic, partitions) = connection.dead_letter_topic(&self.topic)?;
-        let partitions = chosen(&topic, partitions, self.partition)?;
+        let (topic, partitions) = connection.dead_letter_topic(topic)?;
+        let partitions = chosen(&topic, partitions, partition)?;
         let mut replay = Replay::new(self, &connection, io::stdout().lock())?;
         for partition in partitions {
             let flow = match self.all {
                 true => replay.all_of(&topic, partition),
-                false => replay.chosen_of(&topic, partition, &self.offsets),
+                false => replay.chosen_of(&topic, partition, &offsets),
             };
             // Also what was sent before a failure is settled, and said.
             let settled = replay.settle(&topic, partition);
@@ -116,6 +116,20 @@ impl ReplayArgs {
             }
         }
         replay.conclude()
+    }
+
+    /// The topic, partition and offsets that the arguments name.
+    fn chosen(&self) -> (&str, Option<u32>, Vec<i64>) {
+        let (partition, offsets) = (self.partition, self.offsets.clone());
+        match &self.place {
+            Place::Letter(at) if partition.is_none() && !self.all => {
+                (&at.topic, Some(at.partition.0), vec![at.offset.0])
+            }
+            Place::Topic(topic) if self.all || !offsets.is_empty() => (topic, partition, offsets),
+            _ => refuse_arguments(
+                "name dead letters: TOPIC/PARTITION/OFFSET, TOPIC PARTITION OFFSET..., or TOPIC [PARTITION] --all",
+            ),
+        }
     }
 }
 

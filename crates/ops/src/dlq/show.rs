@@ -11,10 +11,10 @@ use waybill_messages::headers;
 use waybill_node::config::Config;
 use waybill_telemetry::visible::escaped;
 
-use super::letter::Letter;
+use super::letter::{Letter, Place, refuse_arguments};
 use super::receipts::is_receipt;
 use crate::broker_login::BrokerLogin;
-use crate::connection::{Connection, chosen, topic_from_text};
+use crate::connection::{Connection, chosen};
 use crate::shown::{Bytes, NOTHING, time};
 
 /// Bytes on a line of a dump.
@@ -23,14 +23,15 @@ const LINE_BYTES: usize = 16;
 /// The arguments of `waybill dlq show`.
 #[derive(Clone, Debug, Args)]
 pub struct ShowArgs {
-    /// The topic that it came from or lies on, by its whole name or short
-    #[arg(value_parser = topic_from_text)]
-    topic: String,
-    /// The partition that it lies in
-    partition: u32,
-    /// Its offset there
+    /// The dead letter as `dlq list` prints it (topic/partition/offset); or the topic that it came from or lies on, by
+    /// its whole name or short
+    #[arg(value_name = "LETTER|TOPIC")]
+    place: Place,
+    /// Behind a topic: the partition that it lies in
+    partition: Option<u32>,
+    /// Behind a topic: its offset there
     #[arg(value_parser = clap::value_parser!(i64).range(0..))]
-    offset: i64,
+    offset: Option<i64>,
     /// Write its value and nothing else, byte for byte
     #[arg(long)]
     raw: bool,
@@ -40,15 +41,11 @@ pub struct ShowArgs {
 
 impl ShowArgs {
     pub(super) fn run(&self, config: &Config) -> anyhow::Result<()> {
+        let (topic, partition, offset) = self.position();
         let connection = Connection::open(&self.login.on(config)?)?;
-        let (topic, partitions) = connection.dead_letter_topic(&self.topic)?;
-        chosen(&topic, partitions, Some(self.partition))?;
-        let letter = letter_at(
-            &connection,
-            &topic,
-            PartitionId(self.partition),
-            self.offset,
-        )?;
+        let (topic, partitions) = connection.dead_letter_topic(topic)?;
+        chosen(&topic, partitions, Some(partition.0))?;
+        let letter = letter_at(&connection, &topic, partition, offset)?;
         let mut out = io::stdout().lock();
         if self.raw {
             let value = letter.value.as_deref().context("it has no value")?;
@@ -56,6 +53,25 @@ impl ShowArgs {
             return Ok(out.flush()?);
         }
         Ok(write(&letter, &mut out)?)
+    }
+}
+
+impl ShowArgs {
+    /// The topic, partition and offset that the arguments name.
+    fn position(&self) -> (&str, PartitionId, i64) {
+        match (&self.place, self.partition, self.offset) {
+            (Place::Letter(at), None, None) => (&at.topic, at.partition, at.offset.0),
+            (Place::Letter(at), ..) => refuse_arguments(&format!(
+                "{at} names a dead letter: no partition or offset follows it"
+            )),
+            (Place::Topic(topic), Some(partition), Some(offset)) => {
+                (topic, PartitionId(partition), offset)
+            }
+            (Place::Topic(topic), ..) => refuse_arguments(&format!(
+                "name a dead letter: {topic}/PARTITION/OFFSET, or {topic} PARTITION OFFSET; `waybill dlq list` prints \
+                 which there are"
+            )),
+        }
     }
 }
 

@@ -125,6 +125,12 @@ fn a_dead_letter_is_shown_in_full_and_given_out_byte_for_byte() {
     let own: [(&str, Option<&[u8]>); 2] = [("traceparent", Some(b"00-1")), ("none", None)];
     world.bury(REPLIES, 1, &own, POISON);
     let shown = world.text("dlq show step-replies 1 0");
+    // As a list prints it.
+    let letters = world.json("dlq list --output json");
+    let cursor = letters[0]["cursor"].as_str().unwrap();
+    assert_eq!(world.text(&format!("dlq show {cursor}")), shown);
+    let planned = world.text(&format!("dlq replay {cursor} --dry-run"));
+    assert!(planned.contains(cursor), "{planned}");
     for part in [
         "letter     waybill.step-replies.v1.dlq/1/0",
         "source     waybill.step-replies.v1/1/17",
