@@ -82,14 +82,17 @@ impl Api {
                     found.delivery(&self.rules.workflows)?;
                 }
                 match found {
-                    Status::Row(row) => match judge::of_cancel(&row, &self.rules.workflows) {
-                        CancelWouldBe::Asked => Amended::of_row(&row),
-                        CancelWouldBe::Done => return Ok(self.as_it_is(&row, form, caller)),
-                        CancelWouldBe::Late => return Err(late(&row, caller)),
-                        CancelWouldBe::Parked => {
-                            return Err(parked(&row, &self.rules.workflows, caller));
+                    Status::Row(row) => {
+                        match judge::of_cancel(&row, &self.rules.workflows, wall_clock()) {
+                            CancelWouldBe::Asked => Amended::of_row(&row),
+                            CancelWouldBe::Done => return Ok(self.as_it_is(&row, form, caller)),
+                            CancelWouldBe::Late => return Err(late(&row, caller)),
+                            CancelWouldBe::Parked => {
+                                return Err(parked(&row, &self.rules.workflows, caller));
+                            }
+                            CancelWouldBe::NoWayBack => return Err(no_way_back(&row, caller)),
                         }
-                    },
+                    }
                     Status::Pending(pending) => Amended::of_pending(&pending, &id, parameters),
                     Status::Rejected(_) => return Err(not_found()),
                 }
@@ -365,6 +368,18 @@ fn parked(row: &OperationRow, workflows: &Workflows, caller: &Caller) -> Problem
     Problem::new(Kind::VerbRefused, detail)
         .with_id(id.to_string())
         .with_code("compensation-failed")
+}
+
+/// The refusal of a cancel of an operation that only goes forward. It says so only to a caller with scope `read`.
+fn no_way_back(row: &OperationRow, caller: &Caller) -> Problem {
+    let id = row.id;
+    let detail = match caller.may(Scope::Read) {
+        false => format!("Cannot cancel {id}: it does not allow a cancel now."),
+        true => format!("Cannot cancel {id}: a step is completed that is never undone."),
+    };
+    Problem::new(Kind::VerbRefused, detail)
+        .with_id(id.to_string())
+        .with_code(judge::PAST_PIVOT)
 }
 
 /// The sentence about the verbs that an operation accepts, behind a space; empty if there are none.

@@ -6,6 +6,9 @@ use waybill_engine::{
 };
 use waybill_http::problem::{Kind, Problem};
 
+/// The code of a refusal because a step is completed that is never undone.
+pub const PAST_PIVOT: &str = "past-pivot";
+
 /// Why a recovery would be refused now, if it would.
 pub fn of_recovery(
     row: &OperationRow,
@@ -76,11 +79,13 @@ pub enum CancelWouldBe {
     Late,
     /// The operation was parked, with an undo that failed, when it was read.
     Parked,
+    /// A step was completed that is never undone.
+    NoWayBack,
 }
 
-/// What a cancel would come to. Only a final state forbids it: whatever else would is the
-/// scheduler's to say, and it says so in the operation's history.
-pub fn of_cancel(row: &OperationRow, workflows: &Workflows) -> CancelWouldBe {
+/// What a cancel would come to. It is refused for what cannot change: a final state, or a completed step that is never
+/// undone. Whatever else forbids it is the scheduler's to say, and it says so in the operation's history.
+pub fn of_cancel(row: &OperationRow, workflows: &Workflows, now: Timestamp) -> CancelWouldBe {
     match row.state.state {
         ProcessState::Cancelled => CancelWouldBe::Done,
         ProcessState::Compensated => CancelWouldBe::Late,
@@ -94,10 +99,16 @@ pub fn of_cancel(row: &OperationRow, workflows: &Workflows) -> CancelWouldBe {
                 false => CancelWouldBe::Late,
             }
         }
-        ProcessState::Pending
-        | ProcessState::Processing
-        | ProcessState::Error
-        | ProcessState::Compensating => CancelWouldBe::Asked,
+        ProcessState::Processing | ProcessState::Error => {
+            let cancel = Amendment::Cancel {
+                workflow: row.created.workflow.to_string(),
+            };
+            match refusal(row, workflows, Asked::Amendment(&cancel), now) {
+                Some(PAST_PIVOT) => CancelWouldBe::NoWayBack,
+                _ => CancelWouldBe::Asked,
+            }
+        }
+        ProcessState::Pending | ProcessState::Compensating => CancelWouldBe::Asked,
     }
 }
 
@@ -172,7 +183,7 @@ fn sentence(code: &'static str) -> &'static str {
         "pending" => "No scheduler has read the operation's request yet.",
         "final" => "The operation is final.",
         "failed" => "The operation has failed, or is being undone.",
-        "past-pivot" => "A step is completed after which the operation only goes forward.",
+        PAST_PIVOT => "A step is completed after which the operation only goes forward.",
         "step-sent" => "A step that uses a changed field was asked for before.",
         "compensation-failed" => "The operation could not be undone: retry its compensation.",
         "not-parked-in-error" => {

@@ -392,8 +392,23 @@ fn workflows() -> Arc<Workflows> {
         workflow("drone-delivery", "untilFinal"),
         workflow("order", "untilFinal"),
         workflow("reversible", "always"),
+        one_way(),
     ];
     Arc::new(Workflows::new(workflows).unwrap())
+}
+
+/// A workflow whose first step is never undone.
+fn one_way() -> Workflow {
+    let definition: WorkflowDefinition = serde_json::from_value(json!({
+        "name": "one-way",
+        "version": 1,
+        "steps": [
+            {"name": "pay", "agent": "bank", "kind": "pivot"},
+            {"name": "ship", "agent": "carrier", "kind": "irreversible", "after": ["pay"], "onFailure": "retry"},
+        ],
+    }))
+    .unwrap();
+    Workflow::try_from(definition).unwrap()
 }
 
 pub fn delivery() -> Value {

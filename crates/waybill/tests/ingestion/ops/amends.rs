@@ -1,11 +1,15 @@
 //! What callers ask: to cancel and to reschedule.
 
+use std::sync::Arc;
+
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use waybill_engine::{
-    Amendment, Attempt, OperationId, ProcessState, StepProgress, StepState, Timestamp,
+    Amendment, Attempt, Created, OperationId, ProcessState, StepProgress, StepState, Timestamp,
     partition_for,
 };
+use waybill_store::RowWrite;
+use waybill_test_support::rows::{created, untouched};
 
 use super::super::world::*;
 use super::*;
@@ -144,6 +148,41 @@ async fn a_cancel_is_refused_only_where_the_operation_was_final_when_read() {
             .count(),
         3
     );
+    world.ingestion.shutdown().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cancel_is_refused_once_a_step_is_completed_that_is_never_undone() {
+    let world = World::start().await;
+    for (name, pay, expected) in [
+        ("before", StepState::Running, 202),
+        ("behind", StepState::Completed, 409),
+    ] {
+        let id = id_of(name);
+        let created = Created {
+            caller_id: Some(name.to_owned()),
+            ..created("one-way", &["pay", "ship"])
+        };
+        let mut state = untouched(ProcessState::Processing, 2, Timestamp(3));
+        state.steps[0].state = pay;
+        world
+            .write(RowWrite {
+                created: Some(Arc::new(created)),
+                state,
+                ..state_only(id, ProcessState::Processing, Timestamp(3))
+            })
+            .await;
+        let (status, answer) = world.verb(id, "cancel", json!({})).await;
+        assert_eq!(status, expected, "{name}: {answer}");
+        if expected == 409 {
+            assert_eq!(answer["code"], "past-pivot");
+            assert_eq!(
+                answer["detail"],
+                format!("Cannot cancel {id}: a step is completed that is never undone.")
+            );
+        }
+    }
+    assert_eq!(world.amendments().len(), 1);
     world.ingestion.shutdown().await;
 }
 
