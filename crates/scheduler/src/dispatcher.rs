@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use waybill_agent::{DirectAgents, not_attempted};
 use waybill_engine::{
-    ByPriority, FailedOperation, ForwardRecord, Message, Offset, OperationId, OperationStatus,
-    OperatorAlert, PartitionId, ReaderId, STEP_REQUEST_REFUSED, Source, StatusKind, StepReply,
-    StepRequest, Workflows, partition_for,
+    AlertKind, ByPriority, FailedOperation, ForwardRecord, Message, Offset, OperationId,
+    OperationStatus, OperatorAlert, PartitionId, ReaderId, STEP_REQUEST_REFUSED, Source,
+    StatusKind, StepReply, StepRequest, Workflows, partition_for,
 };
 use waybill_kafka::{
     DeliveredShared as _, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
@@ -632,16 +632,24 @@ fn count_as_sent(settlement: &Settlement) {
     });
 }
 
-/// What a person must know stands in the log as well: without what services said, which may be anything.
+/// Logs an alert as well, without what services said, which may be anything.
 fn log_alert(alert: &OperatorAlert, partition: PartitionId) {
+    let kind = alert.kind.as_str();
+    let message = match alert.kind {
+        AlertKind::Waiting => "a step keeps failing; it is retried with long waits",
+        AlertKind::OperationParked
+        | AlertKind::CompensationFailed
+        | AlertKind::ManualUndo
+        | AlertKind::RowUnreadable => "an operation needs operator action",
+    };
     tracing::warn!(
         operation = %alert.operation,
         %partition,
         workflow = alert.workflow,
         step = alert.step,
         error = alert.error.as_ref().map(|error| error.code.as_str()),
-        kind = alert.kind.as_str(),
-        "a person is asked for"
+        kind,
+        "{message}"
     );
 }
 
