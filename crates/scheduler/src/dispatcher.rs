@@ -1,5 +1,7 @@
 //! Where the engine's messages go: to records on topics, by the one producer, and to agents of this process.
 
+mod refused;
+
 use std::collections::HashMap;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
@@ -20,6 +22,7 @@ use waybill_messages::{
 };
 use waybill_telemetry::chain;
 
+use self::refused::RefusedSteps;
 use super::SchedulerSettings;
 use super::input::{Generation, Input, Inputs};
 use super::metrics::{COPIES_DROPPED, STEPS_UNSENT, UNSENDABLE, alert_raised};
@@ -69,6 +72,7 @@ pub(super) struct Dispatcher {
     partitions: u32,
     step_partitions: u32,
     publish_step_status: bool,
+    refused: Arc<RefusedSteps>,
     settled: (mpsc::Sender<Settled>, mpsc::Receiver<Settled>),
     buffer: Vec<u8>,
     /// Until when the messages being sent may wait for room.
@@ -116,6 +120,7 @@ impl Dispatcher {
             partitions,
             step_partitions: settings.step_partitions,
             publish_step_status: settings.publish_step_status,
+            refused: Arc::default(),
             settled: mpsc::channel(),
             buffer: Vec::new(),
             wait_until: Instant::now(),
@@ -370,15 +375,22 @@ impl Dispatcher {
             action,
             ..
         } = request;
+        let refused = Arc::clone(&self.refused);
         Settlement::new(1, move |settled| match settled {
-            Ok(()) => count_as_sent(&settlement),
+            Ok(()) => {
+                if refused.is_accepted_again(&agent, partition) {
+                    tracing::info!(%agent, %topic, %partition, "step requests are accepted again");
+                }
+                count_as_sent(&settlement);
+            }
             Err(error) if error.is_of_record() => {
                 Self::unsendable(&topic, Some(operation), &error, &settlement);
             }
             Err(error) if error.is_permanent() => {
                 STEPS_UNSENT.of([&agent]).increment(1);
+                refused.note(&agent, partition);
                 let why = format!(
-                    "a step request cannot be written to partition {partition} of topic {topic}: {}",
+                    "cannot write to partition {partition} of topic {topic}: {}",
                     chain(&error)
                 );
                 let reply = StepReply {

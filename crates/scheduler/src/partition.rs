@@ -234,10 +234,13 @@ impl Owned {
 
     /// What blocks it, or some of its operations; `None` if nothing does.
     pub(super) fn why_blocked(&self) -> Option<String> {
-        let unsent = self.unsent.values();
-        let unsent = unsent.filter(|(at, _)| at.elapsed() < UNSENT_SHOWN_FOR);
-        let blocked = self.blocked.iter().map(|(_, why)| why.as_str());
-        let all: Vec<&str> = blocked.chain(unsent.map(|(_, why)| why.as_str())).collect();
+        let refused = self.unsent.iter();
+        let refused = refused.filter(|(_, (at, _))| at.elapsed() < UNSENT_SHOWN_FOR);
+        let refused = refused.map(|(agent, (_, why))| {
+            format!("the step requests of agent {agent} are refused: {why}")
+        });
+        let blocked = self.blocked.iter().map(|(_, why)| why.clone());
+        let all: Vec<String> = blocked.chain(refused).collect();
         (!all.is_empty()).then(|| all.join("; "))
     }
 

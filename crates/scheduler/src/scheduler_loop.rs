@@ -296,8 +296,8 @@ impl SchedulerLoop {
         let Some(owned) = self.owned(asker.reader, asker.generation) else {
             return;
         };
-        if owned.note_unsent(agent, why.clone()) {
-            tracing::error!(reader = %asker.reader, why, "step requests are refused");
+        if owned.note_unsent(agent.clone(), why.clone()) {
+            tracing::error!(reader = %asker.reader, %agent, why, "step requests are refused");
         }
         if owned.releasing_since.is_none() {
             owned.engine.apply(Event::DirectReply(reply), now);

@@ -30,7 +30,10 @@ pub(super) struct Views {
 
 struct Shown {
     view: SchedulerView,
+    /// Whether it has its lease, or is stopped.
     ready: Condition,
+    /// Readiness while something blocks it though it has its lease, and what that is.
+    blocked: Option<(String, Condition)>,
     metrics: PartitionMetrics,
     lag: ByPriority<LagClock>,
     /// What was shown last.
@@ -81,6 +84,7 @@ impl Views {
                     reason: None,
                 },
                 ready,
+                blocked: None,
                 metrics: PartitionMetrics::new(reader, partition),
                 lag: ByPriority::default(),
                 priorities: ByPriority::default(),
@@ -107,12 +111,15 @@ impl Views {
         for (&reader, slot) in slots.iter_mut() {
             if let Some(shown) = shown.get_mut(&reader) {
                 shown.update(slot, consumers, now);
+                let blocked = shown.why_blocked();
+                shown.show_blocked(&self.readiness, blocked);
             }
         }
         shown.retain(|reader, shown| {
             let stays = slots.contains_key(reader);
             if !stays {
                 shown.ready.withdraw();
+                shown.show_blocked(&self.readiness, None);
                 shown.metrics.forget();
             }
             stays
@@ -159,8 +166,6 @@ impl Shown {
             SlotState::Owned(owned) => owned.why_blocked(),
             SlotState::Idle | SlotState::Acquiring => slot.dropped_for.clone(),
         };
-        let is_blocked =
-            matches!(self.view.state, SchedulerState::Running) && self.view.reason.is_some();
         self.metrics.forget();
         if let SlotState::Owned(owned) = &mut slot.state {
             let reached = owned.engine.checkpoint();
@@ -201,8 +206,28 @@ impl Shown {
             self.view.state,
             SchedulerState::Running | SchedulerState::Stopped | SchedulerState::Stopping
         );
-        self.ready.set(is_as_wanted && !is_blocked);
+        self.ready.set(is_as_wanted);
         self.ready.note(self.view.reason.as_deref());
         self.metrics.show(&self.view, &self.priorities, now);
+    }
+
+    /// What readiness says of a reader that has its lease, and stands still or holds up steps.
+    fn why_blocked(&self) -> Option<String> {
+        let reason = self.view.reason.as_ref()?;
+        let is_blocked = matches!(self.view.state, SchedulerState::Running);
+        is_blocked.then(|| format!("partition {}: {reason}", self.view.partition))
+    }
+
+    fn show_blocked(&mut self, readiness: &Readiness, blocked: Option<String>) {
+        if self.blocked.as_ref().map(|(said, _)| said) == blocked.as_ref() {
+            return;
+        }
+        if let Some((_, before)) = self.blocked.take() {
+            before.withdraw();
+        }
+        self.blocked = blocked.map(|said| {
+            let condition = readiness.expect(said.clone());
+            (said, condition)
+        });
     }
 }

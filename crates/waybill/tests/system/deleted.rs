@@ -146,7 +146,9 @@ async fn a_topic_of_an_agent_that_lacks_partitions_holds_up_their_steps_alone() 
 
     let ids = deliver_all(&world, "held", DELIVERIES, &Arc::default()).await;
     let url = world.url("admin", "/readyz");
-    let why = format!("a step request cannot be written to partition 1 of topic {topic}");
+    let why = format!(
+        ": the step requests of agent package are refused: cannot write to partition 1 of topic {topic}: "
+    );
     world
         .eventually(
             "readiness names the partition that is missing",
@@ -154,7 +156,10 @@ async fn a_topic_of_an_agent_that_lacks_partitions_holds_up_their_steps_alone() 
                 let readiness = world.client.get(&url).send().await;
                 let readiness = readiness.expect("the admin port answers");
                 let status = readiness.status();
-                status == 503 && readiness.text().await.is_ok_and(|text| text.contains(&why))
+                let text = readiness.text().await.expect("it is text");
+                // The lease is held all the time.
+                assert!(!text.contains("lease"), "{text}");
+                status == 503 && text.contains("waiting for: partition ") && text.contains(&why)
             },
         )
         .await;
@@ -174,8 +179,43 @@ async fn a_topic_of_an_agent_that_lacks_partitions_holds_up_their_steps_alone() 
         .as_ref()
         .expect("partitions are added");
     world.all_reach(&held, "Processed").await;
+    let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
+    let accepted = log.matches("step requests are accepted again").count();
+    assert_eq!(accepted, 1, "{log}");
     world.assert_one_effect_per_step(&ids, is_remote).await;
     world.ready().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deleted_topic_of_an_agent_is_named_by_readiness_soon() {
+    const SOON: Duration = Duration::from_secs(15);
+    let mut world = World::of_either_kind(CONFIG);
+    let _process = world.up();
+    world.ready().await;
+    let world = Arc::new(world);
+    let topic = world.topic("package.requests");
+    let partitions = partitions_of(&world, &topic);
+    delete(&world, std::slice::from_ref(&topic)).await;
+    let ids = deliver_all(&world, "held", 4, &Arc::default()).await;
+    let accepted = Instant::now();
+    let url = world.url("admin", "/readyz");
+    let why = format!("of topic {topic}: ");
+    world
+        .eventually("readiness names the topic that is missing", async || {
+            let readiness = world.client.get(&url).send().await;
+            let text = readiness.expect("the admin port answers").text().await;
+            text.is_ok_and(|text| text.contains(&why))
+        })
+        .await;
+    assert!(accepted.elapsed() < SOON, "{:?}", accepted.elapsed());
+    let new = NewTopic::new(&topic, partitions, TopicReplication::Fixed(1));
+    let created = admin(&world)
+        .create_topics([&new], &AdminOptions::new())
+        .await;
+    created.expect("the broker answers")[0]
+        .as_ref()
+        .expect("the topic is created");
+    world.all_reach(&ids, "Processed").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
