@@ -27,6 +27,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::{Instant, sleep, timeout_at};
 use waybill_engine::{Action, Outcome, murmur2};
 
+pub use check::NeededInputs;
 pub use config::{
     AgentConfig, AgentsFile, BreakerConfig, HttpConfig, InverseConfig, PoolConfig, RequestConfig,
     RetriesConfig, StatusSet, StatusesConfig,

@@ -244,6 +244,14 @@ impl Placeholder {
         }
     }
 
+    /// The field of the input, with dots between keys, without which it has no value.
+    fn needed_input(&self) -> Option<String> {
+        match (&self.root, self.optional) {
+            (Root::Input(path), false) if !path.is_empty() => Some(path.join(".")),
+            _ => None,
+        }
+    }
+
     fn unsuitable(&self, why: &'static str) -> RenderError {
         RenderError::Unsuitable {
             placeholder: self.text.to_string(),
@@ -393,6 +401,11 @@ impl Text {
     /// The results, as `step.name`, without which it cannot be rendered.
     pub(crate) fn needed_results(&self) -> impl Iterator<Item = &str> {
         self.placeholders().filter_map(Placeholder::needed_result)
+    }
+
+    /// The fields of the input without which it cannot be rendered.
+    pub(crate) fn needed_inputs(&self) -> impl Iterator<Item = String> {
+        self.placeholders().filter_map(Placeholder::needed_input)
     }
 
     /// Whether nothing in it depends on the request.

@@ -158,6 +158,15 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
         Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key} appears twice"),
         other => of_key(&UserMessageFormatter.format_message(other)),
     };
+    if let Some((line, column, key)) = unquoted_placeholder(text, position) {
+        return FileError::Wrong {
+            path: name.to_owned(),
+            position: Some((line, column)),
+            problem: format!(
+                "{key}a value that begins with {{{{ needs quotes, as in \"{{{{input.name}}}}\": YAML takes it for a mapping"
+            ),
+        };
+    }
     FileError::Wrong {
         path: name.to_owned(),
         position,
@@ -165,10 +174,46 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
     }
 }
 
+/// The value that begins with an unquoted placeholder, on the line of a fault or the one before it: line, column and, before a
+/// colon, key.
+fn unquoted_placeholder(text: &str, position: Option<(u64, u64)>) -> Option<(u64, u64, String)> {
+    let (line, _) = position?;
+    let lines = (1..).zip(text.lines());
+    let near = lines.filter(|(number, _)| (line.saturating_sub(1)..=line).contains(number));
+    let found = near.filter_map(|(number, line)| {
+        let column = ["{{", "- {{"]
+            .iter()
+            .find_map(|begin| {
+                line.trim_start()
+                    .starts_with(begin)
+                    .then(|| line.find("{{"))
+            })
+            .flatten()
+            .or_else(|| line.find(": {{").map(|at| at + 2))?;
+        let column = u64::try_from(line[..column].chars().count()).ok()? + 1;
+        let key = key_before(line.trim_end(), (1, column.saturating_sub(1)));
+        let key = key.map(|key| format!("{key}: ")).unwrap_or_default();
+        Some((number, column, key))
+    });
+    found.last()
+}
+
 /// A key, behind the keys above it.
 fn path_of(above: &[String], key: &str) -> String {
     let above = above.iter().map(String::as_str);
     above.chain([key]).collect::<Vec<_>>().join(".")
+}
+
+/// The candidate that `wanted` is a misspelling of, if there is one: a slip of a letter or two.
+#[must_use]
+pub fn misspelling_of<'a>(
+    wanted: &str,
+    candidates: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    const SLIPS_MAX: usize = 2;
+    let near = nearest(wanted, candidates)?;
+    let slips = strsim::damerau_levenshtein(wanted, near);
+    (slips <= SLIPS_MAX && near.chars().count() > 2 * slips).then_some(near)
 }
 
 /// The candidate that is most like `wanted`, if one is at all.

@@ -25,7 +25,7 @@ use serde::de::DeserializeOwned;
 
 pub use environment::{Environment, variables};
 pub use error::ConfigError;
-pub use file::{FileError, parse, parse_over_defaults, read_document, read_text};
+pub use file::{FileError, misspelling_of, parse, parse_over_defaults, read_document, read_text};
 pub use secret::{REDACTED, Secret, SecretUrl, secret_to_serialize};
 pub use secret_files::SecretFiles;
 pub use units::{ByteSize, FreeMin, UnitError, duration_from_text, duration_to_text};

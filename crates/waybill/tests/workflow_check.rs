@@ -56,6 +56,70 @@ fn a_workflow_that_can_work_is_said_so_on_one_line() {
 }
 
 #[test]
+fn a_misspelt_agent_is_refused_with_the_name_that_is_meant() {
+    let dir = Dir::new();
+    let workflow = dir.write(
+        "errand.yaml",
+        &WORKFLOW.replace("agent: walker", "agent: wakler"),
+    );
+    // Nothing is known of agents with such names.
+    assert_eq!(check(&[&workflow], &[]).0, Some(0));
+    let agents = dir.write("agents.yaml", AGENTS);
+    assert_refused(
+        &check(&[&workflow], &[&agents]),
+        &format!(
+            "{} names agent \"wakler\", which is not known; did you mean walker?",
+            workflow.display()
+        ),
+    );
+    // The built-in agents are known without a file.
+    let workflow = dir.write(
+        "errand.yaml",
+        &WORKFLOW.replace("agent: walker", "agent: packge"),
+    );
+    let answer = check(&[&workflow], &[]);
+    assert_eq!(answer.0, Some(2), "{}", answer.1);
+    assert!(answer.1.contains("did you mean package?"), "{}", answer.1);
+}
+
+#[test]
+fn the_fields_that_a_request_needs_are_listed_with_their_steps() {
+    let dir = Dir::new();
+    let workflow = dir.write("errand.yaml", WORKFLOW);
+    let agents = AGENTS.replace(
+        "/ways/{{operation}}",
+        "/ways/{{input.to.street}}/{{input.note?}}",
+    );
+    let agents = dir.write("agents.yaml", &agents);
+    let (code, text) = check(&[&workflow], &[&agents]);
+    assert_eq!(code, Some(0), "{text}");
+    let listed = "\na request needs in its input:\n  to.street (used by go)\n";
+    assert!(text.ends_with(listed), "{text}");
+}
+
+#[test]
+fn an_unquoted_placeholder_is_refused_with_its_line_and_what_it_needs() {
+    let dir = Dir::new();
+    let workflow = dir.write("errand.yaml", WORKFLOW);
+    for (value, key) in [("{{input}}", ""), ("{{input.a}} and more", "")] {
+        let text = AGENTS.replace(
+            "        compensate",
+            &format!("        body: {value}\n        compensate"),
+        );
+        let agents = dir.write("agents.yaml", &text);
+        let answer = check(&[&workflow], &[&agents]);
+        assert_refused(&answer, &format!("{}:8:15: {key}", agents.display()));
+        assert!(
+            answer
+                .1
+                .contains("a value that begins with {{ needs quotes"),
+            "{}",
+            answer.1
+        );
+    }
+}
+
+#[test]
 fn a_program_reads_what_a_check_says_as_json() {
     let dir = Dir::new();
     let workflow = dir.write("errand.yaml", WORKFLOW);

@@ -9,12 +9,12 @@
 //! Deliberately absent: a word on agents that are not in the file, and on steps that may be skipped.
 //! Whether a value is there in every case is not known before an operation runs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use waybill_engine::{Action, Step, Undo, Workflow, Workflows};
 
 use super::answer::Kept;
-use super::plan::Requests;
+use super::plan::{Requests, StepPlan};
 use super::{AgentsFile, LoadError};
 
 impl AgentsFile {
@@ -55,6 +55,41 @@ impl AgentsFile {
         Ok(())
     }
 }
+
+impl AgentsFile {
+    /// The fields of the input without which requests of these agents for a workflow's steps cannot be rendered, each with
+    /// the steps that use it.
+    ///
+    /// # Errors
+    ///
+    /// If the requests of an agent cannot be loaded.
+    pub fn needed_inputs(&self, workflow: &Workflow) -> Result<NeededInputs, LoadError> {
+        let mut needed = NeededInputs::new();
+        for agent in &self.agents {
+            let requests = Requests::compile(&agent.http);
+            let requests = requests.map_err(|error| error.of_agent(&agent.name))?;
+            for step in workflow.steps() {
+                let Some(actions) = requests.of(&step.name) else {
+                    continue;
+                };
+                for action in [Action::Run, Action::Compensate] {
+                    if **step.agent_for(action) != *agent.name {
+                        continue;
+                    }
+                    let request = actions.request(action);
+                    for field in request.map(StepPlan::needed_inputs).unwrap_or_default() {
+                        let steps: &mut BTreeSet<String> = needed.entry(field).or_default();
+                        steps.insert(step.name.to_string());
+                    }
+                }
+            }
+        }
+        Ok(needed)
+    }
+}
+
+/// Fields of an input, with dots between keys, each with the steps that use it.
+pub type NeededInputs = BTreeMap<String, BTreeSet<String>>;
 
 /// What is known of agents, by the agent's name.
 type Agents<'a> = BTreeMap<&'a str, Known>;

@@ -326,6 +326,18 @@ impl StepPlan {
         needed
     }
 
+    /// The fields of the input without which the request cannot be rendered.
+    pub(super) fn needed_inputs(&self) -> Vec<String> {
+        let mut needed: Vec<_> = self.path.needed_inputs().collect();
+        for (_, value) in &self.headers {
+            needed.extend(value.needed_inputs());
+        }
+        if let Some(body) = &self.body {
+            needed.extend(body.needed_inputs());
+        }
+        needed
+    }
+
     fn compile(key: &str, config: &RequestConfig) -> Result<Self, LoadError> {
         let template = |part: &str, source: TemplateError| LoadError::Template {
             key: format!("{key}.{part}"),

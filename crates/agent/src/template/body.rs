@@ -31,9 +31,22 @@ impl Body {
 
     /// The results, as `step.name`, without which it cannot be rendered.
     pub(crate) fn needed_results(&self) -> Vec<&str> {
-        let mut needed = Vec::new();
-        self.0.collect_needed_results(&mut needed);
-        needed
+        let placeholders = self.placeholders().into_iter();
+        placeholders
+            .filter_map(Placeholder::needed_result)
+            .collect()
+    }
+
+    /// The fields of the input without which it cannot be rendered.
+    pub(crate) fn needed_inputs(&self) -> Vec<String> {
+        let placeholders = self.placeholders().into_iter();
+        placeholders.filter_map(Placeholder::needed_input).collect()
+    }
+
+    fn placeholders(&self) -> Vec<&Placeholder> {
+        let mut placeholders = Vec::new();
+        self.0.collect_placeholders(&mut placeholders);
+        placeholders
     }
 
     /// Renders the body as JSON text.
@@ -100,19 +113,19 @@ impl Node {
         matches!(self, Self::Literal(_))
     }
 
-    fn collect_needed_results<'a>(&'a self, needed: &mut Vec<&'a str>) {
+    fn collect_placeholders<'a>(&'a self, found: &mut Vec<&'a Placeholder>) {
         match self {
             Self::Literal(_) => {}
-            Self::Value(placeholder) => needed.extend(placeholder.needed_result()),
-            Self::Text(text) => needed.extend(text.needed_results()),
+            Self::Value(placeholder) => found.push(placeholder),
+            Self::Text(text) => found.extend(text.placeholders()),
             Self::Object(members) => {
                 for (_, node) in members {
-                    node.collect_needed_results(needed);
+                    node.collect_placeholders(found);
                 }
             }
             Self::Array(items) => {
                 for node in items {
-                    node.collect_needed_results(needed);
+                    node.collect_placeholders(found);
                 }
             }
         }

@@ -63,6 +63,14 @@ impl Path {
             .flat_map(Text::needed_results)
     }
 
+    /// The fields of the input without which it cannot be rendered.
+    pub(crate) fn needed_inputs(&self) -> impl Iterator<Item = String> {
+        self.segments
+            .iter()
+            .chain(&self.query)
+            .flat_map(Text::needed_inputs)
+    }
+
     /// Appends the path. However odd the values are, it has the template's segments, one for one.
     pub(crate) fn render_into(
         &self,

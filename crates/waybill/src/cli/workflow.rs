@@ -2,16 +2,18 @@
 //! work, said before anything is started with it.
 
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Subcommand;
 use serde::Serialize;
+use waybill_agent::http::NeededInputs;
+use waybill_config::misspelling_of;
 use waybill_node::Role;
 use waybill_node::config::{Config, load_workflow};
 use waybill_ops::{Written, named_elsewhere};
 use waybill_telemetry::visible::counted;
 
-use crate::roles::{agents_elsewhere, check_for, check_to_run, load_agents_file};
+use crate::roles::{agents_elsewhere, built_in_agents, check_for, check_to_run, load_agents_file};
 
 /// How to look at workflows.
 #[derive(Clone, Debug, Subcommand)]
@@ -42,11 +44,21 @@ impl WorkflowCommand {
             written,
         } = self;
         let workflows = load_workflow(file)?;
-        let mut handlers = Vec::new();
+        let mut known = Vec::new();
+        let mut needed = NeededInputs::new();
         for path in agents {
             let services = config.services.elsewhere();
-            handlers.extend(load_agents_file(path, &services, &workflows)?);
+            let loaded = load_agents_file(path, &services, &workflows)?;
+            known.extend(loaded.names);
+            for (field, steps) in loaded.needed_inputs {
+                needed.entry(field).or_default().extend(steps);
+            }
         }
+        let elsewhere = agents_elsewhere(&workflows, &known);
+        if config.agents.built_in {
+            known.extend(built_in_agents()?);
+        }
+        refuse_misspelt(file, &elsewhere, &known)?;
         let workflow = workflows.iter().next().map(|workflow| Found {
             name: workflow.name().to_string(),
             version: workflow.version(),
@@ -54,15 +66,29 @@ impl WorkflowCommand {
         });
         let elsewhere = match agents.is_empty() {
             true => None,
-            false => Some(agents_elsewhere(&workflows, &handlers)),
+            false => Some(elsewhere),
         };
         Ok(written.text(&Verdict {
             role: None,
             workflow,
+            input: needed,
             agents_elsewhere: elsewhere,
             disk: None,
         })?)
     }
+}
+
+/// Refuses a workflow that names an agent by a name that is nearly that of another one.
+fn refuse_misspelt(file: &Path, elsewhere: &[String], known: &[String]) -> anyhow::Result<()> {
+    for agent in elsewhere.iter().filter(|agent| !known.contains(agent)) {
+        if let Some(near) = misspelling_of(agent, known.iter().map(String::as_str)) {
+            anyhow::bail!(
+                "{} names agent {agent:?}, which is not known; did you mean {near}?",
+                file.display()
+            );
+        }
+    }
+    Ok(())
 }
 
 /// What `waybill config check` says of a configuration that can be used, by one role or by every role in one process.
@@ -82,6 +108,7 @@ pub fn check_configuration(
     Ok(written.text(&Verdict {
         role: role.map(Role::name),
         workflow: None,
+        input: NeededInputs::new(),
         agents_elsewhere: checked.agents_elsewhere(),
         disk: checked.disk_bounds_exceed(config),
     })?)
@@ -97,6 +124,9 @@ struct Verdict {
     /// The workflow, where one was checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     workflow: Option<Found>,
+    /// The fields of the input that the agents' requests cannot do without, each with the steps that use it.
+    #[serde(skip_serializing_if = "NeededInputs::is_empty")]
+    input: NeededInputs,
     /// Agents that no file has. They may run from other files, or be written in any language: that is no fault.
     /// Absent where no agents were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -132,6 +162,13 @@ impl fmt::Display for Verdict {
         f.write_str(&named_elsewhere(
             self.agents_elsewhere.as_deref().unwrap_or_default(),
         ))?;
+        if !self.input.is_empty() {
+            f.write_str("\na request needs in its input:")?;
+        }
+        for (field, steps) in &self.input {
+            let steps: Vec<&str> = steps.iter().map(String::as_str).collect();
+            write!(f, "\n  {field} (used by {})", steps.join(", "))?;
+        }
         match &self.disk {
             Some(disk) => write!(f, "\nwarning: {disk}"),
             None => Ok(()),

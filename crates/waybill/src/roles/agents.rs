@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::Context as _;
-use waybill_agent::http::{AgentsFile, NamedHandler};
+use waybill_agent::http::{AgentsFile, NamedHandler, NeededInputs};
 use waybill_agent::{Agents, AgentsConfig};
 use waybill_config::read_document;
 use waybill_drone_delivery::services::Caller;
@@ -117,9 +117,9 @@ pub(super) fn load(
 }
 
 /// The agents of the workflows that are none of these: somebody else has to run them.
-pub(crate) fn elsewhere(workflows: &Workflows, handlers: &[NamedHandler]) -> Vec<String> {
+pub(crate) fn elsewhere<T: AsRef<str>>(workflows: &Workflows, names: &[T]) -> Vec<String> {
     let agents = workflows.agents().into_iter();
-    let is_here = |agent: &str| handlers.iter().any(|(name, _)| name == agent);
+    let is_here = |agent: &str| names.iter().any(|name| name.as_ref() == agent);
     agents
         .filter(|agent| !is_here(agent))
         .map(|agent| agent.to_string())
@@ -150,7 +150,15 @@ pub(super) fn refuse_none(handlers: &[NamedHandler]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The agents of a file, by name, checked against the workflows.
+/// What a file says of agents.
+pub(crate) struct Loaded {
+    /// The names of the agents.
+    pub(crate) names: Vec<String>,
+    /// What their requests for steps of the workflows need of the input.
+    pub(crate) needed_inputs: NeededInputs,
+}
+
+/// Loads the agents of a file, and checks them against the workflows.
 ///
 /// # Errors
 ///
@@ -159,9 +167,33 @@ pub(crate) fn load_file(
     path: &Path,
     services: &str,
     workflows: &Workflows,
-) -> anyhow::Result<Vec<NamedHandler>> {
+) -> anyhow::Result<Loaded> {
     let file: AgentsFile = read_document(path)?;
-    load_from_file(path, &file, services, workflows)
+    load_from_file(path, &file, services, workflows)?;
+    let mut needed_inputs = NeededInputs::new();
+    for workflow in workflows.iter() {
+        for (field, steps) in file.needed_inputs(workflow)? {
+            needed_inputs.entry(field).or_default().extend(steps);
+        }
+    }
+    Ok(Loaded {
+        names: names_of(&file),
+        needed_inputs,
+    })
+}
+
+/// The names of the agents that are part of the binary.
+///
+/// # Errors
+///
+/// If their file cannot be read.
+pub(crate) fn built_in() -> anyhow::Result<Vec<String>> {
+    let file = AgentsFile::from_yaml(waybill_drone_delivery::AGENTS_YAML).context(BUILT_IN)?;
+    Ok(names_of(&file))
+}
+
+fn names_of(file: &AgentsFile) -> Vec<String> {
+    file.agents.iter().map(|agent| agent.name.clone()).collect()
 }
 
 fn load_from_file(

@@ -27,7 +27,10 @@ impl Checked {
         Some(match handlers.is_empty() {
             // All of them run elsewhere.
             true => Vec::new(),
-            false => agents::elsewhere(workflows, handlers),
+            false => {
+                let names: Vec<&str> = handlers.iter().map(|(name, _)| &**name).collect();
+                agents::elsewhere(workflows, &names)
+            }
         })
     }
 

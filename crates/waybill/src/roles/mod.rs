@@ -42,7 +42,9 @@ use waybill_topology::topics::{self, BrokerKind};
 
 use self::agents::Reached;
 
-pub(crate) use agents::{elsewhere as agents_elsewhere, load_file as load_agents_file};
+pub(crate) use agents::{
+    built_in as built_in_agents, elsewhere as agents_elsewhere, load_file as load_agents_file,
+};
 pub(crate) use broker_metrics::declared as broker_metrics;
 pub(crate) use check::{agents_elsewhere_of, check_files_of, check_for, check_to_run};
 pub(crate) use lifecycle::run;
@@ -210,7 +212,8 @@ async fn start(
             let mut direct = Vec::new();
             if agents {
                 let handlers = agents::load(config, &services, &dependencies.workflows)?;
-                for agent in agents::elsewhere(&dependencies.workflows, &handlers) {
+                let names: Vec<&str> = handlers.iter().map(|(name, _)| &**name).collect();
+                for agent in agents::elsewhere(&dependencies.workflows, &names) {
                     tracing::warn!(
                         agent,
                         "a workflow names an agent that is not built in and in none of agents.files: its steps wait \
