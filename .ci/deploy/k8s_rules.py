@@ -255,9 +255,9 @@ class Rules:
     def check_scheduler(self):
         for scheduler in [one for one in self.workloads if component(one) == "scheduler"]:
             config, spec = self.configs[name_of(scheduler)], scheduler["spec"]
-            readers = config["partitions"] * config["scheduler"]["readersPerPartition"]
-            if scheduler["kind"] != "StatefulSet" or spec.get("replicas") != readers:
-                self.wrong(scheduler, f"{spec.get('replicas')} replicas, and the configuration has {readers} readers")
+            shards = config["partitions"] * config["scheduler"]["shardsPerPartition"]
+            if scheduler["kind"] != "StatefulSet" or spec.get("replicas") != shards:
+                self.wrong(scheduler, f"{spec.get('replicas')} replicas, and the configuration has {shards} shards")
             if config["scheduler"]["partitions"] != "auto":
                 self.wrong(scheduler, "scheduler.partitions is not auto, so that pods do not go by their index")
             if spec.get("podManagementPolicy") != "Parallel":

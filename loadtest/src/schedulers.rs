@@ -11,12 +11,12 @@ use crate::load::client::Client;
 /// All schedulers of a process, standing still.
 pub struct Schedulers {
     client: Client,
-    readers: Vec<Reader>,
+    shards: Vec<Shard>,
 }
 
 #[derive(Deserialize)]
-struct Reader {
-    reader: u32,
+struct Shard {
+    shard: u32,
 }
 
 impl Schedulers {
@@ -28,9 +28,9 @@ impl Schedulers {
     pub async fn stop(admin: SocketAddr) -> anyhow::Result<Self> {
         let mut client = Client::new(admin);
         let (_, body) = client.get("/schedulers").await?;
-        let readers: Vec<Reader> = serde_json::from_slice(&body)
+        let shards: Vec<Shard> = serde_json::from_slice(&body)
             .with_context(|| format!("{admin} does not say which schedulers there are"))?;
-        let mut schedulers = Self { client, readers };
+        let mut schedulers = Self { client, shards };
         schedulers.tell(r#"{"running": false}"#).await?;
         Ok(schedulers)
     }
@@ -45,13 +45,13 @@ impl Schedulers {
     }
 
     async fn tell(&mut self, what: &'static str) -> anyhow::Result<()> {
-        for Reader { reader } in &self.readers {
-            let path = format!("/schedulers/{reader}");
+        for Shard { shard } in &self.shards {
+            let path = format!("/schedulers/{shard}");
             let (status, body) = self.client.put(&path, what.into()).await?;
             let said = String::from_utf8_lossy(&body);
             anyhow::ensure!(
                 status == StatusCode::OK,
-                "scheduler {reader} answered PUT {what} with {status}: {said}"
+                "scheduler {shard} answered PUT {what} with {status}: {said}"
             );
         }
         Ok(())

@@ -16,7 +16,7 @@ use waybill_agent::testing::StepRequestBuilder;
 use waybill_agent::{
     Agents, AgentsConfig, BoxFuture, Handler, Outcome, StepCall, StepRequest, permanent, success,
 };
-use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ShardId, StepReply, Timestamp};
+use waybill_engine::{Epoch, LayoutShard, Offset, OperationId, PartitionId, StepReply, Timestamp};
 use waybill_kafka::{
     ConsumerOptions, KafkaSettings, OutRecord, PartitionConsumer, PollLimits, Producer,
     ProducerOptions, RawRecord, Settlement,
@@ -333,7 +333,7 @@ async fn a_request_of_an_owner_that_was_superseded_is_handed_back_and_not_perfor
     let fast = Scripted::new(1);
     let agents = start(&broker, &[("fast", &fast)]);
     let of_epoch = |step: &str, epoch: u64| StepRequest {
-        shard: Some(ShardId {
+        shard: Some(LayoutShard {
             layout: 0,
             number: 4,
         }),

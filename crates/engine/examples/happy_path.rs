@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, ByPriority, Command, CreateRequest, EngineConfig, Epoch, Event, IdOrigin, Message,
-    Offset, OperationId, OperationRequest, Outcome, OwnerId, Ownership, PartitionEngine,
-    PartitionId, Places, Priority, RequestHash, Room, ShardId, Stamp, StepDefinition, StepReply,
-    StepRequest, Timestamp, Workflow, WorkflowDefinition, Workflows,
+    Attempt, ByPriority, Command, CreateRequest, EngineConfig, Epoch, Event, IdOrigin, LayoutShard,
+    Message, Offset, OperationId, OperationRequest, Outcome, OwnerId, Ownership, PartitionEngine,
+    PartitionId, Priority, RequestHash, Room, Stamp, StepDefinition, StepReply, StepRequest,
+    Timestamp, TopicOffsets, Workflow, WorkflowDefinition, Workflows,
 };
 
 const ROUNDS: usize = 20;
@@ -122,10 +122,10 @@ fn engine() -> PartitionEngine {
         Arc::new(workflows),
         Ownership {
             partition: PartitionId(0),
-            shard: ShardId::default(),
+            shard: LayoutShard::default(),
             owner: OwnerId(Uuid::from_u128(1)),
             epoch: Epoch(1),
-            next: Places::default(),
+            next: TopicOffsets::default(),
             requests_end: ByPriority::default(),
             replies_end: Offset(0),
             stamp_floor: Stamp(0),

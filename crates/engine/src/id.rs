@@ -103,9 +103,9 @@ counter! {
     PartitionId(u32)
 }
 counter! {
-    /// One of those who share the work of all partitions, counted from 0; see
-    /// [`Division`](crate::Division).
-    ReaderId(u32)
+    /// A part of a partition that one scheduler owns, counted from 0 over all partitions; see
+    /// [`ShardingScheme`](crate::ShardingScheme).
+    ShardId(u32)
 }
 counter! {
     /// A position in a partition's log, counted from 0.
@@ -116,16 +116,16 @@ counter! {
     Attempt(u32)
 }
 counter! {
-    /// The number of a reader's ownership; every new owner has a higher one, and so have those who
-    /// follow it.
+    /// The number of a shard's ownership; every new owner has a higher one, and so have those of the shards
+    /// that follow it.
     Epoch(u64)
 }
 
-/// A shard: what one owner at a time runs. Its epochs count its owners.
+/// A shard of a layout. Its epochs count its owners.
 #[derive(
     Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize,
 )]
-pub struct ShardId {
+pub struct LayoutShard {
     /// The layout that it belongs to, which counts the changes of the numbers of partitions and shards.
     pub layout: u64,
     /// Its number in the layout.

@@ -19,8 +19,8 @@ mod partition;
 mod partitioner;
 mod preview;
 mod priority;
-mod reader;
 mod record;
+mod shard;
 mod step;
 mod supervision;
 mod time;
@@ -34,7 +34,7 @@ pub use definition::{
     StepDefinition, StepKind, WorkflowDefinition, parse_duration,
 };
 pub use id::{
-    Attempt, BatchNumber, Epoch, Offset, OperationId, OwnerId, PartitionId, ReaderId, ShardId,
+    Attempt, BatchNumber, Epoch, LayoutShard, Offset, OperationId, OwnerId, PartitionId, ShardId,
 };
 pub use operation::{
     Amended, Created, HISTORY_MAX, HistoryEntry, OperationError, OperationRow, OperationState,
@@ -47,15 +47,15 @@ pub use partition::{
 pub use partitioner::{murmur2, partition_for};
 pub use preview::{Asked, refusal, workflow_of};
 pub use priority::{ByPriority, LogPosition, Position, Priority, Source};
-pub use reader::{
-    Cut, Division, DivisionError, Handover, KeyHash, Places, READERS_PER_PARTITION_MAX, Share,
-    Stood,
-};
 pub use record::{
     Action, AlertKind, AmendRequest, Amendment, AttemptSeen, CreateRequest, FailedOperation,
     IdOrigin, Nonce, OWNER_SUPERSEDED, OperationRequest, OperationStatus, OperatorAlert, Outcome,
     Outputs, OwnerNotice, Recovery, RecoveryVerb, STEP_REQUEST_REFUSED, StatusKind, StepReply,
     StepRequest,
+};
+pub use shard::{
+    KeyHash, RepartitionBoundary, ResumeOffsets, SHARDS_PER_PARTITION_MAX, ShardFilter,
+    ShardHandover, ShardingError, ShardingScheme, TopicOffsets,
 };
 pub use step::RETRY_AFTER_MAX;
 pub use supervision::Supervision;

@@ -1,4 +1,4 @@
-//! The engine of one reader of a partition: what its records, replies, rows and hours do to its operations.
+//! The engine of one shard of a partition: what its records, replies, rows and hours do to its operations.
 //!
 //! [`PartitionEngine::apply`] changes operations in memory; [`PartitionEngine::take_batch`] hands
 //! over, as one ordered list of commands, what has to become of that. The scheduler's loop around it executes
@@ -429,7 +429,7 @@ impl PartitionEngine {
             self.open.done.request(position);
         } else if live.created.request != position {
             self.stats.duplicates += 1;
-            // Sent here from a partition that has lost its reader to this one, it may be all that leads to the
+            // Sent here from a partition that has lost its shard to this one, it may be all that leads to the
             // operation if this owner dies.
             let is_from_elsewhere = live.created.request.partition != position.partition;
             let is_safe = live.state.state.is_final() || live.state.handed_off;

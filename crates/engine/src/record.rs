@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::contact::Contact;
-use crate::id::{Attempt, Epoch, OperationId, PartitionId, ShardId};
+use crate::id::{Attempt, Epoch, LayoutShard, OperationId, PartitionId};
 use crate::operation::{ProcessState, RequestHash, StepError, StepState};
 use crate::priority::Position;
 use crate::time::Timestamp;
@@ -246,7 +246,7 @@ impl RecoveryVerb {
 pub type Outputs = Vec<(String, String)>;
 
 /// Proof that the sender of a reply has seen the request: 16 unguessable bytes that the scheduler puts into the request
-/// and the agent repeats. `Debug` does not show them: with them, a reader of the logs could forge the reply.
+/// and the agent repeats. `Debug` does not show them: with them, a shard of the logs could forge the reply.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nonce(pub [u8; Nonce::BYTES]);
 
@@ -290,7 +290,7 @@ pub struct StepRequest {
     pub reply_partition: PartitionId,
     /// The shard whose owner asks: epochs can be compared among its requests, and with no others'. `None` if it is not
     /// known.
-    pub shard: Option<ShardId>,
+    pub shard: Option<LayoutShard>,
     /// What the reply repeats. The engine leaves it out; the scheduler adds it when it sends the request.
     pub nonce: Option<Nonce>,
     /// The W3C trace context of the operation.

@@ -16,7 +16,7 @@ use waybill_http::problem::{Kind, Problem};
 use waybill_kafka::Mark;
 use waybill_store::{AttentionCursor, AttentionPage, RowRead, Store, StoreError};
 use waybill_topology::partition_map::PartitionMap;
-use waybill_topology::readers;
+use waybill_topology::shards;
 
 /// How long an answer of a lease serves.
 const FRESH_FOR: Duration = Duration::from_millis(200);
@@ -65,15 +65,15 @@ impl StoreReads {
     /// As [`rows`](Self::rows).
     pub async fn attention_page(
         &self,
-        shards: Vec<PartitionId>,
+        index_shards: Vec<PartitionId>,
         cursor: AttentionCursor,
         limit: usize,
     ) -> Result<AttentionPage, Problem> {
-        self.answered(self.store.attention_page(shards, cursor, limit))
+        self.answered(self.store.attention_page(index_shards, cursor, limit))
             .await
     }
 
-    /// The first offset that not all readers of the partition have durably consumed, or had not a
+    /// The first offset that not all shards of the partition have durably consumed, or had not a
     /// moment ago, as their leases say.
     ///
     /// Whoever waits for a delivery asks again and again, and on a cluster every read of a lease stands
@@ -106,8 +106,8 @@ impl StoreReads {
                 return Ok(offset);
             }
             let read_at = Instant::now();
-            let layout = readers::layout(&*self.store, partitions).await?;
-            let offset = readers::consumed(&*self.store, &layout, priority, partition).await?;
+            let layout = shards::layout(&*self.store, partitions).await?;
+            let offset = shards::consumed(&*self.store, &layout, priority, partition).await?;
             *known = Some((read_at, offset));
             Ok(offset)
         })
@@ -122,9 +122,9 @@ impl StoreReads {
     pub async fn mark(&self, priority: Priority, partition: PartitionId) -> Result<Mark, Problem> {
         let partitions = self.partition_map.partitions();
         self.answered(async {
-            let layout = readers::layout(&*self.store, partitions).await?;
+            let layout = shards::layout(&*self.store, partitions).await?;
             let done =
-                readers::last_done(&*self.store, &layout, priority.source(), partition).await?;
+                shards::last_done(&*self.store, &layout, priority.source(), partition).await?;
             Ok(done.map_or(Mark::Missing, |(done, fingerprint)| {
                 Mark::of(done, fingerprint)
             }))

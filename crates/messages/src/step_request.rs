@@ -3,7 +3,9 @@
 use std::sync::LazyLock;
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{Attempt, Epoch, OperationId, PartitionId, ShardId, StepRequest, Timestamp};
+use waybill_engine::{
+    Attempt, Epoch, LayoutShard, OperationId, PartitionId, StepRequest, Timestamp,
+};
 
 use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
@@ -121,7 +123,7 @@ impl Record for StepRequest {
             input: wire.input.into(),
             results: wire.results.0,
             reply_partition: PartitionId(FIELDS.u32("reply_partition", wire.reply_partition)?),
-            shard: shard.map(|number| ShardId { layout, number }),
+            shard: shard.map(|number| LayoutShard { layout, number }),
             nonce: wire.nonce.map(|WireNonce(nonce)| nonce),
             traceparent: None,
         })

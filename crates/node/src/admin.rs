@@ -6,10 +6,10 @@
 //! | `GET /livez` | 200 while every loop gives signs of life, else 503 with the silent ones |
 //! | `GET /readyz` | 200 when everything has started and every lease is held, else 503 with what is missing. Damage that the process works around follows as `warning:` lines |
 //! | `GET /metrics` | the metrics in Prometheus' text format |
-//! | `GET /schedulers` | the readers of partitions that this process drives, and how far each has got |
-//! | `PUT /schedulers/{reader}` | `{"running": false}` stops a reader in order, `true` starts it; a partition that is not shared has a reader of its own number |
-//! | `GET /readers` | how many readers share a partition, and where each stands |
-//! | `PUT /readers` | `{"perPartition": 2}` divides the work anew |
+//! | `GET /schedulers` | the shards of partitions that this process drives, and how far each has got |
+//! | `PUT /schedulers/{shard}` | `{"running": false}` stops a shard in order, `true` starts it; where each partition has one shard, it has the partition's number |
+//! | `GET /shards` | how many shards a partition has, and how far each is |
+//! | `PUT /shards` | `{"perPartition": 2}` divides the work anew |
 //! | `PUT /partitions` | `{"partitions": 8}` begins to make more of them |
 //! | `GET /partitions` | how far that is |
 //! | `POST /backup` | everything that a process keeps which has broker and store to itself, as it is now |
@@ -30,7 +30,7 @@ mod backup;
 mod guard;
 mod log;
 mod partitions;
-mod readers;
+mod shards;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -52,7 +52,7 @@ use hyper::body::Incoming;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tower::ServiceExt as _;
-use waybill_engine::ReaderId;
+use waybill_engine::ShardId;
 use waybill_http::RequestBody;
 use waybill_http::auth::Auth;
 use waybill_http::json;
@@ -63,8 +63,8 @@ use waybill_http::{
 };
 use waybill_scheduler::control::{ControlError, SchedulerControl, SchedulerView};
 use waybill_telemetry::health::{Liveness, Readiness};
-use waybill_topology::readers::show::Readers;
 use waybill_topology::repartition::Repartition;
+use waybill_topology::shards::show::Shards;
 
 use self::guard::Denials;
 
@@ -104,7 +104,7 @@ pub struct Admin {
     denials: Denials,
     address: Arc<OnceLock<SocketAddr>>,
     schedulers: Arc<OnceLock<Arc<dyn SchedulerControl>>>,
-    readers: Arc<OnceLock<Readers>>,
+    shards: Arc<OnceLock<Shards>>,
     growing: Arc<OnceLock<Repartition>>,
     backups: Arc<OnceLock<Backups>>,
 }
@@ -123,7 +123,7 @@ impl Admin {
             denials: Denials::new(),
             address: Arc::default(),
             schedulers: Arc::default(),
-            readers: Arc::default(),
+            shards: Arc::default(),
             growing: Arc::default(),
             backups: Arc::default(),
         }
@@ -142,10 +142,10 @@ impl Admin {
         }
     }
 
-    /// Connects the readers of the store, likewise.
-    pub fn set_readers(&self, readers: Readers) {
-        if self.readers.set(readers).is_err() {
-            tracing::warn!("the readers of a second store are not shown on the admin listener");
+    /// Connects the shards of the store, likewise.
+    pub fn set_shards(&self, shards: Shards) {
+        if self.shards.set(shards).is_err() {
+            tracing::warn!("the shards of a second store are not shown on the admin listener");
         }
     }
 
@@ -173,7 +173,7 @@ impl Admin {
             .route("/metrics", get(metrics))
             .route("/schedulers", get(list_schedulers))
             .route("/schedulers/{partition}", put(put_scheduler))
-            .route("/readers", get(readers::show).put(readers::set))
+            .route("/shards", get(shards::show).put(shards::set))
             .route("/partitions", get(partitions::show).put(partitions::grow))
             .route("/backup", post(backup::make))
             .route("/log", get(log::show).put(log::set))
@@ -344,20 +344,17 @@ async fn put_scheduler(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<SchedulerView>, Problem> {
     let Ok(Path(partition)) = partition else {
-        return Err(Problem::new(Kind::NotFound, "A reader is a number from 0."));
+        return Err(Problem::new(Kind::NotFound, "A shard is a number from 0."));
     };
-    let reader = ReaderId(partition);
+    let shard = ShardId(partition);
     const RUNNING: &str = "running";
     let body = body.map_err(|rejection| unread(&rejection))?;
     let running = only_field(&body, RUNNING, Value::as_bool, "true or false")?;
-    let not_here = || refused(&ControlError::NotHere(reader));
+    let not_here = || refused(&ControlError::NotHere(shard));
     let control = admin.schedulers.get().ok_or_else(not_here)?;
-    let changed = control.set_running(reader, running).await;
+    let changed = control.set_running(shard, running).await;
     changed.map_err(|error| refused(&error))?;
-    let view = control
-        .list()
-        .into_iter()
-        .find(|view| view.reader == reader);
+    let view = control.list().into_iter().find(|view| view.shard == shard);
     Ok(Json(view.ok_or_else(not_here)?))
 }
 
@@ -405,7 +402,7 @@ async fn show_problem(Path(name): Path<String>) -> Result<Html<String>, Problem>
 }
 
 async fn nothing_here() -> Problem {
-    let detail = "Here are /livez, /readyz, /metrics, /schedulers, /readers, /partitions and /log.";
+    let detail = "Here are /livez, /readyz, /metrics, /schedulers, /shards, /partitions and /log.";
     Problem::new(Kind::NotFound, detail)
 }
 

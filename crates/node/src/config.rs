@@ -20,13 +20,13 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use waybill_alerts::AlertsConfig;
 use waybill_config::{ConfigError, Configuration, SecretFiles, units};
-use waybill_engine::Division;
+use waybill_engine::ShardingScheme;
 use waybill_http::auth::AuthConfig;
 use waybill_kafka::KafkaSettings;
 use waybill_supervisor::SupervisorConfig;
 use waybill_topology::{EmbeddedTopics, KafkaConfig, TopologySettings};
 
-pub use identity::{IdentityError, PartitionChoice, readers_of_this_process};
+pub use identity::{IdentityError, PartitionChoice, shards_of_this_process};
 pub use registry::{FramingChoice, RegistryConfig};
 pub use scylla::ScyllaConfig;
 pub use sections::{
@@ -172,9 +172,9 @@ impl Config {
     #[must_use]
     pub fn topology(&self) -> TopologySettings {
         TopologySettings {
-            division: Division {
+            scheme: ShardingScheme {
                 partitions: self.partitions,
-                readers_per_partition: self.scheduler.readers_per_partition,
+                shards_per_partition: self.scheduler.shards_per_partition,
             },
             kafka: self.kafka.clone(),
             embedded: EmbeddedTopics {

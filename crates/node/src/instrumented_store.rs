@@ -169,38 +169,38 @@ impl Store for InstrumentedStore {
 
     fn due(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
         bucket: DueBucket,
         after: Option<DueEntry>,
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<DueEntry>, StoreError>> {
-        let entries = self.store.due(shard, bucket, after, limit);
+        let entries = self.store.due(index_shard, bucket, after, limit);
         self.may_meet_damage(self.due.of(entries))
     }
 
     fn due_cursor(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
     ) -> BoxFuture<'_, Result<Option<DueBucket>, StoreError>> {
-        self.due_cursor.of(self.store.due_cursor(shard))
+        self.due_cursor.of(self.store.due_cursor(index_shard))
     }
 
     fn advance_due_cursor(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
         cursor: DueBucket,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
-        let advanced = self.store.advance_due_cursor(shard, cursor);
+        let advanced = self.store.advance_due_cursor(index_shard, cursor);
         self.advance_due_cursor.of(advanced)
     }
 
     fn attention_page(
         &self,
-        shards: Vec<PartitionId>,
+        index_shards: Vec<PartitionId>,
         cursor: AttentionCursor,
         limit: usize,
     ) -> BoxFuture<'_, Result<AttentionPage, StoreError>> {
-        let page = self.store.attention_page(shards, cursor, limit);
+        let page = self.store.attention_page(index_shards, cursor, limit);
         self.may_meet_damage(self.attention.of(page))
     }
 }

@@ -18,7 +18,7 @@ use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{Admin, ConsumerOptions, PartitionConsumer, TopicsRead};
 use waybill_messages::Topics;
 use waybill_node::config::{Config, load_workflows};
-use waybill_topology::readers::show::LayoutView;
+use waybill_topology::shards::show::LayoutView;
 use waybill_topology::topics::{
     BrokerKind, Finding, Needed, audit, broker_kind, describe, explained, is_forbidden, needed,
 };

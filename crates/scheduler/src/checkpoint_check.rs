@@ -1,8 +1,8 @@
-//! Compares a checkpoint with its logs, and decides where a reader begins or why it is refused.
+//! Compares a checkpoint with its logs, and decides where a shard begins or why it is refused.
 //!
 //! What must hold: **nothing is skipped silently**. Requests and recoveries must be read to the end. A log of these that
 //! begins behind the checkpoint, ends before it, or has another record below it is refused. A person may set
-//! `scheduler.skipDeletedRequests`; the reader then begins where the log does.
+//! `scheduler.skipDeletedRequests`; the shard then begins where the log does.
 //!
 //! A checkpoint where the log begins has no record below it. Its fingerprint is then that of the topic: the first half of
 //! the ID that the brokers gave it when it was made. So a topic that is made anew before any of its requests was done is
@@ -14,7 +14,7 @@
 
 use std::fmt;
 
-use waybill_engine::{ByPriority, Handover, Offset, Places, Priority, Source};
+use waybill_engine::{ByPriority, Offset, Priority, ShardHandover, Source, TopicOffsets};
 use waybill_kafka::TopicId;
 use waybill_kafka::UNDECODABLE;
 use waybill_store::Lease;
@@ -29,11 +29,11 @@ const READ_WHOLE: [Source; 3] = [Source::Requests, Source::HighPriority, Source:
 #[derive(Clone, Debug)]
 pub(super) struct StartOffsets {
     /// The first record of each topic to apply.
-    pub at: Places,
+    pub at: TopicOffsets,
     /// The record below the first request of each priority, which must have this fingerprint.
     pub verify: ByPriority<Option<(Offset, u64)>>,
-    /// What of all that was done by those whom the reader follows.
-    pub handover: Handover,
+    /// What of all that was done by those that the shard follows.
+    pub handover: ShardHandover,
 }
 
 /// A log that does not fit its checkpoint.
@@ -105,8 +105,8 @@ impl fmt::Display for CheckpointMismatch {
 }
 
 impl CheckpointMismatch {
-    /// Has a reader begin where the log does.
-    pub(super) fn pass_over(&self, row: &mut Lease, first: &Places) {
+    /// Has a shard begin where the log does.
+    pub(super) fn pass_over(&self, row: &mut Lease, first: &TopicOffsets) {
         let begins = first.on(self.source);
         *row.checkpoint.at.on_mut(self.source) = begins;
         row.handover.distrust(self.source);
@@ -136,7 +136,7 @@ pub(super) fn start_offsets(
 ) -> Result<StartOffsets, CheckpointMismatch> {
     let checkpoint = row.checkpoint;
     let mut handover = row.handover.clone();
-    let mut at = Places::default();
+    let mut at = TopicOffsets::default();
     for source in READ_WHOLE {
         let (first, end) = (ends.first.on(source), ends.next.on(source));
         let begin = checkpoint.on(source);

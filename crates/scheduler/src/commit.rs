@@ -1,12 +1,12 @@
 //! Group commits: first the rows of everything that changed, then the messages, then, when those
 //! are acknowledged, the word to the engines that may move the checkpoints.
 //!
-//! One commit is under way at a time. It holds what the engines of all readers had to write when
+//! One commit is under way at a time. It holds what the engines of all shards had to write when
 //! it began; what they decide meanwhile is in the next one.
 //!
-//! Where a database that others run does not say whether a commit was made, each reader's part of it is written again by
-//! itself, with the same stamps, until it is durable or the reader's lease has ended. Its reader takes no new batch
-//! meanwhile; the other readers go on. A commit without any answer is forgotten after a while, and its readers begin
+//! Where a database that others run does not say whether a commit was made, each shard's part of it is written again by
+//! itself, with the same stamps, until it is durable or the shard's lease has ended. Its shard takes no new batch
+//! meanwhile; the other shards go on. A commit without any answer is forgotten after a while, and its shards begin
 //! again.
 
 use std::collections::BTreeMap;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use tokio::runtime::Handle;
 use waybill_engine::{
-    BatchNumber, Command, Event, Message, PartitionId, ReaderId, StepReply, Timestamp,
+    BatchNumber, Command, Event, Message, PartitionId, ShardId, StepReply, Timestamp,
 };
 use waybill_store::{AttentionEntry, DueEntry, RowWrite, Store, StoreError, WriteBatch, Written};
 use waybill_telemetry::chain;
@@ -39,7 +39,7 @@ const SETTLE_MAX: Duration = Duration::from_millis(5);
 /// A batch of one engine that is on its way.
 #[derive(Clone, Copy, Debug)]
 struct Part {
-    reader: ReaderId,
+    shard: ShardId,
     partition: PartitionId,
     generation: Generation,
     batch: BatchNumber,
@@ -48,14 +48,14 @@ struct Part {
 impl Part {
     fn asker(self) -> Asker {
         Asker {
-            reader: self.reader,
+            shard: self.shard,
             generation: self.generation,
             partition: self.partition,
         }
     }
 }
 
-/// What one reader has in a commit.
+/// What one shard has in a commit.
 struct PartOf {
     part: Part,
     /// To be sent once its rows are durable.
@@ -75,13 +75,13 @@ struct UnderWay {
 }
 
 impl UnderWay {
-    fn readers(&self) -> impl Iterator<Item = (ReaderId, Generation)> {
+    fn shards(&self) -> impl Iterator<Item = (ShardId, Generation)> {
         let parts = self.parts.iter();
-        parts.map(|PartOf { part, .. }| (part.reader, part.generation))
+        parts.map(|PartOf { part, .. }| (part.shard, part.generation))
     }
 
-    fn involves(&self, reader: ReaderId) -> bool {
-        self.readers().any(|(of, _)| of == reader)
+    fn involves(&self, shard: ShardId) -> bool {
+        self.shards().any(|(of, _)| of == shard)
     }
 }
 
@@ -133,7 +133,7 @@ impl Commits {
     }
 
     /// Begins the next commit, if none is under way and there is something to do.
-    pub(super) fn go_on(&mut self, slots: &mut BTreeMap<ReaderId, Slot>, now: Timestamp) {
+    pub(super) fn go_on(&mut self, slots: &mut BTreeMap<ShardId, Slot>, now: Timestamp) {
         let began = Instant::now();
         if self.under_way.is_some() || self.linger.holds_back(began) {
             return;
@@ -146,13 +146,13 @@ impl Commits {
             spans: Vec::new(),
         };
         let is_written_again = !self.store.is_exclusive();
-        for (&reader, slot) in slots.iter_mut() {
+        for (&shard, slot) in slots.iter_mut() {
             let generation = slot.generation;
             let SlotState::Owned(owned) = &mut slot.state else {
                 continue;
             };
             let partition = owned.partition();
-            let is_behind = self.again.iter().any(|again| again.involves(reader));
+            let is_behind = self.again.iter().any(|again| again.involves(shard));
             if owned.releasing_since.is_some() || is_behind {
                 continue;
             }
@@ -192,7 +192,7 @@ impl Commits {
             write.rows.append(&mut own.rows);
             under_way.parts.push(PartOf {
                 part: Part {
-                    reader,
+                    shard,
                     partition,
                     generation,
                     batch: batch.number,
@@ -237,7 +237,7 @@ impl Commits {
     }
 
     /// The rows of a commit are durable: its messages may leave. Where that is not known they are written again, unless
-    /// the store is this process's own. Returns the readers that have to begin again, each with the assignment under
+    /// the store is this process's own. Returns the shards that have to begin again, each with the assignment under
     /// which its rows were written.
     ///
     /// # Errors
@@ -248,9 +248,9 @@ impl Commits {
         &mut self,
         number: CommitNumber,
         result: Result<Written, TaskError>,
-        slots: &mut BTreeMap<ReaderId, Slot>,
+        slots: &mut BTreeMap<ShardId, Slot>,
         now: Timestamp,
-    ) -> anyhow::Result<Vec<(ReaderId, Generation)>> {
+    ) -> anyhow::Result<Vec<(ShardId, Generation)>> {
         let result = match result {
             Err(TaskError::Store(error)) if !may_come_back(&*self.store, &error) => {
                 return Err(error).context("the group commit of step state failed");
@@ -280,19 +280,19 @@ impl Commits {
         let is_hopeless = is_of_one && matches!(error, TaskError::Panicked(_));
         if self.store.is_exclusive() || is_hopeless {
             tracing::error!(error = %chain(&error), "the group commit of step state failed");
-            return Ok(under_way.readers().collect());
+            return Ok(under_way.shards().collect());
         }
         tracing::error!(
             error = %chain(&error),
-            readers = under_way.parts.len(),
-            "the group commit of step state failed; writing each reader's part again"
+            shards = under_way.parts.len(),
+            "the group commit of step state failed; writing each shard's part again"
         );
         let UnderWay { began, parts, .. } = under_way;
         for part in parts {
             let Part {
-                reader, generation, ..
+                shard, generation, ..
             } = part.part;
-            let slot = slots.get_mut(&reader);
+            let slot = slots.get_mut(&shard);
             let owned = slot.and_then(|slot| slot.owned(generation));
             if !owned.is_some_and(|owned| owned.lease.is_valid() && !owned.release_sent) {
                 self.metrics.fenced.increment(1);
@@ -319,9 +319,9 @@ impl Commits {
         at.map(|at| self.again.swap_remove(at))
     }
 
-    /// Gives up commits that have had no answer for too long. Returns the readers that have to begin again, each with
+    /// Gives up commits that have had no answer for too long. Returns the shards that have to begin again, each with
     /// the assignment under which its rows were written.
-    pub(super) fn give_up_stuck(&mut self) -> Vec<(ReaderId, Generation)> {
+    pub(super) fn give_up_stuck(&mut self) -> Vec<(ShardId, Generation)> {
         let stuck_after = self.stuck_after;
         let is_stuck = |commit: &mut UnderWay| commit.began.elapsed() >= stuck_after;
         let stuck = self.again.extract_if(.., is_stuck);
@@ -334,21 +334,21 @@ impl Commits {
         for commit in &stuck {
             STUCK.of([Task::Commit.name()]).increment(1);
             let age = commit.began.elapsed();
-            let readers = commit.parts.len();
+            let shards = commit.parts.len();
             tracing::error!(
                 ?age,
-                readers,
+                shards,
                 "giving up a commit of step state that was not acknowledged"
             );
         }
-        stuck.iter().flat_map(UnderWay::readers).collect()
+        stuck.iter().flat_map(UnderWay::shards).collect()
     }
 
-    /// Sends the messages of those readers that are still owned. Whoever lost its lease, or gave it back,
+    /// Sends the messages of those shards that are still owned. Whoever lost its lease, or gave it back,
     /// while the rows were being written sends nothing: a successor may not have read them.
-    fn dispatch(&mut self, parts: Vec<PartOf>, slots: &mut BTreeMap<ReaderId, Slot>) {
+    fn dispatch(&mut self, parts: Vec<PartOf>, slots: &mut BTreeMap<ShardId, Slot>) {
         for PartOf { part, messages, .. } in parts {
-            let Some(slot) = slots.get_mut(&part.reader) else {
+            let Some(slot) = slots.get_mut(&part.shard) else {
                 continue;
             };
             match slot.owned(part.generation) {
@@ -363,23 +363,23 @@ impl Commits {
         }
     }
 
-    /// Takes what was acknowledged, and what could not be delivered. Returns the readers that have to begin again
+    /// Takes what was acknowledged, and what could not be delivered. Returns the shards that have to begin again
     /// because a message of theirs may be missing, with the assignments under which those were sent, and why.
     pub(super) fn settle(
         &mut self,
-        slots: &mut BTreeMap<ReaderId, Slot>,
+        slots: &mut BTreeMap<ShardId, Slot>,
         now: Timestamp,
-    ) -> Vec<(ReaderId, Generation, String)> {
+    ) -> Vec<(ShardId, Generation, String)> {
         let mut failed = Vec::new();
         for Settled { number, result } in self.dispatcher.settled() {
             let Some(part) = self.unsettled.remove(&number) else {
                 continue;
             };
             if let Err(error) = result {
-                failed.push((part.reader, part.generation, error));
+                failed.push((part.shard, part.generation, error));
                 continue;
             }
-            let slot = slots.get_mut(&part.reader);
+            let slot = slots.get_mut(&part.shard);
             if let Some(owned) = slot.and_then(|slot| slot.owned(part.generation)) {
                 let batch = part.batch;
                 owned.engine.apply(Event::Settled { batch }, now);
@@ -388,11 +388,11 @@ impl Commits {
         failed
     }
 
-    /// Whether anything of a reader is still being written or sent.
-    pub(super) fn involve(&self, reader: ReaderId) -> bool {
+    /// Whether anything of a shard is still being written or sent.
+    pub(super) fn involve(&self, shard: ShardId) -> bool {
         let mut written = self.under_way.iter().chain(&self.again);
         let mut sent = self.unsettled.values();
-        written.any(|commit| commit.involves(reader)) || sent.any(|part| part.reader == reader)
+        written.any(|commit| commit.involves(shard)) || sent.any(|part| part.shard == shard)
     }
 
     /// What agents of this process have answered, and to whom.
@@ -405,10 +405,10 @@ impl Commits {
         self.dispatcher.pass_on(asker, reply);
     }
 
-    /// A reader has lost its work.
-    pub(super) fn forget(&mut self, reader: ReaderId) {
-        self.again.retain(|commit| !commit.involves(reader));
-        self.dispatcher.forget(reader);
+    /// A shard has lost its work.
+    pub(super) fn forget(&mut self, shard: ShardId) {
+        self.again.retain(|commit| !commit.involves(shard));
+        self.dispatcher.forget(shard);
     }
 
     /// Shows how busy the agents of this process are.

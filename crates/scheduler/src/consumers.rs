@@ -14,7 +14,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use waybill_engine::{ByPriority, Offset, PartitionId, Priority, ReaderId, Share, Source};
+use waybill_engine::{ByPriority, Offset, PartitionId, Priority, ShardFilter, ShardId, Source};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer};
 use waybill_messages::Topics;
 use waybill_store::Checkpoint;
@@ -99,13 +99,13 @@ impl Consumers {
         &self.consumer(source).credit
     }
 
-    /// Begins to read the share of a reader, whose partition's logs end at `ends`.
+    /// Begins to read the filter of a shard, whose partition's logs end at `ends`.
     pub(super) fn add(
         &self,
-        reader: ReaderId,
+        shard: ShardId,
         partition: PartitionId,
         generation: Generation,
-        share: &Share,
+        filter: &ShardFilter,
         start: &StartOffsets,
         ends: LogEnds,
     ) {
@@ -118,9 +118,9 @@ impl Consumers {
             self.consumer(source).order(Order::Add {
                 source,
                 partition,
-                reader,
+                shard,
                 generation,
-                share: share.clone(),
+                filter: filter.clone(),
                 start: start.at.on(source),
                 verify: source
                     .priority()
@@ -130,24 +130,24 @@ impl Consumers {
         }
     }
 
-    /// The share of a reader is another by now.
-    pub(super) fn share(&self, reader: ReaderId, share: &Share) {
+    /// The filter of a shard has changed.
+    pub(super) fn filter(&self, shard: ShardId, filter: &ShardFilter) {
         for consumer in self.all() {
-            let share = share.clone();
-            consumer.order(Order::Share { reader, share });
+            let filter = filter.clone();
+            consumer.order(Order::Filter { shard, filter });
         }
     }
 
-    /// Has it told once the replies of a reader were read to `end`, also where the last records
+    /// Has it told once the replies of a shard were read to `end`, also where the last records
     /// below it are none that are delivered.
-    pub(super) fn read_to(&self, reader: ReaderId, end: Offset) {
-        self.inbox.order(Order::ReadTo { reader, end });
+    pub(super) fn read_to(&self, shard: ShardId, end: Offset) {
+        self.inbox.order(Order::ReadTo { shard, end });
     }
 
-    /// Ends reading for a reader.
-    pub(super) fn remove(&self, reader: ReaderId) {
+    /// Ends reading for a shard.
+    pub(super) fn remove(&self, shard: ShardId) {
         for consumer in self.all() {
-            consumer.order(Order::Remove(reader));
+            consumer.order(Order::Remove(shard));
         }
     }
 

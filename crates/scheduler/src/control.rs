@@ -1,30 +1,27 @@
-//! How single shards are shown, stopped and started.
+//! How single index shards are shown, stopped and started.
 
 use futures_util::future::BoxFuture;
 use serde::Serialize;
-use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ReaderId, Timestamp};
+use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ShardId, Timestamp};
 
-/// How an operator, or a test, starts and stops single readers of a running scheduler.
+/// How an operator, or a test, starts and stops single shards of a running scheduler.
 pub trait SchedulerControl: std::fmt::Debug + Send + Sync {
-    /// The readers of this process, in order.
+    /// The shards of this process, in order.
     fn list(&self) -> Vec<SchedulerView>;
 
-    /// Stops a reader in order, releasing its lease, or starts it again. Resolves when it
+    /// Stops a shard in order, releasing its lease, or starts it again. Resolves when it
     /// stands still, or when it has begun to take its lease. Asking for what is already so
     /// succeeds.
-    fn set_running(
-        &self,
-        reader: ReaderId,
-        running: bool,
-    ) -> BoxFuture<'_, Result<(), ControlError>>;
+    fn set_running(&self, shard: ShardId, running: bool)
+    -> BoxFuture<'_, Result<(), ControlError>>;
 }
 
-/// One reader's scheduler, as shown to an operator.
+/// One shard's scheduler, as shown to an operator.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SchedulerView {
-    /// The reader; where no partition is shared, it has the partition's number.
-    pub reader: ReaderId,
+    /// The shard; where each partition has one, the partition's number.
+    pub shard: ShardId,
     /// The partition that it reads.
     pub partition: PartitionId,
     /// The number of the layout that it belongs to.
@@ -95,20 +92,20 @@ pub struct CheckpointView {
     pub replies: Offset,
 }
 
-/// Why a reader was not started or stopped.
+/// Why a shard was not started or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// Another process runs it, or nobody.
-    #[error("reader {0} is not run by this process")]
-    NotHere(ReaderId),
+    #[error("shard {0} is not run by this process")]
+    NotHere(ShardId),
     /// The scheduler is shutting down and takes no orders any more.
     #[error("the scheduler is shutting down")]
     ShuttingDown,
     /// It was tried and failed.
-    #[error("reader {reader} could not be {wanted}: {cause}")]
+    #[error("shard {shard} could not be {wanted}: {cause}")]
     Failed {
-        /// The reader.
-        reader: ReaderId,
+        /// The shard.
+        shard: ShardId,
         /// `started` or `stopped`.
         wanted: &'static str,
         /// Why not.

@@ -6,7 +6,7 @@
 //! the schema that it was written with, becomes none.
 
 use waybill_engine::{
-    Event, ForwardRecord, OperationId, OperationRequest, Priority, Recovery, Share, Source,
+    Event, ForwardRecord, OperationId, OperationRequest, Priority, Recovery, ShardFilter, Source,
     StepReply, partition_for,
 };
 use waybill_kafka::fingerprint;
@@ -35,18 +35,22 @@ impl Decoder {
         }
     }
 
-    /// What the engine is told of `record`, which is in its reader's share by its key.
+    /// What the engine is told of `record`, which is in its shard's by its key.
     ///
     /// # Errors
     ///
     /// The schema that has to be known first.
-    pub(super) fn event(&self, record: &RecordRef<'_>, share: &Share) -> Result<Event, SchemaId> {
+    pub(super) fn event(
+        &self,
+        record: &RecordRef<'_>,
+        filter: &ShardFilter,
+    ) -> Result<Event, SchemaId> {
         let Some(value) = record.value() else {
             return Ok(self.unreadable(record, "the record has no value".to_owned()));
         };
         let decoded = match self.source {
-            Source::Requests => return self.request(Priority::Normal, record, value, share),
-            Source::HighPriority => return self.request(Priority::High, record, value, share),
+            Source::Requests => return self.request(Priority::Normal, record, value, filter),
+            Source::HighPriority => return self.request(Priority::High, record, value, filter),
             Source::Replies => {
                 let decoded = self.framing.decode::<StepReply>(value);
                 // Wherever it lies: a forged reply is not sent on either.
@@ -76,11 +80,11 @@ impl Decoder {
             }),
         };
         match decoded {
-            Ok((operation, _)) if !is_in_share(share, operation, record) => {
-                Ok(self.misrouted_by_key(record, operation, share))
+            Ok((operation, _)) if !is_in_shard(filter, operation, record) => {
+                Ok(self.misrouted_by_key(record, operation, filter))
             }
-            Ok((operation, event)) if self.is_home(operation, record, share) => Ok(event),
-            Ok((operation, _)) => Ok(self.misrouted(record, operation, share)),
+            Ok((operation, event)) if self.is_home(operation, record, filter) => Ok(event),
+            Ok((operation, _)) => Ok(self.misrouted(record, operation, filter)),
             Err(error) => self.undecoded(record, &error),
         }
     }
@@ -97,15 +101,15 @@ impl Decoder {
         priority: Priority,
         record: &RecordRef<'_>,
         value: &[u8],
-        share: &Share,
+        filter: &ShardFilter,
     ) -> Result<Event, SchemaId> {
         let request: OperationRequest = match self.framing.decode(value) {
             Ok(request) => request,
             Err(error) => return self.undecoded(record, &error),
         };
         let operation = request.operation();
-        if !self.is_home(operation, record, share) {
-            return Ok(self.misrouted(record, operation, share));
+        if !self.is_home(operation, record, filter) {
+            return Ok(self.misrouted(record, operation, filter));
         }
         if record.key() != Some(&operation.key()[..]) {
             let cause = format!("the record's key is not that of its operation, {operation}");
@@ -129,8 +133,13 @@ impl Decoder {
     }
 
     /// Whether a record lies where it belongs, by as many partitions as there were for whoever put it there.
-    fn is_home(&self, operation: OperationId, record: &RecordRef<'_>, share: &Share) -> bool {
-        let partitions = share.partitions_at(self.source, record.offset());
+    fn is_home(
+        &self,
+        operation: OperationId,
+        record: &RecordRef<'_>,
+        filter: &ShardFilter,
+    ) -> bool {
+        let partitions = filter.partitions_at(self.source, record.offset());
         partition_for(operation, partitions) == record.partition()
     }
 
@@ -152,8 +161,13 @@ impl Decoder {
         }
     }
 
-    fn misrouted(&self, record: &RecordRef<'_>, operation: OperationId, share: &Share) -> Event {
-        let partitions = share.partitions_written();
+    fn misrouted(
+        &self,
+        record: &RecordRef<'_>,
+        operation: OperationId,
+        filter: &ShardFilter,
+    ) -> Event {
+        let partitions = filter.partitions_written();
         Event::Misrouted {
             source: self.source,
             offset: record.offset(),
@@ -165,15 +179,15 @@ impl Decoder {
         }
     }
 
-    /// One that is another reader's, too, though its key says otherwise: readers take records by key, so it is
+    /// One that is another shard's, too, though its key says otherwise: shards take records by key, so it is
     /// rerouted under the key of its operation.
     fn misrouted_by_key(
         &self,
         record: &RecordRef<'_>,
         operation: OperationId,
-        share: &Share,
+        filter: &ShardFilter,
     ) -> Event {
-        let mut event = self.misrouted(record, operation, share);
+        let mut event = self.misrouted(record, operation, filter);
         if let Event::Misrouted { record, .. } = &mut event {
             record.key = Some(operation.key().to_vec());
         }
@@ -181,9 +195,9 @@ impl Decoder {
     }
 }
 
-/// Whether a record is its reader's by the operation that it is about, whatever its key says.
-fn is_in_share(share: &Share, operation: OperationId, record: &RecordRef<'_>) -> bool {
-    share.is_whole() || record.key() == Some(&operation.key()[..]) || share.has(operation)
+/// Whether a record is its shard's by the operation that it is about, whatever its key says.
+fn is_in_shard(filter: &ShardFilter, operation: OperationId, record: &RecordRef<'_>) -> bool {
+    filter.is_whole() || record.key() == Some(&operation.key()[..]) || filter.has(operation)
 }
 
 /// Over how many partitions operations were spread when another scheduler sent the record here; `None` if none

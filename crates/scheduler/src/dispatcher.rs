@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use waybill_agent::{DirectAgents, not_attempted};
 use waybill_engine::{
     AlertKind, ByPriority, FailedOperation, ForwardRecord, Message, Offset, OperationId,
-    OperationStatus, OperatorAlert, PartitionId, ReaderId, STEP_REQUEST_REFUSED, Source,
-    StatusKind, StepReply, StepRequest, Workflows, partition_for,
+    OperationStatus, OperatorAlert, PartitionId, STEP_REQUEST_REFUSED, ShardId, Source, StatusKind,
+    StepReply, StepRequest, Workflows, partition_for,
 };
 use waybill_kafka::{
     DeliveredShared as _, Delivery, ErrorCode, Header, KafkaSettings, OutRecord, ProduceError,
@@ -39,10 +39,10 @@ const AGENTS_PATIENCE: Duration = Duration::from_secs(5);
 /// How long an orderly end waits for what was sent.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Which reader an agent of this process is asked by.
+/// Which shard an agent of this process is asked by.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asker {
-    pub reader: ReaderId,
+    pub shard: ShardId,
     pub generation: Generation,
     /// The partition that it reads.
     pub partition: PartitionId,
@@ -137,7 +137,7 @@ impl Dispatcher {
         self.partitions = partitions;
     }
 
-    /// Sends the messages of a reader; [`Dispatcher::settled`] has `number` when all records are acknowledged. What agents
+    /// Sends the messages of a shard; [`Dispatcher::settled`] has `number` when all records are acknowledged. What agents
     /// of this process are asked needs no acknowledgement: it is lost with the engine, which then asks again.
     pub(super) fn send(&mut self, number: u64, from: Asker, mut messages: Vec<Message>) {
         let spans = spans::of_messages(&mut messages, |request| self.topic_for(request));
@@ -194,10 +194,10 @@ impl Dispatcher {
         self.buffer = buffer;
     }
 
-    /// A reader has lost its work: what agents of this process have not begun for it, its successor asks for.
-    pub(super) fn forget(&self, reader: ReaderId) {
+    /// A shard has lost its work: what agents of this process have not begun for it, its successor asks for.
+    pub(super) fn forget(&self, shard: ShardId) {
         if let Some(direct) = &self.direct {
-            direct.forget(|asker| asker.reader == reader);
+            direct.forget(|asker| asker.shard == shard);
         }
     }
 

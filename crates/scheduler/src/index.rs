@@ -44,15 +44,16 @@ pub async fn write(
     Ok(written)
 }
 
-/// How far the shards of these entries were swept.
+/// How far the index shards of these entries were swept.
 async fn cursors(
     store: &dyn Store,
     due: &[(PartitionId, DueEntry)],
 ) -> Result<BTreeMap<PartitionId, DueBucket>, StoreError> {
-    let shards: BTreeSet<PartitionId> = due.iter().map(|(shard, _)| *shard).collect();
-    let reads = shards.into_iter().map(async |shard| {
-        let cursor = store.due_cursor(shard).await?;
-        Ok::<_, StoreError>(cursor.map(|cursor| (shard, cursor)))
+    let index_shards: BTreeSet<PartitionId> =
+        due.iter().map(|(index_shard, _)| *index_shard).collect();
+    let reads = index_shards.into_iter().map(async |index_shard| {
+        let cursor = store.due_cursor(index_shard).await?;
+        Ok::<_, StoreError>(cursor.map(|cursor| (index_shard, cursor)))
     });
     Ok(try_join_all(reads).await?.into_iter().flatten().collect())
 }
@@ -64,11 +65,11 @@ fn late(
     cursors: &BTreeMap<PartitionId, DueBucket>,
     now: Timestamp,
 ) -> Vec<(PartitionId, DueEntry)> {
-    let again = due.iter().filter_map(|(shard, entry)| {
-        let cursor = *cursors.get(shard)?;
+    let again = due.iter().filter_map(|(index_shard, entry)| {
+        let cursor = *cursors.get(index_shard)?;
         let due = now.max(cursor.start()) + INDEX_LEAD;
         let is_late = DueBucket::of(entry.due) < cursor;
-        is_late.then_some((*shard, DueEntry { due, ..*entry }))
+        is_late.then_some((*index_shard, DueEntry { due, ..*entry }))
     });
     again.collect()
 }
@@ -103,17 +104,26 @@ mod tests {
         };
         write(&store, batch, Timestamp(50_000_000)).await.unwrap();
         let mut found = Vec::new();
-        for (shard, bucket) in [(swept, 100), (swept, 101), (swept, 51), (other, 101)] {
-            found.push(store.due(shard, DueBucket(bucket), None, 10).await.unwrap());
+        for (index_shard, bucket) in [(swept, 100), (swept, 101), (swept, 51), (other, 101)] {
+            found.push(
+                store
+                    .due(index_shard, DueBucket(bucket), None, 10)
+                    .await
+                    .unwrap(),
+            );
         }
         assert_eq!(found, [vec![entry(100)], vec![entry(101)], vec![], vec![]]);
     }
 
     #[test]
     fn an_entry_that_is_late_comes_up_soon() {
-        let shard = PartitionId(0);
-        let cursors = BTreeMap::from([(shard, DueBucket(100))]);
-        let again = late(&[(shard, entry(99))], &cursors, Timestamp(113_000_000));
-        assert_eq!(again, [(shard, entry(114))]);
+        let index_shard = PartitionId(0);
+        let cursors = BTreeMap::from([(index_shard, DueBucket(100))]);
+        let again = late(
+            &[(index_shard, entry(99))],
+            &cursors,
+            Timestamp(113_000_000),
+        );
+        assert_eq!(again, [(index_shard, entry(114))]);
     }
 }

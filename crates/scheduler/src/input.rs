@@ -3,7 +3,9 @@
 use std::sync::{Arc, mpsc};
 
 use tokio::sync::oneshot;
-use waybill_engine::{ByPriority, Event, Offset, OperationId, Places, ReaderId, Source, StepReply};
+use waybill_engine::{
+    ByPriority, Event, Offset, OperationId, ShardId, Source, StepReply, TopicOffsets,
+};
 use waybill_kafka::TopicId;
 use waybill_store::{Checkpoint, Layout, RowRead, StoreError, Written};
 
@@ -13,7 +15,7 @@ use super::ownership::{HeldLease, Renewal};
 use super::tasks::{Panicked, TaskError};
 use crate::control::ControlError;
 
-/// One assignment of one reader to the consumers. Records that were read under an older one are
+/// One assignment of one shard to the consumers. Records that were read under an older one are
 /// dropped.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub(super) struct Generation(u64);
@@ -43,8 +45,8 @@ impl CommitNumber {
 pub(super) struct Arrived {
     /// The assignment under which it was read.
     pub generation: Generation,
-    /// The reader that it is for.
-    pub reader: ReaderId,
+    /// The shard that it is for.
+    pub shard: ShardId,
     /// What it says.
     pub event: Event,
 }
@@ -53,9 +55,9 @@ pub(super) struct Arrived {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LogEnds {
     /// The first offset of each topic.
-    pub first: Places,
+    pub first: TopicOffsets,
     /// The next one.
-    pub next: Places,
+    pub next: TopicOffsets,
     /// The IDs of the topics of requests; `None` where the broker does not tell.
     pub topics: ByPriority<Option<TopicId>>,
 }
@@ -78,22 +80,22 @@ pub(super) enum Input {
         reply: StepReply,
         why: String,
     },
-    /// The consumer of `source` cannot go on with the partition of a reader.
+    /// The consumer of `source` cannot go on with the partition of a shard.
     Lost {
         source: Source,
         generation: Generation,
-        reader: ReaderId,
+        shard: ShardId,
         cause: LostCause,
     },
     /// A lease was taken, or cannot be.
     Acquired {
-        reader: ReaderId,
+        shard: ShardId,
         generation: Generation,
         result: Result<(HeldLease, LogEnds), AcquireError>,
     },
     /// A renewal was answered: whether it was written.
     Renewed {
-        reader: ReaderId,
+        shard: ShardId,
         generation: Generation,
         renewal: Renewal,
         result: Result<bool, TaskError>,
@@ -107,30 +109,30 @@ pub(super) enum Input {
     },
     /// Rows were read.
     Loaded {
-        reader: ReaderId,
+        shard: ShardId,
         generation: Generation,
         result: Result<Vec<(OperationId, RowRead)>, TaskError>,
     },
     /// Where the inbox ends, asked after the loop had stood still.
     InboxEnd {
-        reader: ReaderId,
+        shard: ShardId,
         generation: Generation,
         end: Result<Offset, Panicked>,
     },
-    /// A topic of a reader stands still at damaged records, or is read again.
+    /// A topic of a shard stands still at damaged records, or is read again.
     Blocked {
         source: Source,
         generation: Generation,
-        reader: ReaderId,
+        shard: ShardId,
         why: Option<String>,
     },
     /// Which layout the store has.
     Layout(Result<Option<Layout>, TaskError>),
     /// A consumer's thread panicked: nothing is read any more.
     Panicked(Panicked),
-    /// A person or a test starts or stops a reader.
+    /// A person or a test starts or stops a shard.
     SetRunning {
-        reader: ReaderId,
+        shard: ShardId,
         running: bool,
         answer: oneshot::Sender<Result<(), ControlError>>,
     },
@@ -138,7 +140,7 @@ pub(super) enum Input {
     Shutdown,
 }
 
-/// Why a consumer lost the partition of a reader.
+/// Why a consumer lost the partition of a shard.
 #[derive(Clone, Debug)]
 pub(super) enum LostCause {
     /// The offset to read is not in the log (any more, or yet).
@@ -163,7 +165,7 @@ impl std::fmt::Display for LostCause {
     }
 }
 
-/// Why a reader's work could not be owned.
+/// Why a shard's work could not be owned.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AcquireError {
     /// The store failed.
@@ -180,7 +182,7 @@ pub(super) enum AcquireError {
         sign: String,
     },
     /// The work is divided in another way by now.
-    #[error("the layout of readers was changed")]
+    #[error("the layout of shards was changed")]
     LayoutChanged,
     /// The broker did not tell where the log begins and ends.
     #[error("the ends of the log cannot be read: {0}")]
@@ -191,6 +193,6 @@ pub(super) enum AcquireError {
 }
 
 /// The sending side of the loop's channel. It never blocks: what may wait there is bounded by the credit of the consumers,
-/// by the one commit, by the one load and renewal a reader that may be under way, and by the step requests that wait for an
+/// by the one commit, by the one load and renewal a shard that may be under way, and by the step requests that wait for an
 /// acknowledgement. That agents have answered is said once until it is heard; their answers wait with them.
 pub(super) type Inputs = mpsc::Sender<Input>;

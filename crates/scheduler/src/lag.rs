@@ -1,4 +1,4 @@
-//! How far a reader is behind the end of its requests: in records, and in time.
+//! How far a shard is behind the end of its requests: in records, and in time.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,7 @@ const REMEMBERED_MAX: usize = 512;
 /// How far apart they are at least, in microseconds, before any was forgotten.
 const APART: i64 = 100_000;
 
-/// How far a reader is behind.
+/// How far a shard is behind.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct Lag {
     /// Requests that it has not consumed.

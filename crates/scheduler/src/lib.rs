@@ -1,7 +1,7 @@
-//! The scheduler: owns the work of readers, each of one partition of the operation topics, and drives
+//! The scheduler: owns the work of shards, each of one partition of the operation topics, and drives
 //! their engines.
 //!
-//! One thread runs the loop (`scheduler_loop`) with the engines of all readers of this process; three more
+//! One thread runs the loop (`scheduler_loop`) with the engines of all shards of this process; three more
 //! poll the consumers (`consumers`); one producer and one group commit (`commit`) serve all of them, so
 //! that cost does not grow with the number of partitions. `upkeep` takes and keeps the leases that
 //! carry the checkpoints, by the rules of `ownership`. What is due for operations that were handed off
@@ -48,7 +48,7 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 use waybill_agent::http::NamedHandler;
 use waybill_agent::{DirectAgents, DirectConfig};
-use waybill_engine::{EngineConfig, OwnerId, ReaderId, Workflows};
+use waybill_engine::{EngineConfig, OwnerId, ShardId, Workflows};
 use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
 use waybill_store::{Layout, ReplyKey, Store};
@@ -79,7 +79,7 @@ use self::view::Views;
 pub struct SchedulerSettings {
     /// The number of partitions of each agent's topic.
     pub step_partitions: u32,
-    /// The readers that this process is to run.
+    /// The shards that this process is to run.
     pub own: Own,
     /// How many operations may be in memory, over all partitions of the process.
     pub in_flight_max: usize,
@@ -112,7 +112,7 @@ pub struct SchedulerSettings {
     pub lease_margin: Duration,
     /// Whether a partition that the store knows nothing of is begun though its log was run before.
     pub start_without_state: bool,
-    /// After how long without an answer from the store a reader is given up.
+    /// After how long without an answer from the store a shard is given up.
     pub stuck_after: Duration,
     /// Whether a partition goes on behind requests or recoveries that were not done and are gone from its log.
     pub skip_deleted_requests: bool,
@@ -156,7 +156,7 @@ pub struct SchedulerParts {
     pub topics: Topics,
     /// The workflows that operations may run.
     pub workflows: Arc<Workflows>,
-    /// The layout of readers that the store has.
+    /// The layout of shards that the store has.
     pub layout: Layout,
     /// The reply key of the installation: replies are held against it.
     pub reply_key: ReplyKey,
@@ -175,7 +175,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Starts the scheduler and begins to take the leases of its readers. It reports to `readiness` and
+    /// Starts the scheduler and begins to take the leases of its shards. It reports to `readiness` and
     /// `liveness`.
     ///
     /// # Errors
@@ -237,10 +237,10 @@ impl Scheduler {
             high_priority_weight: settings.high_priority_weight,
             ..EngineConfig::default()
         };
-        let own = settings.own.of(layout.division());
-        let slots: BTreeMap<ReaderId, Slot> = own.map(|reader| (reader, Slot::new())).collect();
+        let own = settings.own.of(layout.scheme());
+        let slots: BTreeMap<ShardId, Slot> = own.map(|shard| (shard, Slot::new())).collect();
         if slots.is_empty() {
-            tracing::warn!(%layout, "no reader of the layout is one of this process: it waits for another");
+            tracing::warn!(%layout, "no shard of the layout is one of this process: it waits for another");
         }
         let scheduler_loop = SchedulerLoop {
             engine_config: Arc::new(engine_config),
@@ -266,7 +266,7 @@ impl Scheduler {
             layout_unread: false,
             assigned: input::Generation::default(),
             clock: Clock::default(),
-            first_in_turn: ReaderId(0),
+            first_in_turn: ShardId(0),
             stopping: None,
             failure: None,
             settings,
@@ -287,7 +287,7 @@ impl Scheduler {
         })
     }
 
-    /// What starts and stops single readers.
+    /// What starts and stops single shards.
     #[must_use]
     pub fn control(&self) -> Arc<dyn SchedulerControl> {
         Arc::new(Control {
@@ -343,12 +343,12 @@ impl SchedulerControl for Control {
 
     fn set_running(
         &self,
-        reader: ReaderId,
+        shard: ShardId,
         running: bool,
     ) -> BoxFuture<'_, Result<(), ControlError>> {
         let (answer, answered) = oneshot::channel();
         let sent = self.sender.send(Input::SetRunning {
-            reader,
+            shard,
             running,
             answer,
         });

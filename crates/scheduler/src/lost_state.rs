@@ -8,9 +8,9 @@
 //! A log whose beginning is gone may also have lost what was accepted before anybody owned its partition. Topics are
 //! made empty and begin at offset 0, so both are refused alike until a person has looked.
 
-use waybill_engine::{Offset, PartitionId, Places, Priority, ReaderId, Source};
+use waybill_engine::{Offset, PartitionId, Priority, ShardId, Source, TopicOffsets};
 use waybill_store::{Layout, LayoutGeneration, Store};
-use waybill_topology::readers;
+use waybill_topology::shards;
 
 use super::consumers::EndsReader;
 use super::input::{AcquireError, LogEnds};
@@ -25,7 +25,7 @@ pub(super) struct FirstOwner {
 }
 
 impl FirstOwner {
-    /// Refuses a reader that nobody has begun, according to the store, though its log says that it was run.
+    /// Refuses a shard that nobody has begun, according to the store, though its log says that it was run.
     ///
     /// # Errors
     ///
@@ -35,12 +35,12 @@ impl FirstOwner {
         store: &dyn Store,
         layout: &Layout,
         generation: LayoutGeneration,
-        reader: ReaderId,
+        shard: ShardId,
     ) -> Result<(), AcquireError> {
         if self.may_lack_state {
             return Ok(());
         }
-        let lease = readers::standing(store, layout, generation, reader).await?;
+        let lease = shards::standing(store, layout, generation, shard).await?;
         if lease.is_begun {
             return Ok(());
         }
@@ -72,7 +72,7 @@ impl FirstOwner {
 }
 
 /// Refuses logs that have lost their beginnings, but for replies.
-fn whole(first: &Places) -> Result<(), AcquireError> {
+fn whole(first: &TopicOffsets) -> Result<(), AcquireError> {
     for (source, topic) in [
         (Source::Requests, "requests"),
         (Source::HighPriority, "high-priority requests"),
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_log_that_has_lost_its_beginning_is_no_new_one_but_for_replies() {
         for source in Source::ALL {
-            let mut first = Places::default();
+            let mut first = TopicOffsets::default();
             assert!(whole(&first).is_ok());
             *first.on_mut(source) = Offset(1);
             assert_eq!(

@@ -5,7 +5,7 @@ use std::time::Duration;
 use metrics::{Counter, Gauge, Histogram};
 use waybill_engine::{
     AlertKind, ByPriority, Census, EngineStats, Offset, PartitionId, Priority, ProcessState,
-    ReaderId, Timestamp,
+    ShardId, Timestamp,
 };
 use waybill_telemetry::{Declared, Kind, Metric};
 
@@ -78,7 +78,7 @@ pub(super) const COPIES_DROPPED: Metric<Counter> = Metric::new(
     "Copies of status records that did not get to the topic of their caller",
     [],
 );
-const IN_FLIGHT: Metric<Gauge, 2> = of_reader(
+const IN_FLIGHT: Metric<Gauge, 2> = of_shard(
     "waybill_scheduler_in_flight_operations",
     "Operations in memory",
 );
@@ -100,19 +100,19 @@ const CONSUMED: Metric<Gauge, 3> = of_priority(
 );
 const LAG: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_lag_records",
-    "Requests of the partition, of all its readers, from the first on that has neither row nor answer, as of the last fetch",
+    "Requests of the partition, of all its shards, from the first on that has neither row nor answer, as of the last fetch",
 );
 const LAG_SECONDS: Metric<Gauge, 3> = of_priority(
     "waybill_scheduler_lag_seconds",
     "Since when the oldest request without row or answer was known to wait; 0 if none does",
 );
-const OWNED: Metric<Gauge, 2> = of_reader(
+const OWNED: Metric<Gauge, 2> = of_shard(
     "waybill_scheduler_partition_owned",
-    "Whether this process owns the reader's partition: 1, or 0 while it waits for the lease or is stopped",
+    "Whether this process owns the shard's partition: 1, or 0 while it waits for the lease or is stopped",
 );
-const LAYOUT_READERS: Metric<Gauge> = Metric::new(
-    "waybill_scheduler_layout_readers",
-    "Readers that the work is divided among, those of other processes too: so many partitions must be owned",
+const LAYOUT_SHARDS: Metric<Gauge> = Metric::new(
+    "waybill_scheduler_layout_shards",
+    "Shards that the work is divided among, those of other processes too: so many partitions must be owned",
     [],
 );
 const REQUESTS_RETENTION: Metric<Gauge> = Metric::new(
@@ -124,12 +124,12 @@ const REQUESTS_RETENTION: Metric<Gauge> = Metric::new(
 const OPERATIONS: Metric<Gauge, 3> = Metric::new(
     "waybill_operations",
     "Operations in memory by their state; those handed off and parked are not",
-    ["partition", "reader", "state"],
+    ["partition", "shard", "state"],
 );
 const OLDEST: Metric<Gauge, 3> = Metric::new(
     "waybill_operations_oldest_age_seconds",
     "How long ago the oldest operation in memory of a state was requested; 0 if there is none",
-    ["partition", "reader", "state"],
+    ["partition", "shard", "state"],
 );
 
 /// All of them.
@@ -156,7 +156,7 @@ pub fn declared() -> Vec<&'static dyn Declared> {
         &LAG,
         &LAG_SECONDS,
         &OWNED,
-        &LAYOUT_READERS,
+        &LAYOUT_SHARDS,
         &REQUESTS_RETENTION,
         &OPERATIONS,
         &OLDEST,
@@ -167,215 +167,215 @@ pub fn declared() -> Vec<&'static dyn Declared> {
     OTHERS.iter().copied().chain(counted).collect()
 }
 
-const fn of_reader<K: Kind>(name: &'static str, help: &'static str) -> Metric<K, 2> {
-    Metric::new(name, help, ["partition", "reader"])
+const fn of_shard<K: Kind>(name: &'static str, help: &'static str) -> Metric<K, 2> {
+    Metric::new(name, help, ["partition", "shard"])
 }
 
 /// Of the requests of a priority: `normal` or `high`.
 const fn of_priority<K: Kind>(name: &'static str, help: &'static str) -> Metric<K, 3> {
-    Metric::new(name, help, ["partition", "reader", "priority"])
+    Metric::new(name, help, ["partition", "shard", "priority"])
 }
 
 /// Where the engine counts something.
 type CountOf = fn(&EngineStats) -> u64;
 
-/// Counters of a reader, and where the engine counts each.
+/// Counters of a shard, and where the engine counts each.
 static ENGINE_COUNTERS: [(Metric<Counter, 2>, CountOf); 29] = [
     (
-        of_reader("waybill_operations_created_total", "Operations created"),
+        of_shard("waybill_operations_created_total", "Operations created"),
         |s| s.created,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_operations_processed_total",
             "Operations that ended Processed",
         ),
         |s| s.processed,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_operations_parked_total",
             "Operations that were parked in Error",
         ),
         |s| s.failed,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_operations_undone_total",
             "Operations that ended Compensated or Cancelled",
         ),
         |s| s.undone,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_operations_undo_failed_total",
             "Operations that were parked in CompensationFailed",
         ),
         |s| s.undo_failed,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_operations_deadline_unreachable_total",
             "Operations whose deadline could not be met any more",
         ),
         |s| s.deadline_unreachable,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_requests_cancelled_total",
             "Cancels that were applied",
         ),
         |s| s.cancelled,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_requests_rescheduled_total",
             "Reschedules that were applied",
         ),
         |s| s.rescheduled,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_requests_amendment_refused_total",
             "Cancels and reschedules that were refused",
         ),
         |s| s.amendments_refused,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_recoveries_applied_total",
             "Recoveries that were applied",
         ),
         |s| s.recoveries,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_recoveries_void_total",
             "Recoveries that came too late to mean anything",
         ),
         |s| s.recoveries_void,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_recoveries_refused_total",
             "Recoveries that did not fit the operation's state",
         ),
         |s| s.recoveries_refused,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_requests_duplicate_total",
             "Requests that repeat an operation",
         ),
         |s| s.duplicates,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_requests_rejected_total",
             "Requests with the id of an operation and another body",
         ),
         |s| s.rejected,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_step_retries_total",
             "Attempts beyond a step's first",
         ),
         |s| s.retries,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_step_compensations_total",
             "Steps whose undo was begun",
         ),
         |s| s.compensations,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_step_timeouts_total",
             "Attempts that outlived complete-by",
         ),
         |s| s.time_outs,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_step_unknown_outcomes_total",
             "Attempts of which the agent could not say how they ended",
         ),
         |s| s.unknown_outcomes,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_step_put_off_total",
             "Attempts put off to spare an agent",
         ),
         |s| s.put_off,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_step_not_attempted_total",
             "Attempts that the agent had no room for",
         ),
         |s| s.not_attempted,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_replies_stale_total",
             "Replies to superseded attempts",
         ),
         |s| s.stale_replies,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_replies_late_success_total",
             "Successes of superseded attempts that proved an effect",
         ),
         |s| s.late_successes,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_replies_unknown_total",
             "Replies of operations without a row",
         ),
         |s| s.unknown_replies,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_operations_handed_off_total",
             "Operations moved to the deadline index",
         ),
         |s| s.handed_off,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_operations_resumed_total",
             "Operations taken over from an earlier ownership",
         ),
         |s| s.resumed,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_records_unreadable_total",
             "Records that cannot be decoded",
         ),
         |s| s.unreadable,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_records_misrouted_total",
             "Records that belong to another partition",
         ),
         |s| s.misrouted,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_records_dead_lettered_total",
             "Records sent to a dead-letter topic",
         ),
         |s| s.dead_lettered,
     ),
     (
-        of_reader(
+        of_shard(
             "waybill_engine_internal_errors_total",
             "Operations parked because the engine failed on them",
         ),
@@ -383,9 +383,9 @@ static ENGINE_COUNTERS: [(Metric<Counter, 2>, CountOf); 29] = [
     ),
 ];
 
-/// So many readers divide the work.
-pub(super) fn show_layout(readers: u32) {
-    LAYOUT_READERS.of([]).set(f64::from(readers));
+/// So many shards divide the work.
+pub(super) fn show_layout(shards: u32) {
+    LAYOUT_SHARDS.of([]).set(f64::from(shards));
 }
 
 /// Requests are kept for so long.
@@ -431,7 +431,7 @@ impl CommitMetrics {
     }
 }
 
-/// Of one reader.
+/// Of one shard.
 pub(super) struct PartitionMetrics {
     in_flight: Gauge,
     priorities: ByPriority<PriorityMetrics>,
@@ -450,7 +450,7 @@ struct PriorityMetrics {
     lag_seconds: Gauge,
 }
 
-/// How far a reader is with the requests of one priority.
+/// How far a shard is with the requests of one priority.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PriorityView {
     /// Requests that wait for room.
@@ -466,8 +466,8 @@ pub(super) struct PriorityView {
 }
 
 impl PriorityMetrics {
-    fn new([partition, reader]: [&str; 2], priority: Priority) -> Self {
-        let of = [partition, reader, priority.name()];
+    fn new([partition, shard]: [&str; 2], priority: Priority) -> Self {
+        let of = [partition, shard, priority.name()];
         Self {
             waiting: WAITING.of(of),
             checkpoint: CHECKPOINT.of(of),
@@ -490,7 +490,7 @@ impl PriorityMetrics {
         self.lag_seconds.set(view.lag.seconds);
     }
 
-    /// Those that say nothing of a reader that another process has.
+    /// Those that say nothing of a shard that another process has.
     fn gauges(&self) -> [&Gauge; 4] {
         [
             &self.waiting,
@@ -502,8 +502,8 @@ impl PriorityMetrics {
 }
 
 impl PartitionMetrics {
-    pub(super) fn new(reader: ReaderId, partition: PartitionId) -> Self {
-        let labels = [partition.to_string(), reader.to_string()];
+    pub(super) fn new(shard: ShardId, partition: PartitionId) -> Self {
+        let labels = [partition.to_string(), shard.to_string()];
         let of = labels.each_ref().map(String::as_str);
         let counters = ENGINE_COUNTERS.iter();
         Self {
@@ -535,7 +535,7 @@ impl PartitionMetrics {
         }
     }
 
-    /// The reader is not one of this process any more.
+    /// The shard is not one of this process any more.
     pub(super) fn forget(&self) {
         let of_priorities = Priority::ALL
             .into_iter()
@@ -551,7 +551,7 @@ impl PartitionMetrics {
             .for_each(|gauge| gauge.set(0.0));
     }
 
-    /// Shows how far the reader is.
+    /// Shows how far the shard is.
     pub(super) fn show(
         &self,
         view: &SchedulerView,

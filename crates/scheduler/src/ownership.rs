@@ -1,4 +1,4 @@
-//! Owning a reader's work: taking its lease, keeping it, and knowing when it has ended.
+//! Owning a shard's work: taking its lease, keeping it, and knowing when it has ended.
 //!
 //! What must hold here:
 //!
@@ -17,12 +17,12 @@ use std::time::Duration;
 
 use waybill_clock::{BootTime, wall_clock};
 use waybill_engine::{
-    ByPriority, Offset, OwnerId, PartitionId, Priority, ReaderId, Stamp, Timestamp,
+    ByPriority, Offset, OwnerId, PartitionId, Priority, ShardId, Stamp, Timestamp,
 };
 use waybill_store::{
     Checkpoint, DueBucket, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError, takeable,
 };
-use waybill_topology::readers;
+use waybill_topology::shards;
 
 use super::checkpoint_check::remember_topics;
 use super::input::AcquireError;
@@ -48,8 +48,8 @@ pub(super) struct HeldLease {
     pub valid_until: BootTime,
 }
 
-/// Takes the lease of a reader of a generation of `layout`, waiting for a silent owner's to run out, and for
-/// the owners of those whom it follows. Gives up only when the store fails, or has another layout by then.
+/// Takes the lease of a shard of a generation of `layout`, waiting for a silent owner's to run out, and for
+/// the owners of those that it follows. Gives up only when the store fails, or has another layout by then.
 ///
 /// The first owner of all stores where the logs begin, and which topics they are of, in the same write that takes the
 /// lease: whatever becomes of it, a log that has lost its beginning since, or was made anew, is not taken for a new one.
@@ -57,16 +57,16 @@ pub(super) async fn acquire(
     store: Arc<dyn Store>,
     layout: &Layout,
     generation: LayoutGeneration,
-    reader: ReaderId,
+    shard: ShardId,
     owner: OwnerId,
     terms: LeaseTerms,
     first_owner: &FirstOwner,
 ) -> Result<HeldLease, AcquireError> {
     let margin = terms.margin;
-    let key = LeaseKey::scheduler(generation, reader);
+    let key = LeaseKey::scheduler(generation, shard);
     loop {
         let seen = takeable(&*store, key, margin, None).await?;
-        let stands = readers::layout(&*store, layout.division().partitions).await?;
+        let stands = shards::layout(&*store, layout.scheme().partitions).await?;
         if stands.generation() != layout.generation()
             || seen.as_ref().is_some_and(|lease| lease.is_ended)
         {
@@ -74,7 +74,7 @@ pub(super) async fn acquire(
         }
         let begun = match &seen {
             Some(lease) => lease.clone(),
-            None => readers::beginning(&*store, layout, generation, reader, owner, margin).await?,
+            None => shards::beginning(&*store, layout, generation, shard, owner, margin).await?,
         };
         let partition = begun.partition;
         let begun = match begun.is_begun {
@@ -97,7 +97,7 @@ pub(super) async fn acquire(
         };
         let sent = BootTime::now();
         if !store.take_lease(seen, row.clone()).await? {
-            tracing::info!(%reader, "another owner took the lease first; watching it");
+            tracing::info!(%shard, "another owner took the lease first; watching it");
             continue;
         }
         begin_index(&*store, partition).await?;
@@ -197,7 +197,7 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(10);
 
     fn held(valid_until: BootTime) -> HeldLease {
-        let key = LeaseKey::scheduler(LayoutGeneration(0), ReaderId(0));
+        let key = LeaseKey::scheduler(LayoutGeneration(0), ShardId(0));
         HeldLease {
             row: Lease::new(key, PartitionId(0)),
             stamp_floor: Stamp(0),

@@ -1,4 +1,4 @@
-//! One reader as the loop sees it: wanted or not, owned or not, and what it owns with it.
+//! One shard as the loop sees it: wanted or not, owned or not, and what it owns with it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 use waybill_clock::BootTime;
 use waybill_engine::{
-    ByPriority, Offset, PartitionEngine, PartitionId, Places, Priority, ReaderId, Share, Source,
+    ByPriority, Offset, PartitionEngine, PartitionId, Priority, ShardFilter, ShardId, Source,
+    TopicOffsets,
 };
 use waybill_store::{Checkpoint, Layout};
 
@@ -17,14 +18,14 @@ use super::input::Generation;
 use super::ownership::HeldLease;
 use crate::control::ControlError;
 
-/// How long a reader counts as blocked after a step request was refused: longer than the engine waits before it asks again,
+/// How long a shard counts as blocked after a step request was refused: longer than the engine waits before it asks again,
 /// which is a minute at most, so that readiness does not change while the cause lasts.
 const UNSENT_SHOWN_FOR: Duration = Duration::from_secs(90);
 
-/// How long a reader that is being stopped waits for the commit under way.
+/// How long a shard that is being stopped waits for the commit under way.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A reader that this process is to run.
+/// A shard that this process is to run.
 pub(super) struct Slot {
     /// Whether it should run.
     pub wanted: bool,
@@ -50,7 +51,7 @@ pub(super) struct Differing {
     pub logs: ByPriority<Option<CheckpointMismatch>>,
 }
 
-/// What a reader is doing.
+/// What a shard is doing.
 pub(super) enum SlotState {
     /// Nothing.
     Idle,
@@ -62,12 +63,12 @@ pub(super) enum SlotState {
     Refused(String),
 }
 
-/// A running reader.
+/// A running shard.
 pub(super) struct Owned {
     pub engine: PartitionEngine,
     pub lease: HeldLease,
     /// What it takes of its partition.
-    pub share: Share,
+    pub filter: ShardFilter,
     /// The checkpoint as it stands in the store. The lease's own may pass over what is gone before that is written.
     pub stored: Checkpoint,
     /// Since when a read of rows is under way, if one is.
@@ -79,7 +80,7 @@ pub(super) struct Owned {
     /// Whether the lease may have been given back: nothing is sent from then on.
     pub release_sent: bool,
     pub renewal_sent_at: BootTime,
-    /// Since when the reader is being stopped: it takes no new batch from then on.
+    /// Since when the shard is being stopped: it takes no new batch from then on.
     pub releasing_since: Option<Instant>,
     /// Whether the end of the inbox is being asked for, and no time-out may be applied before.
     pub inbox_end_awaited: bool,
@@ -102,7 +103,7 @@ impl Slot {
         }
     }
 
-    /// The running reader, if it still runs under `generation`.
+    /// The running shard, if it still runs under `generation`.
     pub(super) fn owned(&mut self, generation: Generation) -> Option<&mut Owned> {
         match &mut self.state {
             SlotState::Owned(owned) if self.generation == generation => Some(owned),
@@ -178,13 +179,13 @@ impl Slot {
     }
 
     /// Answers those who waited for the state that it is in now.
-    pub(super) fn answer(&mut self, reader: ReaderId) {
+    pub(super) fn answer(&mut self, shard: ShardId) {
         for (running, answer) in std::mem::take(&mut self.answers) {
             if self.is(running) {
                 let _ = answer.send(Ok(()));
             } else if let SlotState::Refused(reason) = &self.state {
                 let _ = answer.send(Err(ControlError::Failed {
-                    reader,
+                    shard,
                     wanted: if running { "started" } else { "stopped" },
                     cause: reason.clone(),
                 }));
@@ -197,15 +198,15 @@ impl Slot {
 
 impl Owned {
     /// Where its part of the partition ends in a layout, if it leaves the partition.
-    fn end_in(&self, layout: &Layout) -> Option<Places> {
+    fn end_in(&self, layout: &Layout) -> Option<TopicOffsets> {
         let key = self.lease.row.key;
-        layout.end_of(key.generation, ReaderId(key.number))
+        layout.end_of(key.generation, ShardId(key.number))
     }
 
     pub(super) fn new(
         engine: PartitionEngine,
         lease: HeldLease,
-        share: Share,
+        filter: ShardFilter,
         stored: Checkpoint,
     ) -> Self {
         let owned_at = BootTime::now();
@@ -213,7 +214,7 @@ impl Owned {
             stored,
             engine,
             lease,
-            share,
+            filter,
             loading_since: None,
             renewing: false,
             row_is_known: true,
@@ -269,7 +270,7 @@ impl Owned {
             || (records > 0 && since >= settings.checkpoint_every)
     }
 
-    /// Whether a stopping reader may give its lease back: nothing of it is on its way any more,
+    /// Whether a stopping shard may give its lease back: nothing of it is on its way any more,
     /// or it has waited long enough. What is not acknowledged then is found again by replaying.
     pub(super) fn may_release(&self, involved: bool) -> bool {
         self.releasing_since

@@ -1,4 +1,4 @@
-//! The loop that drives the engines of all readers of this process.
+//! The loop that drives the engines of all shards of this process.
 //!
 //! One thread owns every engine. It takes what arrived, applies all of it, hands everything that
 //! changed to one group commit, sends the messages once the commit is durable, and lets their
@@ -9,11 +9,11 @@
 //! What must hold here:
 //!
 //! * a message is sent only after the commit that holds its row, and only while the lease is valid;
-//! * a reader whose lease is lost drops its engine and everything that was on its way for it;
-//! * whatever the loop waits for ends: a task that panics says so, and a reader whose rows are written or read for too
+//! * a shard whose lease is lost drops its engine and everything that was on its way for it;
+//! * whatever the loop waits for ends: a task that panics says so, and a shard whose rows are written or read for too
 //!   long without an answer is given up;
 //! * the loop never blocks on the store, on a lease or on a consumer; on a full producer queue it
-//!   waits for a second a reader at most, and then begins it again.
+//!   waits for a second a shard at most, and then begins it again.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use waybill_engine::{
-    EngineConfig, Event, OperationId, OwnerId, Priority, ReaderId, Room, Source, StepReply,
+    EngineConfig, Event, OperationId, OwnerId, Priority, Room, ShardId, Source, StepReply,
     Timestamp, Workflows,
 };
 use waybill_store::{Layout, RowRead, Store};
@@ -65,17 +65,17 @@ pub(super) struct SchedulerLoop {
     pub commits: Commits,
     pub views: Views,
     pub unloadable: UnreadableRows,
-    pub slots: BTreeMap<ReaderId, Slot>,
+    pub slots: BTreeMap<ShardId, Slot>,
     pub layout: Layout,
     /// When the layout was last asked for, and whether the answer is awaited.
     pub layout_asked: (Instant, bool),
     /// Whether it could not be read, or not be followed, when it was last asked for: that is told once.
     pub layout_unread: bool,
-    /// The newest assignment of any reader.
+    /// The newest assignment of any shard.
     pub assigned: Generation,
     pub clock: Clock,
     /// Whose requests were let in first in the last turn.
-    pub first_in_turn: ReaderId,
+    pub first_in_turn: ShardId,
     pub stopping: Option<Instant>,
     pub failure: Option<anyhow::Error>,
 }
@@ -130,10 +130,10 @@ impl SchedulerLoop {
     /// reply that waits must not be overtaken by its time-out.
     fn turn(&mut self, all_taken: bool) {
         let now = self.clock.read();
-        for (reader, generation, error) in self.commits.settle(&mut self.slots, now) {
-            tracing::error!(%reader, error, "a message was not acknowledged");
+        for (shard, generation, error) in self.commits.settle(&mut self.slots, now) {
+            tracing::error!(%shard, error, "a message was not acknowledged");
             let reason = format!("a message was not acknowledged: {error}");
-            self.begin_again([(reader, generation)], &reason);
+            self.begin_again([(shard, generation)], &reason);
         }
         self.read_layout();
         self.start_wanted();
@@ -166,26 +166,26 @@ impl SchedulerLoop {
             Input::Lost {
                 source,
                 generation,
-                reader,
+                shard,
                 cause,
             } => {
-                self.lost(source, generation, reader, &cause);
+                self.lost(source, generation, shard, &cause);
             }
             Input::Acquired {
-                reader,
+                shard,
                 generation,
                 result,
             } => {
-                self.acquired(reader, generation, result);
+                self.acquired(shard, generation, result);
             }
             Input::Renewed {
-                reader,
+                shard,
                 generation,
                 renewal,
                 result,
                 copy,
             } => {
-                self.renewed(reader, generation, renewal, result, copy);
+                self.renewed(shard, generation, renewal, result, copy);
             }
             Input::Committed { number, result } => {
                 let now = self.clock.last();
@@ -195,41 +195,41 @@ impl SchedulerLoop {
                 }
             }
             Input::Loaded {
-                reader,
+                shard,
                 generation,
                 result,
             } => {
-                self.loaded(reader, generation, result);
+                self.loaded(shard, generation, result);
             }
             Input::InboxEnd {
-                reader,
+                shard,
                 generation,
                 end,
             } => {
                 let now = self.clock.last();
                 let Ok(end) = end else {
-                    return self.begin_again([(reader, generation)], "its inbox cannot be read");
+                    return self.begin_again([(shard, generation)], "its inbox cannot be read");
                 };
-                if let Some(owned) = self.owned(reader, generation) {
+                if let Some(owned) = self.owned(shard, generation) {
                     owned.inbox_end_awaited = false;
                     owned.engine.apply(Event::InboxEnd(end), now);
-                    self.consumers.read_to(reader, end);
+                    self.consumers.read_to(shard, end);
                 }
             }
             Input::SetRunning {
-                reader,
+                shard,
                 running,
                 answer,
             } => {
-                self.set_running(reader, running, answer);
+                self.set_running(shard, running, answer);
             }
             Input::Blocked {
                 source,
                 generation,
-                reader,
+                shard,
                 why,
             } => {
-                if let Some(owned) = self.owned(reader, generation) {
+                if let Some(owned) = self.owned(shard, generation) {
                     owned.blocked.retain(|(of, _)| *of != source);
                     owned.blocked.extend(why.map(|why| (source, why)));
                 }
@@ -243,21 +243,21 @@ impl SchedulerLoop {
         }
     }
 
-    /// Gives up those of the readers that still run under their assignments.
+    /// Gives up those of the shards that still run under their assignments.
     fn begin_again(
         &mut self,
-        parts: impl IntoIterator<Item = (ReaderId, Generation)>,
+        parts: impl IntoIterator<Item = (ShardId, Generation)>,
         reason: &str,
     ) {
-        for (reader, generation) in parts {
-            if self.owned(reader, generation).is_some() {
-                self.give_up(reader, reason);
+        for (shard, generation) in parts {
+            if self.owned(shard, generation).is_some() {
+                self.give_up(shard, reason);
             }
         }
     }
 
-    pub(super) fn owned(&mut self, reader: ReaderId, generation: Generation) -> Option<&mut Owned> {
-        self.slots.get_mut(&reader)?.owned(generation)
+    pub(super) fn owned(&mut self, shard: ShardId, generation: Generation) -> Option<&mut Owned> {
+        self.slots.get_mut(&shard)?.owned(generation)
     }
 
     fn records(&mut self, source: Source, amount: Amount, records: Vec<Arrived>) {
@@ -265,22 +265,22 @@ impl SchedulerLoop {
         let now = self.clock.read();
         for Arrived {
             generation,
-            reader,
+            shard,
             event,
         } in records
         {
-            if let Some(owned) = self.owned(reader, generation) {
+            if let Some(owned) = self.owned(shard, generation) {
                 owned.engine.apply(event, now);
             }
         }
     }
 
-    /// Takes what agents of this process have answered. What is for a reader that does not run any more, or
+    /// Takes what agents of this process have answered. What is for a shard that does not run any more, or
     /// takes no further batch, goes where its successor finds it.
     fn answered(&mut self) {
         let now = self.clock.read();
         for (asker, reply) in self.commits.answers() {
-            match self.owned(asker.reader, asker.generation) {
+            match self.owned(asker.shard, asker.generation) {
                 Some(owned) if owned.releasing_since.is_none() => {
                     owned.engine.apply(Event::DirectReply(reply), now);
                 }
@@ -289,15 +289,15 @@ impl SchedulerLoop {
         }
     }
 
-    /// Takes the reply that an attempt was not made because its request could not be sent. A successor of the reader
+    /// Takes the reply that an attempt was not made because its request could not be sent. A successor of the shard
     /// waits for that attempt's time-out.
     fn unsent(&mut self, asker: &Asker, agent: Arc<str>, reply: StepReply, why: String) {
         let now = self.clock.read();
-        let Some(owned) = self.owned(asker.reader, asker.generation) else {
+        let Some(owned) = self.owned(asker.shard, asker.generation) else {
             return;
         };
         if owned.note_unsent(agent.clone(), why.clone()) {
-            tracing::error!(reader = %asker.reader, %agent, why, "step requests are refused");
+            tracing::error!(shard = %asker.shard, %agent, why, "step requests are refused");
         }
         if owned.releasing_since.is_none() {
             owned.engine.apply(Event::DirectReply(reply), now);
@@ -306,7 +306,7 @@ impl SchedulerLoop {
 
     fn loaded(
         &mut self,
-        reader: ReaderId,
+        shard: ShardId,
         generation: Generation,
         result: Result<Vec<(OperationId, RowRead)>, TaskError>,
     ) {
@@ -314,11 +314,11 @@ impl SchedulerLoop {
         let rows = match result {
             Ok(rows) => rows,
             Err(error) => {
-                tracing::error!(%reader, error = %chain(&error), "rows cannot be read");
-                return self.begin_again([(reader, generation)], "rows cannot be read");
+                tracing::error!(%shard, error = %chain(&error), "rows cannot be read");
+                return self.begin_again([(shard, generation)], "rows cannot be read");
             }
         };
-        let Some(owned) = self.owned(reader, generation) else {
+        let Some(owned) = self.owned(shard, generation) else {
             return;
         };
         owned.loading_since = None;
@@ -354,9 +354,9 @@ impl SchedulerLoop {
         }
     }
 
-    /// Reads the rows that engines asked for: one read a reader at a time.
+    /// Reads the rows that engines asked for: one read a shard at a time.
     fn load(&mut self) {
-        for (&reader, slot) in &mut self.slots {
+        for (&shard, slot) in &mut self.slots {
             let generation = slot.generation;
             let SlotState::Owned(owned) = &mut slot.state else {
                 continue;
@@ -375,7 +375,7 @@ impl SchedulerLoop {
                 Ok(ids.into_iter().zip(rows).collect())
             };
             let input = move |result| Input::Loaded {
-                reader,
+                shard,
                 generation,
                 result,
             };
@@ -383,22 +383,22 @@ impl SchedulerLoop {
         }
     }
 
-    /// Gives up readers whose rows have been written or read for too long without an answer: while they wait, their
+    /// Gives up shards whose rows have been written or read for too long without an answer: while they wait, their
     /// leases are renewed, and nobody else could run them.
     fn give_up_stuck(&mut self) {
         let commits = self.commits.give_up_stuck();
         self.begin_again(commits, "a commit of its rows had no answer");
         let stuck_after = self.settings.stuck_after;
         let mut loads = Vec::new();
-        for (&reader, slot) in &self.slots {
+        for (&shard, slot) in &self.slots {
             let SlotState::Owned(owned) = &slot.state else {
                 continue;
             };
             let age = owned.loading_since.map(|since| since.elapsed());
             if let Some(age) = age.filter(|age| *age >= stuck_after) {
                 STUCK.of([Task::Load.name()]).increment(1);
-                tracing::error!(%reader, ?age, "giving up a load of rows without an answer");
-                loads.push((reader, slot.generation));
+                tracing::error!(%shard, ?age, "giving up a load of rows without an answer");
+                loads.push((shard, slot.generation));
             }
         }
         self.begin_again(loads, "a read of its rows had no answer");
@@ -431,10 +431,8 @@ impl SchedulerLoop {
         let slots = self.slots.iter();
         let waiting =
             slots.filter(|(_, slot)| slot.has_waiting() && !slot.has_reached_end(&self.layout));
-        let mut waiting: Vec<ReaderId> = waiting.map(|(&reader, _)| reader).collect();
-        let first = waiting
-            .iter()
-            .position(|reader| *reader > self.first_in_turn);
+        let mut waiting: Vec<ShardId> = waiting.map(|(&shard, _)| shard).collect();
+        let first = waiting.iter().position(|shard| *shard > self.first_in_turn);
         waiting.rotate_left(first.unwrap_or_default());
         if let Some(first) = waiting.first() {
             self.first_in_turn = *first;
@@ -444,8 +442,8 @@ impl SchedulerLoop {
                 operations: room.operations.div_ceil(waiting.len()),
                 bytes: room.bytes.div_ceil(waiting.len()),
             };
-            waiting.retain(|reader| {
-                let Some(slot) = self.slots.get_mut(reader) else {
+            waiting.retain(|shard| {
+                let Some(slot) = self.slots.get_mut(shard) else {
                     return false;
                 };
                 let SlotState::Owned(owned) = &mut slot.state else {
@@ -501,9 +499,9 @@ impl SchedulerLoop {
             ?suspended,
             "the machine was suspended; dropping all partitions"
         );
-        let readers: Vec<ReaderId> = self.slots.keys().copied().collect();
-        for reader in readers {
-            self.give_up(reader, "the machine was suspended");
+        let shards: Vec<ShardId> = self.slots.keys().copied().collect();
+        for shard in shards {
+            self.give_up(shard, "the machine was suspended");
         }
     }
 
@@ -515,7 +513,7 @@ impl SchedulerLoop {
             ?pause,
             "the scheduler stood still; reading the inbox before any time-out"
         );
-        for (&reader, slot) in &mut self.slots {
+        for (&shard, slot) in &mut self.slots {
             let generation = slot.generation;
             let SlotState::Owned(owned) = &mut slot.state else {
                 continue;
@@ -535,7 +533,7 @@ impl SchedulerLoop {
                 }
             };
             let input = move |end| Input::InboxEnd {
-                reader,
+                shard,
                 generation,
                 end,
             };
@@ -545,12 +543,12 @@ impl SchedulerLoop {
 
     fn set_running(
         &mut self,
-        reader: ReaderId,
+        shard: ShardId,
         running: bool,
         answer: oneshot::Sender<Result<(), ControlError>>,
     ) {
-        let Some(slot) = self.slots.get_mut(&reader) else {
-            let _ = answer.send(Err(ControlError::NotHere(reader)));
+        let Some(slot) = self.slots.get_mut(&shard) else {
+            let _ = answer.send(Err(ControlError::NotHere(shard)));
             return;
         };
         slot.wanted = running;

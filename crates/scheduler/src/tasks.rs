@@ -22,7 +22,7 @@ pub(super) enum Task {
     Consume,
     /// Finds the end that the inbox has.
     InboxEnd,
-    /// Reads the layout of readers.
+    /// Reads the layout of shards.
     Layout,
     /// Loads rows.
     Load,

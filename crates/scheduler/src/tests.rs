@@ -136,36 +136,36 @@ impl Store for Faulty {
 
     fn due(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
         bucket: DueBucket,
         after: Option<DueEntry>,
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<DueEntry>, StoreError>> {
-        self.inner.due(shard, bucket, after, limit)
+        self.inner.due(index_shard, bucket, after, limit)
     }
 
     fn due_cursor(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
     ) -> BoxFuture<'_, Result<Option<DueBucket>, StoreError>> {
-        self.inner.due_cursor(shard)
+        self.inner.due_cursor(index_shard)
     }
 
     fn advance_due_cursor(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
         cursor: DueBucket,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.advance_due_cursor(shard, cursor)
+        self.inner.advance_due_cursor(index_shard, cursor)
     }
 
     fn attention_page(
         &self,
-        shards: Vec<PartitionId>,
+        index_shards: Vec<PartitionId>,
         cursor: AttentionCursor,
         limit: usize,
     ) -> BoxFuture<'_, Result<AttentionPage, StoreError>> {
-        self.inner.attention_page(shards, cursor, limit)
+        self.inner.attention_page(index_shards, cursor, limit)
     }
 }
 
@@ -232,7 +232,7 @@ impl World {
             _dir: dir,
         };
         world
-            .until("every reader runs", |world| {
+            .until("every shard runs", |world| {
                 let views = world.scheduler.views.list();
                 views.iter().all(|view| view.epoch == Some(Epoch(1)))
             })

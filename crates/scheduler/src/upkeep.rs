@@ -1,16 +1,16 @@
-//! Keeping readers: taking their leases, renewing them, moving checkpoints with the renewals,
+//! Keeping shards: taking their leases, renewing them, moving checkpoints with the renewals,
 //! and letting go, in order or because the lease is lost.
 
 use std::time::{Duration, Instant};
 
 use waybill_clock::BootTime;
 use waybill_engine::{
-    ByPriority, Event, Handover, Ownership, PartitionEngine, PartitionId, Priority, ReaderId,
-    ShardId, Share, Source,
+    ByPriority, Event, LayoutShard, Ownership, PartitionEngine, PartitionId, Priority, ShardFilter,
+    ShardHandover, ShardId, Source,
 };
 use waybill_store::{Checkpoint, Layout, Lease, LeaseKey, Store};
 use waybill_telemetry::chain;
-use waybill_topology::readers;
+use waybill_topology::shards;
 
 use super::checkpoint_check::{CheckpointMismatch, MismatchCause, remember_topics, start_offsets};
 use super::consumers::EndsReader;
@@ -22,20 +22,20 @@ use super::partition::{Differing, Owned, Slot, SlotState};
 use super::scheduler_loop::SchedulerLoop;
 use super::tasks::{self, Task, TaskError};
 
-/// How long a reader rests after it failed, before its lease is taken again.
+/// How long a shard rests after it failed, before its lease is taken again.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 /// After how long a new owner asks again where the logs end.
 const ENDS_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 impl SchedulerLoop {
-    /// Asks for the lease of every reader that is wanted and idle.
+    /// Asks for the lease of every shard that is wanted and idle.
     pub(super) fn start_wanted(&mut self) {
         if self.stopping.is_some() {
             return;
         }
-        let readers = self.layout.division().readers();
-        for (&reader, slot) in self.slots.range_mut(..ReaderId(readers)) {
+        let shards = self.layout.scheme().shards();
+        for (&shard, slot) in self.slots.range_mut(..ShardId(shards)) {
             let rested = slot.rest_until.is_none_or(|until| until <= Instant::now());
             if !(slot.wanted && rested && matches!(slot.state, SlotState::Idle)) {
                 continue;
@@ -51,16 +51,16 @@ impl SchedulerLoop {
                 may_lack_state: self.settings.start_without_state,
             };
             let acquiring = async move {
-                let of = readers::generation_to_run(&*store, &layout, reader).await?;
-                first_owner.check(&*store, &layout, of, reader).await?;
+                let of = shards::generation_to_run(&*store, &layout, shard).await?;
+                first_owner.check(&*store, &layout, of, shard).await?;
                 let acquiring =
-                    ownership::acquire(store, &layout, of, reader, owner, terms, &first_owner);
+                    ownership::acquire(store, &layout, of, shard, owner, terms, &first_owner);
                 let lease = acquiring.await?;
                 let ends = read_ends(&ends, lease.row.partition, &lease).await?;
                 Ok::<_, AcquireError>((lease, ends))
             };
             let input = move |result| Input::Acquired {
-                reader,
+                shard,
                 generation,
                 result,
             };
@@ -70,7 +70,7 @@ impl SchedulerLoop {
 
     pub(super) fn acquired(
         &mut self,
-        reader: ReaderId,
+        shard: ShardId,
         generation: Generation,
         result: Result<(HeldLease, LogEnds), AcquireError>,
     ) {
@@ -78,7 +78,7 @@ impl SchedulerLoop {
         let is_awaited = |slot: &&mut Slot| {
             slot.generation == generation && matches!(slot.state, SlotState::Acquiring)
         };
-        let Some(slot) = self.slots.get_mut(&reader).filter(is_awaited) else {
+        let Some(slot) = self.slots.get_mut(&shard).filter(is_awaited) else {
             if let Ok((lease, _)) = result {
                 self.hand_back(lease);
             }
@@ -88,7 +88,7 @@ impl SchedulerLoop {
             Ok(acquired) => acquired,
             Err(error @ AcquireError::StateElsewhere { .. }) => {
                 let reason = error.to_string();
-                tracing::error!(%reader, reason, "refusing to run the partition");
+                tracing::error!(%shard, reason, "refusing to run the partition");
                 slot.state = SlotState::Refused(reason);
                 return;
             }
@@ -97,7 +97,7 @@ impl SchedulerLoop {
                 return slot.rest(RETRY_AFTER);
             }
             Err(error) => {
-                tracing::warn!(%reader, error = %chain(&error), "cannot take the partition");
+                tracing::warn!(%shard, error = %chain(&error), "cannot take the partition");
                 return slot.rest(RETRY_AFTER);
             }
         };
@@ -113,7 +113,7 @@ impl SchedulerLoop {
                 ends.first.on(mismatch.source),
             );
             tracing::error!(
-                %reader, %mismatch, %done, %begins,
+                %shard, %mismatch, %done, %begins,
                 "what is gone from the log is passed over, as scheduler.skipDeletedRequests says: it is read \
                  from its beginning"
             );
@@ -138,7 +138,7 @@ impl SchedulerLoop {
             Ok(start) => start,
             Err(mismatch) => {
                 let reason = mismatch.to_string();
-                tracing::error!(%reader, reason, "refusing to run the partition");
+                tracing::error!(%shard, reason, "refusing to run the partition");
                 slot.state = SlotState::Refused(reason);
                 self.hand_back(lease);
                 return;
@@ -146,10 +146,10 @@ impl SchedulerLoop {
         };
         row_is_known &= !remember_topics(&mut lease.row, &ends);
         let partition = lease.row.partition;
-        let share = share_of(&self.layout, &lease, start.handover.clone());
+        let filter = filter_of(&self.layout, &lease, start.handover.clone());
         let ownership = Ownership {
             partition,
-            shard: ShardId {
+            shard: LayoutShard {
                 layout: lease.row.key.generation.0,
                 number: lease.row.key.number,
             },
@@ -163,7 +163,7 @@ impl SchedulerLoop {
         };
         tracing::info!(
             %partition,
-            %reader,
+            %shard,
             layout = %lease.row.key.generation,
             epoch = %lease.row.epoch,
             requests_from = %start.at.requests,
@@ -179,8 +179,8 @@ impl SchedulerLoop {
             ownership,
         );
         self.consumers
-            .add(reader, partition, generation, &share, &start, ends);
-        let mut owned = Owned::new(engine, lease, share, stored);
+            .add(shard, partition, generation, &filter, &start, ends);
+        let mut owned = Owned::new(engine, lease, filter, stored);
         owned.row_is_known = row_is_known;
         slot.state = SlotState::Owned(Box::new(owned));
         slot.dropped_for = None;
@@ -207,18 +207,18 @@ impl SchedulerLoop {
         &mut self,
         source: Source,
         generation: Generation,
-        reader: ReaderId,
+        shard: ShardId,
         cause: &LostCause,
     ) {
-        let Some(owned) = self.owned(reader, generation) else {
+        let Some(owned) = self.owned(shard, generation) else {
             return;
         };
         let judged = owned.stored;
-        tracing::error!(%reader, ?source, %cause, "the partition cannot be read");
-        self.give_up(reader, "the partition cannot be read");
+        tracing::error!(%shard, ?source, %cause, "the partition cannot be read");
+        self.give_up(shard, "the partition cannot be read");
         if let LostCause::Fingerprint { .. } = cause
             && let Some(priority) = source.priority()
-            && let Some(slot) = self.slots.get_mut(&reader)
+            && let Some(slot) = self.slots.get_mut(&shard)
         {
             let why = MismatchCause::Differs(cause.to_string());
             let differs = CheckpointMismatch { source, why };
@@ -239,35 +239,35 @@ impl SchedulerLoop {
         }
     }
 
-    /// Drops the engine of a reader without a further write. What was on its way is found again by
+    /// Drops the engine of a shard without a further write. What was on its way is found again by
     /// whoever owns its work next.
-    pub(super) fn give_up(&mut self, reader: ReaderId, reason: &str) {
-        let Some(slot) = self.slots.get_mut(&reader) else {
+    pub(super) fn give_up(&mut self, shard: ShardId, reason: &str) {
+        let Some(slot) = self.slots.get_mut(&shard) else {
             return;
         };
         if let SlotState::Owned(_) = slot.state {
-            tracing::warn!(%reader, reason, "dropping the partition; it is taken again shortly");
-            self.consumers.remove(reader);
-            self.commits.forget(reader);
+            tracing::warn!(%shard, reason, "dropping the partition; it is taken again shortly");
+            self.consumers.remove(shard);
+            self.commits.forget(shard);
             slot.dropped_for = Some(reason.to_owned());
             slot.rest(RETRY_AFTER);
             self.forget_gone();
         }
     }
 
-    /// Drops every reader whose lease has run out.
+    /// Drops every shard whose lease has run out.
     pub(super) fn fence_expired(&mut self) {
-        let expired: Vec<ReaderId> = self
+        let expired: Vec<ShardId> = self
             .slots
             .iter()
             .filter(|(_, slot)| {
                 matches!(&slot.state, SlotState::Owned(owned) if !owned.lease.is_valid())
             })
-            .map(|(&reader, _)| reader)
+            .map(|(&shard, _)| shard)
             .collect();
-        for reader in expired {
+        for shard in expired {
             LEASES_LOST.of([]).increment(1);
-            self.give_up(reader, "the lease ran out");
+            self.give_up(shard, "the lease ran out");
         }
     }
 
@@ -278,7 +278,7 @@ impl SchedulerLoop {
         let drained = self
             .stopping
             .is_some_and(|by| self.in_flight().records == 0 || Instant::now() >= by);
-        for (&reader, slot) in &mut self.slots {
+        for (&shard, slot) in &mut self.slots {
             let generation = slot.generation;
             let is_followed = slot.is_to_follow(&self.layout);
             let wanted = slot.wanted && !drained && !is_followed;
@@ -287,7 +287,7 @@ impl SchedulerLoop {
             };
             if !wanted && owned.releasing_since.is_none() {
                 owned.releasing_since = Some(Instant::now());
-                self.consumers.remove(reader);
+                self.consumers.remove(shard);
             }
             if owned.renewing {
                 continue;
@@ -300,7 +300,7 @@ impl SchedulerLoop {
                     reached.fingerprints[priority].or(stored.fingerprints[priority])
                 }),
             };
-            let ends = owned.may_release(self.commits.involve(reader));
+            let ends = owned.may_release(self.commits.involve(shard));
             // It is given back as it stands, and after a renewal without an answer that is not known.
             let release = ends && owned.row_is_known;
             if !ends && !owned.renewal_due(checkpoint, reached.consumed, &self.settings) {
@@ -341,7 +341,7 @@ impl SchedulerLoop {
                     Err(error) => (Err(error), None),
                 };
                 Input::Renewed {
-                    reader,
+                    shard,
                     generation,
                     renewal,
                     result,
@@ -354,7 +354,7 @@ impl SchedulerLoop {
 
     pub(super) fn renewed(
         &mut self,
-        reader: ReaderId,
+        shard: ShardId,
         generation: Generation,
         renewal: Renewal,
         result: Result<bool, TaskError>,
@@ -362,7 +362,7 @@ impl SchedulerLoop {
     ) {
         let now = self.clock.last();
         let released = renewal.row.owner.is_none();
-        let owned = self.slots.get_mut(&reader);
+        let owned = self.slots.get_mut(&shard);
         let Some(owned) = owned.and_then(|slot| slot.owned(generation)) else {
             return;
         };
@@ -370,8 +370,8 @@ impl SchedulerLoop {
         owned.row_is_known = result.is_ok();
         match result {
             Ok(true) if released => {
-                tracing::info!(%reader, checkpoint = %renewal.row.checkpoint.at.requests, "released");
-                if let Some(slot) = self.slots.get_mut(&reader) {
+                tracing::info!(%shard, checkpoint = %renewal.row.checkpoint.at.requests, "released");
+                if let Some(slot) = self.slots.get_mut(&shard) {
                     slot.released();
                 }
                 self.forget_gone();
@@ -379,22 +379,22 @@ impl SchedulerLoop {
             Ok(true) => {
                 let stamp_limit = renewal.row.stamp_limit;
                 let partition = renewal.row.partition;
-                let share = owned.share.clone();
-                let share = share.beyond(&renewal.row.checkpoint.at);
+                let filter = owned.filter.clone();
+                let filter = filter.beyond(&renewal.row.checkpoint.at);
                 owned.stored = renewal.row.checkpoint;
                 owned.lease.renewed(renewal);
                 owned.engine.apply(Event::StampLimit(stamp_limit), now);
-                if share != owned.share {
-                    self.consumers.share(reader, &share);
-                    owned.share = share;
+                if filter != owned.filter {
+                    self.consumers.filter(shard, &filter);
+                    owned.filter = filter;
                 }
                 if let Some(checkpoint) = copy {
                     self.consumers.copy_checkpoint(partition, &checkpoint);
                 }
             }
-            Ok(false) => self.give_up(reader, "another owner took the lease"),
+            Ok(false) => self.give_up(shard, "another owner took the lease"),
             Err(error) => {
-                tracing::warn!(%reader, error = %chain(&error), "the lease was not renewed");
+                tracing::warn!(%shard, error = %chain(&error), "the lease was not renewed");
                 // It may have been, or may be yet: the next one must not have its number.
                 owned.lease.row.renewal = renewal.row.renewal;
             }
@@ -402,20 +402,20 @@ impl SchedulerLoop {
     }
 }
 
-/// What a reader takes of its partition, from where its lease says that it is. (Its layout may have ended since
+/// What a shard takes of its partition, from where its lease says that it is. (Its layout may have ended since
 /// the lease was taken, but then the lease's own generation says so, and it is handed back.)
-fn share_of(layout: &Layout, lease: &HeldLease, handover: Handover) -> Share {
+fn filter_of(layout: &Layout, lease: &HeldLease, handover: ShardHandover) -> ShardFilter {
     let (row, generation) = (&lease.row, lease.row.key.generation);
-    let reader = ReaderId(row.key.number);
-    Share::new(layout.taken_by(generation, row.partition), reader, handover)
-        .with_cut(layout.cut_of(generation, row.partition))
-        .with_end(layout.end_of(generation, reader))
+    let shard = ShardId(row.key.number);
+    ShardFilter::new(layout.taken_by(generation, row.partition), shard, handover)
+        .with_boundary(layout.cut_of(generation, row.partition))
+        .with_end(layout.end_of(generation, shard))
         .with_written(layout.partitions_written())
         .beyond(&row.checkpoint.at)
 }
 
-/// How far a whole partition is done, as the lease that was just written and those of the other readers
-/// say; `None` while one of them has not begun, or cannot be read, or where the lease is of a reader that will leave.
+/// How far a whole partition is done, as the lease that was just written and those of the other shards
+/// say; `None` while one of them has not begun, or cannot be read, or where the lease is of a shard that will leave.
 async fn of_partition(store: &dyn Store, layout: &Layout, written: &Lease) -> Option<Checkpoint> {
     let (generation, partition) = (written.key.generation, written.partition);
     if layout.generation() != generation {
@@ -425,10 +425,10 @@ async fn of_partition(store: &dyn Store, layout: &Layout, written: &Lease) -> Op
     if let Some(begin) = layout.to_begin(partition) {
         lowest = lowest.lowest(Checkpoint::at(begin));
     }
-    let own = layout.division().of_partition(partition);
-    let own = own.map(|reader| (generation, reader));
-    for (generation, reader) in own.chain(layout.left(partition)) {
-        let key = LeaseKey::scheduler(generation, reader);
+    let own = layout.scheme().of_partition(partition);
+    let own = own.map(|shard| (generation, shard));
+    for (generation, shard) in own.chain(layout.left(partition)) {
+        let key = LeaseKey::scheduler(generation, shard);
         if key != written.key {
             let lease = store.lease(key).await.ok().flatten()?;
             if !(lease.is_ended && generation != written.key.generation) {

@@ -1,10 +1,10 @@
-//! What the admin port shows of the readers, copied out of the loop a few times a second.
+//! What the admin port shows of the shards, copied out of the loop a few times a second.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use waybill_engine::{ByPriority, Offset, Priority, ReaderId, Timestamp};
+use waybill_engine::{ByPriority, Offset, Priority, ShardId, Timestamp};
 use waybill_store::Layout;
 use waybill_telemetry::health::{Condition, Heartbeat, Liveness, Readiness};
 
@@ -21,9 +21,9 @@ const SILENCE_MAX: Duration = Duration::from_secs(30);
 /// The newest views. Clones share them.
 #[derive(Clone)]
 pub(super) struct Views {
-    shown: Arc<Mutex<BTreeMap<ReaderId, Shown>>>,
+    shown: Arc<Mutex<BTreeMap<ShardId, Shown>>>,
     readiness: Readiness,
-    /// Whether any reader of the layout is one of this process.
+    /// Whether any shard of the layout is one of this process.
     has_any: Condition,
     heartbeat: Arc<Heartbeat>,
 }
@@ -41,35 +41,35 @@ struct Shown {
 }
 
 impl Views {
-    /// Views of no reader yet; see [`Views::relay`].
+    /// Views of no shard yet; see [`Views::relay`].
     pub(super) fn new(readiness: &Readiness, liveness: &Liveness) -> Self {
         Self {
             shown: Arc::default(),
             readiness: readiness.clone(),
-            has_any: readiness.expect("a reader of its own in the layout"),
+            has_any: readiness.expect("a shard of its own in the layout"),
             heartbeat: Arc::new(liveness.register("scheduler", SILENCE_MAX)),
         }
     }
 
-    /// Shows the readers of this process in a layout; others go when they stand still.
+    /// Shows the shards of this process in a layout; others go when they stand still.
     pub(super) fn relay(&self, own: Own, layout: &Layout) {
-        let division = layout.division();
-        show_layout(division.readers());
+        let scheme = layout.scheme();
+        show_layout(scheme.shards());
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        for reader in own.of(division) {
-            let partition = division.partition_of(reader);
-            let ready = self.readiness.expect(match division.readers_per_partition {
+        for shard in own.of(scheme) {
+            let partition = scheme.partition_of(shard);
+            let ready = self.readiness.expect(match scheme.shards_per_partition {
                 1 => format!("lease of partition {partition}"),
-                _ => format!("lease of reader {reader} of partition {partition}"),
+                _ => format!("lease of shard {shard} of partition {partition}"),
             });
-            if let Some(shown) = shown.get_mut(&reader) {
+            if let Some(shown) = shown.get_mut(&shard) {
                 shown.view.layout = layout.generation().0;
                 std::mem::replace(&mut shown.ready, ready).withdraw();
                 continue;
             }
             let new = Shown {
                 view: SchedulerView {
-                    reader,
+                    shard,
                     partition,
                     layout: layout.generation().0,
                     state: SchedulerState::Acquiring,
@@ -85,13 +85,13 @@ impl Views {
                 },
                 ready,
                 blocked: None,
-                metrics: PartitionMetrics::new(reader, partition),
+                metrics: PartitionMetrics::new(shard, partition),
                 lag: ByPriority::default(),
                 priorities: ByPriority::default(),
             };
-            shown.insert(reader, new);
+            shown.insert(shard, new);
         }
-        self.has_any.set(own.of(division).next().is_some());
+        self.has_any.set(own.of(scheme).next().is_some());
     }
 
     pub(super) fn list(&self) -> Vec<SchedulerView> {
@@ -99,24 +99,24 @@ impl Views {
         shown.values().map(|shown| shown.view.clone()).collect()
     }
 
-    /// Copies the state of all readers, and answers those who waited for a change of it.
+    /// Copies the state of all shards, and answers those who waited for a change of it.
     pub(super) fn show(
         &self,
-        slots: &mut BTreeMap<ReaderId, Slot>,
+        slots: &mut BTreeMap<ShardId, Slot>,
         consumers: &Consumers,
         now: Timestamp,
     ) {
         self.heartbeat.beat();
         let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
-        for (&reader, slot) in slots.iter_mut() {
-            if let Some(shown) = shown.get_mut(&reader) {
+        for (&shard, slot) in slots.iter_mut() {
+            if let Some(shown) = shown.get_mut(&shard) {
                 shown.update(slot, consumers, now);
                 let blocked = shown.why_blocked();
                 shown.show_blocked(&self.readiness, blocked);
             }
         }
-        shown.retain(|reader, shown| {
-            let stays = slots.contains_key(reader);
+        shown.retain(|shard, shown| {
+            let stays = slots.contains_key(shard);
             if !stays {
                 shown.ready.withdraw();
                 shown.show_blocked(&self.readiness, None);
@@ -125,8 +125,8 @@ impl Views {
             stays
         });
         drop(shown);
-        for (&reader, slot) in slots.iter_mut() {
-            slot.answer(reader);
+        for (&shard, slot) in slots.iter_mut() {
+            slot.answer(shard);
         }
     }
 }
@@ -140,7 +140,7 @@ impl Shown {
             if self.view.partition != partition {
                 self.view.partition = partition;
                 self.metrics.forget();
-                self.metrics = PartitionMetrics::new(self.view.reader, partition);
+                self.metrics = PartitionMetrics::new(self.view.shard, partition);
                 self.lag = ByPriority::default();
             }
         }
@@ -211,7 +211,7 @@ impl Shown {
         self.metrics.show(&self.view, &self.priorities, now);
     }
 
-    /// What readiness says of a reader that has its lease, and stands still or holds up steps.
+    /// What readiness says of a shard that has its lease, and stands still or holds up steps.
     fn why_blocked(&self) -> Option<String> {
         let reason = self.view.reason.as_ref()?;
         let is_blocked = matches!(self.view.state, SchedulerState::Running);

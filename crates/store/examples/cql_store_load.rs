@@ -16,7 +16,7 @@ use scylla::client::session_builder::SessionBuilder;
 use uuid::Uuid;
 use waybill_engine::{
     Created, Epoch, Offset, OperationId, OperationState, OwnerId, PartitionId, Position, Priority,
-    ProcessState, ReaderId, RequestHash, Stamp, Timestamp,
+    ProcessState, RequestHash, ShardId, Stamp, Timestamp,
 };
 use waybill_store::{
     CqlConfig, CqlReplication, CqlStore, LayoutGeneration, Lease, LeaseKey, RowWrite, Store,
@@ -201,7 +201,7 @@ async fn renew(store: &CqlStore) -> Outcome<Vec<Duration>> {
         duration: Duration::from_secs(10),
         stamp_limit: Stamp(1),
         ..Lease::new(
-            LeaseKey::scheduler(LayoutGeneration(0), ReaderId(0)),
+            LeaseKey::scheduler(LayoutGeneration(0), ShardId(0)),
             PartitionId(0),
         )
     };

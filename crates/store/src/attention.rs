@@ -39,7 +39,7 @@ impl AttentionOrder {
 }
 
 /// Where a listing stands: which entries it has yet to give. Says all that the next page needs but
-/// the shards, so that a caller may hand it out, encoded, and take it back later.
+/// the index shards, so that a caller may hand it out, encoded, and take it back later.
 ///
 /// Whatever it holds is safe: bounds that hold nothing between them list nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -88,7 +88,7 @@ impl AttentionCursor {
 /// A page of a listing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AttentionPage {
-    /// The entries, in the listing's order over all shards.
+    /// The entries, in the listing's order over all index shards.
     pub entries: Vec<AttentionEntry>,
     /// Where the next page begins; `None` at the end of the listing.
     pub next: Option<AttentionCursor>,

@@ -12,7 +12,7 @@
 //! created  format u8 = 8 · stamp i64 · Created · CRC-32C u32
 //! lease    format u8 = 4 · Lease              or 3, of before there were layouts;
 //!                    = 5 · Lease · HighPriority  once the topic of high-priority requests was read, or its ID is known
-//!                    = 8 · Lease · HighPriority  of a reader that nobody has run yet
+//!                    = 8 · Lease · HighPriority  of a shard that nobody has run yet
 //! layout   format u8 = 6 · Layout             or 4, of one number of partitions;
 //!                    = 7 · Layout · offsets   of high-priority requests, once it holds any
 //! cursor   format u8 = 8 · bucket i64
@@ -34,7 +34,7 @@
 //! what it would lose half of.
 //!
 //! What must hold: reading never panics, whatever the bytes, nor does what is read later on: a
-//! division without readers, or with too many to count, is refused here. The golden bytes in the tests
+//! sharding scheme without shards, or with too many to count, is refused here. The golden bytes in the tests
 //! change only together with the format's number.
 
 use std::time::Duration;
@@ -42,8 +42,8 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use waybill_engine::{
-    ByPriority, Created, Division, Epoch, Offset, OperationState, OwnerId, PartitionId, ReaderId,
-    Stamp, Timestamp,
+    ByPriority, Created, Epoch, Offset, OperationState, OwnerId, PartitionId, ShardId,
+    ShardingScheme, Stamp, Timestamp,
 };
 
 use crate::due::DueBucket;
@@ -63,16 +63,16 @@ pub(crate) const LOST: [u8; 1] = [0];
 /// How long the checksum at the end of a row's value is.
 const CHECKSUM_BYTES: usize = 4;
 
-/// The format of leases of readers that have read no high-priority requests.
+/// The format of leases of shards that have read no high-priority requests.
 const LEASE_FORMAT: u8 = 4;
 
 /// The format of all others.
 const LEASE_FORMAT_WITH_HIGH_PRIORITY: u8 = 5;
 
-/// The format of leases of readers that nobody has run: their checkpoint says nothing.
+/// The format of leases of shards that nobody has run: their checkpoint says nothing.
 const LEASE_FORMAT_UNBEGUN: u8 = 8;
 
-/// The format of layouts of before the number of partitions could change: those before, and the division in
+/// The format of layouts of before the number of partitions could change: those before, and the sharding scheme in
 /// force.
 const FORMAT_4: u8 = 4;
 
@@ -105,9 +105,9 @@ pub(crate) enum Malformed {
     #[error("{0} bytes follow its end")]
     Trailing(usize),
     #[error("it is of {0}, which cannot be")]
-    Division(Division),
+    ShardingScheme(ShardingScheme),
     #[error("it has {0} places of high-priority requests, and another number of others")]
-    Places(usize),
+    TopicOffsets(usize),
 }
 
 /// What stands in front of a state's body.
@@ -167,7 +167,7 @@ impl Encoder {
 
     /// A layout.
     pub(crate) fn layout(&mut self, layout: &Layout) -> &[u8] {
-        let high: Vec<Offset> = layout.places().map(|at| at.high_priority).collect();
+        let high: Vec<Offset> = layout.offsets().map(|at| at.high_priority).collect();
         if high.iter().all(|at| *at == Offset(0)) {
             self.start_as(LAYOUT_FORMAT);
             return self.body(layout);
@@ -233,34 +233,34 @@ impl Encoder {
 
 /// Reads a state with its header.
 pub(crate) fn state(bytes: &[u8]) -> Result<(StateHeader, OperationState), Malformed> {
-    let mut reader = Reader::of_row(bytes)?;
-    Ok((reader.state_header()?, reader.body()?))
+    let mut shard = Shard::of_row(bytes)?;
+    Ok((shard.state_header()?, shard.body()?))
 }
 
 /// Reads an immutable part with its stamp.
 pub(crate) fn created(bytes: &[u8]) -> Result<(Stamp, Created), Malformed> {
-    let mut reader = Reader::of_row(bytes)?;
-    Ok((Stamp(reader.number()?), reader.body()?))
+    let mut shard = Shard::of_row(bytes)?;
+    Ok((Stamp(shard.number()?), shard.body()?))
 }
 
 /// Reads a lease, also one that was written before there were layouts: it is of the first one.
 pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Malformed> {
     if bytes.first() == Some(&LEASE_FORMAT_3) {
-        return Reader::of(LEASE_FORMAT_3, bytes)?
+        return Shard::of(LEASE_FORMAT_3, bytes)?
             .body()
             .map(Format3Lease::read);
     }
     let mut lease: Lease = match bytes.first() {
         Some(&format @ (LEASE_FORMAT_WITH_HIGH_PRIORITY | LEASE_FORMAT_UNBEGUN)) => {
-            let (lease, high): (Lease, HighPriority) = Reader::of(format, bytes)?.body()?;
+            let (lease, high): (Lease, HighPriority) = Shard::of(format, bytes)?.body()?;
             high.put_into(lease)?
         }
-        _ => Reader::of(LEASE_FORMAT, bytes)?.body()?,
+        _ => Shard::of(LEASE_FORMAT, bytes)?.body()?,
     };
     lease.is_begun =
         lease.key.role == LeaseRole::Scheduler && bytes.first() != Some(&LEASE_FORMAT_UNBEGUN);
-    for stood in lease.handover.stood() {
-        check_division(stood.division)?;
+    for resume in lease.handover.resume_offsets() {
+        check_division(resume.scheme)?;
     }
     Ok(lease)
 }
@@ -269,39 +269,37 @@ pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Malformed> {
 pub(crate) fn layout(bytes: &[u8]) -> Result<Layout, Malformed> {
     let layout: Layout = match bytes.first() {
         Some(&FORMAT_4) => {
-            let (past, division) = Reader::of(FORMAT_4, bytes)?.body()?;
-            Layout::of_one_number(past, division)
+            let (past, scheme) = Shard::of(FORMAT_4, bytes)?.body()?;
+            Layout::of_one_number(past, scheme)
         }
         Some(&LAYOUT_FORMAT_WITH_HIGH_PRIORITY) => {
             let (mut layout, high): (Layout, Vec<Offset>) =
-                Reader::of(LAYOUT_FORMAT_WITH_HIGH_PRIORITY, bytes)?.body()?;
-            if high.len() != layout.places().count() {
-                return Err(Malformed::Places(high.len()));
+                Shard::of(LAYOUT_FORMAT_WITH_HIGH_PRIORITY, bytes)?.body()?;
+            if high.len() != layout.offsets().count() {
+                return Err(Malformed::TopicOffsets(high.len()));
             }
             for (at, high) in layout.places_mut().zip(high) {
                 at.high_priority = high;
             }
             layout
         }
-        _ => Reader::of(LAYOUT_FORMAT, bytes)?.body()?,
+        _ => Shard::of(LAYOUT_FORMAT, bytes)?.body()?,
     };
     let generations = (0..=layout.generation().0).map(LayoutGeneration);
-    for division in generations.filter_map(|generation| layout.of(generation)) {
-        check_division(division)?;
+    for scheme in generations.filter_map(|generation| layout.of(generation)) {
+        check_division(scheme)?;
     }
     for partitions in layout.numbers() {
-        check_division(Division::one_each(partitions))?;
+        check_division(ShardingScheme::one_each(partitions))?;
     }
     Ok(layout)
 }
 
-/// Refuses a division that nobody can count the readers of, or divide by them.
-fn check_division(division: Division) -> Result<(), Malformed> {
-    let readers = division
-        .partitions
-        .checked_mul(division.readers_per_partition);
-    match readers {
-        None | Some(0) => Err(Malformed::Division(division)),
+/// Refuses a sharding scheme that nobody can count the shards of, or divide by them.
+fn check_division(scheme: ShardingScheme) -> Result<(), Malformed> {
+    let shards = scheme.partitions.checked_mul(scheme.shards_per_partition);
+    match shards {
+        None | Some(0) => Err(Malformed::ShardingScheme(scheme)),
         Some(_) => Ok(()),
     }
 }
@@ -313,17 +311,17 @@ struct HighPriority {
     fingerprint: Option<u64>,
     consumed: Offset,
     /// Of each of those in its handover, in order.
-    stood: Vec<Offset>,
+    resume: Vec<Offset>,
 }
 
 impl HighPriority {
     fn of(lease: &Lease) -> Self {
-        let stood = lease.handover.stood().iter();
+        let resume = lease.handover.resume_offsets().iter();
         Self {
             checkpoint: lease.checkpoint.at.high_priority,
             fingerprint: lease.checkpoint.fingerprints.high,
             consumed: lease.consumed.high,
-            stood: stood.map(|stood| stood.at.high_priority).collect(),
+            resume: resume.map(|resume| resume.at.high_priority).collect(),
         }
     }
 
@@ -333,18 +331,23 @@ impl HighPriority {
         self.checkpoint == nowhere
             && self.fingerprint.is_none()
             && self.consumed == nowhere
-            && self.stood.iter().all(|at| *at == nowhere)
+            && self.resume.iter().all(|at| *at == nowhere)
     }
 
     fn put_into(self, mut lease: Lease) -> Result<Lease, Malformed> {
-        if self.stood.len() != lease.handover.stood().len() {
-            return Err(Malformed::Places(self.stood.len()));
+        if self.resume.len() != lease.handover.resume_offsets().len() {
+            return Err(Malformed::TopicOffsets(self.resume.len()));
         }
         lease.checkpoint.at.high_priority = self.checkpoint;
         lease.checkpoint.fingerprints.high = self.fingerprint;
         lease.consumed.high = self.consumed;
-        for (stood, at) in lease.handover.stood_mut().iter_mut().zip(self.stood) {
-            stood.at.high_priority = at;
+        for (resume, at) in lease
+            .handover
+            .resume_offsets_mut()
+            .iter_mut()
+            .zip(self.resume)
+        {
+            resume.at.high_priority = at;
         }
         Ok(lease)
     }
@@ -368,7 +371,7 @@ impl Format3Lease {
     fn read(self) -> Lease {
         let key = match self.role {
             LeaseRole::Scheduler => {
-                LeaseKey::scheduler(LayoutGeneration(0), ReaderId(self.partition.0))
+                LeaseKey::scheduler(LayoutGeneration(0), ShardId(self.partition.0))
             }
             LeaseRole::Supervisor => LeaseKey::supervisor(self.partition),
         };
@@ -391,61 +394,61 @@ impl Format3Lease {
 
 /// Reads a value of a row of which the database itself keeps stamp and expiry.
 pub(crate) fn bare<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Malformed> {
-    Reader::of_row(bytes)?.body()
+    Shard::of_row(bytes)?.body()
 }
 
 /// Reads a sweep cursor.
 pub(crate) fn cursor(bytes: &[u8]) -> Result<DueBucket, Malformed> {
-    let mut reader = Reader::new(bytes)?;
-    let cursor = DueBucket(reader.number()?);
-    reader.end()?;
+    let mut shard = Shard::new(bytes)?;
+    let cursor = DueBucket(shard.number()?);
+    shard.end()?;
     Ok(cursor)
 }
 
 pub(crate) fn retention(bytes: &[u8]) -> Result<Timestamp, Malformed> {
-    let mut reader = Reader::new(bytes)?;
-    let now = Timestamp(reader.number()?);
-    reader.end()?;
+    let mut shard = Shard::new(bytes)?;
+    let now = Timestamp(shard.number()?);
+    shard.end()?;
     Ok(now)
 }
 
 /// Reads the reply key.
 pub(crate) fn reply_key(bytes: &[u8]) -> Result<ReplyKey, Malformed> {
-    let mut reader = Reader::of_row(bytes)?;
-    let (key, rest) = reader
+    let mut shard = Shard::of_row(bytes)?;
+    let (key, rest) = shard
         .rest
         .split_first_chunk()
-        .ok_or(Malformed::Short(reader.len))?;
-    reader.rest = rest;
-    reader.end()?;
+        .ok_or(Malformed::Short(shard.len))?;
+    shard.rest = rest;
+    shard.end()?;
     Ok(ReplyKey::new(*key))
 }
 
 /// What is left to read of a value whose format is known.
-struct Reader<'a> {
+struct Shard<'a> {
     len: usize,
     rest: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> Shard<'a> {
     fn new(bytes: &'a [u8]) -> Result<Self, Malformed> {
         Self::of(FORMAT, bytes)
     }
 
     /// Of a row's value, whose checksum is right.
     fn of_row(bytes: &'a [u8]) -> Result<Self, Malformed> {
-        let mut reader = Self::new(bytes)?;
-        let (rest, written) = reader
+        let mut shard = Self::new(bytes)?;
+        let (rest, written) = shard
             .rest
             .split_last_chunk::<CHECKSUM_BYTES>()
-            .ok_or(Malformed::Short(reader.len))?;
+            .ok_or(Malformed::Short(shard.len))?;
         let written = u32::from_be_bytes(*written);
         let found = crc32c::crc32c(&bytes[..bytes.len() - CHECKSUM_BYTES]);
         if found != written {
             return Err(Malformed::Checksum { written, found });
         }
-        reader.rest = rest;
-        Ok(reader)
+        shard.rest = rest;
+        Ok(shard)
     }
 
     fn of(known: u8, bytes: &'a [u8]) -> Result<Self, Malformed> {

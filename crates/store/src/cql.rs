@@ -238,40 +238,40 @@ impl Store for CqlStore {
 
     fn due(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
         bucket: DueBucket,
         after: Option<DueEntry>,
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<DueEntry>, StoreError>> {
         self.due
-            .read(&self.link, shard, bucket, after, limit)
+            .read(&self.link, index_shard, bucket, after, limit)
             .boxed()
     }
 
     fn due_cursor(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
     ) -> BoxFuture<'_, Result<Option<DueBucket>, StoreError>> {
-        self.due.cursor(&self.link, shard).boxed()
+        self.due.cursor(&self.link, index_shard).boxed()
     }
 
     fn advance_due_cursor(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
         cursor: DueBucket,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.due.advance(&self.link, shard, cursor).boxed()
+        self.due.advance(&self.link, index_shard, cursor).boxed()
     }
 
     fn attention_page(
         &self,
-        shards: Vec<PartitionId>,
+        index_shards: Vec<PartitionId>,
         cursor: AttentionCursor,
         limit: usize,
     ) -> BoxFuture<'_, Result<AttentionPage, StoreError>> {
         async move {
             self.attention
-                .page(&self.link, &shards, cursor, limit)
+                .page(&self.link, &index_shards, cursor, limit)
                 .await
         }
         .boxed()

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use waybill_engine::{OperationId, Timestamp};
 
-/// How many buckets behind a shard's cursor are looked at by whoever goes on from there; what lies before
+/// How many buckets behind an index shard's cursor are looked at by whoever goes on from there; what lies before
 /// them may be forgotten.
 pub const DUE_BUCKETS_AGAIN: i64 = 30;
 
@@ -18,7 +18,7 @@ pub struct DueEntry {
     pub operation: OperationId,
 }
 
-/// A slot of the deadline index: one second of due times in one shard (the shard is the partition).
+/// A slot of the deadline index: one second of due times in one index shard (the index shard is the partition).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct DueBucket(pub i64);
 

@@ -90,7 +90,7 @@ pub struct EmbeddedConfig {
     /// How often rows past their retention and deadline entries behind the cursor are looked for.
     /// Default: 10 s.
     pub purge_interval: Duration,
-    /// How many rows, and how many deadline entries per shard, one such pass removes at most.
+    /// How many rows, and how many deadline entries per index shard, one such pass removes at most.
     /// Default: 65,536.
     pub purge_entries_max: usize,
     /// How many attention entries that are over a day old one such pass looks at, each with its
@@ -364,31 +364,33 @@ impl Store for EmbeddedStore {
 
     fn due(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
         bucket: DueBucket,
         after: Option<DueEntry>,
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<DueEntry>, StoreError>> {
         self.read("reading the deadline index", move |tables| {
-            tables.due(shard, bucket, after, limit)
+            tables.due(index_shard, bucket, after, limit)
         })
     }
 
     fn due_cursor(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
     ) -> BoxFuture<'_, Result<Option<DueBucket>, StoreError>> {
-        self.read("reading a sweep cursor", move |tables| tables.cursor(shard))
+        self.read("reading a sweep cursor", move |tables| {
+            tables.cursor(index_shard)
+        })
     }
 
     fn advance_due_cursor(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
         cursor: DueBucket,
     ) -> BoxFuture<'_, Result<(), StoreError>> {
         self.change("advancing a sweep cursor", move |reply| {
             Command::AdvanceCursor {
-                shard,
+                index_shard,
                 cursor,
                 reply,
             }
@@ -398,12 +400,12 @@ impl Store for EmbeddedStore {
 
     fn attention_page(
         &self,
-        shards: Vec<PartitionId>,
+        index_shards: Vec<PartitionId>,
         cursor: AttentionCursor,
         limit: usize,
     ) -> BoxFuture<'_, Result<AttentionPage, StoreError>> {
         self.read("reading the attention table", move |tables| {
-            tables.attention_page(shards, cursor, limit)
+            tables.attention_page(index_shards, cursor, limit)
         })
     }
 }

@@ -65,7 +65,7 @@ pub enum StoreError {
     /// It is held in another datacentre, whose lightweight transactions are not seen here.
     #[error("{what} is held in datacentre {holder}, and this one is {local}")]
     ElsewhereHeld {
-        /// The lease, or the layout of readers.
+        /// The lease, or the layout of shards.
         what: String,
         /// The holder's datacentre.
         holder: String,

@@ -5,10 +5,10 @@ use waybill_engine::{OperationId, PartitionId, Timestamp};
 
 use crate::{LayoutGeneration, LeaseKey, LeaseRole};
 
-/// The length of an index key: shard, instant, operation.
+/// The length of an index key: index shard, instant, operation.
 pub(crate) const INDEX_KEY_LEN: usize = 4 + 8 + 16;
 
-/// The length of an entry's key without its shard: instant, operation.
+/// The length of an entry's key without its index shard: instant, operation.
 pub(crate) const ENTRY_KEY_LEN: usize = 8 + 16;
 
 /// The length of an expiry key: hour, operation.
@@ -83,7 +83,7 @@ pub(crate) fn aside(id: OperationId, at: Timestamp, part: RowPart) -> [u8; ASIDE
     key
 }
 
-/// The key of what is kept once per shard.
+/// The key of what is kept once per index shard.
 pub(crate) fn partition(partition: PartitionId) -> [u8; 4] {
     partition.0.to_be_bytes()
 }
@@ -94,15 +94,19 @@ pub(crate) fn read_partition(key: &[u8]) -> Option<PartitionId> {
 }
 
 /// The key of an entry in the deadline index or the attention table.
-pub(crate) fn index(shard: PartitionId, at: Timestamp, id: OperationId) -> [u8; INDEX_KEY_LEN] {
+pub(crate) fn index(
+    index_shard: PartitionId,
+    at: Timestamp,
+    id: OperationId,
+) -> [u8; INDEX_KEY_LEN] {
     let mut key = [0; INDEX_KEY_LEN];
-    key[..4].copy_from_slice(&shard.0.to_be_bytes());
+    key[..4].copy_from_slice(&index_shard.0.to_be_bytes());
     key[4..12].copy_from_slice(&ordered(at.0));
     key[12..].copy_from_slice(id.0.as_bytes());
     key
 }
 
-/// The key of an entry among those of its shard.
+/// The key of an entry among those of its index shard.
 pub(crate) fn entry(at: Timestamp, id: OperationId) -> [u8; ENTRY_KEY_LEN] {
     let mut key = [0; ENTRY_KEY_LEN];
     key[..8].copy_from_slice(&ordered(at.0));
@@ -116,12 +120,12 @@ pub(crate) fn read_entry(key: &[u8]) -> Option<(Timestamp, OperationId)> {
     Some((Timestamp(read_ordered(&key[..8])?), operation(&key[8..])?))
 }
 
-/// Where the shard after that of a key begins; `None` after the last.
-pub(crate) fn next_shard(key: &[u8; INDEX_KEY_LEN]) -> Option<[u8; INDEX_KEY_LEN]> {
+/// Where the index shard after that of a key begins; `None` after the last.
+pub(crate) fn next_index_shard(key: &[u8; INDEX_KEY_LEN]) -> Option<[u8; INDEX_KEY_LEN]> {
     let [a, b, c, d, ..] = *key;
-    let shard = u32::from_be_bytes([a, b, c, d]).checked_add(1)?;
+    let index_shard = u32::from_be_bytes([a, b, c, d]).checked_add(1)?;
     let mut next = [0; INDEX_KEY_LEN];
-    next[..4].copy_from_slice(&shard.to_be_bytes());
+    next[..4].copy_from_slice(&index_shard.to_be_bytes());
     Some(next)
 }
 
@@ -158,9 +162,8 @@ pub(crate) fn in_words(table: &str, first: &[u8], last: &[u8]) -> String {
     let words = match table {
         "state" | "created" => row_words(first, last),
         "due" | "attention" => index_words(first, last),
-        "cursors" => {
-            read_partition(first).map(|shard| format!("the sweep cursor of shard {shard}"))
-        }
+        "cursors" => read_partition(first)
+            .map(|index_shard| format!("the sweep cursor of index shard {index_shard}")),
         _ => None,
     };
     words.unwrap_or_else(|| format!("the entries with keys from {first:02x?} to {last:02x?}"))
@@ -175,14 +178,16 @@ fn row_words(first: &[u8], last: &[u8]) -> Option<String> {
 }
 
 fn index_words(first: &[u8], last: &[u8]) -> Option<String> {
-    let shard = |key: &[u8]| read_partition(key.get(..4)?);
+    let index_shard = |key: &[u8]| read_partition(key.get(..4)?);
     let ((from, _), (to, _)) = (read_index(first)?, read_index(last)?);
     let (from, to) = (from.as_millis(), to.as_millis());
-    let (of_first, of_last) = (shard(first)?, shard(last)?);
+    let (of_first, of_last) = (index_shard(first)?, index_shard(last)?);
     Some(match of_first == of_last {
-        true => format!("the entries of shard {of_first} from {from} ms to {to} ms since 1970"),
+        true => {
+            format!("the entries of index shard {of_first} from {from} ms to {to} ms since 1970")
+        }
         false => format!(
-            "the entries from {from} ms since 1970 of shard {of_first} to {to} ms of shard {of_last}"
+            "the entries from {from} ms since 1970 of index shard {of_first} to {to} ms of index shard {of_last}"
         ),
     })
 }
@@ -203,7 +208,7 @@ fn operation(bytes: &[u8]) -> Option<OperationId> {
 
 #[cfg(test)]
 mod tests {
-    use waybill_engine::ReaderId;
+    use waybill_engine::ShardId;
 
     use super::*;
 
@@ -214,12 +219,12 @@ mod tests {
     }
 
     #[test]
-    fn index_keys_sort_by_shard_then_time_then_operation() {
+    fn index_keys_sort_by_index_shard_then_time_then_operation() {
         let mut keys = Vec::new();
-        for shard in [0, 1, 255, 256, u32::MAX] {
+        for index_shard in [0, 1, 255, 256, u32::MAX] {
             for at in EDGES {
                 for n in [0, 1, u128::MAX] {
-                    keys.push(index(PartitionId(shard), Timestamp(at), id(n)));
+                    keys.push(index(PartitionId(index_shard), Timestamp(at), id(n)));
                 }
             }
         }
@@ -249,30 +254,31 @@ mod tests {
     }
 
     #[test]
-    fn the_next_shard_begins_behind_every_key_of_a_shard() {
+    fn the_next_index_shard_begins_behind_every_key_of_a_index_shard() {
         let last = index(PartitionId(7), Timestamp(i64::MAX), id(u128::MAX));
         let first = index(PartitionId(8), Timestamp(i64::MIN), id(0));
-        assert_eq!(next_shard(&last), Some(first));
+        assert_eq!(next_index_shard(&last), Some(first));
         let last = index(PartitionId(u32::MAX), Timestamp(0), id(0));
-        assert_eq!(next_shard(&last), None);
+        assert_eq!(next_index_shard(&last), None);
     }
 
     #[test]
     fn keys_of_different_leases_and_of_different_values_aside_differ() {
         let numbers = [0, 1, 256];
-        let of_readers = [0, 1, 256].map(|generation| {
+        let of_shards = [0, 1, 256].map(|generation| {
             let generation = LayoutGeneration(generation);
-            numbers.map(|number| lease(LeaseKey::scheduler(generation, ReaderId(number))))
+            numbers.map(|number| lease(LeaseKey::scheduler(generation, ShardId(number))))
         });
-        let of_shards = numbers.map(|number| lease(LeaseKey::supervisor(PartitionId(number))));
+        let of_index_shards =
+            numbers.map(|number| lease(LeaseKey::supervisor(PartitionId(number))));
         assert_eq!(
-            of_readers[0][2],
+            of_shards[0][2],
             [0, 0, 0, 1, 0],
             "as the first version had it"
         );
         let leases = [
-            &of_readers[..],
-            &[of_shards],
+            &of_shards[..],
+            &[of_index_shards],
             &[[LAYOUT, RETENTION, REPLY_KEY].map(|key| key.to_vec())],
         ];
         let asides = [RowPart::State, RowPart::Created]

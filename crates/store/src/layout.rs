@@ -1,15 +1,15 @@
-//! Which division of the work is in force, and what leads to it.
+//! Which sharding scheme is in force, and the steps to another one.
 //!
 //! What must hold: a layout is only ever replaced by its own [`successor`](Layout::successor), by a
-//! conditional write. So all processes agree on the division of every generation, and the leases of
+//! conditional write. So all processes agree on the sharding scheme of every generation, and the leases of
 //! different generations have nothing to do with each other.
 //!
 //! To another number of partitions it goes in several generations. The first says what is
 //! [intended](Layout::intended), which nobody goes by yet. If there are to be fewer, the next says where those that
-//! stay are [cut](Layout::cut): their readers leave what lies beyond to those who will come. Then it is
+//! stay are [cut](Layout::cut): their shards leave what lies beyond to those who will come. Then it is
 //! [announced](Layout::announced): whoever writes spreads the operations by the new number, and there are as many
-//! readers as will be needed. When nobody can still write by the old number, the next says where the old partitions
-//! [ended](Layout::moved): readers that have another partition from then on read their old one to there, in the
+//! shards as will be needed. When nobody can still write by the old number, the next says where the old partitions
+//! [ended](Layout::moved): shards that have another partition from then on read their old one to there, in the
 //! generation before, and then begin. When all have, the last [forgets](Layout::settled) how it came.
 //!
 //! Partitions that are left over stay on the topics: what anybody still writes there is rerouted, from the place
@@ -22,7 +22,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use waybill_engine::{
-    Cut, Division, DivisionError, PartitionId, Places, READERS_PER_PARTITION_MAX, ReaderId,
+    PartitionId, RepartitionBoundary, SHARDS_PER_PARTITION_MAX, ShardId, ShardingError,
+    ShardingScheme, TopicOffsets,
 };
 
 use self::change::{Begins, Change, Step};
@@ -51,40 +52,40 @@ impl fmt::Display for LayoutGeneration {
     }
 }
 
-/// How often a layout may be replaced. Each division takes a few bytes, and all are kept.
+/// How often a layout may be replaced. Each sharding scheme takes a few bytes, and all are kept.
 const GENERATIONS_MAX: usize = 10_000;
 /// How many generations another number of partitions takes at most.
 const GENERATIONS_OF_CHANGE: usize = 5;
 
-/// The division that is in force, and those that were before it.
+/// The sharding scheme that is in force, and those that were before it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Layout {
     /// Those before, the oldest first: one for each generation.
-    past: Vec<Division>,
+    past: Vec<ShardingScheme>,
     /// The one in force.
-    division: Division,
+    scheme: ShardingScheme,
     /// How the number of partitions is being changed.
     change: Option<Change>,
     /// Where partitions were cut when their number was changed for the first time, in order.
-    cuts: Vec<Places>,
+    boundaries: Vec<TopicOffsets>,
     /// Partitions that nobody reads any more, or that were once so: for each time, in their order.
     retired: Vec<Retired>,
 }
 
 impl Layout {
-    /// What holds where no layout is stored: one reader for each partition.
+    /// What holds where no layout is stored: one shard for each partition.
     #[must_use]
     pub const fn first(partitions: u32) -> Self {
-        Self::of_one_number(Vec::new(), Division::one_each(partitions))
+        Self::of_one_number(Vec::new(), ShardingScheme::one_each(partitions))
     }
 
     /// A layout of before the number of partitions could change.
-    pub(crate) const fn of_one_number(past: Vec<Division>, division: Division) -> Self {
+    pub(crate) const fn of_one_number(past: Vec<ShardingScheme>, scheme: ShardingScheme) -> Self {
         Self {
             past,
-            division,
+            scheme,
             change: None,
-            cuts: Vec::new(),
+            boundaries: Vec::new(),
             retired: Vec::new(),
         }
     }
@@ -93,16 +94,16 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// If the readers of `division` cannot follow those of this one, or the number of partitions is being changed.
-    pub fn successor(&self, division: Division) -> Result<Self, LayoutError> {
+    /// If the shards of `scheme` cannot follow those of this one, or the number of partitions is being changed.
+    pub fn successor(&self, scheme: ShardingScheme) -> Result<Self, LayoutError> {
         if let Some(Change { from, to, .. }) = self.change {
             return Err(LayoutError::Changing { from, to });
         }
-        if division.partitions != self.division.partitions {
-            let (before, after) = (self.division.partitions, division.partitions);
-            return Err(DivisionError::Partitions { before, after }.into());
+        if scheme.partitions != self.scheme.partitions {
+            let (before, after) = (self.scheme.partitions, scheme.partitions);
+            return Err(ShardingError::Partitions { before, after }.into());
         }
-        self.next(division)
+        self.next(scheme)
     }
 
     /// The layout after this one, by which so many partitions are intended. Another number may be intended as long
@@ -110,7 +111,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// If that is neither a multiple nor a part of what there is, each partition would have too many readers
+    /// If that is neither a multiple nor a part of what there is, each partition would have too many shards
     /// meanwhile, or another is on its way.
     pub fn intended(&self, partitions: u32) -> Result<Self, LayoutError> {
         self.is_gone_by_none()?;
@@ -118,22 +119,22 @@ impl Layout {
         if self.past.len() + GENERATIONS_OF_CHANGE > GENERATIONS_MAX {
             return Err(LayoutError::Generations);
         }
-        let (now, wanted) = (self.division.partitions, partitions);
+        let (now, wanted) = (self.scheme.partitions, partitions);
         let is_multiple = wanted.is_multiple_of(now) || now.is_multiple_of(wanted.max(1));
         if wanted == now || wanted == 0 || !is_multiple {
             return Err(LayoutError::Partitions { now, wanted });
         }
         let shared = self.shared_by_as_many_as(wanted);
-        let readers = shared.readers_per_partition;
-        if readers > READERS_PER_PARTITION_MAX {
+        let shards = shared.shards_per_partition;
+        if shards > SHARDS_PER_PARTITION_MAX {
             return Err(LayoutError::TooFar {
                 now,
                 wanted,
-                readers,
+                shards,
             });
         }
-        shared.may_follow(self.division)?;
-        among(wanted, shared.readers()).may_follow(shared)?;
+        shared.may_follow(self.scheme)?;
+        among(wanted, shared.shards()).may_follow(shared)?;
         let change = Change {
             from: now,
             to: wanted,
@@ -142,7 +143,7 @@ impl Layout {
         };
         Ok(Self {
             change: Some(change),
-            ..self.next(self.division)?
+            ..self.next(self.scheme)?
         })
     }
 
@@ -156,22 +157,22 @@ impl Layout {
         self.change.as_ref().ok_or(LayoutError::Step)?;
         Ok(Self {
             change: None,
-            ..self.next(self.division)?
+            ..self.next(self.scheme)?
         })
     }
 
-    /// The layout after this one, in which readers know that each of the fewer partitions that were intended is cut
+    /// The layout after this one, in which shards know that each of the fewer partitions that were intended is cut
     /// at `begins`.
     ///
     /// # Errors
     ///
     /// If no fewer were intended, or these are not the places of all that stay.
-    pub fn cut(&self, begins: Vec<Places>) -> Result<Self, LayoutError> {
+    pub fn cut(&self, begins: Vec<TopicOffsets>) -> Result<Self, LayoutError> {
         let change = self.at(&Step::Intended)?;
         if !change.is_to_fewer() || begins.len() != change.begun() as usize {
             return Err(LayoutError::Step);
         }
-        let mut next = self.next(self.division)?;
+        let mut next = self.next(self.scheme)?;
         next.cut_at(&begins);
         let since = next.generation();
         next.change = Some(Change {
@@ -183,12 +184,12 @@ impl Layout {
     }
 
     /// The layout after this one, by which operations are spread over as many partitions as were intended, and which
-    /// has as many readers as will read them. Of more, those that come are read from `begins` on.
+    /// has as many shards as will read them. Of more, those that come are read from `begins` on.
     ///
     /// # Errors
     ///
     /// If none were intended, or fewer that are not cut, or these are not the places of all that come.
-    pub fn announced(&self, begins: Vec<Places>) -> Result<Self, LayoutError> {
+    pub fn announced(&self, begins: Vec<TopicOffsets>) -> Result<Self, LayoutError> {
         if let Ok(change) = self.at(&Step::Cut) {
             if !begins.is_empty() {
                 return Err(LayoutError::Step);
@@ -220,18 +221,18 @@ impl Layout {
         Ok(next)
     }
 
-    /// The partitions that there are, with as many readers as there will be of so many: the least multiple of what
+    /// The partitions that there are, with as many shards as there will be of so many: the least multiple of what
     /// there are of which each partition gets as many.
-    fn shared_by_as_many_as(&self, partitions: u32) -> Division {
-        let readers = self.division.readers_per_partition;
-        let times = (partitions / self.division.partitions).max(1);
-        let (mut common, mut rest) = (readers, times);
+    fn shared_by_as_many_as(&self, partitions: u32) -> ShardingScheme {
+        let shards = self.scheme.shards_per_partition;
+        let times = (partitions / self.scheme.partitions).max(1);
+        let (mut common, mut rest) = (shards, times);
         while rest != 0 {
             (common, rest) = (rest, common % rest);
         }
-        Division {
-            readers_per_partition: readers.saturating_mul(times / common),
-            ..self.division
+        ShardingScheme {
+            shards_per_partition: shards.saturating_mul(times / common),
+            ..self.scheme
         }
     }
 
@@ -241,12 +242,12 @@ impl Layout {
     /// # Errors
     ///
     /// If none were announced, or these are not the ends of all.
-    pub fn moved(&self, ends: Vec<Places>) -> Result<Self, LayoutError> {
+    pub fn moved(&self, ends: Vec<TopicOffsets>) -> Result<Self, LayoutError> {
         let change = self.at(&Step::Announced)?;
         if ends.len() != change.from as usize {
             return Err(LayoutError::Step);
         }
-        let mut next = self.next(among(change.to, self.division.readers()))?;
+        let mut next = self.next(among(change.to, self.scheme.shards()))?;
         let into = next.generation();
         if !change.is_to_fewer() {
             next.cut_at(&ends);
@@ -265,7 +266,7 @@ impl Layout {
         Ok(next)
     }
 
-    /// The layout after this one, once all readers have gone over: how they came there is forgotten, and so are the
+    /// The layout after this one, once all shards have gone over: how they came there is forgotten, and so are the
     /// times in which partitions were left over that are `through`.
     ///
     /// # Errors
@@ -273,28 +274,28 @@ impl Layout {
     /// If they are not going over.
     pub fn settled(&self, through: &[Retired]) -> Result<Self, LayoutError> {
         self.going_over().ok_or(LayoutError::Step)?;
-        let mut next = self.next(self.division)?;
+        let mut next = self.next(self.scheme)?;
         next.change = None;
         next.retired.retain(|retired| !through.contains(retired));
         Ok(next)
     }
 
     /// Remembers where the first partitions are cut, unless they were before.
-    fn cut_at(&mut self, places: &[Places]) {
-        let new = places.iter().skip(self.cuts.len());
-        self.cuts.extend(new);
+    fn cut_at(&mut self, offsets: &[TopicOffsets]) {
+        let new = offsets.iter().skip(self.boundaries.len());
+        self.boundaries.extend(new);
     }
 
-    fn next(&self, division: Division) -> Result<Self, LayoutError> {
-        division.may_follow(self.division)?;
+    fn next(&self, scheme: ShardingScheme) -> Result<Self, LayoutError> {
+        scheme.may_follow(self.scheme)?;
         if self.past.len() >= GENERATIONS_MAX {
             return Err(LayoutError::Generations);
         }
         let mut past = self.past.clone();
-        past.push(self.division);
+        past.push(self.scheme);
         Ok(Self {
             past,
-            division,
+            scheme,
             ..self.clone()
         })
     }
@@ -317,7 +318,7 @@ impl Layout {
         change.ok_or(LayoutError::Step)
     }
 
-    fn going_over(&self) -> Option<(&Change, LayoutGeneration, &[Places])> {
+    fn going_over(&self) -> Option<(&Change, LayoutGeneration, &[TopicOffsets])> {
         let change = self.change.as_ref()?;
         match &change.step {
             Step::Moved { into, ends } => Some((change, *into, ends)),
@@ -330,15 +331,15 @@ impl Layout {
     pub fn partitions_written(&self) -> u32 {
         match &self.change {
             Some(change) if !matches!(change.step, Step::Intended | Step::Cut) => change.to,
-            Some(_) | None => self.division.partitions,
+            Some(_) | None => self.scheme.partitions,
         }
     }
 
     /// Every number of partitions that operations were ever spread over, the newest first.
     #[must_use]
     pub fn partitions_ever(&self) -> Vec<u32> {
-        let past = self.past.iter().rev().map(|division| division.partitions);
-        let mut ever: Vec<u32> = [self.partitions_written(), self.division.partitions].into();
+        let past = self.past.iter().rev().map(|scheme| scheme.partitions);
+        let mut ever: Vec<u32> = [self.partitions_written(), self.scheme.partitions].into();
         ever.extend(past);
         ever.dedup();
         ever
@@ -369,7 +370,7 @@ impl Layout {
         self.change.as_ref().map(|change| change.to)
     }
 
-    /// Whether readers know that there will be fewer partitions, and nobody writes by it yet.
+    /// Whether shards know that there will be fewer partitions, and nobody writes by it yet.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.at(&Step::Cut).is_ok()
@@ -381,7 +382,7 @@ impl Layout {
         self.at(&Step::Announced).is_ok()
     }
 
-    /// Whether another number of partitions is read, and not all readers have gone over.
+    /// Whether another number of partitions is read, and not all shards have gone over.
     #[must_use]
     pub fn is_moving(&self) -> bool {
         self.going_over().is_some()
@@ -395,106 +396,114 @@ impl Layout {
     }
 
     /// All places in it, in an order that follows from it.
-    pub(crate) fn places(&self) -> impl Iterator<Item = &Places> {
-        let change = self.change.iter().flat_map(Change::places);
-        let retired = self.retired.iter().flat_map(Retired::places);
-        self.cuts.iter().chain(change).chain(retired)
+    pub(crate) fn offsets(&self) -> impl Iterator<Item = &TopicOffsets> {
+        let change = self.change.iter().flat_map(Change::offsets);
+        let retired = self.retired.iter().flat_map(Retired::offsets);
+        self.boundaries.iter().chain(change).chain(retired)
     }
 
     /// The same, to be changed.
-    pub(crate) fn places_mut(&mut self) -> impl Iterator<Item = &mut Places> {
+    pub(crate) fn places_mut(&mut self) -> impl Iterator<Item = &mut TopicOffsets> {
         let change = self.change.iter_mut().flat_map(Change::places_mut);
         let retired = self.retired.iter_mut().flat_map(Retired::places_mut);
-        self.cuts.iter_mut().chain(change).chain(retired)
+        self.boundaries.iter_mut().chain(change).chain(retired)
     }
 
-    /// The numbers of partitions that somebody divides by, besides those of the divisions.
+    /// The numbers of partitions that somebody divides by, besides those of the sharding schemes.
     pub(crate) fn numbers(&self) -> Vec<u32> {
         let change = self.change.iter();
         change.flat_map(|change| [change.from, change.to]).collect()
     }
 
-    /// To where a reader of a generation reads its partition, if the next one gives it another.
+    /// To where a shard of a generation reads its partition, if the next one gives it another.
     #[must_use]
-    pub fn end_of(&self, generation: LayoutGeneration, reader: ReaderId) -> Option<Places> {
+    pub fn end_of(&self, generation: LayoutGeneration, shard: ShardId) -> Option<TopicOffsets> {
         let (_, into, ends) = self.going_over()?;
         let is_before = into.previous() == Some(generation);
         let before = self.of(generation).filter(|_| is_before)?;
         let (before, after) = (
-            before.partition_of(reader),
-            self.of(into)?.partition_of(reader),
+            before.partition_of(shard),
+            self.of(into)?.partition_of(shard),
         );
         let end = ends.get(before.0 as usize).copied();
         end.filter(|_| before != after)
     }
 
-    /// Where a reader begins that this generation gives a partition that it did not read before.
+    /// Where a shard begins that this generation gives a partition that it did not read before.
     #[must_use]
-    pub fn begin_of(&self, generation: LayoutGeneration, partition: PartitionId) -> Places {
+    pub fn begin_of(&self, generation: LayoutGeneration, partition: PartitionId) -> TopicOffsets {
         let change = self.going_over().filter(|(_, into, _)| *into == generation);
         let begin = change.and_then(|(change, _, _)| change.begin(partition));
         begin.unwrap_or_default()
     }
 
-    /// Where readers will begin that are still to come to a partition which others read: those pass over what
+    /// Where shards will begin that are still to come to a partition which others read: those pass over what
     /// lies beyond.
     #[must_use]
-    pub fn to_begin(&self, partition: PartitionId) -> Option<Places> {
+    pub fn to_begin(&self, partition: PartitionId) -> Option<TopicOffsets> {
         let change = self.at(&Step::Cut).or(self.at(&Step::Announced)).ok()?;
         let begin = change.begin(partition);
         begin.filter(|_| change.is_to_fewer())
     }
 
-    /// Where a partition was cut that readers of this generation read.
+    /// Where a partition was cut that shards of this generation read.
     #[must_use]
-    pub fn cut_of(&self, generation: LayoutGeneration, partition: PartitionId) -> Option<Cut> {
-        let (since, cut) = self.change.as_ref()?.cut(partition)?;
-        (since <= generation).then_some(cut)
+    pub fn cut_of(
+        &self,
+        generation: LayoutGeneration,
+        partition: PartitionId,
+    ) -> Option<RepartitionBoundary> {
+        let (since, boundary) = self.change.as_ref()?.boundary(partition)?;
+        (since <= generation).then_some(boundary)
     }
 
     /// Where a partition was cut, for those who begin to read it in the first generation after that.
     #[must_use]
-    pub fn cut_into(&self, generation: LayoutGeneration, partition: PartitionId) -> Option<Places> {
-        let (since, cut) = self.change.as_ref()?.cut(partition)?;
-        (since == generation).then_some(cut.ends)
+    pub fn cut_into(
+        &self,
+        generation: LayoutGeneration,
+        partition: PartitionId,
+    ) -> Option<TopicOffsets> {
+        let (since, boundary) = self.change.as_ref()?.boundary(partition)?;
+        (since == generation).then_some(boundary.ends)
     }
 
     /// Where a partition was cut when the number of partitions was changed for the first time: beyond may lie what
     /// belongs elsewhere, and is, or was, sent there.
     #[must_use]
-    pub fn first_cut(&self, partition: PartitionId) -> Option<Places> {
-        self.cuts.get(partition.0 as usize).copied()
+    pub fn first_cut(&self, partition: PartitionId) -> Option<TopicOffsets> {
+        self.boundaries.get(partition.0 as usize).copied()
     }
 
-    /// By which division readers of a generation take the records of a partition. Of fewer partitions, those that
-    /// stay are divided among as many readers as they will have as soon as they are cut.
+    /// By which sharding scheme shards of a generation take the records of a partition. Of fewer partitions, those that
+    /// stay are divided among as many shards as they will have as soon as they are cut.
     #[must_use]
-    pub fn taken_by(&self, generation: LayoutGeneration, partition: PartitionId) -> Division {
-        let of = self.of(generation).unwrap_or(self.division);
+    pub fn taken_by(&self, generation: LayoutGeneration, partition: PartitionId) -> ShardingScheme {
+        let of = self.of(generation).unwrap_or(self.scheme);
         match &self.change {
             Some(change)
                 if change.is_to_fewer() && self.cut_of(generation, partition).is_some() =>
             {
-                among(change.to, of.readers())
+                among(change.to, of.shards())
             }
             Some(_) | None => of,
         }
     }
 
-    /// Readers of the generation before the number of partitions changed which read `partition` to its end, and
+    /// Shards of the generation before the number of partitions changed which read `partition` to its end, and
     /// then had another: each with its lease's generation.
     #[must_use]
-    pub fn left(&self, partition: PartitionId) -> Vec<(LayoutGeneration, ReaderId)> {
+    pub fn left(&self, partition: PartitionId) -> Vec<(LayoutGeneration, ShardId)> {
         let before = self.going_over().and_then(|(_, into, _)| into.previous());
-        let Some((generation, division)) = before.and_then(|of| Some((of, self.of(of)?))) else {
+        let Some((generation, scheme)) = before.and_then(|of| Some((of, self.of(of)?))) else {
             return Vec::new();
         };
-        if partition.0 >= division.partitions {
+        if partition.0 >= scheme.partitions {
             return Vec::new();
         }
-        let readers = division.of_partition(partition);
-        let left = readers.filter(|&reader| self.end_of(generation, reader).is_some());
-        left.map(|reader| (generation, reader)).collect()
+        let shards = scheme.of_partition(partition);
+        let left = shards.filter(|&shard| self.end_of(generation, shard).is_some());
+        left.map(|shard| (generation, shard)).collect()
     }
 
     /// Its number.
@@ -503,34 +512,34 @@ impl Layout {
         LayoutGeneration(self.past.len() as u64)
     }
 
-    /// The division in force.
+    /// The sharding scheme in force.
     #[must_use]
-    pub fn division(&self) -> Division {
-        self.division
+    pub fn scheme(&self) -> ShardingScheme {
+        self.scheme
     }
 
-    /// The division of a generation; `None` of one that is yet to come.
+    /// The sharding scheme of a generation; `None` of one that is yet to come.
     #[must_use]
-    pub fn of(&self, generation: LayoutGeneration) -> Option<Division> {
+    pub fn of(&self, generation: LayoutGeneration) -> Option<ShardingScheme> {
         let at = usize::try_from(generation.0).ok()?;
         match at == self.past.len() {
-            true => Some(self.division),
+            true => Some(self.scheme),
             false => self.past.get(at).copied(),
         }
     }
 }
 
-/// So many partitions with so many readers in all.
-fn among(partitions: u32, readers: u32) -> Division {
-    Division {
+/// So many partitions with so many shards in all.
+fn among(partitions: u32, shards: u32) -> ShardingScheme {
+    ShardingScheme {
         partitions,
-        readers_per_partition: readers / partitions,
+        shards_per_partition: shards / partitions,
     }
 }
 
 impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "layout {}: {}", self.generation(), self.division)?;
+        write!(f, "layout {}: {}", self.generation(), self.scheme)?;
         match self.becomes() {
             Some(partitions) => write!(f, ", going over to {partitions} partitions"),
             None => Ok(()),

@@ -1,12 +1,12 @@
-//! Who owns a reader's work or a shard, and how far it has got.
+//! Who owns a shard's work or an index shard, and how far it has got.
 
 use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use waybill_engine::{
-    ByPriority, Epoch, Handover, Offset, OwnerId, PartitionId, Places, ReaderId, Source, Stamp,
-    Stood,
+    ByPriority, Epoch, Offset, OwnerId, PartitionId, ResumeOffsets, ShardHandover, ShardId, Source,
+    Stamp, TopicOffsets,
 };
 
 use crate::layout::LayoutGeneration;
@@ -14,9 +14,9 @@ use crate::layout::LayoutGeneration;
 /// In which role a process owns something.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum LeaseRole {
-    /// Runs the operations of a reader.
+    /// Runs the operations of a shard.
     Scheduler,
-    /// Recovers the operations of a shard; the shard is the partition.
+    /// Recovers the operations of an index shard; the index shard is the partition.
     Supervisor,
 }
 
@@ -26,30 +26,30 @@ pub enum LeaseRole {
 pub struct LeaseKey {
     /// The role.
     pub role: LeaseRole,
-    /// The layout that the reader belongs to; 0 for supervisors.
+    /// The layout that the shard belongs to; 0 for supervisors.
     pub generation: LayoutGeneration,
-    /// The number of the reader, or of the shard.
+    /// The number of the shard, or of the index shard.
     pub number: u32,
 }
 
 impl LeaseKey {
-    /// The lease of the scheduler that runs `reader` of the layout of this generation.
+    /// The lease of the scheduler that runs `shard` of the layout of this generation.
     #[must_use]
-    pub fn scheduler(generation: LayoutGeneration, reader: ReaderId) -> Self {
+    pub fn scheduler(generation: LayoutGeneration, shard: ShardId) -> Self {
         Self {
             role: LeaseRole::Scheduler,
             generation,
-            number: reader.0,
+            number: shard.0,
         }
     }
 
-    /// The lease of the supervisor that looks after `shard`.
+    /// The lease of the supervisor that looks after `index_shard`.
     #[must_use]
-    pub fn supervisor(shard: PartitionId) -> Self {
+    pub fn supervisor(index_shard: PartitionId) -> Self {
         Self {
             role: LeaseRole::Supervisor,
             generation: LayoutGeneration(0),
-            number: shard.0,
+            number: index_shard.0,
         }
     }
 }
@@ -66,14 +66,14 @@ impl fmt::Display for LeaseKey {
                 write!(f, "the scheduler of partition {number}")
             }
             LeaseRole::Scheduler => {
-                write!(f, "the scheduler of reader {number} of layout {generation}")
+                write!(f, "the scheduler of shard {number} of layout {generation}")
             }
-            LeaseRole::Supervisor => write!(f, "the supervisor of shard {number}"),
+            LeaseRole::Supervisor => write!(f, "the supervisor of index shard {number}"),
         }
     }
 }
 
-/// The offsets below which every record of a reader is done, on each of its topics.
+/// The offsets below which every record of a shard is done, on each of its topics.
 ///
 /// The fingerprints tell the next owner whether the topics of requests are still the same. The others
 /// need none: replies can be derived again, and a recovery that is read twice applies once. At a log's start, where no
@@ -81,7 +81,7 @@ impl fmt::Display for LeaseKey {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Checkpoint {
     /// The offsets.
-    pub at: Places,
+    pub at: TopicOffsets,
     /// Of the last request record below each of them, or, at the log's start, of the topic, if that is known.
     #[serde(with = "normal")]
     pub fingerprints: ByPriority<Option<u64>>,
@@ -96,9 +96,9 @@ impl Checkpoint {
 
     /// At these offsets, with nothing known of what lies below.
     #[must_use]
-    pub const fn at(places: Places) -> Self {
+    pub const fn at(offsets: TopicOffsets) -> Self {
         Self {
-            at: places,
+            at: offsets,
             fingerprints: ByPriority {
                 normal: None,
                 high: None,
@@ -146,7 +146,7 @@ mod normal {
     }
 }
 
-/// A lease: who owns the work of a reader, or a shard, until when, and how far it has got. A supervisor
+/// A lease: who owns the work of a shard, or an index shard, until when, and how far it has got. A supervisor
 /// leaves all but owner, epoch and renewal as they are by default: it writes no rows and reads no
 /// partition in order.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -170,19 +170,19 @@ pub struct Lease {
     pub consumed: ByPriority<Offset>,
     /// The partition that the offsets are of.
     pub partition: PartitionId,
-    /// What those whom a merging reader follows had done beyond its checkpoint.
-    pub handover: Handover,
-    /// Whether its reader was taken for good by those of the next layout: nobody owns it any more.
+    /// What those that a merging shard follows had done beyond its checkpoint.
+    pub handover: ShardHandover,
+    /// Whether its shard was taken for good by those of the next layout: nobody owns it any more.
     pub is_ended: bool,
-    /// Whether the checkpoint says where the reader begins: from the first owner on, which stores where each log began
-    /// when it took the lease, and in every lease that follows such a one. Until then nobody has run the reader, and
+    /// Whether the checkpoint says where the shard begins: from the first owner on, which stores where each log began
+    /// when it took the lease, and in every lease that follows such a one. Until then nobody has run the shard, and
     /// a checkpoint of 0 means nothing. The codec puts this into the value's format.
     #[serde(skip)]
     pub is_begun: bool,
 }
 
 impl Lease {
-    /// A lease that nobody has ever held, of a reader or shard of `partition` that has done nothing.
+    /// A lease that nobody has ever held, of a shard or index shard of `partition` that has done nothing.
     #[must_use]
     pub fn new(key: LeaseKey, partition: PartitionId) -> Self {
         Self {
@@ -195,7 +195,7 @@ impl Lease {
             checkpoint: Checkpoint::default(),
             consumed: ByPriority::default(),
             partition,
-            handover: Handover::default(),
+            handover: ShardHandover::default(),
             is_ended: false,
             is_begun: false,
         }
@@ -203,7 +203,7 @@ impl Lease {
 
     /// The lease of the first owner of all: it begins where the logs did when it was taken.
     #[must_use]
-    pub fn beginning_at(self, first: Places) -> Self {
+    pub fn beginning_at(self, first: TopicOffsets) -> Self {
         Self {
             checkpoint: Checkpoint::at(first),
             consumed: first.on_requests(),
@@ -212,7 +212,7 @@ impl Lease {
         }
     }
 
-    /// What is written when its reader is taken for good. It has an epoch of its own, so that no owner
+    /// What is written when its shard is taken for good. It has an epoch of its own, so that no owner
     /// can renew it.
     #[must_use]
     pub fn ended(&self) -> Self {
@@ -225,7 +225,7 @@ impl Lease {
         }
     }
 
-    /// What a reader goes on from that follows those of `parents`, all of which have ended: at the lowest
+    /// What a shard goes on from that follows those of `parents`, all of which have ended: at the lowest
     /// of their offsets, with stamps and epochs above all of theirs, or where `begins` says. Nobody has held it
     /// yet.
     #[must_use]
@@ -255,21 +255,21 @@ impl Lease {
         }
         let lowest = leases().map(|lease| lease.checkpoint);
         let checkpoint = lowest.reduce(Checkpoint::lowest).unwrap_or_default();
-        let checkpoint = match begins.cut {
-            Some(cut) => checkpoint.lowest(Checkpoint::at(cut)),
+        let checkpoint = match begins.boundary {
+            Some(boundary) => checkpoint.lowest(Checkpoint::at(boundary)),
             None => checkpoint,
         };
-        let stood = parents.iter().flat_map(|parent| {
-            let theirs = parent.lease.handover.stood().iter().copied();
-            theirs.chain([parent.stood])
+        let resume = parents.iter().flat_map(|parent| {
+            let theirs = parent.lease.handover.resume_offsets().iter().copied();
+            theirs.chain([parent.resume])
         });
         Self {
             consumed: leases()
                 .map(|lease| lease.consumed)
-                .chain(begins.cut.map(|cut| cut.on_requests()))
+                .chain(begins.boundary.map(|boundary| boundary.on_requests()))
                 .reduce(|one, other| ByPriority::of(|priority| one[priority].min(other[priority])))
                 .unwrap_or_default(),
-            handover: Handover::new(stood, |source| checkpoint.on(source)),
+            handover: ShardHandover::new(resume, |source| checkpoint.on(source)),
             checkpoint,
             // One of them that nobody has run has done nothing: its part is read from offset 0 on.
             is_begun: leases().any(|lease| lease.is_begun),
@@ -278,53 +278,53 @@ impl Lease {
     }
 }
 
-/// Where a reader begins that follows others, other than where they stood.
+/// Where a shard begins that follows others, other than where they ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Begins {
     /// Where its partition was cut: it begins no later, for what they passed over beyond, others have left to it.
-    pub cut: Option<Places>,
+    pub boundary: Option<TopicOffsets>,
     /// If none of them has read its partition.
-    pub unread: Places,
+    pub unread: TopicOffsets,
 }
 
-/// One of those whom a reader follows.
+/// One of those that a shard follows.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Followed {
     /// Its lease, which has ended.
     lease: Lease,
-    stood: Stood,
+    resume: ResumeOffsets,
 }
 
 impl Followed {
-    /// The reader of an ended lease.
+    /// The shard of an ended lease.
     #[must_use]
-    pub fn new(lease: Lease, division: waybill_engine::Division) -> Self {
-        let stood = Stood {
-            division,
-            reader: ReaderId(lease.key.number),
+    pub fn new(lease: Lease, scheme: waybill_engine::ShardingScheme) -> Self {
+        let resume = ResumeOffsets {
+            scheme,
+            shard: ShardId(lease.key.number),
             at: lease.checkpoint.at,
         };
-        Self { lease, stood }
+        Self { lease, resume }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use waybill_engine::Division;
+    use waybill_engine::ShardingScheme;
 
     use super::*;
 
-    fn ended(reader: u32, at: i64, fingerprint: u64) -> Followed {
-        let key = LeaseKey::scheduler(LayoutGeneration(1), ReaderId(reader));
+    fn ended(shard: u32, at: i64, fingerprint: u64) -> Followed {
+        let key = LeaseKey::scheduler(LayoutGeneration(1), ShardId(shard));
         let lease = Lease {
-            epoch: Epoch(u64::from(reader) + 3),
-            stamp_limit: Stamp(1_000 - i64::from(reader)),
+            epoch: Epoch(u64::from(shard) + 3),
+            stamp_limit: Stamp(1_000 - i64::from(shard)),
             consumed: ByPriority {
                 normal: Offset(at + 5),
                 high: Offset(61 - at),
             },
             checkpoint: Checkpoint {
-                at: Places {
+                at: TopicOffsets {
                     requests: Offset(at),
                     high_priority: Offset(60 - at),
                     replies: Offset(200 - at),
@@ -338,16 +338,16 @@ mod tests {
             is_begun: true,
             ..Lease::new(key, PartitionId(0))
         };
-        let division = Division {
+        let scheme = ShardingScheme {
             partitions: 1,
-            readers_per_partition: 2,
+            shards_per_partition: 2,
         };
-        Followed::new(lease.ended(), division)
+        Followed::new(lease.ended(), scheme)
     }
 
     #[test]
     fn whoever_merges_begins_at_the_lowest_with_stamps_and_epochs_above_all() {
-        let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(0));
+        let key = LeaseKey::scheduler(LayoutGeneration(2), ShardId(0));
         let parents = [ended(0, 50, 1), ended(1, 40, 2)];
         let lease = Lease::following(key, PartitionId(0), Begins::default(), &parents);
         let expected = Lease {
@@ -359,7 +359,7 @@ mod tests {
                 high: Offset(11),
             },
             checkpoint: Checkpoint {
-                at: Places {
+                at: TopicOffsets {
                     requests: Offset(40),
                     high_priority: Offset(10),
                     replies: Offset(150),
@@ -374,13 +374,18 @@ mod tests {
             ..Lease::new(key, PartitionId(0))
         };
         assert_eq!(lease, expected);
-        let stood: Vec<ReaderId> = lease.handover.stood().iter().map(|of| of.reader).collect();
-        assert_eq!(stood, [ReaderId(0), ReaderId(1)]);
+        let resume: Vec<ShardId> = lease
+            .handover
+            .resume_offsets()
+            .iter()
+            .map(|of| of.shard)
+            .collect();
+        assert_eq!(resume, [ShardId(0), ShardId(1)]);
     }
 
     #[test]
     fn whoever_splits_stands_where_the_one_stood_that_it_follows() {
-        let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(3));
+        let key = LeaseKey::scheduler(LayoutGeneration(2), ShardId(3));
         let parent = ended(1, 40, 2);
         let lease = Lease::following(
             key,
@@ -393,8 +398,8 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_begins_with_the_first_owner_or_where_one_that_it_follows_had_begun() {
-        let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(0));
+    fn a_shard_begins_with_the_first_owner_or_where_one_that_it_follows_had_begun() {
+        let key = LeaseKey::scheduler(LayoutGeneration(2), ShardId(0));
         let following = |partition: u32, parents: &[Followed]| {
             let partition = PartitionId(partition);
             Lease::following(key, partition, Begins::default(), parents).is_begun
@@ -406,7 +411,7 @@ mod tests {
         assert!(following(0, &[begun, unbegun.clone()]));
         assert!(following(1, &[unbegun]), "the layout says where it begins");
 
-        let first = Places {
+        let first = TopicOffsets {
             requests: Offset(7),
             high_priority: Offset(8),
             replies: Offset(9),
@@ -420,14 +425,14 @@ mod tests {
 
     #[test]
     fn whoever_gets_another_partition_begins_where_that_is_said_with_stamps_above() {
-        let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(5));
+        let key = LeaseKey::scheduler(LayoutGeneration(2), ShardId(5));
         let parent = ended(1, 40, 2);
         let begins = Begins {
-            unread: Places {
+            unread: TopicOffsets {
                 requests: Offset(3),
-                ..Places::default()
+                ..TopicOffsets::default()
             },
-            cut: None,
+            boundary: None,
         };
         let lease = Lease::following(key, PartitionId(5), begins, std::slice::from_ref(&parent));
         let expected = Lease {
@@ -446,22 +451,22 @@ mod tests {
 
     #[test]
     fn whoever_stays_with_a_partition_that_was_cut_begins_no_later_than_there() {
-        let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(1));
+        let key = LeaseKey::scheduler(LayoutGeneration(2), ShardId(1));
         let parent = ended(1, 40, 2);
-        let cut = Places {
+        let boundary = TopicOffsets {
             requests: Offset(30),
             high_priority: Offset(25),
             replies: Offset(170),
             recoveries: Offset(7),
         };
         let begins = Begins {
-            cut: Some(cut),
+            boundary: Some(boundary),
             ..Begins::default()
         };
         let parents = std::slice::from_ref(&parent);
         let lease = Lease::following(key, PartitionId(0), begins, parents);
         let expected = Checkpoint {
-            at: Places {
+            at: TopicOffsets {
                 requests: Offset(30),
                 high_priority: Offset(20),
                 replies: Offset(160),
@@ -478,6 +483,6 @@ mod tests {
         };
         assert_eq!((lease.checkpoint, lease.consumed), (expected, consumed));
         // What it had done itself beyond is not done again.
-        assert_eq!(lease.handover.stood(), [parent.stood]);
+        assert_eq!(lease.handover.resume_offsets(), [parent.resume]);
     }
 }

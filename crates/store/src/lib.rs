@@ -1,5 +1,5 @@
 //! The state store: one row per operation, the leases of schedulers and supervisors, the layout of the
-//! readers, the deadline index and the attention table.
+//! shards, the deadline index and the attention table.
 //!
 //! What must hold here, for every implementation (the contract suite in `tests/contract` checks
 //! it):
@@ -131,31 +131,31 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// one succeeds and all get its key.
     fn reply_key(&self, candidate: ReplyKey) -> BoxFuture<'_, Result<ReplyKey, StoreError>>;
 
-    /// Reads up to `limit` entries of one bucket of a shard, in order, after `after`.
+    /// Reads up to `limit` entries of one bucket of an index shard, in order, after `after`.
     fn due(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
         bucket: DueBucket,
         after: Option<DueEntry>,
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<DueEntry>, StoreError>>;
 
-    /// The first bucket of a shard that was not swept to its end; `None` before the first advance. An entry
+    /// The first bucket of an index shard that was not swept to its end; `None` before the first advance. An entry
     /// before it may not be found, unless it was written before the cursor got there.
     fn due_cursor(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
     ) -> BoxFuture<'_, Result<Option<DueBucket>, StoreError>>;
 
-    /// Moves the sweep cursor of a shard durably; entries more than [`DUE_BUCKETS_AGAIN`] buckets before it
+    /// Moves the sweep cursor of an index shard durably; entries more than [`DUE_BUCKETS_AGAIN`] buckets before it
     /// may be forgotten. The cursor never moves back: a lower one than the stored changes nothing.
     fn advance_due_cursor(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
         cursor: DueBucket,
     ) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Lists attention entries of `shards` page by page, merged into the cursor's order. Begin with
+    /// Lists attention entries of `index_shards` page by page, merged into the cursor's order. Begin with
     /// [`AttentionCursor::new`], and go on with [`AttentionPage::next`] until that is `None`.
     ///
     /// A page has at most `limit` entries. The work of one call is bounded, so it may have fewer, or
@@ -167,7 +167,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// attention again.
     fn attention_page(
         &self,
-        shards: Vec<PartitionId>,
+        index_shards: Vec<PartitionId>,
         cursor: AttentionCursor,
         limit: usize,
     ) -> BoxFuture<'_, Result<AttentionPage, StoreError>>;

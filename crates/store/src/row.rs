@@ -45,9 +45,9 @@ pub struct RowWrite {
 /// Everything that one group commit writes. All of it is durable, or the outcome is an error.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct WriteBatch {
-    /// Deadline index entries by shard, durable before any row of the batch is visible.
+    /// Deadline index entries by index shard, durable before any row of the batch is visible.
     pub due: Vec<(PartitionId, DueEntry)>,
-    /// Attention entries by shard.
+    /// Attention entries by index shard.
     pub attention: Vec<(PartitionId, AttentionEntry)>,
     /// Rows.
     pub rows: Vec<RowWrite>,

@@ -19,7 +19,7 @@ use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use scylla::serialize::row::SerializeRow;
 use uuid::Uuid;
-use waybill_engine::{Division, Epoch, OperationId, OwnerId, PartitionId, ReaderId, Stamp};
+use waybill_engine::{Epoch, OperationId, OwnerId, PartitionId, ShardId, ShardingScheme, Stamp};
 use waybill_store::{
     CqlConfig, CqlReplication, CqlStore, Layout, LayoutGeneration, Lease, LeaseKey, RowWrite,
     Store, StoreError,
@@ -165,7 +165,7 @@ async fn a_lease_that_eight_processes_race_for_has_one_winner_whom_all_see() {
         return;
     };
     subject.store().await;
-    let key = LeaseKey::scheduler(LayoutGeneration(0), ReaderId(fresh_partition().0));
+    let key = LeaseKey::scheduler(LayoutGeneration(0), ShardId(fresh_partition().0));
     let mut racers = Vec::new();
     for owner in 1..=8 {
         let store = CqlStore::connect(subject.config()).await.unwrap();
@@ -206,11 +206,11 @@ async fn a_layout_is_replaced_only_in_the_datacentre_that_has_it() {
     let move_away = "UPDATE {ks}.layouts SET datacenter = 'elsewhere' \
                      WHERE name = 'schedulers' IF EXISTS";
     subject.run(move_away, ()).await;
-    let division = Division {
-        readers_per_partition: 2,
-        ..first.division()
+    let scheme = ShardingScheme {
+        shards_per_partition: 2,
+        ..first.scheme()
     };
-    let next = first.successor(division).unwrap();
+    let next = first.successor(scheme).unwrap();
     let refused = store.set_layout(Some(first.clone()), next).await;
     let refused = refused.unwrap_err();
     assert!(

@@ -174,12 +174,12 @@ async fn a_hundred_thousand_entries_are_listed_in_milliseconds_a_page() {
     const ENTRIES: i64 = 100_000;
     let subject = Embedded::new();
     let store = subject.store();
-    let shards: Vec<_> = (0..10).map(PartitionId).collect();
+    let index_shards: Vec<_> = (0..10).map(PartitionId).collect();
     let entry = |n: i64| AttentionEntry {
         at: Timestamp(n * 1_000_000),
         operation: OperationId(Uuid::from_u128(n.unsigned_abs().into())),
     };
-    let entries: Vec<_> = shards
+    let entries: Vec<_> = index_shards
         .iter()
         .cycle()
         .copied()
@@ -198,7 +198,7 @@ async fn a_hundred_thousand_entries_are_listed_in_milliseconds_a_page() {
         let mut next = Some(all);
         while let Some(cursor) = next {
             let began = Instant::now();
-            let page = store.attention_page(shards.clone(), cursor, 100);
+            let page = store.attention_page(index_shards.clone(), cursor, 100);
             let page = page.await.unwrap();
             took.push(began.elapsed());
             listed.extend(page.entries);

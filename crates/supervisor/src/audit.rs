@@ -2,7 +2,7 @@
 //!
 //! What is handed off waits in the deadline index, and wakes when its entry comes up: the supervisor then asks the
 //! scheduler by a recovery. If the entry or the recovery is lost (retention, an old backup, a bug), the operation would
-//! stay live for ever. So whoever has the lease of a shard walks its attention table, which has every operation that was
+//! stay live for ever. So whoever has the lease of an index shard walks its attention table, which has every operation that was
 //! handed off.
 //!
 //! What must hold:
@@ -17,7 +17,7 @@
 //!   round first meets it and logged once, in that round or a later one: a round names [`NAMED_MAX`]. It is reported again
 //!   only if a whole round has not met it in between, or if [`SUSPECTS_MAX`] others are remembered.
 //! * **The work is bounded**: one page at a time in a process, with a pause behind each; at most [`SUSPECTS_MAX`] operations
-//!   of a shard in a round; recoveries at the pace of all others.
+//!   of an index shard in a round; recoveries at the pace of all others.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -36,18 +36,18 @@ use waybill_store::{
     AttentionCursor, AttentionOrder, CorruptRow, DUE_BUCKETS_AGAIN, DueBucket, Store, StoreError,
 };
 use waybill_topology::partition_map::PartitionMap;
-use waybill_topology::readers;
+use waybill_topology::shards;
 
 use super::ask::{AskError, Asker};
 use super::metrics::SupervisorMetrics;
 use super::parked::Turn;
 
-/// How many suspects of a shard, and how many rows that cannot be read, are remembered from one round to the next. Other
+/// How many suspects of an index shard, and how many rows that cannot be read, are remembered from one round to the next. Other
 /// suspects are found later; other rows are reported again in each round.
 const SUSPECTS_MAX: usize = 10_000;
 /// How many entries and rows are read at once.
 const PAGE: usize = 250;
-/// The rest after each page, in which no other shard of the process reads either.
+/// The rest after each page, in which no other index shard of the process reads either.
 const PAUSE: Duration = Duration::from_millis(50);
 /// How far ahead of this process a row must have been written to count as written by a wrong clock: further than clocks of
 /// the installation lie apart.
@@ -66,7 +66,7 @@ pub(super) enum AuditError {
     Ask(#[from] AskError),
 }
 
-/// What the audits of all shards of a process share.
+/// What the audits of all index shards of a process share.
 #[derive(Debug)]
 pub(super) struct Auditor {
     pub(super) name: Arc<str>,
@@ -79,14 +79,14 @@ pub(super) struct Auditor {
     pub(super) topics: Topics,
     pub(super) metrics: Arc<SupervisorMetrics>,
     pub(super) turn: Turn,
-    /// How often a shard is audited.
+    /// How often an index shard is audited.
     pub(super) every: Duration,
 }
 
-/// The audit of one shard.
+/// The audit of one index shard.
 #[derive(Debug)]
 pub(super) struct Audit {
-    shard: PartitionId,
+    index_shard: PartitionId,
     auditor: Arc<Auditor>,
     suspects: Suspects,
     unreadable: Unreadable,
@@ -195,22 +195,22 @@ fn missed(row: &OperationRow, cursor: DueBucket, now: Timestamp) -> Option<Times
 }
 
 impl Audit {
-    pub(super) fn new(shard: PartitionId, auditor: Arc<Auditor>) -> Self {
+    pub(super) fn new(index_shard: PartitionId, auditor: Arc<Auditor>) -> Self {
         Self {
-            shard,
+            index_shard,
             auditor,
             suspects: Suspects::default(),
             unreadable: Unreadable::default(),
         }
     }
 
-    /// Audits the shard for as long as it is polled.
+    /// Audits the index shard for as long as it is polled.
     pub(super) async fn keep(mut self) -> Infallible {
         loop {
             tokio::time::sleep(self.auditor.every).await;
             if let Err(error) = self.round().await {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(shard = %self.shard, error, "an audit of live operations ended early and is repeated");
+                tracing::warn!(index_shard = %self.index_shard, error, "an audit of live operations ended early and is repeated");
             }
         }
     }
@@ -232,7 +232,7 @@ impl Audit {
             due: found.due,
             ends,
         };
-        auditor.metrics.unwoken(self.shard, found.woken);
+        auditor.metrics.unwoken(self.index_shard, found.woken);
         Ok(())
     }
 
@@ -249,7 +249,9 @@ impl Audit {
         loop {
             let turn = auditor.turn.clone().lock_owned().await;
             let store = &*auditor.store;
-            let page = store.attention_page(vec![self.shard], cursor, PAGE).await?;
+            let page = store
+                .attention_page(vec![self.index_shard], cursor, PAGE)
+                .await?;
             let ids: Vec<OperationId> = page.entries.iter().map(|entry| entry.operation).collect();
             let rows = match ids.is_empty() {
                 true => Vec::new(),
@@ -267,7 +269,7 @@ impl Audit {
                     }
                 };
                 let partition = auditor.partition_of(row.id);
-                let swept_to = cursors.lowest(store, [self.shard, partition]).await?;
+                let swept_to = cursors.lowest(store, [self.index_shard, partition]).await?;
                 let Some(due) = swept_to.and_then(|swept_to| missed(&row, swept_to, now)) else {
                     continue;
                 };
@@ -280,7 +282,7 @@ impl Audit {
                         tracing::error!(
                             operation = %row.id,
                             due = %time_text(due),
-                            shard = %self.shard,
+                            index_shard = %self.index_shard,
                             "waking an operation that nothing would have woken"
                         );
                     }
@@ -309,7 +311,7 @@ impl Audit {
         if report.log {
             tracing::error!(
                 operation = %corrupt.id,
-                shard = %self.shard,
+                index_shard = %self.index_shard,
                 error = corrupt as &dyn std::error::Error,
                 "could not read the row of an operation that was handed off or parked"
             );
@@ -317,24 +319,24 @@ impl Audit {
     }
 }
 
-/// How far shards were swept, each read once in a round.
+/// How far index shards were swept, each read once in a round.
 #[derive(Default)]
 struct Cursors(HashMap<PartitionId, Option<DueBucket>>);
 
 impl Cursors {
-    /// The lowest cursor of these shards; `None` if one of them was never swept.
+    /// The lowest cursor of these index shards; `None` if one of them was never swept.
     async fn lowest(
         &mut self,
         store: &dyn Store,
-        shards: [PartitionId; 2],
+        index_shards: [PartitionId; 2],
     ) -> Result<Option<DueBucket>, StoreError> {
         let mut lowest = DueBucket(i64::MAX);
-        for shard in shards {
-            let cursor = match self.0.get(&shard) {
+        for index_shard in index_shards {
+            let cursor = match self.0.get(&index_shard) {
                 Some(cursor) => *cursor,
                 None => {
-                    let cursor = store.due_cursor(shard).await?;
-                    self.0.insert(shard, cursor);
+                    let cursor = store.due_cursor(index_shard).await?;
+                    self.0.insert(index_shard, cursor);
                     cursor
                 }
             };
@@ -368,8 +370,7 @@ impl Auditor {
         let layout = self.partition_map.layout();
         let mut done = HashMap::new();
         for partition in partitions {
-            let of_it =
-                readers::done(&*self.store, &layout, Source::Recoveries, *partition).await?;
+            let of_it = shards::done(&*self.store, &layout, Source::Recoveries, *partition).await?;
             done.insert(*partition, of_it);
         }
         Ok(done)

@@ -20,7 +20,7 @@ pub struct SupervisorConfig {
     /// How often live operations are looked for whose due time has passed and that nothing would wake.
     #[serde(with = "units::duration")]
     pub audit_interval: Duration,
-    /// How long the lease of a shard of the index lasts after each renewal.
+    /// How long the lease of an index shard lasts after each renewal.
     #[serde(with = "units::duration")]
     pub lease: Duration,
     /// How far the clocks of schedulers and supervisors may lie apart before entries of the deadline index are

@@ -1,34 +1,34 @@
-//! The lease of one shard: taken when it is free or its owner is silent, renewed while it is held.
+//! The lease of one index shard: taken when it is free or its owner is silent, renewed while it is held.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_clock::BootTime;
-use waybill_engine::{OwnerId, PartitionId, Places};
+use waybill_engine::{OwnerId, PartitionId, TopicOffsets};
 use waybill_store::{Checkpoint, Lease, LeaseKey, Store, StoreError, takeable};
 
-/// A shard that this process looks after.
+/// An index shard that this process looks after.
 #[derive(Debug)]
-pub(super) struct ShardLease {
+pub(super) struct IndexShardLease {
     store: Arc<dyn Store>,
     row: Lease,
     margin: Duration,
     valid_until: BootTime,
 }
 
-impl ShardLease {
-    /// Takes the lease of a shard, waiting for as long as another owner keeps it.
+impl IndexShardLease {
+    /// Takes the lease of an index shard, waiting for as long as another owner keeps it.
     pub(super) async fn acquire(
         store: Arc<dyn Store>,
-        shard: PartitionId,
+        index_shard: PartitionId,
         owner: OwnerId,
         duration: Duration,
         margin: Duration,
     ) -> Result<Self, StoreError> {
-        let key = LeaseKey::supervisor(shard);
+        let key = LeaseKey::supervisor(index_shard);
         loop {
             let seen = takeable(&*store, key, margin, None).await?;
-            let before = seen.clone().unwrap_or(Lease::new(key, shard));
+            let before = seen.clone().unwrap_or(Lease::new(key, index_shard));
             let row = Lease {
                 owner: Some(owner),
                 epoch: before.epoch.next(),
@@ -48,13 +48,13 @@ impl ShardLease {
         }
     }
 
-    /// The offsets up to which the shard's partition was rerouted.
-    pub(super) fn rerouted(&self) -> Places {
+    /// The offsets up to which the index shard's partition was rerouted.
+    pub(super) fn rerouted(&self) -> TopicOffsets {
         self.row.checkpoint.at
     }
 
     /// Stores these offsets with a renewal. Returns whether the lease is still held.
-    pub(super) async fn keep_rerouted(&mut self, to: Places) -> Result<bool, StoreError> {
+    pub(super) async fn keep_rerouted(&mut self, to: TopicOffsets) -> Result<bool, StoreError> {
         self.row.checkpoint = Checkpoint::at(to);
         self.renew(self.row.owner).await
     }

@@ -1,11 +1,11 @@
 //! The supervisor: finds what failed or outlived its complete-by, and asks the scheduler for a
 //! retry, for compensation, or to park it.
 //!
-//! Two sources: the deadline index, whose shards are divided between supervisors by lease
-//! (`shard`), and the failed-operations topic, whose partitions are divided by a consumer group
+//! Two sources: the deadline index, whose index shards are divided between supervisors by lease
+//! (`index_shard`), and the failed-operations topic, whose partitions are divided by a consumer group
 //! (`failed`). What is asked is decided by the engine's [`Supervision`](waybill_engine::Supervision)
-//! alone, and travels through the recovery topic (`ask`). The supervisor that owns a shard also
-//! reroutes the records of a partition that is no longer in use (`reroute`), counts the parked operations of the shard
+//! alone, and travels through the recovery topic (`ask`). The supervisor that owns an index shard also
+//! reroutes the records of a partition that is no longer in use (`reroute`), counts the parked operations of the index shard
 //! (`parked`), and finds those that nothing would wake (`audit`).
 //!
 //! What must hold here:
@@ -23,11 +23,11 @@ mod ask;
 mod audit;
 mod config;
 mod failed;
+mod index_shard;
 mod lease;
 mod metrics;
 mod parked;
 mod reroute;
-mod shard;
 mod sweep;
 
 use std::sync::Arc;
@@ -49,10 +49,10 @@ pub use self::metrics::METRICS;
 
 use self::ask::Asker;
 use self::audit::Auditor;
+use self::index_shard::IndexShard;
 use self::metrics::SupervisorMetrics;
 use self::parked::Turn;
 use self::reroute::Rerouter;
-use self::shard::Shard;
 
 /// What the supervisor needs to know.
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ pub struct SupervisorSettings {
     pub recoveries_per_second_max: u32,
     /// How often live operations are looked for that nothing would wake.
     pub audit_interval: Duration,
-    /// How long the lease of a shard lasts after each renewal.
+    /// How long the lease of an index shard lasts after each renewal.
     pub lease: Duration,
     /// What both sides of a lease allow for drift and delay.
     pub lease_margin: Duration,
@@ -90,7 +90,7 @@ pub struct SupervisorParts {
     pub topics: Topics,
     /// The workflows, for their policies.
     pub workflows: Arc<Workflows>,
-    /// How operations are spread over partitions, which are the index's shards.
+    /// How operations are spread over partitions, which are the index's index shards.
     pub partition_map: PartitionMap,
 }
 
@@ -152,8 +152,8 @@ async fn supervise(
     };
     let mut tasks = JoinSet::new();
     let mut partition_map = parts.partition_map.clone();
-    let shard = Shard {
-        shard: PartitionId(0),
+    let index_shard = IndexShard {
+        index_shard: PartitionId(0),
         owner,
         name: name.clone(),
         settings: settings.clone(),
@@ -174,17 +174,17 @@ async fn supervise(
         metrics,
     };
     tasks.spawn(following.run(stop.clone()));
-    let mut shards = 0;
+    let mut index_shards = 0;
     loop {
         let all = partition_map.all_ever();
-        for &of in &all[shards..] {
-            let shard = Shard {
-                shard: of,
-                ..shard.clone()
+        for &of in &all[index_shards..] {
+            let index_shard = IndexShard {
+                index_shard: of,
+                ..index_shard.clone()
             };
-            tasks.spawn(shard.run(stop.clone()));
+            tasks.spawn(index_shard.run(stop.clone()));
         }
-        shards = all.len();
+        index_shards = all.len();
         tokio::select! {
             ended = tasks.join_next() => match ended {
                 Some(ended) => ended.context("a part of the supervisor panicked")??,

@@ -22,7 +22,7 @@ const UNREADABLE: Metric<Counter> = Metric::new(
 );
 const FAILED_PASSES: Metric<Counter> = Metric::new(
     "waybill_supervisor_failed_passes_total",
-    "Passes over a shard of the deadline index that ended early and were repeated",
+    "Passes over an index shard of the deadline index that ended early and were repeated",
     [],
 );
 const DECIDED: Metric<Counter> = Metric::new(
@@ -42,29 +42,29 @@ const OVERDUE: Metric<Histogram> = Metric::new(
 );
 const SWEPT_AT: Metric<Gauge, 1> = Metric::new(
     "waybill_supervisor_last_sweep_timestamp_seconds",
-    "When the shard was last swept whole, in seconds since the Unix epoch",
-    ["shard"],
+    "When the index shard was last swept whole, in seconds since the Unix epoch",
+    ["index_shard"],
 );
 const BEHIND: Metric<Gauge, 1> = Metric::new(
     "waybill_supervisor_oldest_overdue_seconds",
     "How long the oldest part of the deadline index that was not swept has been due",
-    ["shard"],
+    ["index_shard"],
 );
 const PARKED: Metric<Gauge, 2> = Metric::new(
     "waybill_parked_operations",
-    "Operations that wait for a person, looked at twice a minute; of one shard and state no more than 10000 are counted",
-    ["shard", "state"],
+    "Operations that wait for a person, looked at twice a minute; of one index shard and state no more than 10000 are counted",
+    ["index_shard", "state"],
 );
 const PARKED_AGE: Metric<Gauge, 2> = Metric::new(
     "waybill_parked_oldest_age_seconds",
     "How long the operation that has waited longest for a person has been parked; 0 if none is",
-    ["shard", "state"],
+    ["index_shard", "state"],
 );
 
 const UNWOKEN: Metric<Gauge, 1> = Metric::new(
     "waybill_supervisor_unwoken_operations",
-    "Live operations that the last audit of the shard found without anything to wake them, and woke",
-    ["shard"],
+    "Live operations that the last audit of the index shard found without anything to wake them, and woke",
+    ["index_shard"],
 );
 const AUDIT_WOKEN: Metric<Counter> = Metric::new(
     "waybill_supervisor_audit_woken_total",
@@ -93,7 +93,7 @@ pub const METRICS: &[&dyn Declared] = &[
 pub(super) struct SupervisorMetrics {
     /// Rows that cannot be read.
     pub(super) unreadable: Counter,
-    /// Passes over a shard that ended early.
+    /// Passes over an index shard that ended early.
     pub(super) failed_passes: Counter,
     /// Failed operations that were decided on.
     pub(super) decided: Counter,
@@ -101,11 +101,11 @@ pub(super) struct SupervisorMetrics {
     pub(super) rerouted: Counter,
     audit_woken: Counter,
     overdue: Histogram,
-    shards: Mutex<HashMap<PartitionId, ShardGauges>>,
+    index_shards: Mutex<HashMap<PartitionId, IndexShardGauges>>,
 }
 
 #[derive(Debug)]
-struct ShardGauges {
+struct IndexShardGauges {
     swept_at: Gauge,
     behind: Gauge,
     unwoken: Gauge,
@@ -131,7 +131,7 @@ impl SupervisorMetrics {
             rerouted: REROUTED.of([]),
             audit_woken: AUDIT_WOKEN.of([]),
             overdue: OVERDUE.of([]),
-            shards: Mutex::default(),
+            index_shards: Mutex::default(),
         }
     }
 
@@ -152,33 +152,35 @@ impl SupervisorMetrics {
         self.overdue.record(overdue);
     }
 
-    /// A shard was swept whole.
-    pub(super) fn swept(&self, shard: PartitionId) {
+    /// An index shard was swept whole.
+    pub(super) fn swept(&self, index_shard: PartitionId) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
-        self.of(shard, |gauges| {
+        self.of(index_shard, |gauges| {
             gauges.swept_at.set(now.unwrap_or_default().as_secs_f64());
         });
     }
 
-    /// The sweep of a shard lies so far behind.
-    pub(super) fn behind(&self, shard: PartitionId, behind: Duration) {
-        self.of(shard, |gauges| gauges.behind.set(behind.as_secs_f64()));
+    /// The sweep of an index shard lies so far behind.
+    pub(super) fn behind(&self, index_shard: PartitionId, behind: Duration) {
+        self.of(index_shard, |gauges| {
+            gauges.behind.set(behind.as_secs_f64())
+        });
     }
 
-    /// An audit of a shard woke so many operations.
-    pub(super) fn unwoken(&self, shard: PartitionId, count: usize) {
+    /// An audit of an index shard woke so many operations.
+    pub(super) fn unwoken(&self, index_shard: PartitionId, count: usize) {
         self.audit_woken.increment(count as u64);
-        self.of(shard, |gauges| gauges.unwoken.set(count as f64));
+        self.of(index_shard, |gauges| gauges.unwoken.set(count as f64));
     }
 
-    /// So many operations of a shard are parked.
+    /// So many operations of an index shard are parked.
     pub(super) fn parked(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
         now: Timestamp,
         waits: impl Fn(ProcessState) -> Waits,
     ) {
-        self.of(shard, |gauges| {
+        self.of(index_shard, |gauges| {
             for (state, gauges) in PARKED_STATES.into_iter().zip(&gauges.parked) {
                 let waits = waits(state);
                 let age = waits.oldest.map_or(Duration::ZERO, |at| now.since(at));
@@ -188,11 +190,14 @@ impl SupervisorMetrics {
         });
     }
 
-    fn of(&self, shard: PartitionId, set: impl FnOnce(&ShardGauges)) {
-        let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
-        set(shards.entry(shard).or_insert_with(|| {
-            let label = shard.to_string();
-            ShardGauges {
+    fn of(&self, index_shard: PartitionId, set: impl FnOnce(&IndexShardGauges)) {
+        let mut index_shards = self
+            .index_shards
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        set(index_shards.entry(index_shard).or_insert_with(|| {
+            let label = index_shard.to_string();
+            IndexShardGauges {
                 swept_at: SWEPT_AT.of([&label]),
                 behind: BEHIND.of([&label]),
                 unwoken: UNWOKEN.of([&label]),

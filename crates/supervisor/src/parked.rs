@@ -1,17 +1,17 @@
-//! How many operations of a shard are parked, and for how long, as gauges.
+//! How many operations of an index shard are parked, and for how long, as gauges.
 //!
 //! Counters say what was parked lately; whoever waits for a person waits until a person comes. So whoever
-//! has a shard knows which operations of it are parked: it reads their rows again and again, and what was
-//! added to the attention table since. Each shard is counted by whoever has its lease, and by nobody else.
+//! has an index shard knows which operations of it are parked: it reads their rows again and again, and what was
+//! added to the attention table since. Each index shard is counted by whoever has its lease, and by nobody else.
 //!
 //! What must hold:
 //!
 //! * **Parking is seen by its entry.** Whoever parks an operation writes an entry, before its row or with it. So
 //!   what was read of the table once is not read again, but for what might have been under way then.
 //! * **Every operation is counted once**: one may have several entries, of several times that it was parked, also in
-//!   the shard that was its own before the number of partitions changed.
+//!   the index shard that was its own before the number of partitions changed.
 //! * **The work is bounded**: one page at a time in a process, with a pause behind each, and no more than
-//!   [`COUNTED_MAX`] operations of a state in a shard. Many of one state hide none of another.
+//!   [`COUNTED_MAX`] operations of a state in an index shard. Many of one state hide none of another.
 //!
 //! Once an hour the table is looked at as a whole, for entries that stand under instants long past: those that were
 //! imported, and those of a scheduler whose clock was wrong.
@@ -30,7 +30,7 @@ use waybill_topology::partition_map::PartitionMap;
 
 use super::metrics::SupervisorMetrics;
 
-/// How many parked operations of one state are counted in a shard.
+/// How many parked operations of one state are counted in an index shard.
 const COUNTED_MAX: usize = 10_000;
 /// How often it is looked at what is parked.
 const EVERY: Duration = Duration::from_secs(30);
@@ -38,16 +38,16 @@ const EVERY: Duration = Duration::from_secs(30);
 const WHOLE_EVERY: Duration = Duration::from_secs(60 * 60);
 /// How many entries or rows are read at once.
 const PAGE: usize = 250;
-/// The rest after each page, in which no other shard of the process reads either.
+/// The rest after each page, in which no other index shard of the process reads either.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The turn of one shard of a process to read a page.
+/// The turn of one index shard of a process to read a page.
 pub(super) type Turn = Arc<Mutex<()>>;
 
-/// What is parked in one shard.
+/// What is parked in one index shard.
 #[derive(Debug)]
 pub(super) struct Parked {
-    shard: PartitionId,
+    index_shard: PartitionId,
     store: Arc<dyn Store>,
     partition_map: PartitionMap,
     metrics: Arc<SupervisorMetrics>,
@@ -80,7 +80,7 @@ pub(super) struct Waits {
 
 impl Parked {
     pub(super) fn new(
-        shard: PartitionId,
+        index_shard: PartitionId,
         store: Arc<dyn Store>,
         partition_map: PartitionMap,
         metrics: Arc<SupervisorMetrics>,
@@ -88,7 +88,7 @@ impl Parked {
         grace: Duration,
     ) -> Self {
         Self {
-            shard,
+            index_shard,
             store,
             partition_map,
             metrics,
@@ -102,12 +102,12 @@ impl Parked {
         }
     }
 
-    /// Keeps the shard's gauges for as long as it is polled.
+    /// Keeps the index shard's gauges for as long as it is polled.
     pub(super) async fn keep(mut self) -> Infallible {
         loop {
             if let Err(error) = self.look(wall_clock()).await {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(shard = %self.shard, error, "what is parked could not be counted, and is counted again");
+                tracing::warn!(index_shard = %self.index_shard, error, "what is parked could not be counted, and is counted again");
             }
             self.tell();
             tokio::time::sleep(EVERY).await;
@@ -117,7 +117,7 @@ impl Parked {
     /// Says what is known to be parked.
     fn tell(&self) {
         self.metrics
-            .parked(self.shard, wall_clock(), |state| self.waits(state));
+            .parked(self.index_shard, wall_clock(), |state| self.waits(state));
     }
 
     fn waits(&self, state: ProcessState) -> Waits {
@@ -145,8 +145,11 @@ impl Parked {
             AttentionCursor::new(AttentionOrder::OldestFirst, from, Timestamp(i64::MAX));
         loop {
             let turn = self.turn.clone().lock_owned().await;
-            let shards = vec![self.shard];
-            let page = self.store.attention_page(shards, cursor, PAGE).await?;
+            let index_shards = vec![self.index_shard];
+            let page = self
+                .store
+                .attention_page(index_shards, cursor, PAGE)
+                .await?;
             self.look_at(&page.entries).await?;
             if !page.entries.is_empty() {
                 tokio::time::sleep(PAUSE).await;
@@ -178,7 +181,7 @@ impl Parked {
                 let (Ok(row), Some(known)) = (row, self.known.get(id)) else {
                     continue;
                 };
-                let row = row.filter(|row| !self.is_of_another_shard(row, known.since));
+                let row = row.filter(|row| !self.is_of_another_index_shard(row, known.since));
                 match waits_for_a_person(row.as_ref()) {
                     Some(state) => {
                         let since = known.since;
@@ -229,7 +232,7 @@ impl Parked {
             let Some(state) = waits_for_a_person(Some(&row)) else {
                 continue;
             };
-            if self.is_of_another_shard(&row, entry.at) {
+            if self.is_of_another_index_shard(&row, entry.at) {
                 continue;
             }
             let since = entry.at;
@@ -249,11 +252,11 @@ impl Parked {
     }
 
     /// Whether the operation went on since it was parked at `at`, and so, if it was parked again, has an entry in the
-    /// shard that is its own now, and not this one.
-    fn is_of_another_shard(&self, row: &OperationRow, at: Timestamp) -> bool {
+    /// index shard that is its own now, and not this one.
+    fn is_of_another_index_shard(&self, row: &OperationRow, at: Timestamp) -> bool {
         let mut applied = row.state.history.iter().rev();
         let went_on = applied.find(|entry| entry.refused.is_none());
-        self.partition_map.partition_of(row.id) != self.shard
+        self.partition_map.partition_of(row.id) != self.index_shard
             && went_on.is_some_and(|asked| asked.at > at)
     }
 }

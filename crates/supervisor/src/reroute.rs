@@ -1,17 +1,17 @@
 //! Reroutes records of partitions that are no longer in use.
 //!
 //! A topic keeps its partitions: a client that takes their number from Kafka, with the usual partitioner, still writes to
-//! those that the partition map has dropped. The supervisor that owns a shard of the index reroutes the records of the
+//! those that the partition map has dropped. The supervisor that owns an index shard reroutes the records of the
 //! partition with that number.
 //!
-//! What must hold: how far that is done is kept in the shard's lease, behind what was acknowledged. A record that
+//! What must hold: how far that is done is kept in the index shard's lease, behind what was acknowledged. A record that
 //! is rerouted twice still counts as one request, reply or recovery.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
-use waybill_engine::{KeyHash, Offset, PartitionId, Places, Source};
+use waybill_engine::{KeyHash, Offset, PartitionId, Source, TopicOffsets};
 use waybill_kafka::{
     Admin, AdminError, ClientError, ConsumerOptions, KafkaSettings, PartitionConsumer, PollError,
     PollLimits, RawRecord, RequestError,
@@ -30,7 +30,7 @@ const LIMITS: PollLimits = PollLimits {
 };
 /// How long one look for records may take.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// After how long it is another topic's turn: the lease has to be renewed, and its shard to be swept.
+/// After how long it is another topic's turn: the lease has to be renewed, and its index shard to be swept.
 const TURN: Duration = Duration::from_millis(500);
 /// Of how many partitions at once: each is read by a client of its own.
 const TURNS: usize = 8;
@@ -88,8 +88,8 @@ impl Rerouter {
     pub(super) async fn reroute(
         &self,
         partition: PartitionId,
-        done: Places,
-    ) -> (Places, Result<(), RerouteError>) {
+        done: TopicOffsets,
+    ) -> (TopicOffsets, Result<(), RerouteError>) {
         let layout = self.partition_map.layout();
         let retired = layout.retired().iter();
         let times: Vec<&Retired> = retired.filter(|of| of.partition == partition).collect();

@@ -1,4 +1,4 @@
-//! Which buckets of a shard are read when, and how far the durable cursor may move.
+//! Which buckets of an index shard are read when, and how far the durable cursor may move.
 //!
 //! An entry is a hint. A bucket is read as soon as it begins and while it lasts, for speed, and once
 //! more after its end and a grace, when whatever was under way is there; then the cursor may pass it.
@@ -31,7 +31,7 @@ const SKIP_TO: Duration = Duration::from_secs(60 * 60);
 /// which changes nothing.
 const REMEMBERED_MAX: usize = 100_000;
 
-/// How far a shard is swept.
+/// How far an index shard is swept.
 #[derive(Debug)]
 pub(super) struct Sweep {
     /// The first bucket that was not looked at again since the cursor passed it.

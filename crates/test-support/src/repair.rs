@@ -76,8 +76,8 @@ impl World {
     pub async fn parked_become(&self, state: &str, count: f64) {
         self.eventually(&format!("{count} are parked in {state}"), async || {
             let label = format!("state=\"{state}\"");
-            let shards = self.samples("waybill_parked_operations", &label).await;
-            shards.len() == 4 && shards.iter().sum::<f64>() == count
+            let index_shards = self.samples("waybill_parked_operations", &label).await;
+            index_shards.len() == 4 && index_shards.iter().sum::<f64>() == count
         })
         .await;
     }

@@ -1,22 +1,22 @@
 //! Which topics and partitions there are, and which shard of them belongs to whom.
 //!
 //! [`topics`] has the one table of topics, creates them and audits what is there. [`partition_map`] says which partition an
-//! operation belongs to, and [`readers`] how far the owner of each shard has got. [`repartition`] changes the number of partitions
+//! operation belongs to, and [`shards`] how far the owner of each shard has got. [`repartition`] changes the number of partitions
 //! while work goes on.
 //!
 //! Deliberately absent: taking part in the work. Who owns a shard decides what becomes of its operations.
 
 mod config;
 pub mod partition_map;
-pub mod readers;
 pub mod repartition;
+pub mod shards;
 pub mod topics;
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use waybill_config::ByteSize;
-use waybill_engine::Division;
+use waybill_engine::ShardingScheme;
 
 pub use config::{KafkaConfig, Properties};
 
@@ -26,8 +26,8 @@ pub const PARTITIONS_MAX: u32 = 1_024;
 /// What topics and shards are made with.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TopologySettings {
-    /// How many partitions the operation topics of a new store have, and how many readers share each.
-    pub division: Division,
+    /// How many partitions the operation topics of a new store have, and how many shards each has.
+    pub scheme: ShardingScheme,
     /// The brokers, and the topics on them.
     pub kafka: KafkaConfig,
     /// What concerns topics of the embedded broker alone.

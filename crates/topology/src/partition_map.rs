@@ -14,7 +14,7 @@ use waybill_engine::{OperationId, PartitionId, Position, partition_for};
 use waybill_store::{Layout, Store, StoreError};
 use waybill_telemetry::chain;
 
-use crate::readers;
+use crate::shards;
 
 /// How often the layout is looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -45,7 +45,7 @@ impl PartitionMap {
         store: Arc<dyn Store>,
         partitions: u32,
     ) -> Result<(Self, Follower), StoreError> {
-        let layout = readers::layout(&*store, partitions).await?;
+        let layout = shards::layout(&*store, partitions).await?;
         let (told, partition_map) = watch::channel(Arc::new(layout));
         Ok((Self(partition_map), Follower { store, told }))
     }
@@ -86,8 +86,8 @@ impl PartitionMap {
         } = position;
         let source = priority.source();
         let layout = self.layout();
-        let cut = layout.first_cut(partition);
-        let is_beyond = cut.is_some_and(|cut| offset >= cut.on(source));
+        let boundary = layout.first_cut(partition);
+        let is_beyond = boundary.is_some_and(|boundary| offset >= boundary.on(source));
         let mut retired = layout.retired().iter();
         let is_left_over = retired.any(|of| of.partition == partition && of.has(source, offset));
         is_left_over || is_beyond && self.partition_of(operation) != partition
@@ -159,14 +159,14 @@ impl Follower {
 #[cfg(test)]
 mod tests {
     use uuid::Uuid;
-    use waybill_engine::{Offset, Places, Priority};
+    use waybill_engine::{Offset, Priority, TopicOffsets};
 
     use super::*;
 
-    fn at(requests: i64) -> Places {
-        Places {
+    fn at(requests: i64) -> TopicOffsets {
+        TopicOffsets {
             requests: Offset(requests),
-            ..Places::default()
+            ..TopicOffsets::default()
         }
     }
 

@@ -2,11 +2,11 @@
 //!
 //! 1. The layout says what is intended: from then on roles start on topics that have the old number or the new.
 //! 2. If there are to be more, the topics get the partitions, and clients the time to hear of them. If there are to be
-//!    fewer, the layout says where those that stay are cut, and every reader gets to know: what lies beyond will be
+//!    fewer, the layout says where those that stay are cut, and every shard gets to know: what lies beyond will be
 //!    read by more of them.
 //! 3. The layout announces them: whoever writes spreads operations over all of them from then on. There are
-//!    already as many readers as will be needed, and they share the old partitions.
-//! 4. When no writer can still go by the old number, the layout says where the old partitions ended. Readers that
+//!    already as many shards as will be needed, and they share the old partitions.
+//! 4. When no writer can still go by the old number, the layout says where the old partitions ended. Shards that
 //!    have a new one read their old one to there, and then begin.
 //! 5. When all have, the layout says that they need not know any more.
 //!
@@ -19,24 +19,26 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
-use waybill_engine::{Division, Offset, PartitionId, Places, ReaderId, Source, Workflows};
+use waybill_engine::{
+    Offset, PartitionId, ShardId, ShardingScheme, Source, TopicOffsets, Workflows,
+};
 use waybill_kafka::{Admin, AdminError, ClientError, KafkaSettings};
 use waybill_messages::Topics;
 use waybill_store::{Layout, LayoutError, Lease, LeaseKey, Retired, Store, StoreError};
 use waybill_telemetry::chain;
 
 use crate::partition_map::PartitionMap;
-use crate::readers;
+use crate::shards;
 use crate::topics::{DISK_BOUND, names_with_partitions_of_operations};
 use crate::{PARTITIONS_MAX, TopologySettings};
 
-/// How often it is looked whether readers have begun.
+/// How often it is looked whether shards have begun.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// How often it is looked whether somebody has left something to be finished.
 const FINISH_EVERY: Duration = Duration::from_secs(2);
 /// How long a step may stand still, besides the time that two of them wait, before others go on with it.
 const STANDS_STILL_AFTER: Duration = Duration::from_secs(10);
-/// How long readers are waited for. They begin without anybody who waits.
+/// How long shards are waited for. They begin without anybody who waits.
 const READERS_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Why the number of partitions was not changed.
@@ -62,26 +64,26 @@ pub enum RepartitionError {
         "no scheduler has begun on this store: the first one begins with the `partitions` of its configuration"
     )]
     NotBegun,
-    /// Another number is read, and not every reader has gone over yet.
+    /// Another number is read, and not every shard has gone over yet.
     #[error(
-        "the new number of partitions is read; reader {reader} has yet to read partition {partition} to where it ended \
+        "the new number of partitions is read; shard {shard} has yet to read partition {partition} to where it ended \
          (requests {}, high-priority requests {}, replies {}, recoveries {}). That goes on by itself",
         .end.requests, .end.high_priority, .end.replies, .end.recoveries
     )]
     Unmoved {
         /// One that is behind.
-        reader: ReaderId,
+        shard: ShardId,
         /// What it reads.
         partition: PartitionId,
         /// To where it has to.
-        end: Places,
+        end: TopicOffsets,
     },
-    /// There are to be fewer, and not every reader has begun to go by that.
+    /// There are to be fewer, and not every shard has begun to go by that.
     #[error(
-        "reader {0} does not run, and every reader has to before there are fewer partitions: start a scheduler that \
+        "shard {0} does not run, and every shard has to before there are fewer partitions: start a scheduler that \
          has it, or start it where it was stopped (`PUT /schedulers/{0}` on the admin port)"
     )]
-    Unbegun(ReaderId),
+    Unbegun(ShardId),
     /// Somebody has changed it to another number meanwhile.
     #[error("somebody has gone over to another number of partitions meanwhile")]
     Replaced,
@@ -259,15 +261,15 @@ impl Repartition {
                 .ok_or(RepartitionError::NotBegun)?;
             let is_under_way = layout.becomes() == Some(partitions);
             if begun && !is_under_way {
-                let Division {
+                let ShardingScheme {
                     partitions: read,
-                    readers_per_partition: readers,
-                } = layout.division();
+                    shards_per_partition: shards,
+                } = layout.scheme();
                 if read != partitions {
                     return Err(RepartitionError::Replaced);
                 }
                 tell(format!(
-                    "through: set `partitions` to {read} and `scheduler.readersPerPartition` to {readers}"
+                    "through: set `partitions` to {read} and `scheduler.shardsPerPartition` to {shards}"
                 ));
                 return Ok(());
             }
@@ -278,7 +280,7 @@ impl Repartition {
             };
             // If somebody else was quicker, it is looked what is next now.
             if self.store.set_layout(Some(layout), next.clone()).await? {
-                tracing::info!(layout = %next, "the layout of readers was changed");
+                tracing::info!(layout = %next, "the layout of shards was changed");
                 begun = true;
             }
         }
@@ -298,13 +300,13 @@ impl Repartition {
                 "announced; waiting {settle:?} for what is being written"
             ));
             tokio::time::sleep(settle).await;
-            let bounds = self.bounds(admin, layout, layout.division().partitions);
+            let bounds = self.bounds(admin, layout, layout.scheme().partitions);
             let bounds = bounds.await?;
             let ends = bounds.into_iter().map(|(_, end)| end).collect();
             return Ok(Some(layout.moved(ends)?));
         }
         if layout.is_moving() && layout.partitions_written() == partitions {
-            self.wait_for_readers(layout, tell).await?;
+            self.wait_for_shards(layout, tell).await?;
             return Ok(Some(layout.settled(&self.through(layout).await?)?));
         }
         let most = layout.partitions_ever().into_iter().max();
@@ -314,7 +316,7 @@ impl Repartition {
             return Ok(Some(layout.announced(Vec::new())?));
         }
         if layout.partitions_intended() == Some(partitions) {
-            let is_more = partitions > layout.division().partitions;
+            let is_more = partitions > layout.scheme().partitions;
             self.add_partitions(admin, partitions, most, tell).await?;
             if !is_more {
                 // As long as it can be taken back.
@@ -339,14 +341,14 @@ impl Repartition {
         Ok(Some(intended))
     }
 
-    /// Where readers begin that come to a partition: of more to those that come, of fewer to those that stay.
+    /// Where shards begin that come to a partition: of more to those that come, of fewer to those that stay.
     async fn begins(
         &self,
         admin: &Admin,
         layout: &Layout,
         partitions: u32,
-    ) -> Result<Vec<Places>, RepartitionError> {
-        let now = layout.division().partitions;
+    ) -> Result<Vec<TopicOffsets>, RepartitionError> {
+        let now = layout.scheme().partitions;
         let bounds = self.bounds(admin, layout, now.max(partitions)).await?;
         if partitions < now {
             let stay = bounds.into_iter().take(partitions as usize);
@@ -380,19 +382,19 @@ impl Repartition {
         Ok(through)
     }
 
-    /// Waits until every reader runs under this layout.
+    /// Waits until every shard runs under this layout.
     async fn wait_until_all_run(
         &self,
         layout: &Layout,
         tell: &(dyn Fn(String) + Sync),
     ) -> Result<(), RepartitionError> {
         let (began, mut told) = (Instant::now(), None);
-        while let Some(reader) = readers::unbegun(&*self.store, layout).await? {
+        while let Some(shard) = shards::unbegun(&*self.store, layout).await? {
             if began.elapsed() >= READERS_PATIENCE {
-                return Err(RepartitionError::Unbegun(reader));
+                return Err(RepartitionError::Unbegun(shard));
             }
-            if told.replace(reader) != Some(reader) {
-                tell(format!("waiting until reader {reader} runs by it"));
+            if told.replace(shard) != Some(shard) {
+                tell(format!("waiting until shard {shard} runs by it"));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -471,7 +473,7 @@ impl Repartition {
         admin: &Admin,
         layout: &Layout,
         partitions: u32,
-    ) -> Result<Vec<(Places, Places)>, RepartitionError> {
+    ) -> Result<Vec<(TopicOffsets, TopicOffsets)>, RepartitionError> {
         let of = async |topic| {
             let had = layout.partitions_ever().into_iter().max();
             let has = self.has(admin, topic).await?;
@@ -490,7 +492,7 @@ impl Repartition {
             bounds.resize(partitions as usize, <(Offset, Offset)>::default());
             Ok(bounds)
         };
-        let mut bounds = vec![<(Places, Places)>::default(); partitions as usize];
+        let mut bounds = vec![<(TopicOffsets, TopicOffsets)>::default(); partitions as usize];
         for source in Source::ALL {
             let found = of(self.topics.of(source));
             for ((begins, ends), (begin, end)) in bounds.iter_mut().zip(found.await?) {
@@ -507,22 +509,22 @@ impl Repartition {
         has.ok_or_else(|| RepartitionError::NoTopic(topic.to_owned()))
     }
 
-    async fn wait_for_readers(
+    async fn wait_for_shards(
         &self,
         layout: &Layout,
         tell: &(dyn Fn(String) + Sync),
     ) -> Result<(), RepartitionError> {
         let (began, mut told) = (Instant::now(), None);
-        while let Some((reader, partition, end)) = readers::unmoved(&*self.store, layout).await? {
+        while let Some((shard, partition, end)) = shards::unmoved(&*self.store, layout).await? {
             if began.elapsed() >= READERS_PATIENCE {
                 return Err(RepartitionError::Unmoved {
-                    reader,
+                    shard,
                     partition,
                     end,
                 });
             }
-            if told.replace(reader) != Some(reader) {
-                tell(format!("waiting for reader {reader}"));
+            if told.replace(shard) != Some(shard) {
+                tell(format!("waiting for shard {shard}"));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -588,7 +590,7 @@ pub async fn finish(
                 () = stop.cancelled() => return Ok(()),
             };
             match ended {
-                // Readers go on by themselves, or others have gone on with it.
+                // Shards go on by themselves, or others have gone on with it.
                 Ok(()) | Err(RepartitionError::Unmoved { .. } | RepartitionError::Replaced) => {}
                 Err(error) => {
                     tracing::warn!(error = %chain(&error), "the number of partitions is not changed yet");

@@ -123,7 +123,7 @@ pub enum Outcome {
     /// It was missing, and was made.
     Made,
     /// It stood there already.
-    Stood,
+    Existed,
 }
 
 /// Creates what is missing, and looks whether what is there would do harm. Operation topics `may_have` other
@@ -150,7 +150,7 @@ pub async fn create(
     for finding in &mut findings {
         // Nobody but this process has an embedded store, so nobody else could mend what stops it.
         if is_alone
-            && number(finding).is_some_and(|has| has.is_multiple_of(topology.division.partitions))
+            && number(finding).is_some_and(|has| has.is_multiple_of(topology.scheme.partitions))
         {
             finding.weight = Weight::Warning;
         }
@@ -238,7 +238,7 @@ pub async fn broker_kind(admin: &Admin, topology: &TopologySettings) -> anyhow::
     let names = Topics::new(&topology.kafka.topic_prefix);
     let deadline = Instant::now() + KIND_PATIENCE;
     loop {
-        let told = kind_told(admin, names.requests(), topology.division.partitions).await;
+        let told = kind_told(admin, names.requests(), topology.scheme.partitions).await;
         match told.map_err(|error| explained(error, topology))? {
             Some(kind) => return Ok(kind),
             // Not for us to see.
@@ -298,7 +298,7 @@ pub async fn make(
     }
     let outcome = |topic: &Needed| match made.contains(&topic.spec.name) {
         true => Outcome::Made,
-        false => Outcome::Stood,
+        false => Outcome::Existed,
     };
     Ok(needed.iter().map(outcome).collect())
 }
@@ -421,7 +421,7 @@ fn needs(topology: &TopologySettings, name: &str, kind: Kind, broker: BrokerKind
         kind,
         spec: TopicSpec {
             name: name.to_owned(),
-            partitions: topology.division.partitions,
+            partitions: topology.scheme.partitions,
             replication: topology.kafka.replication_factor,
             config: settings(topology, kind, broker)
                 .into_iter()
@@ -571,7 +571,7 @@ fn on_the_embedded_broker(
     let segment_bytes = topology.embedded.segment_bytes.as_u64();
     let bounded = |settings: &mut Vec<_>, bound: u64, segment_max: u64| {
         // Space is given back by whole segments: a few of them must fit below the bound.
-        let segment = bound / (SEGMENTS * u64::from(topology.division.partitions));
+        let segment = bound / (SEGMENTS * u64::from(topology.scheme.partitions));
         let segment = segment.clamp(SEGMENT_BYTES_MIN, segment_max.max(SEGMENT_BYTES_MIN));
         settings.push(("retention.bytes", UNBOUNDED.to_owned()));
         settings.push((DISK_BOUND, bound.to_string()));

@@ -32,8 +32,8 @@ const LABELS: [(&str, &str); 20] = [
         "the priority of the requests, which have a topic for each: `normal` or `high`",
     ),
     (
-        "reader",
-        "the reader; where no partition is shared, the partition's number",
+        "shard",
+        "the shard; where each partition has one, the partition's number",
     ),
     (
         "reason",
@@ -48,7 +48,7 @@ const LABELS: [(&str, &str); 20] = [
         "what was asked of the API, such as `create-delivery`; lines of a batch are `batch-line`",
     ),
     (
-        "shard",
+        "index_shard",
         "the partition whose part of the deadline index it is",
     ),
     ("state", "the operation's process state"),
@@ -93,7 +93,7 @@ fn sections() -> [Section; 13] {
         ),
         section(
             "Scheduler",
-            "Operations, partitions and group commits, with the role `scheduler`. Sum over `partition` and `reader` \
+            "Operations, partitions and group commits, with the role `scheduler`. Sum over `partition` and `shard` \
              for the whole.",
             waybill_scheduler::metrics::declared(),
         ),

@@ -22,8 +22,8 @@ use waybill_node::config::{Config, LogFormat};
 use waybill_node::{Role, exposure};
 use waybill_ops::{
     AdminArgs, AgentCheckArgs, BackupArgs, BrokerCommand, CapacityArgs, DlqCommand, DoctorArgs,
-    ExplainArgs, ExportArgs, ImportArgs, LogArgs, OpsArgs, ReadersCommand, ReadyArgs, RecordsArgs,
-    RestoreArgs, SchemasCommand, StoreCommand, TopicsCommand, Written, named_file,
+    ExplainArgs, ExportArgs, ImportArgs, LogArgs, OpsArgs, ReadyArgs, RecordsArgs, RestoreArgs,
+    SchemasCommand, ShardsCommand, StoreCommand, TopicsCommand, Written, named_file,
 };
 
 pub use reference::Reference;
@@ -110,14 +110,14 @@ pub enum Command {
         #[command(subcommand)]
         command: TopicsCommand,
     },
-    /// Show or change how many readers share each partition
-    Readers {
+    /// Show or change how many shards each partition has
+    Shards {
         /// How the process of `up` is asked.
         #[command(flatten)]
         admin: Box<AdminArgs>,
         /// What to do with them.
         #[command(subcommand)]
-        command: ReadersCommand,
+        command: ShardsCommand,
     },
     /// Report whether a process is ready, and what it waits for
     ///
@@ -245,7 +245,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
     (
         "Operate",
         &[
-            "ops", "dlq", "topics", "readers", "store", "schemas", "backup", "restore", "export",
+            "ops", "dlq", "topics", "shards", "store", "schemas", "backup", "restore", "export",
             "import", "log", "token",
         ],
     ),
@@ -315,7 +315,7 @@ impl Command {
             Self::Broker { command: Some(_) }
             | Self::Store { .. }
             | Self::Topics { .. }
-            | Self::Readers { .. }
+            | Self::Shards { .. }
             | Self::Schemas { .. }
             | Self::Ready(_)
             | Self::Doctor(_)
@@ -374,9 +374,9 @@ pub struct Flags {
     /// Partitions of the operation topics of a new store; see `waybill topics grow` for others [default: 4]
     #[arg(long, global = true, value_name = "P")]
     pub partitions: Option<u32>,
-    /// Readers that share each partition in a new store; see `waybill readers` for others [default: 1]
+    /// Shards of each partition in a new store; see `waybill shards` for others [default: 1]
     #[arg(long, global = true, value_name = "M")]
-    pub readers_per_partition: Option<u32>,
+    pub shards_per_partition: Option<u32>,
     /// Kafka brokers to use instead of the embedded one
     #[arg(
         long,
@@ -454,7 +454,7 @@ impl Flags {
             broker_listen,
             services,
             partitions,
-            readers_per_partition,
+            shards_per_partition,
             brokers,
             scylla,
             keyspace,
@@ -468,8 +468,8 @@ impl Flags {
         set(&mut config.broker.listen, broker_listen);
         set(&mut config.partitions, partitions);
         set(
-            &mut config.scheduler.readers_per_partition,
-            readers_per_partition,
+            &mut config.scheduler.shards_per_partition,
+            shards_per_partition,
         );
         set(&mut config.kafka.brokers, brokers.map(Some));
         set(&mut config.store.scylla.nodes, scylla.map(Some));
@@ -574,7 +574,7 @@ mod tests {
     fn every_flag_reaches_its_key() {
         let config = configuration(
             "up --data-dir /d --http 127.0.0.1:1 --admin 127.0.0.1:2 --broker-listen 127.0.0.1:3 \
-             --services 127.0.0.1:4 --partitions 5 --readers-per-partition 3 --brokers a:6,b:7 --scylla c:8,d:9 \
+             --services 127.0.0.1:4 --partitions 5 --shards-per-partition 3 --brokers a:6,b:7 --scylla c:8,d:9 \
              --keyspace orders --insecure --log-format json --log warn",
         )
         .unwrap();
@@ -587,7 +587,7 @@ mod tests {
         expected.admin.listen = "127.0.0.1:2".parse().unwrap();
         expected.broker.listen = "127.0.0.1:3".parse().unwrap();
         expected.services.listen = "127.0.0.1:4".parse().unwrap();
-        expected.scheduler.readers_per_partition = 3;
+        expected.scheduler.shards_per_partition = 3;
         expected.kafka.brokers = Some(vec!["a:6".to_owned(), "b:7".to_owned()]);
         expected.store.scylla.nodes = Some(vec!["c:8".to_owned(), "d:9".to_owned()]);
         expected.store.scylla.keyspace = "orders".to_owned();
@@ -610,7 +610,7 @@ mod tests {
             config.broker.listen.to_string(),
             config.services.listen.to_string(),
             config.partitions.to_string(),
-            config.scheduler.readers_per_partition.to_string(),
+            config.scheduler.shards_per_partition.to_string(),
             config.store.scylla.keyspace,
             config.telemetry.log_filter,
         ] {

@@ -80,7 +80,7 @@ pub fn main() -> ExitCode {
             },
             None,
         ) => look(&config, || command.run(&config)),
-        (Command::Readers { admin, command }, None) => {
+        (Command::Shards { admin, command }, None) => {
             prepare(&config, || command.run(&config, admin))
         }
         (

@@ -214,7 +214,10 @@ fn what_is_missing_is_found_and_made_once_and_then_nothing_is_found(world: &Worl
     assert!(made.iter().all(|outcome| outcome == "made"), "{made:?}");
     let again = outcomes(&world.run(&create));
     assert_eq!(again.len(), made.len());
-    assert!(again.iter().all(|outcome| outcome == "stood"), "{again:?}");
+    assert!(
+        again.iter().all(|outcome| outcome == "existed"),
+        "{again:?}"
+    );
 
     let good = world.run(&["topics", "verify"]);
     assert_eq!(good.code, Some(0), "{good:?}");

@@ -11,10 +11,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use anyhow::Context as _;
 use uuid::Uuid;
 use waybill_engine::{
-    ByPriority, Command, CreateRequest, Created, EngineConfig, Epoch, Event, IdOrigin, Message,
-    Offset, OperationId, OperationRequest, OperationState, Outcome, OwnerId, Ownership,
-    PartitionEngine, PartitionId, Places, Priority, RequestHash, Room, ShardId, Stamp, StepReply,
-    StepRequest, Timestamp, Workflow, WorkflowDefinition, Workflows,
+    ByPriority, Command, CreateRequest, Created, EngineConfig, Epoch, Event, IdOrigin, LayoutShard,
+    Message, Offset, OperationId, OperationRequest, OperationState, Outcome, OwnerId, Ownership,
+    PartitionEngine, PartitionId, Priority, RequestHash, Room, Stamp, StepReply, StepRequest,
+    Timestamp, TopicOffsets, Workflow, WorkflowDefinition, Workflows,
 };
 use waybill_messages::{Framing, Record};
 use waybill_store::RowWrite;
@@ -262,10 +262,10 @@ fn engine() -> anyhow::Result<PartitionEngine> {
         Arc::new(Workflows::new(vec![workflow])?),
         Ownership {
             partition: PartitionId(0),
-            shard: ShardId::default(),
+            shard: LayoutShard::default(),
             owner: OwnerId(Uuid::new_v4()),
             epoch: Epoch(1),
-            next: Places::default(),
+            next: TopicOffsets::default(),
             requests_end: ByPriority::default(),
             replies_end: Offset(0),
             stamp_floor: Stamp(0),

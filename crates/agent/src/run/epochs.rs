@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use waybill_clock::BootTime;
-use waybill_engine::{Epoch, OWNER_SUPERSEDED, Outcome, ShardId, StepRequest};
+use waybill_engine::{Epoch, LayoutShard, OWNER_SUPERSEDED, Outcome, StepRequest};
 
 use super::queue::RETRY_AFTER_MIN;
 use crate::handler::not_attempted;
@@ -23,7 +23,7 @@ const REMEMBERED: Duration = Duration::from_secs(10 * 60);
 
 /// What is remembered.
 #[derive(Debug, Default)]
-pub(super) struct Epochs(Mutex<BTreeMap<ShardId, Newest>>);
+pub(super) struct Epochs(Mutex<BTreeMap<LayoutShard, Newest>>);
 
 #[derive(Debug)]
 struct Newest {
@@ -72,12 +72,12 @@ mod tests {
     use super::*;
     use crate::testing::StepRequestBuilder;
 
-    const SHARD: ShardId = ShardId {
+    const SHARD: LayoutShard = LayoutShard {
         layout: 1,
         number: 3,
     };
 
-    fn request(shard: Option<ShardId>, epoch: u64) -> StepRequest {
+    fn request(shard: Option<LayoutShard>, epoch: u64) -> StepRequest {
         let builder = StepRequestBuilder::new("drone", "drone").epoch(Epoch(epoch));
         StepRequest {
             shard,
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn an_owner_is_refused_once_its_successor_has_asked() {
         let (epochs, now) = (Epochs::default(), BootTime::now());
-        let other = ShardId { layout: 2, ..SHARD };
+        let other = LayoutShard { layout: 2, ..SHARD };
         let is_superseded = |shard, epoch| epochs.is_superseded(&request(shard, epoch), now);
         assert!(!is_superseded(Some(SHARD), 4));
         assert!(!is_superseded(Some(SHARD), 5));
@@ -112,7 +112,7 @@ mod tests {
     fn no_more_shards_are_remembered_than_there_is_room_for() {
         let (epochs, now) = (Epochs::default(), BootTime::now());
         for number in 0..=u32::try_from(SHARDS_MAX).unwrap() {
-            let shard = ShardId { number, ..SHARD };
+            let shard = LayoutShard { number, ..SHARD };
             assert!(!epochs.is_superseded(&request(Some(shard), 1), now));
         }
         assert_eq!(epochs.0.lock().unwrap().len(), SHARDS_MAX);

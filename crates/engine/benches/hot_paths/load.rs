@@ -8,10 +8,10 @@ use std::time::Duration;
 use uuid::Uuid;
 use waybill_engine::{
     Action, AttemptSeen, ByPriority, Command, CompensationDefinition, CreateRequest, EngineConfig,
-    Epoch, Event, FailedOperation, IdOrigin, Message, Offset, OperationId, OperationRequest,
-    Outcome, OwnerId, Ownership, PartitionEngine, PartitionId, Places, Priority, Recovery,
-    RecoveryVerb, RequestHash, Room, ShardId, Stamp, StepDefinition, StepError, StepReply,
-    StepRequest, Timestamp, Workflow, WorkflowDefinition, Workflows,
+    Epoch, Event, FailedOperation, IdOrigin, LayoutShard, Message, Offset, OperationId,
+    OperationRequest, Outcome, OwnerId, Ownership, PartitionEngine, PartitionId, Priority,
+    Recovery, RecoveryVerb, RequestHash, Room, Stamp, StepDefinition, StepError, StepReply,
+    StepRequest, Timestamp, TopicOffsets, Workflow, WorkflowDefinition, Workflows,
 };
 
 const STEPS: [&str; 5] = ["account", "package", "transport", "drone", "delivery"];
@@ -206,10 +206,10 @@ fn engine() -> PartitionEngine {
         Arc::new(workflows),
         Ownership {
             partition: PartitionId(0),
-            shard: ShardId::default(),
+            shard: LayoutShard::default(),
             owner: OwnerId(Uuid::from_u128(1)),
             epoch: Epoch(1),
-            next: Places::default(),
+            next: TopicOffsets::default(),
             requests_end: ByPriority::default(),
             replies_end: Offset(0),
             stamp_floor: Stamp(0),

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use crate::id::{Epoch, Offset, OperationId, OwnerId, PartitionId, ShardId};
+use crate::id::{Epoch, LayoutShard, Offset, OperationId, OwnerId, PartitionId};
 use crate::operation::ProcessState;
 use crate::priority::{ByPriority, Priority};
-use crate::reader::Places;
+use crate::shard::TopicOffsets;
 use crate::time::{Stamp, Timestamp};
 
 /// Settings of a partition engine.
@@ -55,14 +55,14 @@ pub struct Ownership {
     /// The partition.
     pub partition: PartitionId,
     /// The shard that is owned.
-    pub shard: ShardId,
+    pub shard: LayoutShard,
     /// The owner's name.
     pub owner: OwnerId,
     /// The number of this ownership. **One engine per epoch**: whatever a row of this epoch
     /// intends, this engine has sent, so that it is not sent again when the row is loaded.
     pub epoch: Epoch,
     /// The first record to read of each topic, from the checkpoint.
-    pub next: Places,
+    pub next: TopicOffsets,
     /// The end of each requests log when the lease was taken: an id of the server's at or past it
     /// needs no read of the store.
     pub requests_end: ByPriority<Offset>,
@@ -107,7 +107,7 @@ pub struct Room {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EngineCheckpoint {
     /// Below these offsets every record is done.
-    pub at: Places,
+    pub at: TopicOffsets,
     /// A fingerprint of the last request record below each; `None` until the first record
     /// of this ownership is done: then the one that was stored with the old checkpoint stands.
     pub fingerprints: ByPriority<Option<u64>>,

@@ -77,7 +77,7 @@ pub enum Event {
         /// The record as it came.
         record: Box<ForwardRecord>,
     },
-    /// Records that are not this reader's: another's, or done by one that it follows. They are done at
+    /// Records that are not this shard's: another's, or done by one that it follows. They are done at
     /// once, all up to this offset that were not given.
     Passed {
         /// The topic that they were read from.

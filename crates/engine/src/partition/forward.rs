@@ -55,7 +55,7 @@ impl PartitionEngine {
         }
     }
 
-    /// Passes over records that are not this reader's.
+    /// Passes over records that are not this shard's.
     pub(super) fn passed(&mut self, source: Source, offset: Offset, fingerprint: u64) {
         match source {
             Source::Requests => self.requests.normal.pass(offset, fingerprint),

@@ -4,7 +4,7 @@ use crate::id::Offset;
 use crate::partition::config::{EngineCheckpoint, Held};
 use crate::partition::{Entry, PartitionEngine};
 use crate::priority::{ByPriority, Priority};
-use crate::reader::Places;
+use crate::shard::TopicOffsets;
 use crate::tracker::OffsetTracker;
 
 /// How far the engine has got with a topic of requests.
@@ -42,7 +42,7 @@ impl PartitionEngine {
     #[must_use]
     pub fn checkpoint(&self) -> EngineCheckpoint {
         EngineCheckpoint {
-            at: Places {
+            at: TopicOffsets {
                 requests: self.requests.normal.finished.low(),
                 high_priority: self.requests.high.finished.low(),
                 replies: self.replies.low(),

@@ -8,16 +8,16 @@ use std::time::Duration;
 use uuid::Uuid;
 use waybill_engine::{
     Action, AmendRequest, Amendment, Attempt, Batch, BatchNumber, ByPriority, Command,
-    CompensationDefinition, CreateRequest, EngineConfig, Epoch, Event, Held, IdOrigin, Message,
-    Offset, OperationId, OperationRequest, OperationRow, OperationState, Outcome, OwnerId,
-    Ownership, PartitionEngine, PartitionId, Places, Priority, Recovery, RecoveryVerb, RequestHash,
-    RetryPolicy, Room, ShardId, Stamp, StepDefinition, StepError, StepReply, StepState,
-    Supervision, Timestamp, Workflow, WorkflowDefinition, Workflows,
+    CompensationDefinition, CreateRequest, EngineConfig, Epoch, Event, Held, IdOrigin, LayoutShard,
+    Message, Offset, OperationId, OperationRequest, OperationRow, OperationState, Outcome, OwnerId,
+    Ownership, PartitionEngine, PartitionId, Priority, Recovery, RecoveryVerb, RequestHash,
+    RetryPolicy, Room, Stamp, StepDefinition, StepError, StepReply, StepState, Supervision,
+    Timestamp, TopicOffsets, Workflow, WorkflowDefinition, Workflows,
 };
 
 pub const T0: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 pub const PARTITION: PartitionId = PartitionId(3);
-pub const SHARD: ShardId = ShardId {
+pub const SHARD: LayoutShard = LayoutShard {
     layout: 2,
     number: 5,
 };
@@ -94,7 +94,7 @@ pub fn ownership(epoch: Epoch) -> Ownership {
         shard: SHARD,
         owner: owner(epoch),
         epoch,
-        next: Places::default(),
+        next: TopicOffsets::default(),
         requests_end: ByPriority::default(),
         replies_end: Offset(0),
         stamp_floor: Stamp(0),
@@ -122,7 +122,7 @@ pub struct Fixture {
     /// Ids that the engine asked the store for.
     pub loaded: Vec<OperationId>,
     /// The next offset of each topic.
-    next: Places,
+    next: TopicOffsets,
     epoch: Epoch,
     /// How much is let in; without bound, as it begins.
     pub room: Room,
@@ -167,10 +167,10 @@ impl Fixture {
         self.epoch = self.epoch.next();
         let epoch = self.epoch;
         let ownership = Ownership {
-            next: Places {
+            next: TopicOffsets {
                 requests: Offset(requests_next),
                 replies: Offset(replies_next),
-                ..Places::default()
+                ..TopicOffsets::default()
             },
             requests_end: self.next.on_requests(),
             replies_end: self.next.replies,

@@ -1,4 +1,4 @@
-//! Records that are another reader's.
+//! Records that are another shard's.
 
 use waybill_engine::{Event, Offset, Priority, Source};
 

@@ -338,7 +338,7 @@ impl Run {
         }
         let partition = self.home_of(reply.operation);
         self.judge_reply(Some(partition), &reply);
-        let replies = &mut self.store.shards[partition].replies;
+        let replies = &mut self.store.logs[partition].replies;
         replies.push(Some(Rc::new(reply)));
         if self.plan.transactions {
             replies.push(None);

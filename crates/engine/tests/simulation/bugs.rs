@@ -109,10 +109,10 @@ impl Bug {
             Self::LoseOwnerNotice => "A notice to an owner is not waited for, and lost in a crash",
             Self::LoseTombstone => "A cancel that comes before its create leaves no row",
             Self::BeginBeforeTaken => {
-                "A reader of a new layout begins before those that it follows were taken"
+                "A shard of a new layout begins before those that it follows were taken"
             }
             Self::MergeAtHighest => {
-                "A reader that merges others begins where the one stood that was furthest"
+                "A shard that merges others begins where the one stood that was furthest"
             }
         }
     }

@@ -400,7 +400,7 @@ impl Run {
                 let Some(priority) = source.priority() else {
                     return self.fail(Rule::Contract, None, || format!("rerouted: {record:?}"));
                 };
-                let record = self.store.shards[from].requests[priority][at].clone();
+                let record = self.store.logs[from].requests[priority][at].clone();
                 let record = match record {
                     Record::Request { request, .. } => Record::Request {
                         request,

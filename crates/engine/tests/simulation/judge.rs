@@ -156,7 +156,7 @@ impl Run {
         if partition != self.home_of(operation) {
             return;
         }
-        let at = self.store.shards[partition].requests[priority].len();
+        let at = self.store.logs[partition].requests[priority].len();
         let accepted = self.judge.accepted.entry(operation).or_insert(Accepted {
             partition,
             at: ByPriority::default(),
@@ -168,7 +168,7 @@ impl Run {
 
     /// A reply was given: on the log that it is about to be put on, or without one.
     pub fn judge_reply(&mut self, partition: Option<usize>, reply: &StepReply) {
-        let at = partition.map_or(NOWHERE, |log| self.store.shards[log].replies.len());
+        let at = partition.map_or(NOWHERE, |log| self.store.logs[log].replies.len());
         let row = self.store.row(reply.operation);
         let names = row.map(|row| &row.created.step_names);
         let mut names = names.into_iter().flatten();
@@ -266,7 +266,7 @@ impl Run {
         }
         let record = std::rc::Rc::new(failed.clone());
         self.judge.failed.insert(failed.event_id, failed);
-        self.store.shards[partition].failed.push(record);
+        self.store.logs[partition].failed.push(record);
     }
 
     pub fn take_alert(&mut self, alert: OperatorAlert) {
@@ -335,7 +335,7 @@ impl Run {
             .find(|(id, _, reached)| !self.is_safe(*id, partition, *reached));
         if let Some((id, _, reached)) = unsafe_one {
             let state = self.store.row(id).map(|row| row.state.clone());
-            let cursor = self.store.shards[partition].cursor;
+            let cursor = self.store.logs[partition].cursor;
             self.fail(Rule::CheckpointAhead, id, || {
                 format!("{reached:?} and cursor {cursor} have passed {state:?}")
             });
@@ -351,22 +351,21 @@ impl Run {
         let Some(row) = self.store.row(id) else {
             return false;
         };
-        let shard = &self.store.shards[partition];
-        let buckets = shard.index.range(shard.cursor..);
+        let logs = &self.store.logs[partition];
+        let buckets = logs.index.range(logs.cursor..);
         let mut entries = buckets.flat_map(|(_, entries)| entries);
-        let mut recoveries = shard.recoveries[checkpoint.on(Source::Recoveries)..].iter();
+        let mut recoveries = logs.recoveries[checkpoint.on(Source::Recoveries)..].iter();
         let is_hinted_at = entries.any(|(_, operation)| *operation == id)
             || recoveries.any(|recovery| recovery.operation == id);
         if !row.state.state.is_final() {
             return (row.state.handed_off || self.judge.was_unreadable(id)) && is_hinted_at;
         }
         // Whatever loads its row has its end announced, if that did not happen.
-        let mut replies = shard.replies[checkpoint.on(Source::Replies)..]
+        let mut replies = logs.replies[checkpoint.on(Source::Replies)..]
             .iter()
             .flatten();
-        let requests = |priority: Priority| {
-            shard.requests[priority][checkpoint.on(priority.source())..].iter()
-        };
+        let requests =
+            |priority: Priority| logs.requests[priority][checkpoint.on(priority.source())..].iter();
         let mut requests = Priority::ALL.into_iter().flat_map(requests);
         self.judge.is_announced(row)
             || is_hinted_at
@@ -376,8 +375,8 @@ impl Run {
 
     /// Whatever is no operation's went where it can be found; a cancel is noted.
     fn check_records_below(&mut self, priority: Priority, partition: usize) {
-        let shard = &self.store.shards[partition];
-        let records = shard.requests[priority].iter().enumerate();
+        let logs = &self.store.logs[partition];
+        let records = logs.requests[priority].iter().enumerate();
         let mut below = records.filter(|(at, record)| {
             let reached = self.store.reached(partition, record.key(*at));
             *at < reached.on(priority.source())
@@ -385,7 +384,7 @@ impl Run {
         let lost = below.find(|(at, _)| !self.is_seen_to(priority, partition, *at));
         let lost = lost.map(|(at, _)| at);
         if let Some(at) = lost {
-            let record = self.store.shards[partition].requests[priority][at].clone();
+            let record = self.store.logs[partition].requests[priority][at].clone();
             self.fail(Rule::NotAnswered, record.operation(), || {
                 format!("{at}: {record:?}")
             });
@@ -397,7 +396,7 @@ impl Run {
         let Record::Request {
             request,
             is_rerouted,
-        } = &self.store.shards[partition].requests[priority][at]
+        } = &self.store.logs[partition].requests[priority][at]
         else {
             return self.judge.dead_letters.contains(&place);
         };

@@ -1,10 +1,11 @@
-//! Owning a reader's work: a candidate takes a lease that has gone silent, its owner renews it and moves
+//! Owning a shard's work: a candidate takes a lease that has gone silent, its owner renews it and moves
 //! the checkpoint with that, and learns, late perhaps, that it was lost.
 
 use std::time::Duration;
 
 use waybill_engine::{
-    Division, Event, Handover, Priority, ReaderId, Source, Stamp, Stood, Timestamp,
+    Event, Priority, ResumeOffsets, ShardHandover, ShardId, ShardingScheme, Source, Stamp,
+    Timestamp,
 };
 
 use crate::bugs::Bug;
@@ -21,14 +22,14 @@ const AHEAD_MICROS: u64 = 1_800_000;
 
 impl Run {
     /// A candidate takes a lease that nobody has renewed for long enough.
-    pub fn watch(&mut self, reader: ReaderId) {
+    pub fn watch(&mut self, shard: ShardId) {
         let after = self.rng.between(100_000, 400_000);
-        self.later(after, What::Watch { reader });
-        let (generation, division) = self.store.layout();
-        if reader.0 >= division.readers() {
+        self.later(after, What::Watch { shard });
+        let (generation, scheme) = self.store.layout();
+        if shard.0 >= scheme.shards() {
             return;
         }
-        let key = (generation, reader);
+        let key = (generation, shard);
         let begun = match self.store.leases.get(&key) {
             Some(lease) if !self.may_be_taken(lease) => return,
             Some(lease) => {
@@ -60,7 +61,7 @@ impl Run {
         self.note_all(|| format!("owner {owner} takes {key:?}: {lease:?}"));
         let forgets = self.bug == Some(Bug::ForgetStampFloor);
         let stamp_floor = if forgets { Stamp(0) } else { floor };
-        let mut new = Owner::new(key, division, &lease, stamp_floor, clock);
+        let mut new = Owner::new(key, scheme, &lease, stamp_floor, clock);
         new.valid_until = valid_until(self.now);
         self.owners.push(new);
         let after = self.rng.below(5_000);
@@ -74,14 +75,14 @@ impl Run {
         lease.is_free || self.now.since(lease.changed_at).as_micros() >= u128::from(patience)
     }
 
-    /// What a reader goes on from that nobody has begun yet, once all whom it follows are taken.
-    fn beginning(&mut self, (generation, reader): LeaseKey) -> Option<Lease> {
+    /// What a shard goes on from that nobody has begun yet, once all that it follows are taken.
+    fn beginning(&mut self, (generation, shard): LeaseKey) -> Option<Lease> {
         let Some(before) = generation.checked_sub(1) else {
             return Some(Lease::default());
         };
-        let (division, of_before) = (self.store.layouts[generation], self.store.layouts[before]);
+        let (scheme, of_before) = (self.store.layouts[generation], self.store.layouts[before]);
         let mut leases = Vec::new();
-        for parent in division.follows(of_before, reader) {
+        for parent in scheme.follows(of_before, shard) {
             leases.push((parent, self.end((before, parent))?));
         }
         self.seen.count(match leases.len() {
@@ -99,15 +100,15 @@ impl Run {
             false => at(source).min().unwrap_or_default(),
         };
         let checkpoint = Checkpoint::of(begin);
-        let stood = leases.iter().flat_map(|(parent, lease)| {
-            let own = Stood {
-                division: of_before,
-                reader: *parent,
+        let resume = leases.iter().flat_map(|(parent, lease)| {
+            let own = ResumeOffsets {
+                scheme: of_before,
+                shard: *parent,
                 at: lease.checkpoint.0,
             };
-            lease.handover.stood().iter().copied().chain([own])
+            lease.handover.resume_offsets().iter().copied().chain([own])
         });
-        let handover = Handover::new(stood, |source| offset(checkpoint.on(source)));
+        let handover = ShardHandover::new(resume, |source| offset(checkpoint.on(source)));
         let of_leases = || leases.iter().map(|(_, lease)| lease);
         Some(Lease {
             epoch: of_leases().map(|lease| lease.epoch).max()?,
@@ -118,7 +119,7 @@ impl Run {
         })
     }
 
-    /// Takes a reader of an earlier layout for good, if its owner has let it go, or is silent.
+    /// Takes a shard of an earlier layout for good, if its owner has let it go, or is silent.
     fn end(&mut self, key: LeaseKey) -> Option<Lease> {
         let stands = match self.store.leases.get(&key) {
             Some(lease) if lease.is_ended => return Some(lease.clone()),
@@ -141,21 +142,21 @@ impl Run {
 
     /// Somebody divides the work anew: into more parts or fewer.
     pub fn repartition(&mut self) {
-        let (_, division) = self.store.layout();
+        let (_, scheme) = self.store.layout();
         let others = [1, 2, 4].into_iter();
-        let others = others.filter(|&number| number != division.readers_per_partition);
+        let others = others.filter(|&number| number != scheme.shards_per_partition);
         let others: Vec<u32> = others.collect();
-        let next = Division {
-            readers_per_partition: others[self.rng.index(others.len())],
-            ..division
+        let next = ShardingScheme {
+            shards_per_partition: others[self.rng.index(others.len())],
+            ..scheme
         };
         self.note_all(|| format!("the work is divided anew: {next}"));
         self.store.layouts.push(next);
-        for reader in self.watched..next.readers() {
-            let reader = ReaderId(reader);
-            self.later(1_000, What::Watch { reader });
+        for shard in self.watched..next.shards() {
+            let shard = ShardId(shard);
+            self.later(1_000, What::Watch { shard });
         }
-        self.watched = self.watched.max(next.readers());
+        self.watched = self.watched.max(next.shards());
     }
 
     /// An owner's clock may be far ahead, and so may its stamps; that only makes it patient. Where
@@ -301,7 +302,7 @@ fn valid_until(sent: Timestamp) -> Timestamp {
 }
 
 /// What is left of a handover behind a checkpoint.
-fn pruned(mut handover: Handover, checkpoint: Checkpoint) -> Handover {
+fn pruned(mut handover: ShardHandover, checkpoint: Checkpoint) -> ShardHandover {
     handover.forget_below(|source| offset(checkpoint.on(source)));
     handover
 }

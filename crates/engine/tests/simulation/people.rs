@@ -25,13 +25,13 @@ impl Run {
                 OperationRequest::Create(create) => format!("create {}", create.workflow),
                 OperationRequest::Amend(amend) => format!("{:?}", amend.amendment),
             };
-            let at = self.store.shards[partition].requests[priority].len();
+            let at = self.store.logs[partition].requests[priority].len();
             self.note(request.operation(), || {
                 format!("request: {what}, {priority:?} offset {at} of partition {partition}")
             });
         }
         self.judge_request(priority, partition, &record);
-        self.store.shards[partition].requests[priority].push(record);
+        self.store.logs[partition].requests[priority].push(record);
         self.wake_owners(partition, priority.source());
     }
 

@@ -4,8 +4,8 @@ use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 
 use waybill_engine::{
-    BatchNumber, Command, Message, OperationId, OperationRow, ReaderId, Recovery, Source,
-    StepReply, Timestamp,
+    BatchNumber, Command, Message, OperationId, OperationRow, Recovery, ShardId, Source, StepReply,
+    Timestamp,
 };
 
 use crate::services::Deed;
@@ -40,9 +40,9 @@ pub enum What {
 
     /// Somebody divides the work anew.
     Repartition,
-    /// A candidate looks at a reader's lease.
+    /// A candidate looks at a shard's lease.
     Watch {
-        reader: ReaderId,
+        shard: ShardId,
     },
     /// A new owner begins to work.
     Start {
@@ -136,7 +136,7 @@ pub enum What {
         incarnation: u32,
     },
 
-    /// A supervisor looks after its shards.
+    /// A supervisor looks after its index shards.
     Turn {
         supervisor: usize,
         incarnation: u32,
@@ -145,7 +145,7 @@ pub enum What {
     Look {
         supervisor: usize,
         incarnation: u32,
-        shard: usize,
+        index_shard: usize,
         due: Timestamp,
         operation: OperationId,
     },
@@ -153,7 +153,7 @@ pub enum What {
     Asked(Receipt),
     /// A supervisor's cursor and position become durable.
     CursorLands {
-        shard: usize,
+        index_shard: usize,
         bucket: i64,
         failed_next: usize,
     },

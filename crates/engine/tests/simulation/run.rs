@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use waybill_engine::{
-    Division, Event, InFlight, OperationId, Priority, ReaderId, Source, Timestamp,
+    Event, InFlight, OperationId, Priority, ShardId, ShardingScheme, Source, Timestamp,
 };
 
 use crate::agents::Agents;
@@ -17,7 +17,7 @@ use crate::rng::Rng;
 use crate::scheduler::Owner;
 use crate::seen::{Seen, Sight};
 use crate::services::Services;
-use crate::store::{Shard, Store, bucket_of};
+use crate::store::{PartitionLogs, Store, bucket_of};
 use crate::supervisors::Supervisor;
 
 /// More than any run needs.
@@ -35,7 +35,7 @@ pub struct Run {
     pub agents: Agents,
     /// Every owner that there ever was.
     pub owners: Vec<Owner>,
-    /// How many readers candidates look after, counted from the first.
+    /// How many shards candidates look after, counted from the first.
     pub watched: u32,
     pub supervisors: Vec<Supervisor>,
     pub judge: Judge,
@@ -79,12 +79,14 @@ impl Run {
         let now = START;
         let mut store = Store::default();
         store
-            .shards
-            .resize_with(plan.partitions as usize, || Shard {
+            .logs
+            .resize_with(plan.partitions as usize, || PartitionLogs {
                 cursor: bucket_of(START - Duration::from_secs(1)),
-                ..Shard::default()
+                ..PartitionLogs::default()
             });
-        store.layouts.push(Division::one_each(plan.partitions));
+        store
+            .layouts
+            .push(ShardingScheme::one_each(plan.partitions));
         let mut run = Self {
             watched: plan.partitions,
             agents: Agents::new(),
@@ -110,8 +112,8 @@ impl Run {
         for (index, ask) in self.plan.asks.iter().enumerate() {
             self.queue.push(ask.at, What::Ask(index));
         }
-        for reader in self.store.layout().1.all() {
-            self.queue.push(START, What::Watch { reader });
+        for shard in self.store.layout().1.all() {
+            self.queue.push(START, What::Watch { shard });
         }
         for _ in 0..self.plan.repartitions {
             let after = self.rng.below(10_000_000);
@@ -173,7 +175,7 @@ impl Run {
                 is_copy,
             } => self.reply_arrives(task, incarnation, *reply, is_copy),
             What::Repartition => self.repartition(),
-            What::Watch { reader } => self.watch(reader),
+            What::Watch { shard } => self.watch(shard),
             What::LandLate { owner, writes } => self.land_late(owner, writes),
             What::Land { owner, is_rest } => self.land(owner, is_rest),
             What::RenewalLands { owner, sent, lease } => self.renewal_lands(owner, sent, *lease),
@@ -205,16 +207,16 @@ impl Run {
             What::Look {
                 supervisor,
                 incarnation,
-                shard,
+                index_shard,
                 due,
                 operation,
-            } => self.look(supervisor, incarnation, shard, due, operation),
+            } => self.look(supervisor, incarnation, index_shard, due, operation),
             What::Asked(receipt) => self.asked(receipt),
             What::CursorLands {
-                shard,
+                index_shard,
                 bucket,
                 failed_next,
-            } => self.cursor_lands(shard, bucket, failed_next),
+            } => self.cursor_lands(index_shard, bucket, failed_next),
             What::Start { owner }
             | What::Poll { owner, .. }
             | What::Loaded { owner, .. }
@@ -360,44 +362,44 @@ impl Run {
                 .layout()
                 .1
                 .all()
-                .all(|reader| self.is_at_rest(reader))
+                .all(|shard| self.is_at_rest(shard))
     }
 
     /// Whether an entry of the deadline index will have an operation looked at.
     fn is_to_be_looked_at(&self, operation: OperationId) -> bool {
-        let shards = self.store.shards.iter();
-        let mut entries = shards.flat_map(|shard| shard.index.values().flatten());
+        let logs = self.store.logs.iter();
+        let mut entries = logs.flat_map(|logs| logs.index.values().flatten());
         entries.any(|(_, indexed)| *indexed == operation)
     }
 
-    fn is_at_rest(&self, reader: ReaderId) -> bool {
-        let (generation, division) = self.store.layout();
-        let shard = &self.store.shards[division.partition_of(reader).0 as usize];
-        let Some(lease) = self.store.leases.get(&(generation, reader)) else {
+    fn is_at_rest(&self, shard: ShardId) -> bool {
+        let (generation, scheme) = self.store.layout();
+        let logs = &self.store.logs[scheme.partition_of(shard).0 as usize];
+        let Some(lease) = self.store.leases.get(&(generation, shard)) else {
             return false;
         };
         let owner = &self.owners[lease.owner];
         let idle = owner.engine.as_ref().is_some_and(|engine| {
             engine.in_flight() == InFlight::default() && !owner.has_work_under_way()
         });
-        let last_reply = shard.replies.iter().rposition(Option::is_some);
-        let is_done = |source| lease.checkpoint.on(source) == shard.len(source);
+        let last_reply = logs.replies.iter().rposition(Option::is_some);
+        let is_done = |source| lease.checkpoint.on(source) == logs.len(source);
         idle && is_done(Source::Requests)
             && is_done(Source::HighPriority)
             && lease.checkpoint.on(Source::Replies) >= last_reply.map_or(0, |last| last + 1)
             && is_done(Source::Recoveries)
-            && shard.failed_next == shard.failed.len()
+            && logs.failed_next == logs.failed.len()
     }
 
     fn report_unfinished(&mut self) {
         let left = self.store.rows().find(|row| !self.judge.is_announced(row));
         let operation = left.map(|row| row.id);
         let state = left.map(|row| row.state.clone());
-        let shards = self.store.shards.iter();
-        let logs: Vec<_> = shards
-            .map(|shard| {
-                let ends = Source::ALL.map(|source| shard.len(source));
-                (ends, shard.failed_next, shard.failed.len())
+        let logs = self.store.logs.iter();
+        let logs: Vec<_> = logs
+            .map(|logs| {
+                let ends = Source::ALL.map(|source| logs.len(source));
+                (ends, logs.failed_next, logs.failed.len())
             })
             .collect();
         let held: Vec<_> = self

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use waybill_engine::{
-    ByPriority, Division, Epoch, Event, ForwardRecord, KeyHash, Offset, OperationId, OwnerId,
-    Ownership, PartitionEngine, PartitionId, Places, Priority, Recovery, RecoveryVerb, Room,
-    ShardId, Share, Source, Stamp, StepReply, StepState, Timestamp, partition_for,
+    ByPriority, Epoch, Event, ForwardRecord, KeyHash, LayoutShard, Offset, OperationId, OwnerId,
+    Ownership, PartitionEngine, PartitionId, Priority, Recovery, RecoveryVerb, Room, ShardFilter,
+    ShardingScheme, Source, Stamp, StepReply, StepState, Timestamp, TopicOffsets, partition_for,
 };
 
 use crate::bugs::Bug;
@@ -41,7 +41,7 @@ pub enum Life {
 pub struct Owner {
     pub partition: usize,
     pub key: LeaseKey,
-    share: Share,
+    filter: ShardFilter,
     pub epoch: Epoch,
     /// `None` until it has started.
     pub engine: Option<PartitionEngine>,
@@ -75,7 +75,7 @@ impl Owner {
     /// Whoever has just taken a lease; it has not begun to work.
     pub fn new(
         key: LeaseKey,
-        division: Division,
+        scheme: ShardingScheme,
         lease: &Lease,
         stamp_floor: Stamp,
         clock: Clock,
@@ -85,9 +85,9 @@ impl Owner {
             next[Run::index_of(source)] = lease.checkpoint.on(source);
         }
         Self {
-            partition: division.partition_of(key.1).0 as usize,
+            partition: scheme.partition_of(key.1).0 as usize,
             key,
-            share: Share::new(division, key.1, lease.handover.clone()),
+            filter: ShardFilter::new(scheme, key.1, lease.handover.clone()),
             epoch: lease.epoch,
             engine: None,
             clock,
@@ -155,25 +155,21 @@ impl Run {
         let name = OwnerId(self.rng.uuid());
         let ignores_inbox = self.bug == Some(Bug::TimeOutBeforeInboxIsRead);
         let owner = &mut self.owners[index];
-        let shard = &self.store.shards[owner.partition];
-        owner.inbox_end = shard.replies.len();
+        let logs = &self.store.logs[owner.partition];
+        owner.inbox_end = logs.replies.len();
         owner.replies_end = owner.inbox_end;
-        let mut next = Places::default();
+        let mut next = TopicOffsets::default();
         for source in Source::ALL {
             *next.on_mut(source) = offset(owner.next[Self::index_of(source)]);
         }
         let ownership = Ownership {
             partition: PartitionId(u32::try_from(owner.partition).unwrap()),
-            shard: ShardId::default(),
+            shard: LayoutShard::default(),
             owner: name,
             epoch: owner.epoch,
             next,
-            requests_end: ByPriority::of(|priority| offset(shard.len(priority.source()))),
-            replies_end: offset(if ignores_inbox {
-                0
-            } else {
-                shard.replies.len()
-            }),
+            requests_end: ByPriority::of(|priority| offset(logs.len(priority.source()))),
+            replies_end: offset(if ignores_inbox { 0 } else { logs.replies.len() }),
             stamp_floor: owner.stamp_floor,
             stamp_limit: owner.stamp_limit,
         };
@@ -233,7 +229,7 @@ impl Run {
         if owner.engine.is_none() || self.bug == Some(Bug::TimeOutBeforeInboxIsRead) {
             return;
         }
-        owner.inbox_end = self.store.shards[owner.partition].replies.len();
+        owner.inbox_end = self.store.logs[owner.partition].replies.len();
         let end = offset(owner.inbox_end);
         self.apply(index, Event::InboxEnd(end));
     }
@@ -312,10 +308,10 @@ impl Run {
         let Some(key) = self.key_at(owner.partition, source, at) else {
             return Some(event);
         };
-        if owner.share.takes(source, offset(at), key) {
+        if owner.filter.takes(source, offset(at), key) {
             return Some(event);
         }
-        if owner.share.had_done(source, offset(at), key) {
+        if owner.filter.had_done(source, offset(at), key) {
             self.seen.count(Sight::DoneByFollowed);
         }
         Some(Event::Passed {
@@ -325,30 +321,30 @@ impl Run {
         })
     }
 
-    /// What readers go by, of a record.
+    /// What shards go by, of a record.
     fn key_at(&self, partition: usize, source: Source, at: usize) -> Option<KeyHash> {
-        let shard = &self.store.shards[partition];
+        let logs = &self.store.logs[partition];
         let of = |id: OperationId| KeyHash::of(&id.key());
         match source {
-            Source::Requests => Some(shard.requests.normal.get(at)?.key(at)),
-            Source::HighPriority => Some(shard.requests.high.get(at)?.key(at)),
-            Source::Replies => Some(of(shard.replies.get(at)?.as_ref()?.operation)),
-            Source::Recoveries => Some(of(shard.recoveries.get(at)?.operation)),
+            Source::Requests => Some(logs.requests.normal.get(at)?.key(at)),
+            Source::HighPriority => Some(logs.requests.high.get(at)?.key(at)),
+            Source::Replies => Some(of(logs.replies.get(at)?.as_ref()?.operation)),
+            Source::Recoveries => Some(of(logs.recoveries.get(at)?.operation)),
         }
     }
 
     /// What the engine is told of a record.
     fn event_at(&self, partition: usize, source: Source, at: usize) -> Option<Event> {
-        let shard = &self.store.shards[partition];
+        let logs = &self.store.logs[partition];
         let offset = offset(at);
         if let Some(priority) = source.priority() {
-            let record = shard.requests[priority].get(at)?;
+            let record = logs.requests[priority].get(at)?;
             return Some(self.request_event(priority, partition, record, at));
         }
         match source {
             Source::Requests | Source::HighPriority => None,
             Source::Replies => {
-                let Some(reply) = shard.replies.get(at)? else {
+                let Some(reply) = logs.replies.get(at)? else {
                     return Some(Event::InboxRead(offset.next()));
                 };
                 let mut reply = (**reply).clone();
@@ -363,7 +359,7 @@ impl Run {
                 Some(Event::Reply { offset, reply })
             }
             Source::Recoveries => {
-                let mut recovery = (**shard.recoveries.get(at)?).clone();
+                let mut recovery = (**logs.recoveries.get(at)?).clone();
                 if self.bug == Some(Bug::LoseRecovery) {
                     recovery.operation = OperationId(uuid::Uuid::from_u128(at as u128));
                 }

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 use waybill_engine::{
-    ByPriority, Division, Epoch, FailedOperation, Handover, KeyHash, OperationId, OperationRow,
-    PartitionId, Places, Priority, ReaderId, Recovery, RowChange, Source, Stamp, StepReply,
-    Timestamp,
+    ByPriority, Epoch, FailedOperation, KeyHash, OperationId, OperationRow, PartitionId, Priority,
+    Recovery, RowChange, ShardHandover, ShardId, ShardingScheme, Source, Stamp, StepReply,
+    Timestamp, TopicOffsets,
 };
 
 use crate::scheduler::offset;
-use crate::supervisors::ShardLease;
+use crate::supervisors::IndexShardLease;
 use crate::workload::Record;
 
 /// How long an owner may act after a renewal was sent.
@@ -20,16 +20,16 @@ pub const LEASE_MARGIN_MICROS: u64 = 100_000;
 
 /// How far the logs of a partition were read and done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Checkpoint(pub Places);
+pub struct Checkpoint(pub TopicOffsets);
 
 impl Checkpoint {
     /// What the logs say, one after the other.
     pub fn of(at: impl Fn(Source) -> usize) -> Self {
-        let mut places = Places::default();
+        let mut offsets = TopicOffsets::default();
         for source in Source::ALL {
-            *places.on_mut(source) = offset(at(source));
+            *offsets.on_mut(source) = offset(at(source));
         }
-        Self(places)
+        Self(offsets)
     }
 
     /// The position in one of the logs.
@@ -38,10 +38,10 @@ impl Checkpoint {
     }
 }
 
-/// What a lease is for: the generation of the layout, and the reader.
-pub type LeaseKey = (usize, ReaderId);
+/// What a lease is for: the generation of the layout, and the shard.
+pub type LeaseKey = (usize, ShardId);
 
-/// The lease row of a reader.
+/// The lease row of a shard.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Lease {
     pub owner: usize,
@@ -54,8 +54,8 @@ pub struct Lease {
     pub is_free: bool,
     /// Those of the next layout have taken it for good.
     pub is_ended: bool,
-    /// What those whom it follows had done beyond its checkpoint.
-    pub handover: Handover,
+    /// What those that it follows had done beyond its checkpoint.
+    pub handover: ShardHandover,
 }
 
 /// A row that cannot be read.
@@ -72,9 +72,9 @@ pub enum Written {
     Clash,
 }
 
-/// The logs of one partition, and its shard of the deadline index.
+/// The logs of one partition, and its part of the deadline index.
 #[derive(Debug, Default)]
-pub struct Shard {
+pub struct PartitionLogs {
     pub requests: ByPriority<Vec<Record>>,
     /// `None` where a transaction's marker lies.
     pub replies: Vec<Option<Rc<StepReply>>>,
@@ -87,14 +87,14 @@ pub struct Shard {
     /// Buckets below this were swept.
     pub cursor: i64,
     /// The supervisor that sweeps them.
-    pub sweeper: Option<ShardLease>,
+    pub sweeper: Option<IndexShardLease>,
 }
 
 #[derive(Debug, Default)]
 pub struct Store {
-    pub shards: Vec<Shard>,
-    /// The division of every generation; the last one is in force.
-    pub layouts: Vec<Division>,
+    pub logs: Vec<PartitionLogs>,
+    /// The sharding scheme of every generation; the last one is in force.
+    pub layouts: Vec<ShardingScheme>,
     pub leases: BTreeMap<LeaseKey, Lease>,
     rows: Vec<Row>,
     pub attention: Vec<OperationId>,
@@ -114,7 +114,7 @@ pub fn bucket_of(at: Timestamp) -> i64 {
     at.as_micros().div_euclid(1_000_000)
 }
 
-impl Shard {
+impl PartitionLogs {
     /// How many records a log has.
     pub fn len(&self, source: Source) -> usize {
         match source {
@@ -133,8 +133,8 @@ impl Store {
             .map(|stored| &stored.row)
     }
 
-    /// The division in force, and its generation.
-    pub fn layout(&self) -> (usize, Division) {
+    /// The sharding scheme in force, and its generation.
+    pub fn layout(&self) -> (usize, ShardingScheme) {
         let generation = self.layouts.len() - 1;
         (generation, self.layouts[generation])
     }
@@ -143,9 +143,8 @@ impl Store {
     pub fn reached(&self, partition: usize, key: KeyHash) -> Checkpoint {
         let partition = PartitionId(u32::try_from(partition).unwrap());
         let newest = self.layouts.iter().enumerate().rev();
-        let mut newest = newest.filter_map(|(generation, division)| {
-            self.leases
-                .get(&(generation, division.taker(partition, key)))
+        let mut newest = newest.filter_map(|(generation, scheme)| {
+            self.leases.get(&(generation, scheme.taker(partition, key)))
         });
         let Some(lease) = newest.next() else {
             return Checkpoint::default();
@@ -212,8 +211,11 @@ impl Store {
         Written::Stands
     }
 
-    pub fn index(&mut self, shard: usize, due: Timestamp, operation: OperationId) {
-        let bucket = self.shards[shard].index.entry(bucket_of(due)).or_default();
+    pub fn index(&mut self, partition: usize, due: Timestamp, operation: OperationId) {
+        let bucket = self.logs[partition]
+            .index
+            .entry(bucket_of(due))
+            .or_default();
         bucket.push((due, operation));
     }
 }

@@ -1,4 +1,4 @@
-//! Supervisors: each runs the real [`Supervision`] over the shards whose lease it holds. They sweep
+//! Supervisors: each runs the real [`Supervision`] over the index shards whose lease it holds. They sweep
 //! the deadline index by buckets behind a durable cursor, and consume failed-operations; they die,
 //! and stand still, and others take over.
 
@@ -17,8 +17,8 @@ use crate::run::Run;
 use crate::seen::Sight;
 use crate::store::{Spoilt, bucket_of};
 
-/// How long a shard stays with a supervisor that has gone silent.
-const SHARD_LEASE_MICROS: u64 = 1_500_000;
+/// How long an index shard stays with a supervisor that has gone silent.
+const INDEX_SHARD_LEASE_MICROS: u64 = 1_500_000;
 /// How long after its end a bucket may still get entries: writes that are late, and clocks that are
 /// off.
 const GRACE: Duration = Duration::from_secs(6);
@@ -32,11 +32,11 @@ pub struct Supervisor {
     name: String,
     incarnation: u32,
     stands_still_until: Timestamp,
-    /// By partition, what it knows of the shards that it holds.
-    shards: Vec<Option<Sweep>>,
+    /// By partition, what it knows of the index shards that it holds.
+    index_shards: Vec<Option<Sweep>>,
 }
 
-/// What a supervisor knows of a shard.
+/// What a supervisor knows of an index shard.
 #[derive(Debug)]
 struct Sweep {
     cursor: i64,
@@ -58,7 +58,7 @@ struct Bucket {
 pub struct Receipt {
     supervisor: usize,
     incarnation: u32,
-    shard: usize,
+    index_shard: usize,
     of: Of,
 }
 
@@ -68,9 +68,9 @@ enum Of {
     Failed(usize),
 }
 
-/// Who holds a shard.
+/// Who holds an index shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct ShardLease {
+pub struct IndexShardLease {
     holder: usize,
     incarnation: u32,
     until: Timestamp,
@@ -86,7 +86,7 @@ impl Supervisor {
                 name: format!("supervisor-{number}"),
                 incarnation: 0,
                 stands_still_until: now,
-                shards: (0..plan.partitions).map(|_| None).collect(),
+                index_shards: (0..plan.partitions).map(|_| None).collect(),
             }
         };
         (0..plan.supervisors).map(one).collect()
@@ -94,7 +94,7 @@ impl Supervisor {
 }
 
 impl Run {
-    /// A supervisor looks after its shards.
+    /// A supervisor looks after its index shards.
     pub fn turn(&mut self, index: usize, incarnation: u32) {
         let what = What::Turn {
             supervisor: index,
@@ -105,11 +105,11 @@ impl Run {
         };
         let after = self.rng.between(250_000, 700_000);
         self.later(after, what);
-        for shard in 0..self.store.shards.len() {
-            if self.holds(index, incarnation, shard) {
-                self.sweep(index, incarnation, shard);
-                self.consume_failed(index, incarnation, shard);
-                self.advance(index, shard);
+        for index_shard in 0..self.store.logs.len() {
+            if self.holds(index, incarnation, index_shard) {
+                self.sweep(index, incarnation, index_shard);
+                self.consume_failed(index, incarnation, index_shard);
+                self.advance(index, index_shard);
             }
         }
     }
@@ -139,7 +139,10 @@ impl Run {
             return None;
         }
         supervisor.incarnation += 1;
-        supervisor.shards.iter_mut().for_each(|sweep| *sweep = None);
+        supervisor
+            .index_shards
+            .iter_mut()
+            .for_each(|sweep| *sweep = None);
         let incarnation = supervisor.incarnation;
         self.seen.count(Sight::SupervisorCrashes);
         self.note_all(|| format!("supervisor {index} dies"));
@@ -153,29 +156,29 @@ impl Run {
         None
     }
 
-    /// Takes or renews the lease of a shard.
-    fn holds(&mut self, index: usize, incarnation: u32, shard: usize) -> bool {
-        let held = &mut self.store.shards[shard].sweeper;
+    /// Takes or renews the lease of an index shard.
+    fn holds(&mut self, index: usize, incarnation: u32, index_shard: usize) -> bool {
+        let held = &mut self.store.logs[index_shard].sweeper;
         let is_mine =
-            |lease: &ShardLease| (lease.holder, lease.incarnation) == (index, incarnation);
+            |lease: &IndexShardLease| (lease.holder, lease.incarnation) == (index, incarnation);
         let was_mine = held.as_ref().is_some_and(is_mine);
         if !was_mine && held.is_some_and(|lease| lease.until > self.now) {
-            self.supervisors[index].shards[shard] = None;
+            self.supervisors[index].index_shards[index_shard] = None;
             return false;
         }
-        let before = held.replace(ShardLease {
+        let before = held.replace(IndexShardLease {
             holder: index,
             incarnation,
-            until: self.now + Duration::from_micros(SHARD_LEASE_MICROS),
+            until: self.now + Duration::from_micros(INDEX_SHARD_LEASE_MICROS),
         });
         if !was_mine {
-            self.supervisors[index].shards[shard] = None;
+            self.supervisors[index].index_shards[index_shard] = None;
             if before.is_some() {
                 self.seen.count(Sight::SupervisorTakeOvers);
             }
         }
-        let durable = &self.store.shards[shard];
-        self.supervisors[index].shards[shard].get_or_insert_with(|| Sweep {
+        let durable = &self.store.logs[index_shard];
+        self.supervisors[index].index_shards[index_shard].get_or_insert_with(|| Sweep {
             cursor: durable.cursor,
             open: BTreeMap::new(),
             failed_next: durable.failed_next,
@@ -185,14 +188,14 @@ impl Run {
     }
 
     /// Reads the buckets from the cursor up to now.
-    fn sweep(&mut self, index: usize, incarnation: u32, shard: usize) {
+    fn sweep(&mut self, index: usize, incarnation: u32, index_shard: usize) {
         let supervisor = &mut self.supervisors[index];
         let local = supervisor.clock.read(self.now);
-        let Some(sweep) = &mut supervisor.shards[shard] else {
+        let Some(sweep) = &mut supervisor.index_shards[index_shard] else {
             return;
         };
         let mut found = Vec::new();
-        let buckets = self.store.shards[shard].index.range(sweep.cursor..);
+        let buckets = self.store.logs[index_shard].index.range(sweep.cursor..);
         for (&bucket, entries) in buckets.take_while(|(bucket, _)| **bucket <= bucket_of(local)) {
             let open = sweep.open.entry(bucket).or_default();
             for entry in entries {
@@ -212,7 +215,7 @@ impl Run {
                 What::Look {
                     supervisor: index,
                     incarnation,
-                    shard,
+                    index_shard,
                     due,
                     operation,
                 },
@@ -225,14 +228,14 @@ impl Run {
         &mut self,
         index: usize,
         incarnation: u32,
-        shard: usize,
+        index_shard: usize,
         due: Timestamp,
         operation: OperationId,
     ) {
         let what = What::Look {
             supervisor: index,
             incarnation,
-            shard,
+            index_shard,
             due,
             operation,
         };
@@ -242,7 +245,7 @@ impl Run {
         let receipt = Receipt {
             supervisor: index,
             incarnation,
-            shard,
+            index_shard,
             of: Of::Bucket(bucket_of(due)),
         };
         let local = self.supervisors[index].clock.read(self.now);
@@ -255,7 +258,7 @@ impl Run {
             bucket.open = bucket.open + asked.len() - 1;
         }
         for recovery in asked {
-            self.send_recovery(shard, recovery, receipt);
+            self.send_recovery(index_shard, recovery, receipt);
         }
     }
 
@@ -289,18 +292,19 @@ impl Run {
         let Of::Bucket(bucket) = receipt.of else {
             return None;
         };
-        let sweep = self.supervisors[receipt.supervisor].shards[receipt.shard].as_mut()?;
+        let sweep =
+            self.supervisors[receipt.supervisor].index_shards[receipt.index_shard].as_mut()?;
         sweep.open.get_mut(&bucket)
     }
 
-    fn consume_failed(&mut self, index: usize, incarnation: u32, shard: usize) {
+    fn consume_failed(&mut self, index: usize, incarnation: u32, index_shard: usize) {
         let supervisor = &mut self.supervisors[index];
         let local = supervisor.clock.read(self.now);
-        let Some(sweep) = &mut supervisor.shards[shard] else {
+        let Some(sweep) = &mut supervisor.index_shards[index_shard] else {
             return;
         };
         let from = sweep.failed_next;
-        let records = self.store.shards[shard].failed[from..].iter();
+        let records = self.store.logs[index_shard].failed[from..].iter();
         let records: Vec<_> = records.take(FAILED_AT_ONCE).map(Rc::clone).collect();
         sweep.failed_next += records.len();
         for (position, failed) in (from..).zip(records) {
@@ -308,16 +312,16 @@ impl Run {
             let Some(recovery) = self.supervision(index).failed(&failed, local) else {
                 continue;
             };
-            if let Some(sweep) = &mut self.supervisors[index].shards[shard] {
+            if let Some(sweep) = &mut self.supervisors[index].index_shards[index_shard] {
                 sweep.failed_open.push(position);
             }
             let receipt = Receipt {
                 supervisor: index,
                 incarnation,
-                shard,
+                index_shard,
                 of: Of::Failed(position),
             };
-            self.send_recovery(shard, recovery, receipt);
+            self.send_recovery(index_shard, recovery, receipt);
         }
     }
 
@@ -371,7 +375,7 @@ impl Run {
             format!("recovery: {by} asks {verb:?}, {}", recovery.reason)
         });
         let recovery = Rc::new(recovery);
-        self.store.shards[partition].recoveries.push(recovery);
+        self.store.logs[partition].recoveries.push(recovery);
         self.wake_owners(partition, Source::Recoveries);
     }
 
@@ -383,18 +387,18 @@ impl Run {
         if let Some(bucket) = self.bucket(&receipt) {
             bucket.open = bucket.open.saturating_sub(1);
         }
-        let sweep = &mut self.supervisors[receipt.supervisor].shards[receipt.shard];
+        let sweep = &mut self.supervisors[receipt.supervisor].index_shards[receipt.index_shard];
         if let (Some(sweep), Of::Failed(position)) = (sweep, receipt.of) {
             sweep.failed_open.retain(|open| *open != position);
         }
     }
 
     /// Moves the cursor behind the buckets that are seen to.
-    fn advance(&mut self, index: usize, shard: usize) {
+    fn advance(&mut self, index: usize, index_shard: usize) {
         let moves_early = self.bug == Some(Bug::MoveCursorEarly);
         let supervisor = &mut self.supervisors[index];
         let local = supervisor.clock.read(self.now);
-        let Some(sweep) = &mut supervisor.shards[shard] else {
+        let Some(sweep) = &mut supervisor.index_shards[index_shard] else {
             return;
         };
         while let Some(first) = sweep.open.first_entry() {
@@ -410,14 +414,14 @@ impl Run {
         }
         let failed_next = sweep.failed_open.iter().min().copied();
         let failed_next = failed_next.unwrap_or(sweep.failed_next);
-        let durable = &self.store.shards[shard];
+        let durable = &self.store.logs[index_shard];
         if (sweep.cursor, failed_next) != (durable.cursor, durable.failed_next) {
             let bucket = sweep.cursor;
             let after = self.rng.below(20_000);
             self.later(
                 after,
                 What::CursorLands {
-                    shard,
+                    index_shard,
                     bucket,
                     failed_next,
                 },
@@ -426,12 +430,12 @@ impl Run {
     }
 
     /// Cursor and position never go back.
-    pub fn cursor_lands(&mut self, shard: usize, bucket: i64, failed_next: usize) {
-        let durable = &mut self.store.shards[shard];
+    pub fn cursor_lands(&mut self, index_shard: usize, bucket: i64, failed_next: usize) {
+        let durable = &mut self.store.logs[index_shard];
         durable.cursor = durable.cursor.max(bucket);
         durable.failed_next = durable.failed_next.max(failed_next);
         let cursor = durable.cursor;
         durable.index.retain(|bucket, _| *bucket >= cursor);
-        self.check_checkpoint(shard);
+        self.check_checkpoint(index_shard);
     }
 }

@@ -35,7 +35,7 @@ impl Record {
         }
     }
 
-    /// What readers go by, of the record at this position.
+    /// What shards go by, of the record at this position.
     pub fn key(&self, at: usize) -> KeyHash {
         match self.operation() {
             Some(id) => KeyHash::of(&id.key()),

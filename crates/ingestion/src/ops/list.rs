@@ -144,13 +144,13 @@ impl Api {
             now,
             workflows: &self.rules.workflows,
         };
-        let shards = self.intake.partition_map().all_ever();
+        let index_shards = self.intake.partition_map().all_ever();
         let mut looked_at = 0;
         let next = 'page: loop {
             let entries = self
                 .intake
                 .reads()
-                .attention_page(shards.clone(), cursor, ROWS_AT_ONCE)
+                .attention_page(index_shards.clone(), cursor, ROWS_AT_ONCE)
                 .await?;
             let ids = entries
                 .entries

@@ -6,9 +6,9 @@ use std::time::Duration;
 use uuid::Uuid;
 use waybill_engine::{
     Action, AlertKind, AmendRequest, Amendment, Attempt, AttemptSeen, Contact, CreateRequest,
-    Epoch, FailedOperation, IdOrigin, Nonce, Offset, OperationId, OperationRequest,
+    Epoch, FailedOperation, IdOrigin, LayoutShard, Nonce, Offset, OperationId, OperationRequest,
     OperationStatus, OperatorAlert, Outcome, OwnerNotice, PartitionId, Position, Priority,
-    ProcessState, Recovery, RecoveryVerb, RequestHash, ShardId, StatusKind, StepError, StepReply,
+    ProcessState, Recovery, RecoveryVerb, RequestHash, StatusKind, StepError, StepReply,
     StepRequest, StepState, Timestamp,
 };
 
@@ -105,7 +105,7 @@ pub fn step_request() -> StepRequest {
             .into(),
         results: pairs(&[("package.id", "p-9"), ("account.suspended", "false")]),
         reply_partition: PartitionId(3),
-        shard: Some(ShardId {
+        shard: Some(LayoutShard {
             layout: 3,
             number: 7,
         }),

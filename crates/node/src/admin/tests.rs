@@ -18,7 +18,7 @@ impl SchedulerControl for Fake {
     fn list(&self) -> Vec<SchedulerView> {
         let state = *self.0.lock().unwrap();
         let view = SchedulerView {
-            reader: ReaderId(0),
+            shard: ShardId(0),
             partition: PartitionId(0),
             layout: 0,
             state,
@@ -39,7 +39,7 @@ impl SchedulerControl for Fake {
         vec![
             view.clone(),
             SchedulerView {
-                reader: ReaderId(1),
+                shard: ShardId(1),
                 partition: PartitionId(1),
                 ..view
             },
@@ -48,12 +48,12 @@ impl SchedulerControl for Fake {
 
     fn set_running(
         &self,
-        reader: ReaderId,
+        shard: ShardId,
         running: bool,
     ) -> BoxFuture<'_, Result<(), ControlError>> {
         Box::pin(async move {
-            match reader {
-                ReaderId(0) => {
+            match shard {
+                ShardId(0) => {
                     *self.0.lock().unwrap() = if running {
                         SchedulerState::Running
                     } else {
@@ -61,7 +61,7 @@ impl SchedulerControl for Fake {
                     };
                     Ok(())
                 }
-                ReaderId(1) => Err(ControlError::ShuttingDown),
+                ShardId(1) => Err(ControlError::ShuttingDown),
                 other => Err(ControlError::NotHere(other)),
             }
         })
@@ -154,7 +154,7 @@ async fn a_partition_is_stopped_and_started_by_put() {
     assert_eq!(
         serde_json::from_str::<serde_json::Value>(&body).unwrap(),
         serde_json::json!({
-            "reader": 0, "partition": 0, "layout": 0, "state": "stopped", "epoch": 3,
+            "shard": 0, "partition": 0, "layout": 0, "state": "stopped", "epoch": 3,
             "checkpoint": {"requests": 10, "highPriority": 3, "replies": 70}, "consumed": 12,
             "consumedHighPriority": 4, "inFlight": 2, "waiting": 3, "heldBy": null, "highPriorityHeldBy": null,
         })
@@ -170,17 +170,17 @@ async fn a_partition_is_stopped_and_started_by_put() {
 }
 
 #[test]
-fn what_was_not_started_or_stopped_is_named_as_a_reader() {
-    let (reader, wanted, cause) = (ReaderId(9), "stopped", "its lease is away".to_owned());
+fn what_was_not_started_or_stopped_is_named_as_a_shard() {
+    let (shard, wanted, cause) = (ShardId(9), "stopped", "its lease is away".to_owned());
     let failed = ControlError::Failed {
-        reader,
+        shard,
         wanted,
         cause,
     };
-    let texts = [ControlError::NotHere(reader), failed].map(|error| error.to_string());
+    let texts = [ControlError::NotHere(shard), failed].map(|error| error.to_string());
     let expected = [
-        "reader 9 is not run by this process",
-        "reader 9 could not be stopped: its lease is away",
+        "shard 9 is not run by this process",
+        "shard 9 could not be stopped: its lease is away",
     ];
     assert_eq!(texts, expected);
 }
@@ -372,10 +372,10 @@ async fn whoever_looks_or_changes_needs_a_token_for_all_and_probes_need_none() {
         ("GET", "/metrics", [200; 5]),
         ("GET", "/problems/unauthenticated", [200; 5]),
         ("GET", "/schedulers", [200, 200, 403, 403, 401]),
-        ("GET", "/readers", [404, 404, 403, 403, 401]),
+        ("GET", "/shards", [404, 404, 403, 403, 401]),
         ("GET", "/partitions", [404, 404, 403, 403, 401]),
         ("PUT", "/schedulers/0", [403, 200, 403, 403, 401]),
-        ("PUT", "/readers", [403, 422, 403, 403, 401]),
+        ("PUT", "/shards", [403, 422, 403, 403, 401]),
         ("PUT", "/partitions", [403, 422, 403, 403, 401]),
         ("GET", "/log", [200, 200, 403, 403, 401]),
         ("PUT", "/log", [403, 422, 403, 403, 401]),

@@ -9,7 +9,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use waybill_config::Environment;
-use waybill_engine::{Division, ReaderId};
+use waybill_engine::{ShardId, ShardingScheme};
 use waybill_scheduler::Own;
 
 use super::Config;
@@ -39,20 +39,20 @@ pub enum PartitionChoice {
 /// Why it is not clear which partitions this process drives.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The reader, or the last of the range, is beyond the number of readers.
+    /// The shard, or the last of the range, is beyond the number of shards.
     #[error(
-        "{source_name} asks for reader {reader}, but there are {readers}: 0 to {}; \
-         run at most as many schedulers as there are readers, which is one for each partition or, \
-         where more share one, partitions times scheduler.readersPerPartition",
-        .readers - 1
+        "{source_name} asks for shard {shard}, but there are {shards}: 0 to {}; \
+         run at most as many schedulers as there are shards, which is one for each partition or, \
+         where more share one, partitions times scheduler.shardsPerPartition",
+        .shards - 1
     )]
     Beyond {
         /// What asked for it.
         source_name: &'static str,
-        /// The reader; that of a partition where none is shared.
-        reader: u32,
+        /// The shard; the partition's number where each has one shard.
+        shard: u32,
         /// How many there are.
-        readers: u32,
+        shards: u32,
     },
     /// `POD_INDEX` is not a number.
     #[error("POD_INDEX is {0:?}, and should be the pod's index in its StatefulSet")]
@@ -65,20 +65,20 @@ pub enum IdentityError {
     Name(String),
 }
 
-/// The readers that this process runs: those that the configuration names, else that of `POD_INDEX`, else
-/// that of the number at the end of `POD_NAME`, else all. Where no partition is shared, readers have the
+/// The shards that this process runs: those that the configuration names, else that of `POD_INDEX`, else
+/// that of the number at the end of `POD_NAME`, else all. Where no partition is shared, shards have the
 /// numbers of their partitions. They may be those of the configuration, or of how the work `stands` divided.
 ///
 /// # Errors
 ///
 /// If what is said cannot be read, or one is asked for that does not exist.
-pub fn readers_of_this_process(
+pub fn shards_of_this_process(
     config: &Config,
     environment: &Environment,
-    stands: Division,
+    stands: ShardingScheme,
 ) -> Result<Own, IdentityError> {
-    let configured = config.partitions * config.scheduler.readers_per_partition;
-    let readers = configured.max(stands.readers());
+    let configured = config.partitions * config.scheduler.shards_per_partition;
+    let shards = configured.max(stands.shards());
     let (source_name, first, last) = match config.scheduler.partitions {
         PartitionChoice::Range { first, last } => ("scheduler.partitions", first, last),
         PartitionChoice::All => return Ok(Own::All),
@@ -87,16 +87,16 @@ pub fn readers_of_this_process(
             None => return Ok(Own::All),
         },
     };
-    if last >= readers {
+    if last >= shards {
         return Err(IdentityError::Beyond {
             source_name,
-            reader: last,
-            readers,
+            shard: last,
+            shards,
         });
     }
     Ok(Own::Range {
-        first: ReaderId(first),
-        last: ReaderId(last),
+        first: ShardId(first),
+        last: ShardId(last),
     })
 }
 
@@ -200,7 +200,7 @@ mod tests {
             ("0-3", &[("POD_NAME", "no-ordinal")], &[0, 1, 2, 3]),
         ];
         for (choice, environment, expected) in cases {
-            let expected: Vec<_> = expected.iter().copied().map(ReaderId).collect();
+            let expected: Vec<_> = expected.iter().copied().map(ShardId).collect();
             assert_eq!(
                 partitions(choice, environment),
                 Ok(expected),
@@ -211,10 +211,10 @@ mod tests {
 
     #[test]
     fn a_partition_that_does_not_exist_or_an_unreadable_index_is_refused() {
-        let beyond = |source_name, reader| IdentityError::Beyond {
+        let beyond = |source_name, shard| IdentityError::Beyond {
             source_name,
-            reader,
-            readers: 4,
+            shard,
+            shards: 4,
         };
         let index = |text: &str| IdentityError::Index(text.to_owned());
         let name = |text: &str| IdentityError::Name(text.to_owned());
@@ -248,21 +248,21 @@ mod tests {
             partitions("auto", &[("POD_INDEX", "4")])
                 .unwrap_err()
                 .to_string(),
-            "POD_INDEX asks for reader 4, but there are 4: 0 to 3; run at most as many schedulers \
-             as there are readers, which is one for each partition or, where more share one, \
-             partitions times scheduler.readersPerPartition"
+            "POD_INDEX asks for shard 4, but there are 4: 0 to 3; run at most as many schedulers \
+             as there are shards, which is one for each partition or, where more share one, \
+             partitions times scheduler.shardsPerPartition"
         );
     }
 
     #[test]
-    fn the_refusal_counts_readers_where_they_share_partitions() {
+    fn the_refusal_counts_shards_where_they_share_partitions() {
         let environment = [("POD_INDEX", "8")].into_iter().collect();
         let mut config = Config::default();
-        config.scheduler.readers_per_partition = 2;
-        let stands = Division::one_each(4);
-        let refused = readers_of_this_process(&config, &environment, stands).unwrap_err();
+        config.scheduler.shards_per_partition = 2;
+        let stands = ShardingScheme::one_each(4);
+        let refused = shards_of_this_process(&config, &environment, stands).unwrap_err();
         let text = refused.to_string();
-        let expected = "POD_INDEX asks for reader 8, but there are 8: 0 to 7; ";
+        let expected = "POD_INDEX asks for shard 8, but there are 8: 0 to 7; ";
         assert!(text.starts_with(expected), "{text}");
     }
 
@@ -278,30 +278,32 @@ mod tests {
     }
 
     #[test]
-    fn where_readers_share_partitions_the_index_is_that_of_a_reader() {
+    fn where_shards_share_partitions_the_index_is_that_of_a_shard() {
         let environment = [("POD_INDEX", "7")].into_iter().collect();
         let mut config = Config::default();
-        config.scheduler.readers_per_partition = 2;
-        let (first, last) = (ReaderId(7), ReaderId(7));
+        config.scheduler.shards_per_partition = 2;
+        let (first, last) = (ShardId(7), ShardId(7));
         let own = Own::Range { first, last };
-        let of = |config: &Config, stands| readers_of_this_process(config, &environment, stands);
-        assert_eq!(of(&config, Division::one_each(4)), Ok(own));
+        let of = |config: &Config, stands| shards_of_this_process(config, &environment, stands);
+        assert_eq!(of(&config, ShardingScheme::one_each(4)), Ok(own));
         // That there are so many may be the layout's doing.
-        let stands = Division {
+        let stands = ShardingScheme {
             partitions: 2,
-            readers_per_partition: 4,
+            shards_per_partition: 4,
         };
         assert_eq!(of(&Config::default(), stands), Ok(own));
         // Of a layout that does not have it, it runs none.
-        assert_eq!(own.of(Division::one_each(4)).count(), 0);
+        assert_eq!(own.of(ShardingScheme::one_each(4)).count(), 0);
     }
 
-    fn partitions(choice: &str, environment: Variables) -> Result<Vec<ReaderId>, IdentityError> {
+    fn partitions(choice: &str, environment: Variables) -> Result<Vec<ShardId>, IdentityError> {
         let mut config = Config::default();
         config.scheduler.partitions = choice.parse().unwrap();
         let environment = environment.iter().copied().collect();
-        let stands = Division::one_each(config.partitions);
-        let own = readers_of_this_process(&config, &environment, stands)?;
-        Ok(own.of(Division::one_each(config.partitions)).collect())
+        let stands = ShardingScheme::one_each(config.partitions);
+        let own = shards_of_this_process(&config, &environment, stands)?;
+        Ok(own
+            .of(ShardingScheme::one_each(config.partitions))
+            .collect())
     }
 }

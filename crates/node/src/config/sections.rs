@@ -333,11 +333,11 @@ impl Default for StoreConfig {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct SchedulerConfig {
-    /// The partitions of this process; where readers share them, the readers.
+    /// The partitions of this process; where partitions have several shards, the shards.
     pub partitions: PartitionChoice,
-    /// How many readers share a partition. A new store begins with it; of any other `waybill readers set`
+    /// How many shards a partition has. A new store begins with it; of any other `waybill shards set`
     /// changes it.
-    pub readers_per_partition: u32,
+    pub shards_per_partition: u32,
     /// Operations in memory, over all partitions of the process.
     pub in_flight_max: usize,
     /// Their size in all.
@@ -398,7 +398,7 @@ impl Default for SchedulerConfig {
     fn default() -> Self {
         Self {
             partitions: PartitionChoice::Auto,
-            readers_per_partition: 1,
+            shards_per_partition: 1,
             in_flight_max: 4_000,
             in_flight_bytes_max: ByteSize::mib(64),
             read_ahead_max: 50_000,

@@ -8,7 +8,7 @@ pub use broker::partitions as check_topics;
 
 use waybill_broker::BrokerConfig as BrokerLimits;
 use waybill_config::{ByteSize, ConfigError, duration_to_text};
-use waybill_engine::{INPUT_BYTES_MAX, READERS_PER_PARTITION_MAX};
+use waybill_engine::{INPUT_BYTES_MAX, SHARDS_PER_PARTITION_MAX};
 use waybill_ingestion::IngestionConfig;
 use waybill_topology::PARTITIONS_MAX;
 use waybill_topology::topics::{RETENTION_MS_MIN, disk_bytes_min};
@@ -63,7 +63,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         http.batch_line_bytes_max.as_usize(),
     );
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
-    let readers = scheduler.readers_per_partition;
+    let shards = scheduler.shards_per_partition;
     let heard_after = kafka.clients().metadata_refresh();
     let broker_limits = BrokerLimits {
         request_bytes_max: broker.request_bytes_max.as_usize(),
@@ -81,9 +81,9 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             ),
         ),
         (
-            (1..=READERS_PER_PARTITION_MAX).contains(&readers),
-            "scheduler.readersPerPartition",
-            format!("is {readers}, and must be from 1 to {READERS_PER_PARTITION_MAX}"),
+            (1..=SHARDS_PER_PARTITION_MAX).contains(&shards),
+            "scheduler.shardsPerPartition",
+            format!("is {shards}, and must be from 1 to {SHARDS_PER_PARTITION_MAX}"),
         ),
         (
             !config.data_dir.as_os_str().is_empty(),
@@ -453,8 +453,8 @@ mod tests {
             ("kafka.repartitionSettle", |c| {
                 c.kafka.repartition_settle = Duration::from_secs(10)
             }),
-            ("scheduler.readersPerPartition", |c| {
-                c.scheduler.readers_per_partition = 0
+            ("scheduler.shardsPerPartition", |c| {
+                c.scheduler.shards_per_partition = 0
             }),
             ("kafka.brokers", |c| c.kafka.brokers = Some(Vec::new())),
             ("kafka.brokers", |c| {

@@ -103,7 +103,7 @@ fn is_coloured() -> bool {
 }
 
 /// Whose lines there are: the crates that write any, and librdkafka, which writes under its own name.
-const WRITERS: [&str; 22] = [
+const WRITERS: [&str; 23] = [
     "waybill",
     "waybill_agent",
     "waybill_alerts",
@@ -111,6 +111,7 @@ const WRITERS: [&str; 22] = [
     "waybill_clock",
     "waybill_config",
     "waybill_connections",
+    "waybill_disk",
     "waybill_drone_delivery",
     "waybill_http",
     "waybill_ingestion",

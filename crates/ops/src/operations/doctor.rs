@@ -19,8 +19,8 @@ use super::api::Api;
 use crate::access::AdminArgs;
 use crate::address::ApiAddress;
 use crate::connection::until_reader_leaves;
-use crate::readers::readers;
 use crate::runtime::runtime;
+use crate::shards::shards;
 use crate::shown::Output;
 
 /// The arguments of `waybill doctor`.
@@ -143,7 +143,7 @@ impl DoctorArgs {
         tell: &mut dyn FnMut(&[Finding]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let Self { admin, .. } = self;
-        let layout = readers(config, admin, None).await;
+        let layout = shards(config, admin, None).await;
         let address = ApiAddress::of_configuration(self.api.as_ref(), config);
         let api = address.and_then(|address| {
             Api::asked_once(address, &admin.access).map_err(|error| error.to_string())

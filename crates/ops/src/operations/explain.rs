@@ -1,4 +1,4 @@
-//! `waybill explain lag`: how far each reader of a partition is behind, which operations hold its checkpoint, and
+//! `waybill explain lag`: how far each shard of a partition is behind, which operations hold its checkpoint, and
 //! what these wait for.
 //!
 //! A checkpoint is the offset below which everything is done, so the longest-running operation holds it. That does no
@@ -16,18 +16,18 @@ use std::ops::{ControlFlow, Range};
 use clap::{Args, Subcommand};
 use futures_util::{StreamExt as _, stream};
 use serde::Serialize;
-use waybill_engine::{ByPriority, Division, KeyHash, OperationId, PartitionId, Priority};
+use waybill_engine::{ByPriority, KeyHash, OperationId, PartitionId, Priority, ShardingScheme};
 use waybill_node::config::Config;
 use waybill_telemetry::visible::{escaped, to_json};
-use waybill_topology::readers::show::ReaderView;
+use waybill_topology::shards::show::ShardView;
 
 use super::api::{Api, ApiError};
 use super::wire::{Operation, Step};
 use crate::access::AdminArgs;
 use crate::address::ApiAddress;
 use crate::connection::{Connection, chosen, until_reader_leaves};
-use crate::readers::readers;
 use crate::runtime::runtime;
+use crate::shards::shards;
 use crate::shown::Output;
 
 /// The topics of requests, short.
@@ -56,15 +56,15 @@ pub struct ExplainArgs {
 /// What to explain.
 #[derive(Clone, Debug, Subcommand)]
 enum What {
-    /// How far each reader is behind, which operations hold its checkpoint, and what they wait for
+    /// How far each shard is behind, which operations hold its checkpoint, and what they wait for
     Lag {
         /// Only this partition
         #[arg(long, value_name = "P")]
         partition: Option<u32>,
-        /// How many operations to name of each reader
+        /// How many operations to name of each shard
         #[arg(long, value_name = "N", default_value = "3")]
         operations: NonZeroUsize,
-        /// How it is written; JSON has a line for each reader, and one for its high-priority requests
+        /// How it is written; JSON has a line for each shard, and one for its high-priority requests
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
         output: Output,
     },
@@ -87,10 +87,10 @@ impl ExplainArgs {
             output,
         } = self.what;
         let runtime = runtime()?;
-        let layout = runtime.block_on(readers(config, &self.admin, None))?;
-        let division = Division {
+        let layout = runtime.block_on(shards(config, &self.admin, None))?;
+        let scheme = ShardingScheme {
             partitions: layout.partitions,
-            readers_per_partition: layout.per_partition,
+            shards_per_partition: layout.per_partition,
         };
         let address = ApiAddress::of_configuration(self.api.as_ref(), config);
         let api = Api::asked_once(address.map_err(anyhow::Error::msg)?, &self.admin.access)?;
@@ -100,16 +100,16 @@ impl ExplainArgs {
             (topics[priority], _) = connection.topic(REQUESTS[priority])?;
         }
         let partitions = chosen(&topics.normal, layout.partitions, partition)?;
-        let wanted = |view: &&ReaderView| partitions.contains(&PartitionId(view.partition));
+        let wanted = |view: &&ShardView| partitions.contains(&PartitionId(view.partition));
         let by_priority = |view| Priority::ALL.into_iter().map(move |of| (view, of));
         let mut is_away = false;
-        for (view, priority) in layout.readers.iter().filter(wanted).flat_map(by_priority) {
+        for (view, priority) in layout.shards.iter().filter(wanted).flat_map(by_priority) {
             let topic = &topics[priority];
             let mut lag = Lag::of(view, priority, &connection, topic)?;
             if priority == Priority::High && lag.end == 0 {
                 continue;
             }
-            let open = unended(&connection, topic, division, view, priority)?;
+            let open = unended(&connection, topic, scheme, view, priority)?;
             is_away = runtime.block_on(lag.look(&api, &open, operations.get(), is_away));
             match output {
                 Output::Json => writeln!(out, "{}", to_json(&lag)?)?,
@@ -120,12 +120,12 @@ impl ExplainArgs {
     }
 }
 
-/// How far a reader is.
+/// How far a shard is.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Lag {
     partition: u32,
-    reader: u32,
+    shard: u32,
     /// The priority of the requests that it is about.
     priority: &'static str,
     owner: Option<String>,
@@ -139,9 +139,9 @@ struct Lag {
     consumed: i64,
     /// The offset that the next request gets.
     end: i64,
-    /// Requests of the partition, of all its readers, that have no row.
+    /// Requests of the partition, of all its shards, that have no row.
     not_consumed: i64,
-    /// Requests of the partition, of all its readers, between the checkpoint and what was consumed.
+    /// Requests of the partition, of all its shards, between the checkpoint and what was consumed.
     held: i64,
     /// The operations that hold the checkpoint, the first one first.
     held_by: Vec<Holder>,
@@ -164,7 +164,7 @@ struct Holder {
 
 impl Lag {
     fn of(
-        view: &ReaderView,
+        view: &ShardView,
         priority: Priority,
         connection: &Connection,
         topic: &str,
@@ -173,7 +173,7 @@ impl Lag {
         let (checkpoint, consumed) = (view.done(priority).0, view.consumed(priority).0);
         Ok(Self {
             partition: view.partition,
-            reader: view.reader,
+            shard: view.shard,
             priority: priority.name(),
             owner: view.owner.clone(),
             silent: view.silent,
@@ -303,12 +303,12 @@ struct Open {
     has_more: bool,
 }
 
-/// The requests of a reader between its checkpoint and what it has consumed: the first ones.
+/// The requests of a shard between its checkpoint and what it has consumed: the first ones.
 fn unended(
     connection: &Connection,
     topic: &str,
-    division: Division,
-    view: &ReaderView,
+    scheme: ShardingScheme,
+    view: &ShardView,
     priority: Priority,
 ) -> anyhow::Result<Open> {
     let partition = PartitionId(view.partition);
@@ -322,7 +322,7 @@ fn unended(
     let mut looked_at = 0;
     let _ = connection.read(topic, partition, range, &mut |record| {
         let key = record.key().unwrap_or_default();
-        if division.taker(partition, KeyHash::of(key)).0 != view.reader {
+        if scheme.taker(partition, KeyHash::of(key)).0 != view.shard {
             return Ok(ControlFlow::Continue(()));
         }
         looked_at += 1;
@@ -346,7 +346,7 @@ impl fmt::Display for Lag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             partition,
-            reader,
+            shard,
             priority,
             owner,
             silent,
@@ -366,7 +366,7 @@ impl fmt::Display for Lag {
         };
         writeln!(
             f,
-            "partition {partition}, reader {reader}, {priority} priority: {not_consumed} not consumed, {held} behind the checkpoint \
+            "partition {partition}, shard {shard}, {priority} priority: {not_consumed} not consumed, {held} behind the checkpoint \
              (checkpoint {checkpoint}, consumed {consumed}, end {end}); {owner}"
         )?;
         for Holder {
@@ -459,7 +459,7 @@ mod tests {
     fn a_page_says_who_owns_it_and_who_holds_it() {
         let mut lag = Lag {
             partition: 1,
-            reader: 1,
+            shard: 1,
             priority: Priority::Normal.name(),
             owner: None,
             silent: false,
@@ -479,7 +479,7 @@ mod tests {
         };
         assert_eq!(
             lag.to_string(),
-            "partition 1, reader 1, normal priority: 8 not consumed, 2 behind the checkpoint (checkpoint 10, consumed 12, end \
+            "partition 1, shard 1, normal priority: 8 not consumed, 2 behind the checkpoint (checkpoint 10, consumed 12, end \
              20); nobody owns it: it waits for an owner\n  x at 10: Processing; step drone\n  and more\n"
         );
         lag.held_by.clear();

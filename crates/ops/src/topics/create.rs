@@ -63,7 +63,7 @@ async fn would_make(site: &Site, config: &Config) -> anyhow::Result<Vec<Done>> {
         .map_err(|error| explained(error, &config.topology()))?;
     let outcome = |topic| match missing.contains(&topic) {
         true => Done::WouldBeMade,
-        false => Done::Stood,
+        false => Done::Existed,
     };
     Ok(site.needed.iter().map(outcome).collect())
 }
@@ -73,7 +73,7 @@ async fn would_make(site: &Site, config: &Config) -> anyhow::Result<Vec<Done>> {
 #[serde(rename_all = "camelCase")]
 enum Done {
     Made,
-    Stood,
+    Existed,
     WouldBeMade,
 }
 
@@ -81,7 +81,7 @@ impl From<Outcome> for Done {
     fn from(outcome: Outcome) -> Self {
         match outcome {
             Outcome::Made => Self::Made,
-            Outcome::Stood => Self::Stood,
+            Outcome::Existed => Self::Existed,
         }
     }
 }
@@ -90,7 +90,7 @@ impl Done {
     fn text(self) -> &'static str {
         match self {
             Self::Made => "made",
-            Self::Stood => "stood",
+            Self::Existed => "existed",
             Self::WouldBeMade => "would be made",
         }
     }

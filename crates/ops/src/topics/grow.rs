@@ -12,12 +12,12 @@ use waybill_messages::Topics;
 use waybill_node::config::{Config, load_workflows};
 use waybill_store::{CqlStore, LayoutError};
 use waybill_topology::PARTITIONS_MAX;
-use waybill_topology::readers::show::{LayoutView, Readers};
 use waybill_topology::repartition::{Repartition, RepartitionError, RepartitionView};
+use waybill_topology::shards::show::{LayoutView, Shards};
 
 use crate::access::AdminArgs;
 use crate::admin_port;
-use crate::readers::readers;
+use crate::shards::shards;
 
 /// How often it is asked how far it is.
 const ASK_EVERY: Duration = Duration::from_millis(300);
@@ -76,14 +76,12 @@ impl GrowArgs {
     pub(super) async fn run(&self, config: &Config, direction: Direction) -> anyhow::Result<()> {
         let told = Told::default();
         let Some(cql) = config.store.scylla.cql() else {
-            direction.allows(self.partitions, &readers(config, &self.admin, None).await?)?;
+            direction.allows(self.partitions, &shards(config, &self.admin, None).await?)?;
             return self.ask(config, &told).await;
         };
         let workflows = load_workflows(&config.workflows)?;
         let store = Arc::new(CqlStore::connect(cql).await?);
-        let stands = Readers::new(store.clone(), config.partitions)
-            .show()
-            .await?;
+        let stands = Shards::new(store.clone(), config.partitions).show().await?;
         direction.allows(self.partitions, &stands)?;
         let topics = Topics::new(&config.kafka.topic_prefix);
         let kafka = config.kafka_settings_of_commands();
@@ -138,7 +136,7 @@ mod tests {
             per_partition: 1,
             becomes,
             topics_may_have: vec![4],
-            readers: Vec::new(),
+            shards: Vec::new(),
         };
         let allows = |direction: Direction, wanted, becomes| {
             direction.allows(wanted, &stands(becomes)).is_ok()

@@ -10,7 +10,7 @@ use waybill_topology::topics::{Finding, Weight};
 
 use super::Site;
 use crate::access::AdminArgs;
-use crate::readers::readers;
+use crate::shards::shards;
 use crate::shown::Output;
 
 /// The arguments of `waybill topics verify`.
@@ -32,7 +32,7 @@ impl VerifyArgs {
             .iter()
             .any(|finding| site.is_about_a_number(finding))
         {
-            match readers(config, &self.admin, None).await {
+            match shards(config, &self.admin, None).await {
                 Ok(stands) => {
                     site.drop_numbers_that_stand(&mut findings, &stands);
                     let becomes = stands.becomes.map(|to| format!(", going over to {to}"));

@@ -55,7 +55,7 @@ impl ExportArgs {
         if exported.owned > 0 {
             eprintln!(
                 "warning: schedulers own {}: what they do from now on is not in it",
-                counted(exported.owned, "reader")
+                counted(exported.owned, "shard")
             );
         }
         anyhow::ensure!(

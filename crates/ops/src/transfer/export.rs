@@ -14,7 +14,7 @@ use waybill_node::config::Config;
 use waybill_node::data_dir;
 use waybill_store::{CorruptRow, KeptRow, Layout, Store, StoreError};
 use waybill_telemetry::chain;
-use waybill_topology::readers;
+use waybill_topology::shards;
 
 use super::line::{End, FORMAT, Header, Line, Operation};
 use super::{Opened, open};
@@ -29,7 +29,7 @@ pub(super) struct Exported {
     /// Requests in the topic that no scheduler has consumed, and that are in no row; `None` if that could not
     /// be told.
     pub(super) waiting: Option<u64>,
-    /// Readers that a scheduler drives, where others may have the store open: what it does from now on is not in
+    /// Shards that a scheduler drives, where others may have the store open: what it does from now on is not in
     /// the file.
     pub(super) owned: usize,
 }
@@ -52,7 +52,7 @@ pub(super) async fn export(config: &Config, out: &mut dyn Write) -> anyhow::Resu
         Opened::Embedded(store) => (store, stream::iter(store.rows()).boxed()),
         Opened::Cql(store) => (&**store, store.rows().await?.boxed()),
     };
-    let layout = readers::layout(shared, config.partitions).await?;
+    let layout = shards::layout(shared, config.partitions).await?;
     let waiting = waiting(config, shared, &layout, is_embedded).await?;
     let owned = match is_embedded {
         true => 0,
@@ -131,18 +131,18 @@ async fn waiting(
             return Ok(None);
         };
         for (&partition, end) in partitions.iter().zip(ends) {
-            let consumed = readers::consumed(store, layout, priority, partition).await?;
+            let consumed = shards::consumed(store, layout, priority, partition).await?;
             waiting += u64::try_from(end.0.saturating_sub(consumed.0)).unwrap_or(0);
         }
     }
     Ok(Some(waiting))
 }
 
-/// How many readers have an owner.
+/// How many shards have an owner.
 async fn owned(store: &dyn Store, layout: &Layout) -> Result<usize, StoreError> {
     let mut owned = 0;
-    for reader in layout.division().all() {
-        let lease = readers::standing(store, layout, layout.generation(), reader).await?;
+    for shard in layout.scheme().all() {
+        let lease = shards::standing(store, layout, layout.generation(), shard).await?;
         owned += usize::from(lease.owner.is_some());
     }
     Ok(owned)

@@ -16,7 +16,7 @@ use waybill_node::config::Config;
 use waybill_scheduler::{begin_index, write_indexed};
 use waybill_store::{AttentionEntry, DueEntry, KeptRow, RowWrite, Store, WriteBatch};
 use waybill_telemetry::visible::counted;
-use waybill_topology::readers;
+use waybill_topology::shards;
 
 use super::line::{FORMAT, Line, Operation};
 use super::{Opened, open};
@@ -58,10 +58,10 @@ pub(super) async fn import(config: &Config, path: &Path) -> anyhow::Result<Impor
         Opened::Embedded(store) => store,
         Opened::Cql(store) => &**store,
     };
-    let layout = readers::layout_at_start(store, config.topology().division).await?;
+    let layout = shards::layout_at_start(store, config.topology().scheme).await?;
     let partitions = layout.partitions_written();
-    for shard in (0..partitions).map(PartitionId) {
-        begin_index(store, shard).await?;
+    for index_shard in (0..partitions).map(PartitionId) {
+        begin_index(store, index_shard).await?;
     }
     let mut imported = Imported::default();
     let mut operations = Operations::open(path)?;
@@ -189,8 +189,8 @@ async fn put(
     let mut write = WriteBatch::default();
     for ((line, kept), found) in batch.into_iter().zip(found) {
         let KeptRow { row, expires_at } = kept;
-        let shard = partition_for(row.id, partitions);
-        let row = handed_off(row, shard, now);
+        let index_shard = partition_for(row.id, partitions);
+        let row = handed_off(row, index_shard, now);
         match found {
             Ok(Some(found)) if is_same(&found, &row) => imported.there += 1,
             Ok(Some(_)) | Err(_) => {
@@ -202,7 +202,7 @@ async fn put(
             Ok(None) if expires_at.is_some_and(|at| at <= now) => imported.expired += 1,
             Ok(None) => {
                 imported.written += 1;
-                add(&mut write, row, shard, expires_at, now, imported);
+                add(&mut write, row, index_shard, expires_at, now, imported);
             }
         }
     }
@@ -215,7 +215,7 @@ async fn put(
 fn add(
     write: &mut WriteBatch,
     row: OperationRow,
-    shard: PartitionId,
+    index_shard: PartitionId,
     expires_at: Option<Timestamp>,
     now: Timestamp,
     imported: &mut Imported,
@@ -227,7 +227,7 @@ fn add(
             due: now,
             operation: id,
         };
-        write.due.push((shard, entry));
+        write.due.push((index_shard, entry));
     }
     if !state.state.is_final() || state.state.is_parked() {
         imported.parked += u64::from(state.state.is_parked());
@@ -235,7 +235,7 @@ fn add(
             at: state.updated_at,
             operation: id,
         };
-        write.attention.push((shard, entry));
+        write.attention.push((index_shard, entry));
     }
     write.rows.push(RowWrite {
         id,
@@ -248,10 +248,10 @@ fn add(
 
 /// A row as its last owner would have left it behind when it handed it off. It was created by a request that lies
 /// nowhere in this world's log, before all that does.
-fn handed_off(mut row: OperationRow, shard: PartitionId, now: Timestamp) -> OperationRow {
+fn handed_off(mut row: OperationRow, index_shard: PartitionId, now: Timestamp) -> OperationRow {
     Arc::make_mut(&mut row.created).request = Position {
         priority: Priority::Normal,
-        partition: shard,
+        partition: index_shard,
         offset: Offset(-1),
     };
     row.state.locked_by = None;

@@ -1,6 +1,8 @@
 use std::time::Duration;
 
-use waybill_engine::{Division, Epoch, OwnerId, PartitionId, Places, ReaderId, Stood};
+use waybill_engine::{
+    Epoch, OwnerId, PartitionId, ResumeOffsets, ShardId, ShardingScheme, TopicOffsets,
+};
 use waybill_store::{Checkpoint, LayoutGeneration, LeaseKey};
 
 use super::*;
@@ -9,10 +11,10 @@ const FINGERPRINT: u64 = 7;
 
 fn held(epoch: u64, requests: i64, replies: i64) -> Lease {
     let checkpoint = Checkpoint {
-        at: Places {
+        at: TopicOffsets {
             requests: Offset(requests),
             replies: Offset(replies),
-            ..Places::default()
+            ..TopicOffsets::default()
         },
         fingerprints: ByPriority {
             normal: (requests > 0).then_some(FINGERPRINT),
@@ -29,21 +31,21 @@ fn held(epoch: u64, requests: i64, replies: i64) -> Lease {
             high: Offset(0),
         },
         ..Lease::new(
-            LeaseKey::scheduler(LayoutGeneration(0), ReaderId(0)),
+            LeaseKey::scheduler(LayoutGeneration(0), ShardId(0)),
             PartitionId(0),
         )
     }
 }
 
 fn logs(requests: (i64, i64), replies: (i64, i64)) -> LogEnds {
-    let places = |requests, replies| Places {
+    let offsets = |requests, replies| TopicOffsets {
         requests: Offset(requests),
         replies: Offset(replies),
-        ..Places::default()
+        ..TopicOffsets::default()
     };
     LogEnds {
-        first: places(requests.0, replies.0),
-        next: places(requests.1, replies.1),
+        first: offsets(requests.0, replies.0),
+        next: offsets(requests.1, replies.1),
         topics: ByPriority::default(),
     }
 }
@@ -249,7 +251,7 @@ fn a_fingerprint_of_a_record_is_neither_replaced_nor_taken_for_one_of_a_topic() 
     assert!(!remember_topics(&mut row, &ends), "it is that of a record");
 }
 
-/// The reader of such a log has done nothing either, but not from offset 0 on.
+/// The shard of such a log has done nothing either, but not from offset 0 on.
 #[test]
 fn a_topic_that_was_read_from_a_later_offset_on_is_not_taken_for_a_fuller_one() {
     let mut row = held(3, 50, 0);
@@ -273,21 +275,21 @@ fn replies_that_were_lost_with_the_machine_do_not_stop_a_partition() {
 
 #[test]
 fn what_those_who_are_followed_had_done_is_held_against_the_logs_as_well() {
-    let merged = |stood: i64, ends: LogEnds| {
+    let merged = |resume: i64, ends: LogEnds| {
         let mut held = held(3, 50, 200);
-        let stood = Stood {
-            division: Division {
+        let resume = ResumeOffsets {
+            scheme: ShardingScheme {
                 partitions: 1,
-                readers_per_partition: 2,
+                shards_per_partition: 2,
             },
-            reader: ReaderId(1),
-            at: Places {
-                requests: Offset(stood),
+            shard: ShardId(1),
+            at: TopicOffsets {
+                requests: Offset(resume),
                 replies: Offset(280),
-                ..Places::default()
+                ..TopicOffsets::default()
             },
         };
-        held.handover = Handover::new([stood], |_| Offset(0));
+        held.handover = ShardHandover::new([resume], |_| Offset(0));
         start_offsets(&held, &ends)
     };
     let start = merged(58, logs((0, 60), (0, 300))).unwrap();

@@ -1,11 +1,13 @@
-//! What one consumer's thread reads, and for whom: a partition once, for all readers of this process that
+//! What one consumer's thread reads, and for whom: a partition once, for all shards of this process that
 //! share it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use waybill_engine::{Event, ForwardRecord, KeyHash, Offset, PartitionId, ReaderId, Share, Source};
+use waybill_engine::{
+    Event, ForwardRecord, KeyHash, Offset, PartitionId, ShardFilter, ShardId, Source,
+};
 use waybill_kafka::{DamagedLog, PartitionConsumer, RecordRef, RequestError};
 use waybill_kafka::{UNDECODABLE, fingerprint};
 use waybill_messages::{SchemaId, undecodable};
@@ -13,22 +15,22 @@ use waybill_messages::{SchemaId, undecodable};
 use crate::decode::Decoder;
 use crate::input::{Arrived, Generation, LostCause};
 
-/// A partition as the polling thread knows it: read once, for all readers of this process that share it.
+/// A partition as the polling thread knows it: read once, for all shards of this process that share it.
 pub(super) struct Assigned {
-    pub(super) readers: Vec<Reading>,
+    pub(super) shards: Vec<Reading>,
     /// One past the last record that came.
     pub(super) next: Offset,
     /// The record that cannot be read (yet). The partition waits at it, and no other does.
     pub(super) waits_at: Option<WaitsAt>,
-    /// Whether its readers were told that it stands still at damaged records.
+    /// Whether its shards were told that it stands still at damaged records.
     pub(super) is_blocked: bool,
 }
 
-/// A reader of a partition.
+/// A shard of a partition.
 pub(super) struct Reading {
-    pub(super) reader: ReaderId,
+    pub(super) shard: ShardId,
     pub(super) generation: Generation,
-    pub(super) share: Share,
+    pub(super) filter: ShardFilter,
     /// The first record that it has not seen.
     pub(super) next: Offset,
     pub(super) verify: Option<(Offset, u64)>,
@@ -43,7 +45,7 @@ impl Reading {
     pub(super) fn arrived(&self, event: Event) -> Arrived {
         Arrived {
             generation: self.generation,
-            reader: self.reader,
+            shard: self.shard,
             event,
         }
     }
@@ -51,7 +53,7 @@ impl Reading {
     /// The last record that it has to get to before it counts as having gone over to another number of
     /// partitions, if that has not come.
     pub(super) fn last_unseen(&self, source: Source) -> Option<Offset> {
-        let end = self.share.awaited_end(source);
+        let end = self.filter.awaited_end(source);
         let end = end.filter(|end| self.next < *end)?;
         Some(Offset(end.0 - 1))
     }
@@ -79,7 +81,7 @@ impl Reading {
         next: Offset,
     ) -> Result<Vec<Arrived>, LostCause> {
         let first = log.offset;
-        if self.next >= next || !self.share.reads(source, first.max(self.next)) {
+        if self.next >= next || !self.filter.reads(source, first.max(self.next)) {
             return Ok(Vec::new());
         }
         if let Some((below, expected)) = self.verify.take()
@@ -89,7 +91,7 @@ impl Reading {
             return Err(LostCause::Fingerprint { expected, found });
         }
         let mut arrived: Vec<Arrived> = self.tell_passed(source).into_iter().collect();
-        let takes = self.share.is_whole() || self.share.takes(source, first, KeyHash::of(&[]));
+        let takes = self.filter.is_whole() || self.filter.takes(source, first, KeyHash::of(&[]));
         if self.next <= first && takes {
             let range = (first, next);
             let stands_for = undecodable(&log.topic, log.partition, range, &log.cause);
@@ -106,8 +108,8 @@ impl Reading {
             }));
         }
         // What lies beyond is for those who stay.
-        let last = match self.share.awaited_end(source) {
-            Some(end) if !self.share.reads(source, Offset(next.0 - 1)) => end.min(next),
+        let last = match self.filter.awaited_end(source) {
+            Some(end) if !self.filter.reads(source, Offset(next.0 - 1)) => end.min(next),
             Some(_) | None => next,
         };
         let last = Offset(last.0 - 1);
@@ -169,26 +171,26 @@ pub(super) struct ConsumedTopic {
 }
 
 impl ConsumedTopic {
-    /// A reader of any of the partitions.
-    pub(super) fn reading(&mut self, reader: ReaderId) -> Option<&mut Reading> {
-        let mut readings = self.assigned.values_mut().flat_map(|of| &mut of.readers);
-        readings.find(|reading| reading.reader == reader)
+    /// A shard of any of the partitions.
+    pub(super) fn reading(&mut self, shard: ShardId) -> Option<&mut Reading> {
+        let mut readings = self.assigned.values_mut().flat_map(|of| &mut of.shards);
+        readings.find(|reading| reading.shard == shard)
     }
 
-    /// Gives a reader another share.
-    pub(super) fn share(
+    /// Gives a shard another filter.
+    pub(super) fn filter(
         &mut self,
-        reader: ReaderId,
-        share: &Share,
+        shard: ShardId,
+        filter: &ShardFilter,
         consumer: &PartitionConsumer,
     ) -> Result<(), (PartitionId, RequestError)> {
         let source = self.source;
         for (&partition, assigned) in &mut self.assigned {
-            let mut readings = assigned.readers.iter_mut();
-            let Some(reading) = readings.find(|reading| reading.reader == reader) else {
+            let mut readings = assigned.shards.iter_mut();
+            let Some(reading) = readings.find(|reading| reading.shard == shard) else {
                 continue;
             };
-            reading.share = share.clone();
+            reading.filter = filter.clone();
             if reading.last_unseen(source).is_some() && assigned.waits_at.is_none() {
                 // Read on from where it stands, so that its end is told again.
                 let at = (&*self.topic, partition);
@@ -200,7 +202,7 @@ impl ConsumedTopic {
         Ok(())
     }
 
-    /// Reads a partition for one more reader. One that is read already is read on from where the reader
+    /// Reads a partition for one more shard. One that is read already is read on from where the shard
     /// begins, if that is further back; the others pass over what they have seen.
     pub(super) fn add(
         &mut self,
@@ -210,7 +212,7 @@ impl ConsumedTopic {
     ) -> Result<(), RequestError> {
         let mut from = reading.next;
         if let Some(assigned) = self.assigned.get_mut(&partition) {
-            assigned.readers.push(reading);
+            assigned.shards.push(reading);
             let goes_on_at = assigned
                 .waits_at
                 .map_or(assigned.next, |waits| waits.offset);
@@ -223,7 +225,7 @@ impl ConsumedTopic {
         } else {
             let assigned = Assigned {
                 next: from,
-                readers: vec![reading],
+                shards: vec![reading],
                 waits_at: None,
                 is_blocked: false,
             };
@@ -232,12 +234,12 @@ impl ConsumedTopic {
         consumer.add(&[(&self.topic, partition, from)])
     }
 
-    /// Reads for a reader no more.
-    pub(super) fn remove(&mut self, reader: ReaderId, consumer: &PartitionConsumer) {
+    /// Reads for a shard no more.
+    pub(super) fn remove(&mut self, shard: ShardId, consumer: &PartitionConsumer) {
         let mut left = Vec::new();
         for (&partition, assigned) in &mut self.assigned {
-            assigned.readers.retain(|reading| reading.reader != reader);
-            if assigned.readers.is_empty() {
+            assigned.shards.retain(|reading| reading.shard != shard);
+            if assigned.shards.is_empty() {
                 left.push((partition, assigned.waits_at.is_some()));
             }
         }

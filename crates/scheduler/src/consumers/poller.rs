@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use waybill_engine::{Event, KeyHash, Offset, PartitionId, ReaderId, Share, Source};
+use waybill_engine::{Event, KeyHash, Offset, PartitionId, ShardFilter, ShardId, Source};
 use waybill_kafka::fingerprint;
 use waybill_kafka::{DamageKind, DamagedLog, PartitionConsumer, PollError, PollLimits, RecordRef};
 use waybill_telemetry::chain;
@@ -29,23 +29,23 @@ const DAMAGED_AGAIN: Duration = Duration::from_secs(30);
 
 /// What the loop tells a consumer's thread.
 pub(super) enum Order {
-    /// Begin to read a partition for a reader.
+    /// Begin to read a partition for a shard.
     Add {
         source: Source,
         partition: PartitionId,
-        reader: ReaderId,
+        shard: ShardId,
         generation: Generation,
-        share: Share,
+        filter: ShardFilter,
         start: Offset,
         verify: Option<(Offset, u64)>,
         end: Offset,
     },
-    /// A reader takes another share from now on.
-    Share { reader: ReaderId, share: Share },
+    /// A shard has another filter from now on.
+    Filter { shard: ShardId, filter: ShardFilter },
     /// Tell once replies were read to here.
-    ReadTo { reader: ReaderId, end: Offset },
-    /// End reading for a reader.
-    Remove(ReaderId),
+    ReadTo { shard: ShardId, end: Offset },
+    /// End reading for a shard.
+    Remove(ShardId),
     /// End.
     Stop,
 }
@@ -112,19 +112,19 @@ impl Poller {
     fn obey(&mut self, order: Order) -> bool {
         match order {
             Order::Stop => return false,
-            Order::ReadTo { reader, end } => {
+            Order::ReadTo { shard, end } => {
                 for consumed in &mut self.consumed_topics {
                     if consumed.source == Source::Replies
-                        && let Some(reading) = consumed.reading(reader)
+                        && let Some(reading) = consumed.reading(shard)
                     {
                         reading.unread_end = Some(end);
                     }
                 }
             }
-            Order::Share { reader, share } => {
+            Order::Filter { shard, filter } => {
                 let mut unreadable = Vec::new();
                 for consumed in &mut self.consumed_topics {
-                    if let Err((partition, error)) = consumed.share(reader, &share, &self.consumer)
+                    if let Err((partition, error)) = consumed.filter(shard, &filter, &self.consumer)
                     {
                         let cause = LostCause::Client(error.to_string());
                         unreadable.push((consumed.source, partition, cause));
@@ -134,17 +134,17 @@ impl Poller {
                     self.lost(source, partition, &cause);
                 }
             }
-            Order::Remove(reader) => {
+            Order::Remove(shard) => {
                 for consumed in &mut self.consumed_topics {
-                    consumed.remove(reader, &self.consumer);
+                    consumed.remove(shard, &self.consumer);
                 }
             }
             Order::Add {
                 source,
                 partition,
-                reader,
+                shard,
                 generation,
-                share,
+                filter,
                 start,
                 verify,
                 end,
@@ -159,9 +159,9 @@ impl Poller {
                 };
                 let is_inbox = source == Source::Replies;
                 let reading = Reading {
-                    reader,
+                    shard,
                     generation,
-                    share,
+                    filter,
                     next: from,
                     verify,
                     unread_end: Some(end).filter(|end| is_inbox && from < *end),
@@ -204,17 +204,17 @@ impl Poller {
             }
             let (source, offset) = (consumed.source, record.offset());
             if std::mem::take(&mut assigned.is_blocked) {
-                read_again.extend(blocked(source, &assigned.readers, None));
+                read_again.extend(blocked(source, &assigned.shards, None));
             }
             assigned.next = offset.next();
             let mut key = None;
-            for reading in &mut assigned.readers {
-                // Another reader may have had the partition read again from further back.
+            for reading in &mut assigned.shards {
+                // Another shard may have had the partition read again from further back.
                 if offset < reading.next {
                     continue;
                 }
                 // What lies beyond is for those who stay.
-                if !reading.share.reads(source, offset) {
+                if !reading.filter.reads(source, offset) {
                     continue;
                 }
                 match reading.verified(&record) {
@@ -225,14 +225,14 @@ impl Poller {
                     }
                     Verified::Differs { expected, found } => {
                         let cause = LostCause::Fingerprint { expected, found };
-                        mismatches.push((source, reading.reader, cause));
+                        mismatches.push((source, reading.shard, cause));
                         continue;
                     }
                 }
-                let takes = reading.share.is_whole() || {
+                let takes = reading.filter.is_whole() || {
                     let hash = || KeyHash::of(record.key().unwrap_or_default());
                     let key = *key.get_or_insert_with(hash);
-                    reading.share.takes(source, offset, key)
+                    reading.filter.takes(source, offset, key)
                 };
                 if !takes {
                     let fingerprint = match source {
@@ -243,7 +243,7 @@ impl Poller {
                     reading.next = offset.next();
                     continue;
                 }
-                match consumed.decoder.event(&record, &reading.share) {
+                match consumed.decoder.event(&record, &reading.filter) {
                     Ok(event) => {
                         taken += 1;
                         bytes += record.bytes();
@@ -276,20 +276,17 @@ impl Poller {
         for input in read_again {
             self.send(input);
         }
-        for (source, reader, cause) in mismatches {
+        for (source, shard, cause) in mismatches {
             let mut consumed_topics = self.consumed_topics.iter_mut();
             let consumed = consumed_topics.find(|consumed| consumed.source == source);
-            if let Some(reading) = consumed.and_then(|consumed| consumed.reading(reader)) {
+            if let Some(reading) = consumed.and_then(|consumed| consumed.reading(shard)) {
                 let generation = reading.generation;
-                self.send_lost(source, reader, generation, &cause);
+                self.send_lost(source, shard, generation, &cause);
             }
         }
         for consumed in &mut self.consumed_topics {
             let source = consumed.source;
-            let readings = consumed
-                .assigned
-                .values_mut()
-                .flat_map(|of| &mut of.readers);
+            let readings = consumed.assigned.values_mut().flat_map(|of| &mut of.shards);
             records.extend(readings.filter_map(|reading| reading.tell_passed(source)));
         }
         let damaged = match &polled {
@@ -356,7 +353,7 @@ impl Poller {
     /// and records tell how far was read, unless the last ones are none that are delivered.
     fn waits_for_end(&self) -> bool {
         self.consumed_topics.iter().any(|consumed| {
-            let mut readings = consumed.assigned.values().flat_map(|of| &of.readers);
+            let mut readings = consumed.assigned.values().flat_map(|of| &of.shards);
             readings.any(|reading| {
                 reading.unread_end.is_some() || reading.last_unseen(consumed.source).is_some()
             })
@@ -383,9 +380,9 @@ impl Poller {
         if assigned.waits_at.is_some() {
             return;
         }
-        for reading in &mut assigned.readers {
+        for reading in &mut assigned.shards {
             // Replies that were lost with a machine are not waited for by who leaves.
-            let is_short = source == Source::Replies && reading.share.leaves();
+            let is_short = source == Source::Replies && reading.filter.leaves();
             if let Some(last) = reading.last_unseen(source)
                 && (last < end || is_short)
             {
@@ -476,7 +473,7 @@ impl Poller {
             offset: log.offset,
             until: Until::ReadAgain(Instant::now() + DAMAGED_AGAIN),
         });
-        for input in blocked(source, &assigned.readers, Some(why_stopped(log))) {
+        for input in blocked(source, &assigned.shards, Some(why_stopped(log))) {
             self.send(input);
         }
     }
@@ -490,16 +487,16 @@ impl Poller {
         assigned.next = next;
         let mut inputs = Vec::new();
         if std::mem::take(&mut assigned.is_blocked) {
-            inputs.extend(blocked(source, &assigned.readers, None));
+            inputs.extend(blocked(source, &assigned.shards, None));
         }
         let mut records = Vec::new();
-        for reading in &mut assigned.readers {
+        for reading in &mut assigned.shards {
             match reading.pass_over(source, log, next) {
                 Ok(arrived) => records.extend(arrived),
                 Err(cause) => inputs.push(Input::Lost {
                     source,
                     generation: reading.generation,
-                    reader: reading.reader,
+                    shard: reading.shard,
                     cause,
                 }),
             }
@@ -525,27 +522,21 @@ impl Poller {
         }
     }
 
-    /// Tells the loop that a partition cannot be read, which makes it order the removal of its readers.
+    /// Tells the loop that a partition cannot be read, which makes it order the removal of its shards.
     fn lost(&self, source: Source, partition: PartitionId, cause: &LostCause) {
         let mut consumed_topics = self.consumed_topics.iter();
         let consumed = consumed_topics.find(|consumed| consumed.source == source);
         let assigned = consumed.and_then(|consumed| consumed.assigned.get(&partition));
-        for reading in assigned.into_iter().flat_map(|assigned| &assigned.readers) {
-            self.send_lost(source, reading.reader, reading.generation, cause);
+        for reading in assigned.into_iter().flat_map(|assigned| &assigned.shards) {
+            self.send_lost(source, reading.shard, reading.generation, cause);
         }
     }
 
-    fn send_lost(
-        &self,
-        source: Source,
-        reader: ReaderId,
-        generation: Generation,
-        cause: &LostCause,
-    ) {
+    fn send_lost(&self, source: Source, shard: ShardId, generation: Generation, cause: &LostCause) {
         self.send(Input::Lost {
             source,
             generation,
-            reader,
+            shard,
             cause: cause.clone(),
         });
     }
@@ -556,12 +547,12 @@ impl Poller {
     }
 }
 
-/// Tells the readers of a partition why it stands still, or that it is read again.
-fn blocked(source: Source, readers: &[Reading], why: Option<String>) -> Vec<Input> {
-    let told = readers.iter().map(|reading| Input::Blocked {
+/// Tells the shards of a partition why it stands still, or that it is read again.
+fn blocked(source: Source, shards: &[Reading], why: Option<String>) -> Vec<Input> {
+    let told = shards.iter().map(|reading| Input::Blocked {
         source,
         generation: reading.generation,
-        reader: reading.reader,
+        shard: reading.shard,
         why: why.clone(),
     });
     told.collect()

@@ -7,8 +7,8 @@ use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use waybill_agent::testing::StepRequestBuilder;
 use waybill_engine::{
-    Action, Attempt, Division, Epoch, Handover, KeyHash, Nonce, Offset, Outcome, PartitionId,
-    StepRequest,
+    Action, Attempt, Epoch, KeyHash, Nonce, Offset, Outcome, PartitionId, ShardHandover,
+    ShardingScheme, StepRequest,
 };
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer, PollLimits};
 use waybill_messages::Record as _;
@@ -47,8 +47,8 @@ fn encoded(reply: &StepReply) -> Vec<u8> {
     value
 }
 
-/// The events of each reader of a partition that takes a reply, for each of these replies under its operation's key.
-fn events_of(replies: &[StepReply], readers_per_partition: u32) -> Vec<Vec<Event>> {
+/// The events of each shard of a partition that takes a reply, for each of these replies under its operation's key.
+fn events_of(replies: &[StepReply], shards_per_partition: u32) -> Vec<Vec<Event>> {
     let cluster = MockCluster::new(1).unwrap();
     cluster.create_topic(TOPIC, 1, 1).unwrap();
     let producer: BaseProducer = ClientConfig::new()
@@ -61,12 +61,12 @@ fn events_of(replies: &[StepReply], readers_per_partition: u32) -> Vec<Vec<Event
         producer.send(record.payload(&value)).unwrap();
     }
     producer.flush(PATIENCE).unwrap();
-    let division = Division {
+    let scheme = ShardingScheme {
         partitions: 1,
-        readers_per_partition,
+        shards_per_partition,
     };
-    let of_reader = |reader| Share::new(division, reader, Handover::default());
-    let shares: Vec<Share> = division.all().map(of_reader).collect();
+    let of_shard = |shard| ShardFilter::new(scheme, shard, ShardHandover::default());
+    let filters: Vec<ShardFilter> = scheme.all().map(of_shard).collect();
     let decoder = Decoder::new(Source::Replies, Framing::single_object(), nonces());
     let kafka = KafkaSettings::new(cluster.bootstrap_servers());
     let consumer = PartitionConsumer::new(&kafka, &ConsumerOptions::new("test")).unwrap();
@@ -74,11 +74,11 @@ fn events_of(replies: &[StepReply], readers_per_partition: u32) -> Vec<Vec<Event
     let mut events = Vec::new();
     let mut read = |record: RecordRef<'_>| {
         let key = KeyHash::of(record.key().unwrap_or_default());
-        let takes = |share: &&Share| share.takes(Source::Replies, record.offset(), key);
-        let takers = shares.iter().filter(takes);
+        let takes = |filter: &&ShardFilter| filter.takes(Source::Replies, record.offset(), key);
+        let takers = filters.iter().filter(takes);
         events.push(
             takers
-                .map(|share| decoder.event(&record, share).unwrap())
+                .map(|filter| decoder.event(&record, filter).unwrap())
                 .collect(),
         );
     };
@@ -168,7 +168,7 @@ fn a_reply_without_the_nonce_of_its_request_is_poison_with_a_cause_that_says_wha
 }
 
 #[test]
-fn of_the_readers_of_a_partition_one_puts_a_forged_reply_aside() {
+fn of_the_shards_of_a_partition_one_puts_a_forged_reply_aside() {
     let forged: Vec<StepReply> = (0..20)
         .map(|number| StepReply {
             nonce: None,

@@ -34,10 +34,10 @@ fn nonces() -> Nonces {
     Nonces::new(&ReplyKey::new([1; ReplyKey::BYTES]))
 }
 
-/// The reader that the dispatcher sends for.
+/// The shard that the dispatcher sends for.
 fn asker() -> Asker {
     Asker {
-        reader: ReaderId(3),
+        shard: ShardId(3),
         generation: Generation::default(),
         partition: PartitionId(0),
     }
@@ -248,7 +248,7 @@ fn a_step_whose_partition_is_missing_is_not_attempted_and_holds_up_no_other_mess
         else {
             panic!("the loop does not hear of it");
         };
-        assert_eq!(asker.reader, self::asker().reader);
+        assert_eq!(asker.shard, self::asker().shard);
         assert!(
             why.contains("partition 1 of topic waybill.elsewhere.requests.v1: "),
             "{why}"
@@ -289,7 +289,7 @@ fn agents_of_this_process_are_asked_without_a_record_and_others_over_their_topic
     assert_eq!(answers.len(), 1);
     let outputs = Vec::new();
     let reply = StepReply::to(&here, Outcome::Success { outputs });
-    assert_eq!(answers[0].0.reader, asker().reader);
+    assert_eq!(answers[0].0.shard, asker().shard);
     assert_eq!(answers[0].1, reply);
     let elsewhere = world.topics.step_requests("elsewhere");
     there.nonce = Some(nonces().of_request(&there));

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use uuid::Uuid;
 use waybill_engine::{
-    Attempt, ByPriority, Contact, Handover, OperationError, Places, Position, Priority,
-    ProcessState, RequestHash, StepError, StepProgress, StepState, Stood,
+    Attempt, ByPriority, Contact, OperationError, Position, Priority, ProcessState, RequestHash,
+    ResumeOffsets, ShardHandover, StepError, StepProgress, StepState, TopicOffsets,
 };
 
 use super::*;
@@ -84,11 +84,11 @@ fn sample_lease() -> Lease {
         duration: Duration::from_millis(1_500),
         stamp_limit: Stamp(1_000_000),
         checkpoint: Checkpoint {
-            at: Places {
+            at: TopicOffsets {
                 requests: Offset(10),
                 replies: Offset(20),
                 recoveries: Offset(30),
-                ..Places::default()
+                ..TopicOffsets::default()
             },
             fingerprints: ByPriority {
                 normal: Some(0xfeed),
@@ -184,7 +184,7 @@ const GOLDEN: [&[&str]; 4] = [
         "fbc6a698",                         // checksum
     ],
     &[
-        "04010001",                             // format, supervisor, layout, shard
+        "04010001",                             // format, supervisor, layout, index shard
         "011000000000000000000000000000000055", // owner
         "0607",                                 // epoch, renewal
         "0180cab5ee01",                         // duration: 1 s, 500,000,000 ns
@@ -206,7 +206,7 @@ fn a_lease_of_before_there_were_layouts_is_one_of_the_first() {
     }
     assert_eq!(lease(&old), Ok(sample_lease()));
     old[1] = 0;
-    let key = LeaseKey::scheduler(LayoutGeneration(0), ReaderId(1));
+    let key = LeaseKey::scheduler(LayoutGeneration(0), ShardId(1));
     assert_eq!(
         lease(&old),
         Ok(Lease {
@@ -220,17 +220,17 @@ fn a_lease_of_before_there_were_layouts_is_one_of_the_first() {
 #[test]
 fn a_layout_reads_back() {
     let mut encoder = Encoder::default();
-    let of = |readers_per_partition| Division {
+    let of = |shards_per_partition| ShardingScheme {
         partitions: 4,
-        readers_per_partition,
+        shards_per_partition,
     };
     let sample = Layout::first(4).successor(of(2)).unwrap();
     let bytes = encoder.layout(&sample);
-    // format, those before, the division, no change, no cuts, none retired
+    // format, those before, the sharding scheme, no change, no cuts, none retired
     assert_eq!(hex(bytes), "060104010402000000");
     assert_eq!(layout(bytes), Ok(sample));
 
-    let place = |offset| Places {
+    let place = |offset| TopicOffsets {
         requests: Offset(offset),
         high_priority: Offset(0),
         replies: Offset(1),
@@ -241,7 +241,7 @@ fn a_layout_reads_back() {
     let sample = sample.announced(begins).unwrap();
     let sample = sample.moved(vec![place(7), place(8)]).unwrap();
     let bytes = encoder.layout(&sample);
-    // format, those before, the division, the change: from, to, moved into, ends, since, begins; cuts; none retired
+    // format, those before, the sharding scheme, the change: from, to, moved into, ends, since, begins; cuts; none retired
     assert_eq!(
         hex(bytes),
         "060302010201020204010102040303020e02041002040102020002040a0204020e020410020400"
@@ -264,28 +264,28 @@ fn a_layout_reads_back() {
     one_less.truncate(one_less.len() - 2);
     let count = one_less.len() - 11;
     one_less[count] -= 1;
-    assert_eq!(layout(&one_less), Err(Malformed::Places(5)));
+    assert_eq!(layout(&one_less), Err(Malformed::TopicOffsets(5)));
 }
 
 #[test]
-fn a_lease_of_a_reader_of_high_priority_requests_has_a_format_of_its_own_and_reads_back() {
+fn a_lease_of_a_shard_of_high_priority_requests_has_a_format_of_its_own_and_reads_back() {
     let mut encoder = Encoder::default();
-    let at = Places {
+    let at = TopicOffsets {
         requests: Offset(9),
         high_priority: Offset(8),
-        ..Places::default()
+        ..TopicOffsets::default()
     };
-    let stood = Stood {
-        division: Division::one_each(4),
-        reader: ReaderId(0),
+    let resume = ResumeOffsets {
+        scheme: ShardingScheme::one_each(4),
+        shard: ShardId(0),
         at,
     };
     let mut sample = sample_lease();
-    sample.handover = Handover::new([stood], |_| Offset(0));
+    sample.handover = ShardHandover::new([resume], |_| Offset(0));
     let bytes = encoder.lease(&sample).to_vec();
     assert_eq!((bytes[0], lease(&bytes)), (5, Ok(sample.clone())));
 
-    sample.handover = Handover::default();
+    sample.handover = ShardHandover::default();
     for change in [
         |lease: &mut Lease| lease.checkpoint.at.high_priority = Offset(4),
         |lease: &mut Lease| lease.checkpoint.fingerprints.high = Some(5),
@@ -304,7 +304,7 @@ fn a_lease_of_a_reader_of_high_priority_requests_has_a_format_of_its_own_and_rea
 fn a_lease_with_fingerprints_of_topics_has_no_format_of_its_own_and_reads_back() {
     let mut encoder = Encoder::default();
     let mut sample = sample_lease();
-    sample.checkpoint.at = Places::default();
+    sample.checkpoint.at = TopicOffsets::default();
     for (high, format) in [(None, 4), (Some(u64::MAX), 5)] {
         sample.checkpoint.fingerprints = ByPriority {
             normal: Some(u64::MAX),
@@ -316,9 +316,9 @@ fn a_lease_with_fingerprints_of_topics_has_no_format_of_its_own_and_reads_back()
 }
 
 #[test]
-fn a_lease_of_a_reader_that_nobody_has_run_has_a_format_of_its_own_and_reads_back() {
+fn a_lease_of_a_shard_that_nobody_has_run_has_a_format_of_its_own_and_reads_back() {
     let mut encoder = Encoder::default();
-    let key = LeaseKey::scheduler(LayoutGeneration(0), ReaderId(1));
+    let key = LeaseKey::scheduler(LayoutGeneration(0), ShardId(1));
     let mut sample = Lease {
         key,
         ..sample_lease()
@@ -339,9 +339,9 @@ fn a_lease_of_a_reader_that_nobody_has_run_has_a_format_of_its_own_and_reads_bac
 
 #[test]
 fn a_layout_of_when_the_number_of_partitions_could_not_change_reads_on() {
-    let of = |readers_per_partition| Division {
+    let of = |shards_per_partition| ShardingScheme {
         partitions: 4,
-        readers_per_partition,
+        shards_per_partition,
     };
     let bytes = postcard::to_extend(&(vec![of(1)], of(2)), vec![FORMAT_4]).unwrap();
     assert_eq!(
@@ -351,43 +351,43 @@ fn a_layout_of_when_the_number_of_partitions_could_not_change_reads_on() {
 }
 
 /// Divisions that would make whoever counts with them panic.
-const IMPOSSIBLE: [Division; 4] = [
-    Division {
+const IMPOSSIBLE: [ShardingScheme; 4] = [
+    ShardingScheme {
         partitions: 0,
-        readers_per_partition: 2,
+        shards_per_partition: 2,
     },
-    Division {
+    ShardingScheme {
         partitions: 4,
-        readers_per_partition: 0,
+        shards_per_partition: 0,
     },
-    Division {
+    ShardingScheme {
         partitions: 1 << 31,
-        readers_per_partition: 2,
+        shards_per_partition: 2,
     },
-    Division {
+    ShardingScheme {
         partitions: u32::MAX,
-        readers_per_partition: u32::MAX,
+        shards_per_partition: u32::MAX,
     },
 ];
 
 #[test]
 fn a_layout_that_is_or_was_impossible_is_refused() {
     for impossible in IMPOSSIBLE {
-        let possible = Division::one_each(4);
-        let refused = Err(Malformed::Division(impossible));
-        for divisions in [
+        let possible = ShardingScheme::one_each(4);
+        let refused = Err(Malformed::ShardingScheme(impossible));
+        for schemes in [
             (vec![], impossible),
             (vec![impossible], possible),
             (vec![possible, impossible], possible),
             (vec![possible], impossible),
         ] {
-            let bytes = postcard::to_extend(&divisions, vec![FORMAT_4]).unwrap();
-            assert_eq!(layout(&bytes), refused, "{divisions:?}");
-            let (past, division) = divisions;
+            let bytes = postcard::to_extend(&schemes, vec![FORMAT_4]).unwrap();
+            assert_eq!(layout(&bytes), refused, "{schemes:?}");
+            let (past, scheme) = schemes;
             let nothing = Vec::<()>::new();
-            let now = (&past, division, None::<()>, &nothing, &nothing);
+            let now = (&past, scheme, None::<()>, &nothing, &nothing);
             let bytes = postcard::to_extend(&now, vec![LAYOUT_FORMAT]).unwrap();
-            assert_eq!(layout(&bytes), refused, "{past:?} {division}");
+            assert_eq!(layout(&bytes), refused, "{past:?} {scheme}");
         }
         let bytes = postcard::to_extend(&(vec![possible], possible), vec![FORMAT_4]).unwrap();
         assert!(layout(&bytes).is_ok());
@@ -395,39 +395,45 @@ fn a_layout_that_is_or_was_impossible_is_refused() {
     // From none to two, intended, with no beginnings.
     let change = Some((0_u32, 2_u32, 0_u32, None::<()>));
     let nothing = Vec::<()>::new();
-    let changing = (&nothing, Division::one_each(4), change, &nothing, &nothing);
+    let changing = (
+        &nothing,
+        ShardingScheme::one_each(4),
+        change,
+        &nothing,
+        &nothing,
+    );
     let bytes = postcard::to_extend(&changing, vec![LAYOUT_FORMAT]).unwrap();
     assert_eq!(
         layout(&bytes),
-        Err(Malformed::Division(Division::one_each(0)))
+        Err(Malformed::ShardingScheme(ShardingScheme::one_each(0)))
     );
 }
 
 #[test]
-fn a_lease_that_was_handed_over_by_an_impossible_reader_is_refused() {
+fn a_lease_that_was_handed_over_by_an_impossible_shard_is_refused() {
     let mut encoder = Encoder::default();
-    let mut handed_over_by = |divisions: &[Division]| {
-        let stood = divisions.iter().map(|division| Stood {
-            division: *division,
-            reader: ReaderId(0),
-            at: Places {
+    let mut handed_over_by = |schemes: &[ShardingScheme]| {
+        let resume = schemes.iter().map(|scheme| ResumeOffsets {
+            scheme: *scheme,
+            shard: ShardId(0),
+            at: TopicOffsets {
                 requests: Offset(9),
-                ..Places::default()
+                ..TopicOffsets::default()
             },
         });
         let sample = Lease {
-            handover: Handover::new(stood, |_| Offset(0)),
+            handover: ShardHandover::new(resume, |_| Offset(0)),
             ..sample_lease()
         };
         let read = lease(encoder.lease(&sample));
         (sample, read)
     };
-    let possible = Division::one_each(4);
+    let possible = ShardingScheme::one_each(4);
     let (sample, read) = handed_over_by(&[possible, possible]);
     assert_eq!(read, Ok(sample));
     for impossible in IMPOSSIBLE {
         let (_, read) = handed_over_by(&[possible, impossible]);
-        assert_eq!(read, Err(Malformed::Division(impossible)));
+        assert_eq!(read, Err(Malformed::ShardingScheme(impossible)));
     }
 }
 

@@ -1,6 +1,6 @@
-//! The attention table: a partition for each day of each shard, and which of them there are.
+//! The attention table: a partition for each day of each index shard, and which of them there are.
 //!
-//! * **No empty day is read.** `attention_days` names the days, `attention_shards` the shards of
+//! * **No empty day is read.** `attention_days` names the days, `attention_index_shards` the index shards of
 //!   each; both are written before the first entry that they lead to. So a listing over years costs
 //!   what there is to list.
 //! * **Entries have no TTL.** An operation may linger or wait for a person for longer than any that
@@ -40,7 +40,7 @@ const PAGE_MAX: usize = 1_000;
 /// How often one page looks for more entries, in the same day or in the next.
 const STEPS_MAX: usize = 64;
 
-/// How many days of shards are remembered as written.
+/// How many days of index shards are remembered as written.
 const REMEMBERED_MAX: usize = 10_000;
 
 /// The day that holds an instant: days since the epoch.
@@ -52,11 +52,11 @@ pub(super) fn day_of(at: Timestamp) -> i64 {
 pub(super) struct Attention {
     insert: PreparedStatement,
     insert_day: PreparedStatement,
-    insert_shard: PreparedStatement,
+    insert_index_shard: PreparedStatement,
     oldest_first: Listing,
     newest_first: Listing,
-    select_shards: PreparedStatement,
-    /// Days and shards that are known to be named.
+    select_index_shards: PreparedStatement,
+    /// Days and index shards that are known to be named.
     named: Mutex<HashSet<(i64, i64)>>,
 }
 
@@ -86,14 +86,14 @@ impl Attention {
                     "INSERT INTO {keyspace}.attention_days (part, day) VALUES (?, ?)"
                 ))
                 .await?,
-            insert_shard: link
+            insert_index_shard: link
                 .prepare(format!(
                     "INSERT INTO {keyspace}.attention_shards (day, shard) VALUES (?, ?)"
                 ))
                 .await?,
             oldest_first: Listing::new(link, keyspace, "ASC").await?,
             newest_first: Listing::new(link, keyspace, "DESC").await?,
-            select_shards: link
+            select_index_shards: link
                 .prepare(format!(
                     "SELECT shard FROM {keyspace}.attention_shards WHERE day = ?"
                 ))
@@ -109,10 +109,13 @@ impl Attention {
         entries: &[(PartitionId, AttentionEntry)],
     ) -> Result<(), StoreError> {
         let mut partitions: BTreeMap<(i64, i64), Vec<_>> = BTreeMap::new();
-        for (shard, entry) in entries {
-            let (shard, day) = (i64::from(shard.0), day_of(entry.at));
-            let values = (shard, day, keys::entry(entry.at, entry.operation));
-            partitions.entry((shard, day)).or_default().push(values);
+        for (index_shard, entry) in entries {
+            let (index_shard, day) = (i64::from(index_shard.0), day_of(entry.at));
+            let values = (index_shard, day, keys::entry(entry.at, entry.operation));
+            partitions
+                .entry((index_shard, day))
+                .or_default()
+                .push(values);
         }
         let unnamed: Vec<_> = partitions
             .keys()
@@ -121,7 +124,7 @@ impl Attention {
             .collect();
         let names = unnamed
             .iter()
-            .map(|&(shard, day)| self.name(link, shard, day));
+            .map(|&(index_shard, day)| self.name(link, index_shard, day));
         link.all(names.collect()).await?;
         self.were_named(&unnamed);
         let batches = partitions
@@ -131,10 +134,10 @@ impl Attention {
         link.all(writes.collect()).await
     }
 
-    async fn name(&self, link: &Link, shard: i64, day: i64) -> Result<(), StoreError> {
+    async fn name(&self, link: &Link, index_shard: i64, day: i64) -> Result<(), StoreError> {
         let insert = || {
             link.session
-                .execute_unpaged(&self.insert_shard, (day, shard))
+                .execute_unpaged(&self.insert_index_shard, (day, index_shard))
         };
         link.repeat(WRITING, insert).await?;
         let insert = || link.session.execute_unpaged(&self.insert_day, (ALL, day));
@@ -163,11 +166,14 @@ impl Attention {
     pub(super) async fn page(
         &self,
         link: &Link,
-        shards: &[PartitionId],
+        index_shards: &[PartitionId],
         mut cursor: AttentionCursor,
         limit: usize,
     ) -> Result<AttentionPage, StoreError> {
-        let shards: BTreeSet<_> = shards.iter().map(|shard| i64::from(shard.0)).collect();
+        let index_shards: BTreeSet<_> = index_shards
+            .iter()
+            .map(|index_shard| i64::from(index_shard.0))
+            .collect();
         let limit = limit.min(PAGE_MAX);
         let mut entries = Vec::new();
         for _ in 0..STEPS_MAX {
@@ -175,7 +181,7 @@ impl Attention {
                 break;
             }
             let room = limit - entries.len();
-            let Some(step) = self.step(link, &shards, cursor, room).await? else {
+            let Some(step) = self.step(link, &index_shards, cursor, room).await? else {
                 let next = None;
                 return Ok(AttentionPage { entries, next });
             };
@@ -190,7 +196,7 @@ impl Attention {
     async fn step(
         &self,
         link: &Link,
-        shards: &BTreeSet<i64>,
+        index_shards: &BTreeSet<i64>,
         cursor: AttentionCursor,
         room: usize,
     ) -> Result<Option<Step>, StoreError> {
@@ -215,18 +221,20 @@ impl Attention {
             AttentionOrder::OldestFirst => day_end,
             AttentionOrder::NewestFirst => day_begin,
         };
-        let mut partitions = numbers(link, &self.select_shards, (day,)).await?;
-        partitions.retain(|shard| shards.contains(shard));
+        let mut partitions = numbers(link, &self.select_index_shards, (day,)).await?;
+        partitions.retain(|index_shard| index_shards.contains(index_shard));
         let share = room.min((2 * room / partitions.len().max(1)).max(16)) + 1;
         let range = [first, last].map(|entry| keys::entry(entry.at, entry.operation));
         let mut reads = vec![Vec::new(); partitions.len()];
         let places = partitions.iter().zip(reads.iter_mut());
-        let parts = places.map(|(&shard, read)| async move {
-            *read = self.part(link, listing, (shard, day), range, share).await?;
+        let parts = places.map(|(&index_shard, read)| async move {
+            *read = self
+                .part(link, listing, (index_shard, day), range, share)
+                .await?;
             Ok(())
         });
         link.all(parts.collect()).await?;
-        // What a shard that was not read to its end may still hold comes after its last entry.
+        // What an index shard that was not read to its end may still hold comes after its last entry.
         let order = cursor.order;
         let cut_off = reads
             .iter()
@@ -241,7 +249,7 @@ impl Attention {
             .filter(|entry| order.compare(entry, &until).is_le())
             .collect();
         entries.sort_unstable_by(|one, other| order.compare(one, other));
-        // An operation stands once in a listing, however many shards name it at one instant.
+        // An operation stands once in a listing, however many index shards name it at one instant.
         entries.dedup();
         let until = match entries.get(room) {
             Some(_) => entries[room - 1],
@@ -251,17 +259,17 @@ impl Attention {
         Ok(Some(Step { entries, until }))
     }
 
-    /// Reads entries of one day and shard between two keys, both included.
+    /// Reads entries of one day and index shard between two keys, both included.
     async fn part(
         &self,
         link: &Link,
         listing: &Listing,
-        (shard, day): (i64, i64),
+        (index_shard, day): (i64, i64),
         [first, last]: [[u8; keys::ENTRY_KEY_LEN]; 2],
         limit: usize,
     ) -> Result<Vec<AttentionEntry>, StoreError> {
         let limit = i32::try_from(limit).unwrap_or(i32::MAX);
-        let values = (shard, day, &first[..], &last[..], limit);
+        let values = (index_shard, day, &first[..], &last[..], limit);
         let read = read_entries(link, ACTION, &listing.entries, values).await?;
         let entries = read
             .into_iter()

@@ -1,7 +1,7 @@
-//! The deadline index: a partition for each bucket of each shard.
+//! The deadline index: a partition for each bucket of each index shard.
 //!
 //! Entries are hints that are never deleted: each expires a while after its instant, and of the buckets
-//! that were swept only the last ones are read again, so that nobody meets what has expired. The cursor of a shard
+//! that were swept only the last ones are read again, so that nobody meets what has expired. The cursor of an index shard
 //! is written at the timestamp of its bucket, so that of two cursors the later one stands, without a
 //! transaction.
 
@@ -33,7 +33,7 @@ pub(super) struct Due {
     kept: Duration,
 }
 
-/// An entry as it is bound to the statement: shard, bucket, entry, TTL.
+/// An entry as it is bound to the statement: index shard, bucket, entry, TTL.
 type Values = (i64, i64, [u8; keys::ENTRY_KEY_LEN], i32);
 
 impl Due {
@@ -75,11 +75,14 @@ impl Due {
     ) -> Result<(), StoreError> {
         let now = wall_clock();
         let mut buckets: BTreeMap<(i64, i64), Vec<Values>> = BTreeMap::new();
-        for (shard, entry) in entries {
-            let (shard, bucket) = (i64::from(shard.0), DueBucket::of(entry.due).0);
+        for (index_shard, entry) in entries {
+            let (index_shard, bucket) = (i64::from(index_shard.0), DueBucket::of(entry.due).0);
             let key = keys::entry(entry.due, entry.operation);
-            let bound = (shard, bucket, key, self.ttl_s(entry.due, now));
-            buckets.entry((shard, bucket)).or_default().push(bound);
+            let bound = (index_shard, bucket, key, self.ttl_s(entry.due, now));
+            buckets
+                .entry((index_shard, bucket))
+                .or_default()
+                .push(bound);
         }
         let batches = buckets
             .values()
@@ -98,7 +101,7 @@ impl Due {
     pub(super) async fn read(
         &self,
         link: &Link,
-        shard: PartitionId,
+        index_shard: PartitionId,
         bucket: DueBucket,
         after: Option<DueEntry>,
         limit: usize,
@@ -110,7 +113,7 @@ impl Due {
         while found.len() < limit {
             let page = PAGE.min(limit - found.len());
             let wanted = i32::try_from(page).unwrap_or(i32::MAX);
-            let values = (i64::from(shard.0), bucket.0, after.as_slice(), wanted);
+            let values = (i64::from(index_shard.0), bucket.0, after.as_slice(), wanted);
             let keys =
                 read_entries(link, "reading the deadline index", &self.select, values).await?;
             found.extend(
@@ -127,14 +130,14 @@ impl Due {
         Ok(found)
     }
 
-    /// Reads a shard's cursor.
+    /// Reads an index shard's cursor.
     pub(super) async fn cursor(
         &self,
         link: &Link,
-        shard: PartitionId,
+        index_shard: PartitionId,
     ) -> Result<Option<DueBucket>, StoreError> {
         const ACTION: &str = "reading a sweep cursor";
-        let values = (i64::from(shard.0),);
+        let values = (i64::from(index_shard.0),);
         let read = || link.session.execute_unpaged(&self.select_cursor, values);
         let rows = link
             .repeat(ACTION, read)
@@ -147,15 +150,15 @@ impl Due {
         Ok(row.map(|(bucket,)| DueBucket(bucket)))
     }
 
-    /// Moves a shard's cursor, if that is forward.
+    /// Moves an index shard's cursor, if that is forward.
     pub(super) async fn advance(
         &self,
         link: &Link,
-        shard: PartitionId,
+        index_shard: PartitionId,
         cursor: DueBucket,
     ) -> Result<(), StoreError> {
         let (stamp, _) = cursor.bounds();
-        let values = (stamp.0, cursor.0, i64::from(shard.0));
+        let values = (stamp.0, cursor.0, i64::from(index_shard.0));
         let write = || link.session.execute_unpaged(&self.write_cursor, values);
         link.repeat("advancing a sweep cursor", write).await?;
         Ok(())

@@ -81,7 +81,7 @@ impl Layouts {
                     };
                     if holder != here {
                         return Err(StoreError::ElsewhereHeld {
-                            what: "the layout of readers".to_owned(),
+                            what: "the layout of shards".to_owned(),
                             holder,
                             local: here.to_owned(),
                         });

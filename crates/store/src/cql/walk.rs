@@ -43,10 +43,10 @@ pub(super) struct Walk {
     link: Arc<Link>,
     rows: Arc<Rows>,
     select_days: PreparedStatement,
-    select_shards: PreparedStatement,
+    select_index_shards: PreparedStatement,
     select_entries: PreparedStatement,
     delete_entries: PreparedStatement,
-    delete_shard: PreparedStatement,
+    delete_index_shard: PreparedStatement,
     delete_day: PreparedStatement,
 }
 
@@ -62,7 +62,7 @@ impl Walk {
                 "SELECT day FROM {keyspace}.attention_days WHERE part = ? AND day < ?"
             ))
             .await?,
-            select_shards: prepare(format!(
+            select_index_shards: prepare(format!(
                 "SELECT shard FROM {keyspace}.attention_shards WHERE day = ?"
             ))
             .await?,
@@ -76,7 +76,7 @@ impl Walk {
                  WHERE shard = ? AND day = ? AND entry >= ? AND entry <= ?"
             ))
             .await?,
-            delete_shard: prepare(format!(
+            delete_index_shard: prepare(format!(
                 "DELETE FROM {keyspace}.attention_shards USING TIMESTAMP ? \
                  WHERE day = ? AND shard = ?"
             ))
@@ -94,8 +94,8 @@ impl Walk {
     /// Walks again and again, at this interval. The first walk begins at some moment of the first
     /// interval, so that processes which began together do not walk together.
     pub(super) async fn run(self, interval: Duration) {
-        let share = f64::from(uuid::Uuid::new_v4().as_u128() as u8) / 255.0;
-        let mut pause = interval.mul_f64(share);
+        let fraction = f64::from(uuid::Uuid::new_v4().as_u128() as u8) / 255.0;
+        let mut pause = interval.mul_f64(fraction);
         loop {
             tokio::time::sleep(pause).await;
             pause = interval;
@@ -117,11 +117,11 @@ impl Walk {
         for day in numbers(&self.link, &self.select_days, (ALL, today)).await? {
             let began = wall_clock() - MARGIN;
             let mut is_empty = true;
-            for shard in numbers(&self.link, &self.select_shards, (day,)).await? {
-                let (removed, left) = self.walk_partition(shard, day).await?;
+            for index_shard in numbers(&self.link, &self.select_index_shards, (day,)).await? {
+                let (removed, left) = self.walk_partition(index_shard, day).await?;
                 spent += removed;
                 if left == 0 {
-                    self.delete(&self.delete_shard, (began.0, day, shard))
+                    self.delete(&self.delete_index_shard, (began.0, day, index_shard))
                         .await?;
                 } else {
                     is_empty = false;
@@ -134,16 +134,20 @@ impl Walk {
         Ok(spent)
     }
 
-    /// Looks at the entries of one day and shard. Returns how many were removed, and how many are
+    /// Looks at the entries of one day and index shard. Returns how many were removed, and how many are
     /// left.
-    async fn walk_partition(&self, shard: i64, day: i64) -> Result<(usize, usize), StoreError> {
+    async fn walk_partition(
+        &self,
+        index_shard: i64,
+        day: i64,
+    ) -> Result<(usize, usize), StoreError> {
         let (mut removed, mut left) = (0, 0);
         // Nothing precedes the empty key.
         let mut after = Vec::new();
         loop {
             let began = wall_clock() - MARGIN;
             let limit = i32::try_from(PAGE).unwrap_or(i32::MAX);
-            let values = (shard, day, after.as_slice(), limit);
+            let values = (index_shard, day, after.as_slice(), limit);
             let entries = read_entries(&self.link, ACTION, &self.select_entries, values).await?;
             let ids: Vec<_> = entries.iter().map(|(_, operation)| *operation).collect();
             let rows = self.rows.read(&self.link, &ids).await?;
@@ -157,7 +161,7 @@ impl Walk {
                     && let [.., last] = run
                 {
                     let [first, last] = [first, last].map(|(at, id)| keys::entry(*at, *id));
-                    let values = (began.0, shard, day, &first[..], &last[..]);
+                    let values = (began.0, index_shard, day, &first[..], &last[..]);
                     self.delete(&self.delete_entries, values).await?;
                 }
             }

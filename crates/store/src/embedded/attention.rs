@@ -1,4 +1,4 @@
-//! Reading the attention table: pages of a listing over shards, and what of it has had its time.
+//! Reading the attention table: pages of a listing over index shards, and what of it has had its time.
 
 use fjall::Snapshot;
 use waybill_engine::{PartitionId, Timestamp};
@@ -9,20 +9,20 @@ use crate::keys::{self, INDEX_KEY_LEN};
 use crate::{AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage, StoreError};
 
 impl Tables {
-    /// Reads a page of a listing: merges the shards' entries, of which it reads as many as it gives
-    /// and one more a shard.
+    /// Reads a page of a listing: merges the index shards' entries, of which it reads as many as it gives
+    /// and one more an index shard.
     pub(super) fn attention_page(
         &self,
-        mut shards: Vec<PartitionId>,
+        mut index_shards: Vec<PartitionId>,
         cursor: AttentionCursor,
         limit: usize,
     ) -> Result<AttentionPage, StoreError> {
-        shards.sort_unstable();
-        shards.dedup();
+        index_shards.sort_unstable();
+        index_shards.dedup();
         let snapshot = self.db.snapshot();
-        let mut heads = Vec::with_capacity(shards.len());
-        for shard in shards {
-            let mut entries = self.listed(&snapshot, shard, cursor);
+        let mut heads = Vec::with_capacity(index_shards.len());
+        for index_shard in index_shards {
+            let mut entries = self.listed(&snapshot, index_shard, cursor);
             if let Some(head) = entries.next().transpose()? {
                 heads.push((head, entries));
             }
@@ -36,7 +36,7 @@ impl Tables {
                 .iter_mut()
                 .enumerate()
                 .min_by(|(_, (one, _)), (_, (other, _))| cursor.order.compare(one, other));
-            let Some((shard, (head, entries))) = first else {
+            let Some((index_shard, (head, entries))) = first else {
                 return Ok(page);
             };
             if page.entries.len() == limit {
@@ -49,23 +49,23 @@ impl Tables {
             page.entries.push(*head);
             match entries.next().transpose()? {
                 Some(next) => *head = next,
-                None => drop(heads.swap_remove(shard)),
+                None => drop(heads.swap_remove(index_shard)),
             }
         }
     }
 
-    /// The entries of one shard that a listing has yet to give, in its order.
+    /// The entries of one index shard that a listing has yet to give, in its order.
     fn listed(
         &self,
         snapshot: &Snapshot,
-        shard: PartitionId,
+        index_shard: PartitionId,
         cursor: AttentionCursor,
     ) -> Box<dyn Iterator<Item = Result<AttentionEntry, StoreError>>> {
         let (first, last) = cursor.bounds();
         if first > last {
             return Box::new(std::iter::empty());
         }
-        let key = |entry: AttentionEntry| keys::index(shard, entry.at, entry.operation);
+        let key = |entry: AttentionEntry| keys::index(index_shard, entry.at, entry.operation);
         let order = match cursor.order {
             AttentionOrder::OldestFirst => Order::Ascending,
             AttentionOrder::NewestFirst => Order::Descending,
@@ -109,8 +109,8 @@ impl Tables {
             let (at, operation) = keys::read_index(&key).ok_or_else(bad_key)?;
             let key: IndexKey = (*key).try_into().map_err(|_| bad_key())?;
             if at > until {
-                // All that follow in this shard are younger still.
-                spent.next = keys::next_shard(&key);
+                // All that follow in this index shard are younger still.
+                spent.next = keys::next_index_shard(&key);
                 break;
             }
             if spent.looked_at == limit {

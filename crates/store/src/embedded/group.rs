@@ -74,12 +74,12 @@ impl EncodedBatch {
             due: batch
                 .due
                 .iter()
-                .map(|(shard, entry)| keys::index(*shard, entry.due, entry.operation))
+                .map(|(index_shard, entry)| keys::index(*index_shard, entry.due, entry.operation))
                 .collect(),
             attention: batch
                 .attention
                 .iter()
-                .map(|(shard, entry)| keys::index(*shard, entry.at, entry.operation))
+                .map(|(index_shard, entry)| keys::index(*index_shard, entry.at, entry.operation))
                 .collect(),
         }
     }
@@ -279,15 +279,15 @@ impl<'a> Group<'a> {
     /// Moves a sweep cursor, if that is forward.
     pub(super) fn advance_cursor(
         &mut self,
-        shard: PartitionId,
+        index_shard: PartitionId,
         cursor: DueBucket,
     ) -> Result<(), StoreError> {
-        let newest = match self.cursors.get(&shard) {
+        let newest = match self.cursors.get(&index_shard) {
             Some(cursor) => Some(*cursor),
-            None => self.tables.cursor(shard)?,
+            None => self.tables.cursor(index_shard)?,
         };
         if newest.is_none_or(|newest| newest < cursor) {
-            self.cursors.insert(shard, cursor);
+            self.cursors.insert(index_shard, cursor);
         }
         Ok(())
     }
@@ -312,8 +312,8 @@ impl<'a> Group<'a> {
         if let Some(key) = &self.reply_key {
             batch.insert(&tables.leases, keys::REPLY_KEY, encoder.reply_key(key));
         }
-        for (shard, cursor) in &self.cursors {
-            let key = keys::partition(*shard);
+        for (index_shard, cursor) in &self.cursors {
+            let key = keys::partition(*index_shard);
             batch.insert(&tables.cursors, key, encoder.cursor(*cursor));
         }
         let mut written = Vec::with_capacity(self.rows.len());

@@ -87,7 +87,7 @@ struct Purger {
     attention_checks_max: usize,
     /// Everything in earlier hours is purged: spares a walk over what was removed from there.
     first_hour: i64,
-    /// Likewise per shard of the deadline index.
+    /// Likewise per index shard of the deadline index.
     due_from: HashMap<PartitionId, Timestamp>,
     walk: Walk,
 }
@@ -154,9 +154,9 @@ impl Purger {
     /// by the wall clock.
     fn pass(&mut self, now: Timestamp, wall: Timestamp) -> Result<(), StoreError> {
         self.purge_rows(now)?;
-        for (shard, cursor) in self.tables.get()?.cursors()? {
+        for (index_shard, cursor) in self.tables.get()?.cursors()? {
             let (until, _) = DueBucket(cursor.0.saturating_sub(DUE_BUCKETS_AGAIN)).bounds();
-            self.purge_due(shard, until)?;
+            self.purge_due(index_shard, until)?;
         }
         self.purge_attention(now, wall)
     }
@@ -204,13 +204,16 @@ impl Purger {
         answer.blocking_recv().unwrap_or(Ok(()))
     }
 
-    fn purge_due(&mut self, shard: PartitionId, until: Timestamp) -> Result<(), StoreError> {
-        let mut from = *self.due_from.entry(shard).or_insert(Timestamp(i64::MIN));
+    fn purge_due(&mut self, index_shard: PartitionId, until: Timestamp) -> Result<(), StoreError> {
+        let mut from = *self
+            .due_from
+            .entry(index_shard)
+            .or_insert(Timestamp(i64::MIN));
         let mut left = self.entries_max;
         while left > 0 && !self.is_stopped() {
             let page = left.min(PAGE);
             let tables = self.tables.get()?;
-            let keys = tables.due_keys(shard, from, until, page)?;
+            let keys = tables.due_keys(index_shard, from, until, page)?;
             let Some((last, _)) = keys.last().and_then(|key| keys::read_index(key)) else {
                 from = from.max(until);
                 break;
@@ -226,7 +229,7 @@ impl Purger {
                 .and_then(|()| tables.write_out_full())
                 .map_err(|error| StoreError::unavailable("purging deadline entries", error))?;
         }
-        self.due_from.insert(shard, from);
+        self.due_from.insert(index_shard, from);
         Ok(())
     }
 
@@ -239,7 +242,7 @@ impl Purger {
             let page = left.min(PAGE);
             let tables = self.tables.get()?;
             let spent = tables.spent_attention(from, wall - ATTENTION_AGE, now, page)?;
-            // A shard without old entries counts, too, so that a pass is bounded by all that it reads.
+            // An index shard without old entries counts, too, so that a pass is bounded by all that it reads.
             left -= spent.looked_at.max(1);
             let mut batch = tables.db.batch();
             for key in spent.keys {

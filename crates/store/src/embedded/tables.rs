@@ -5,13 +5,13 @@
 //! | `state` | operation | stamp, expiry, mutable state |
 //! | `created` | operation | stamp, immutable part |
 //! | `expiry` | hour, operation | empty: the row's retention ends in that hour, or did once |
-//! | `due` | shard, due, operation | empty |
-//! | `attention` | shard, at, operation | empty |
-//! | `leases` | role, generation (of layouts after the first), reader or shard | lease |
+//! | `due` | index shard, due, operation | empty |
+//! | `attention` | index shard, at, operation | empty |
+//! | `leases` | role, generation (of layouts after the first), reader or index shard | lease |
 //! | | 3 | layout |
 //! | | 4 | the time of retention |
 //! | | 5 | the reply key |
-//! | `cursors` | shard | first bucket that was not swept to its end |
+//! | `cursors` | index shard | first bucket that was not swept to its end |
 //! | `corrupt` | operation, instant, part | a value of `state` or `created` as it was before that instant, when a write took the place of a row that could not be read |
 //!
 //! Nothing reads or removes what is in `corrupt`: it is there for a person, and holds no more than
@@ -426,16 +426,18 @@ impl Tables {
             .transpose()
     }
 
-    /// Reads a shard's sweep cursor. One that lies in a damaged block counts as being at the first entry of
-    /// the shard's deadline index: everything that is still there is looked at again.
-    pub(super) fn cursor(&self, shard: PartitionId) -> Result<Option<DueBucket>, StoreError> {
-        let key = keys::partition(shard);
+    /// Reads an index shard's sweep cursor. One that lies in a damaged block counts as being at the first entry of
+    /// the index shard's deadline index: everything that is still there is looked at again.
+    pub(super) fn cursor(&self, index_shard: PartitionId) -> Result<Option<DueBucket>, StoreError> {
+        let key = keys::partition(index_shard);
         let error = match self.cursors.get(key) {
             Ok(value) => {
                 return value
                     .map(|value| {
-                        codec::cursor(&value)
-                            .map_err(corrupt("sweep cursor", format!("shard {shard}")))
+                        codec::cursor(&value).map_err(corrupt(
+                            "sweep cursor",
+                            format!("index shard {index_shard}"),
+                        ))
                     })
                     .transpose();
             }
@@ -451,8 +453,8 @@ impl Tables {
             OperationId(uuid::Uuid::nil()),
             OperationId(uuid::Uuid::max()),
         );
-        let first = keys::index(shard, Timestamp(i64::MIN), nil);
-        let last = keys::index(shard, Timestamp(i64::MAX), max);
+        let first = keys::index(index_shard, Timestamp(i64::MIN), nil);
+        let last = keys::index(index_shard, Timestamp(i64::MAX), max);
         let mut entries = self.walk(
             &self.db.snapshot(),
             &self.due,
@@ -475,9 +477,9 @@ impl Tables {
         let all = &first[..]..=&last[..];
         for key in self.walk(&snapshot, &self.cursors, all, Order::Ascending) {
             let key = key?;
-            let shard = keys::read_partition(&key).ok_or_else(|| bad_key("cursors", &key))?;
-            if let Some(cursor) = self.cursor(shard)? {
-                cursors.push((shard, cursor));
+            let index_shard = keys::read_partition(&key).ok_or_else(|| bad_key("cursors", &key))?;
+            if let Some(cursor) = self.cursor(index_shard)? {
+                cursors.push((index_shard, cursor));
             }
         }
         Ok(cursors)
@@ -486,15 +488,15 @@ impl Tables {
     /// Reads one bucket of the deadline index.
     pub(super) fn due(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
         bucket: DueBucket,
         after: Option<DueEntry>,
         limit: usize,
     ) -> Result<Vec<DueEntry>, StoreError> {
         let (first, last) = bucket.bounds();
-        let end = keys::index(shard, last, OperationId(uuid::Uuid::max()));
-        let begin = keys::index(shard, first, OperationId(uuid::Uuid::nil()));
-        let after = after.map(|entry| keys::index(shard, entry.due, entry.operation));
+        let end = keys::index(index_shard, last, OperationId(uuid::Uuid::max()));
+        let begin = keys::index(index_shard, first, OperationId(uuid::Uuid::nil()));
+        let after = after.map(|entry| keys::index(index_shard, entry.due, entry.operation));
         let start = after.map_or(begin, |after| after.max(begin));
         let span = &start[..]..=&end[..];
         self.walk(&self.db.snapshot(), &self.due, span, Order::Ascending)
@@ -531,10 +533,10 @@ impl Tables {
             .collect()
     }
 
-    /// Reads up to `limit` keys of a shard's deadline entries from `from` on and before `until`.
+    /// Reads up to `limit` keys of an index shard's deadline entries from `from` on and before `until`.
     pub(super) fn due_keys(
         &self,
-        shard: PartitionId,
+        index_shard: PartitionId,
         from: Timestamp,
         until: Timestamp,
         limit: usize,
@@ -542,9 +544,9 @@ impl Tables {
         if from >= until {
             return Ok(Vec::new());
         }
-        let first = keys::index(shard, from, OperationId(uuid::Uuid::nil()));
+        let first = keys::index(index_shard, from, OperationId(uuid::Uuid::nil()));
         let until = Timestamp(until.0 - 1);
-        let last = keys::index(shard, until, OperationId(uuid::Uuid::max()));
+        let last = keys::index(index_shard, until, OperationId(uuid::Uuid::max()));
         let span = &first[..]..=&last[..];
         self.walk(&self.db.snapshot(), &self.due, span, Order::Ascending)
             .take(limit)

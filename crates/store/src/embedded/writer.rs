@@ -45,7 +45,7 @@ pub(super) enum Command {
     },
     /// Move a sweep cursor forward.
     AdvanceCursor {
-        shard: PartitionId,
+        index_shard: PartitionId,
         cursor: DueBucket,
         reply: Reply<()>,
     },
@@ -158,10 +158,10 @@ impl Writer {
                     Err(error) => answer(reply, Err(error)),
                 },
                 Command::AdvanceCursor {
-                    shard,
+                    index_shard,
                     cursor,
                     reply,
-                } => match group.advance_cursor(shard, cursor) {
+                } => match group.advance_cursor(index_shard, cursor) {
                     Ok(()) => pending.push(Pending::Done(reply)),
                     Err(error) => answer(reply, Err(error)),
                 },

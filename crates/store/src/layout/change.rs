@@ -1,7 +1,7 @@
 //! Another number of partitions, step by step.
 
 use serde::{Deserialize, Serialize};
-use waybill_engine::{Cut, Offset, PartitionId, Places, Source};
+use waybill_engine::{Offset, PartitionId, RepartitionBoundary, Source, TopicOffsets};
 
 use super::LayoutGeneration;
 
@@ -11,7 +11,7 @@ pub(super) struct Change {
     pub(super) from: u32,
     pub(super) to: u32,
     pub(super) step: Step,
-    /// Where other readers begin, once that is said.
+    /// Where other shards begin, once that is said.
     pub(super) begins: Option<Begins>,
 }
 
@@ -29,18 +29,18 @@ pub(super) enum Step {
         /// The first generation of the new number.
         into: LayoutGeneration,
         /// Where each of the old partitions ended, in order.
-        ends: Vec<Places>,
+        ends: Vec<TopicOffsets>,
     },
 }
 
-/// Where the readers begin that get another partition.
+/// Where the shards begin that get another partition.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Begins {
     /// The generation that said it.
     pub(super) since: LayoutGeneration,
     /// Of more partitions for those that come, of fewer for those that stay, in order: nothing that was written by
     /// the new number lies before.
-    pub(super) at: Vec<Places>,
+    pub(super) at: Vec<TopicOffsets>,
 }
 
 impl Change {
@@ -48,7 +48,7 @@ impl Change {
         self.to < self.from
     }
 
-    /// How many partitions get readers that did not read them before: those that come, or of fewer those that stay.
+    /// How many partitions get shards that did not read them before: those that come, or of fewer those that stay.
     pub(super) fn begun(&self) -> u32 {
         match self.is_to_fewer() {
             true => self.to,
@@ -56,8 +56,8 @@ impl Change {
         }
     }
 
-    /// Where readers begin that come to a partition, once that is said.
-    pub(super) fn begin(&self, partition: PartitionId) -> Option<Places> {
+    /// Where shards begin that come to a partition, once that is said.
+    pub(super) fn begin(&self, partition: PartitionId) -> Option<TopicOffsets> {
         let first = match self.is_to_fewer() {
             true => 0,
             false => self.from,
@@ -66,8 +66,11 @@ impl Change {
         self.begins.as_ref()?.at.get(nth as usize).copied()
     }
 
-    /// Where a partition is cut, and the first generation whose readers go by that.
-    pub(super) fn cut(&self, partition: PartitionId) -> Option<(LayoutGeneration, Cut)> {
+    /// Where a partition is cut, and the first generation whose shards go by that.
+    pub(super) fn boundary(
+        &self,
+        partition: PartitionId,
+    ) -> Option<(LayoutGeneration, RepartitionBoundary)> {
         let (since, ends) = match (&self.step, &self.begins) {
             (_, Some(begins)) if self.is_to_fewer() => (begins.since, self.begin(partition)?),
             (Step::Moved { into, ends }, _) if !self.is_to_fewer() => {
@@ -76,12 +79,12 @@ impl Change {
             _ => return None,
         };
         let before = self.from;
-        Some((since, Cut { before, ends }))
+        Some((since, RepartitionBoundary { before, ends }))
     }
 }
 
 impl Change {
-    pub(super) fn places(&self) -> impl Iterator<Item = &Places> {
+    pub(super) fn offsets(&self) -> impl Iterator<Item = &TopicOffsets> {
         let begins = self.begins.iter().flat_map(|begins| &begins.at);
         begins.chain(match &self.step {
             Step::Moved { ends, .. } => ends.as_slice(),
@@ -89,7 +92,7 @@ impl Change {
         })
     }
 
-    pub(super) fn places_mut(&mut self) -> impl Iterator<Item = &mut Places> {
+    pub(super) fn places_mut(&mut self) -> impl Iterator<Item = &mut TopicOffsets> {
         let begins = self.begins.iter_mut().flat_map(|begins| &mut begins.at);
         begins.chain(match &mut self.step {
             Step::Moved { ends, .. } => ends.as_mut_slice(),
@@ -104,17 +107,17 @@ pub struct Retired {
     /// Which one.
     pub partition: PartitionId,
     /// What was written from here on is rerouted.
-    pub from: Places,
+    pub from: TopicOffsets,
     /// To where, since the partition is read again.
-    pub until: Option<Places>,
+    pub until: Option<TopicOffsets>,
 }
 
 impl Retired {
-    pub(super) fn places(&self) -> impl Iterator<Item = &Places> {
+    pub(super) fn offsets(&self) -> impl Iterator<Item = &TopicOffsets> {
         [&self.from].into_iter().chain(&self.until)
     }
 
-    pub(super) fn places_mut(&mut self) -> impl Iterator<Item = &mut Places> {
+    pub(super) fn places_mut(&mut self) -> impl Iterator<Item = &mut TopicOffsets> {
         [&mut self.from].into_iter().chain(&mut self.until)
     }
 
@@ -132,7 +135,7 @@ impl Retired {
 
     /// Whether everything of it lies below these.
     #[must_use]
-    pub fn is_over_below(&self, done: &Places) -> bool {
+    pub fn is_over_below(&self, done: &TopicOffsets) -> bool {
         self.until.is_some_and(|until| done.reach(&until))
     }
 }

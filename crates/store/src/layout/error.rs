@@ -1,15 +1,15 @@
 //! Why a layout has no such successor.
 
-use waybill_engine::{DivisionError, READERS_PER_PARTITION_MAX};
+use waybill_engine::{SHARDS_PER_PARTITION_MAX, ShardingError};
 
 use super::GENERATIONS_MAX;
 
 /// Why a layout has no such successor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LayoutError {
-    /// Its readers could not follow.
+    /// Its shards could not follow.
     #[error(transparent)]
-    Division(#[from] DivisionError),
+    ShardingScheme(#[from] ShardingError),
     /// The number of partitions is being changed.
     #[error(
         "the topics are going over from {from} to {to} partitions: `waybill topics {verb} --partitions {to}` goes \
@@ -21,18 +21,18 @@ pub enum LayoutError {
         /// To how many.
         to: u32,
     },
-    /// Each partition would have too many readers meanwhile.
+    /// Each partition would have too many shards meanwhile.
     #[error(
-        "while {now} partitions become {wanted}, {readers} readers would share each, and \
-         {READERS_PER_PARTITION_MAX} are the most: go by way of a number between them"
+        "while {now} partitions become {wanted}, {shards} shards would share each, and \
+         {SHARDS_PER_PARTITION_MAX} are the most: go by way of a number between them"
     )]
     TooFar {
         /// How many there are.
         now: u32,
         /// How many were asked for.
         wanted: u32,
-        /// How many readers each would have.
-        readers: u32,
+        /// How many shards each would have.
+        shards: u32,
     },
     /// That is neither a multiple nor a part of what there is.
     #[error("cannot change {now} partitions to {wanted}: {}", possible(*.now))]

@@ -1,4 +1,4 @@
-//! The attention table: listings over days and shards, in either order, page by page.
+//! The attention table: listings over days and index shards, in either order, page by page.
 
 use waybill_engine::{PartitionId, Timestamp};
 use waybill_store::{
@@ -42,7 +42,7 @@ fn oldest_first(since: i64, until: i64) -> AttentionCursor {
 /// Reads a listing to its end, in pages of `limit`.
 async fn list(
     store: &dyn Store,
-    shards: &[PartitionId],
+    index_shards: &[PartitionId],
     cursor: AttentionCursor,
     limit: usize,
 ) -> Vec<AttentionEntry> {
@@ -50,7 +50,9 @@ async fn list(
     let mut next = Some(cursor);
     let mut pages = 0;
     while let Some(cursor) = next {
-        let page = store.attention_page(shards.to_vec(), cursor, limit).await;
+        let page = store
+            .attention_page(index_shards.to_vec(), cursor, limit)
+            .await;
         let page = page.unwrap();
         assert!(page.entries.len() <= limit);
         pages += 1;
@@ -61,13 +63,15 @@ async fn list(
     listed
 }
 
-pub async fn attention_is_listed_over_days_and_shards_in_either_order(subject: &impl Subject) {
+pub async fn attention_is_listed_over_days_and_index_shards_in_either_order(
+    subject: &impl Subject,
+) {
     let store = subject.open().await;
-    let shards: Vec<_> = (0..4).map(|_| fresh_partition()).collect();
+    let index_shards: Vec<_> = (0..4).map(|_| fresh_partition()).collect();
     let mut entries: Vec<_> = (0..200)
         .map(|n| {
             (
-                shards[n % 3],
+                index_shards[n % 3],
                 at(100 * DAY + i64::try_from(n / 2).unwrap() * DAY / 30),
             )
         })
@@ -83,33 +87,51 @@ pub async fn attention_is_listed_over_days_and_shards_in_either_order(subject: &
     let store = reopen(subject, store).await;
     let (since, until) = (90 * DAY, 110 * DAY);
     for limit in [1, 7, 50, 1_000] {
-        let listed = list(&*store, &shards, oldest_first(since, until), limit).await;
+        let listed = list(&*store, &index_shards, oldest_first(since, until), limit).await;
         assert_eq!(listed, wanted, "oldest first, {limit} a page");
     }
     wanted.reverse();
     for limit in [1, 7, 50, 1_000] {
-        let listed = list(&*store, &shards, newest_first(since, until), limit).await;
+        let listed = list(&*store, &index_shards, newest_first(since, until), limit).await;
         assert_eq!(listed, wanted, "newest first, {limit} a page");
     }
 }
 
-pub async fn a_listing_keeps_to_its_instants_and_to_its_shards(subject: &impl Subject) {
+pub async fn a_listing_keeps_to_its_instants_and_to_its_index_shards(subject: &impl Subject) {
     let store = subject.open().await;
-    let (shard, other) = (fresh_partition(), fresh_partition());
+    let (index_shard, other) = (fresh_partition(), fresh_partition());
     let entries = [99, 100, 101, 102, 103].map(|day| at(day * DAY));
-    write(&*store, &entries.map(|entry| (shard, entry))).await;
+    write(&*store, &entries.map(|entry| (index_shard, entry))).await;
     write(&*store, &[(other, at(101 * DAY))]).await;
 
-    let shards = [shard, shard];
-    let listed = list(&*store, &shards, oldest_first(100 * DAY, 102 * DAY), 10).await;
+    let index_shards = [index_shard, index_shard];
+    let listed = list(
+        &*store,
+        &index_shards,
+        oldest_first(100 * DAY, 102 * DAY),
+        10,
+    )
+    .await;
     assert_eq!(listed, entries[1..4]);
-    let listed = list(&*store, &shards, newest_first(100 * DAY, 102 * DAY), 10).await;
+    let listed = list(
+        &*store,
+        &index_shards,
+        newest_first(100 * DAY, 102 * DAY),
+        10,
+    )
+    .await;
     assert_eq!(listed, [entries[3], entries[2], entries[1]]);
-    let listed = list(&*store, &shards, newest_first(100 * DAY, 102 * DAY - 1), 10).await;
+    let listed = list(
+        &*store,
+        &index_shards,
+        newest_first(100 * DAY, 102 * DAY - 1),
+        10,
+    )
+    .await;
     assert_eq!(listed, [entries[2], entries[1]]);
     for order in [oldest_first, newest_first] {
         let bounds = order(102 * DAY, 100 * DAY);
-        assert_eq!(list(&*store, &shards, bounds, 10).await, []);
+        assert_eq!(list(&*store, &index_shards, bounds, 10).await, []);
         let bounds = order(100 * DAY, 102 * DAY);
         assert_eq!(list(&*store, &[], bounds, 10).await, []);
         assert_eq!(list(&*store, &[fresh_partition()], bounds, 10).await, []);
@@ -118,9 +140,9 @@ pub async fn a_listing_keeps_to_its_instants_and_to_its_shards(subject: &impl Su
 
 pub async fn a_cursor_that_was_made_up_lists_nothing_outside_its_instants(subject: &impl Subject) {
     let store = subject.open().await;
-    let shard = fresh_partition();
+    let index_shard = fresh_partition();
     let entries = [99, 100, 101].map(|day| at(day * DAY));
-    write(&*store, &entries.map(|entry| (shard, entry))).await;
+    write(&*store, &entries.map(|entry| (index_shard, entry))).await;
     for (order, at_day, wanted) in [
         (AttentionOrder::OldestFirst, 98, &entries[1..2]),
         (AttentionOrder::OldestFirst, 102, &[]),
@@ -132,17 +154,24 @@ pub async fn a_cursor_that_was_made_up_lists_nothing_outside_its_instants(subjec
             after: Some(at(at_day * DAY)),
             ..oldest_first(100 * DAY, 100 * DAY)
         };
-        let listed = list(&*store, &[shard], cursor, 10).await;
+        let listed = list(&*store, &[index_shard], cursor, 10).await;
         assert_eq!(listed, wanted, "{cursor:?}");
     }
 }
 
 pub async fn a_page_of_no_entries_stays_where_it_is(subject: &impl Subject) {
     let store = subject.open().await;
-    let shard = fresh_partition();
-    write(&*store, &[(shard, at(DAY)), (shard, at(2 * DAY))]).await;
+    let index_shard = fresh_partition();
+    write(
+        &*store,
+        &[(index_shard, at(DAY)), (index_shard, at(2 * DAY))],
+    )
+    .await;
     let cursor = oldest_first(DAY, 2 * DAY);
-    let page = store.attention_page(vec![shard], cursor, 0).await.unwrap();
+    let page = store
+        .attention_page(vec![index_shard], cursor, 0)
+        .await
+        .unwrap();
     let wanted = AttentionPage {
         entries: Vec::new(),
         next: Some(cursor),
@@ -154,17 +183,21 @@ pub async fn what_is_written_while_a_listing_goes_on_is_given_only_ahead_of_it(
     subject: &impl Subject,
 ) {
     let store = subject.open().await;
-    let shard = fresh_partition();
+    let index_shard = fresh_partition();
     let [one, three, five] = [1, 3, 5].map(|day| at(day * DAY));
-    write(&*store, &[one, three, five].map(|entry| (shard, entry))).await;
+    write(
+        &*store,
+        &[one, three, five].map(|entry| (index_shard, entry)),
+    )
+    .await;
     let first = store
-        .attention_page(vec![shard], newest_first(0, 9 * DAY), 2)
+        .attention_page(vec![index_shard], newest_first(0, 9 * DAY), 2)
         .await
         .unwrap();
     assert_eq!(first.entries, [five, three]);
 
     let [two, four, six] = [2, 4, 6].map(|day| at(day * DAY));
-    write(&*store, &[two, four, six].map(|entry| (shard, entry))).await;
-    let rest = list(&*store, &[shard], first.next.unwrap(), 1).await;
+    write(&*store, &[two, four, six].map(|entry| (index_shard, entry))).await;
+    let rest = list(&*store, &[index_shard], first.next.unwrap(), 1).await;
     assert_eq!(rest, [two, one]);
 }

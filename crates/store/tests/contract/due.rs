@@ -19,30 +19,30 @@ fn due_at(due: i64) -> DueEntry {
     }
 }
 
-fn due_batch(shard: PartitionId, entries: &[DueEntry]) -> WriteBatch {
+fn due_batch(index_shard: PartitionId, entries: &[DueEntry]) -> WriteBatch {
     WriteBatch {
-        due: entries.iter().map(|&entry| (shard, entry)).collect(),
+        due: entries.iter().map(|&entry| (index_shard, entry)).collect(),
         ..WriteBatch::default()
     }
 }
 
-async fn read_bucket(store: &dyn Store, shard: PartitionId, bucket: i64) -> Vec<DueEntry> {
+async fn read_bucket(store: &dyn Store, index_shard: PartitionId, bucket: i64) -> Vec<DueEntry> {
     store
-        .due(shard, DueBucket(bucket), None, usize::MAX)
+        .due(index_shard, DueBucket(bucket), None, usize::MAX)
         .await
         .unwrap()
 }
 
 pub async fn due_entries_are_read_in_order_from_their_bucket_only(subject: &impl Subject) {
     let store = subject.open().await;
-    let shard = fresh_partition();
+    let index_shard = fresh_partition();
     let mut entries: Vec<_> = [0, 1, 1, 500_000, 999_999]
         .into_iter()
         .flat_map(|micros| [7, 8, 9].map(|second| due_at(second * SECOND + micros)))
         .collect();
     Random::new(3).shuffle(&mut entries);
     for batch in entries.chunks(4) {
-        store.write(due_batch(shard, batch)).await.unwrap();
+        store.write(due_batch(index_shard, batch)).await.unwrap();
     }
     entries.sort();
     for bucket in 6..=10 {
@@ -52,7 +52,7 @@ pub async fn due_entries_are_read_in_order_from_their_bucket_only(subject: &impl
             .filter(|entry| DueBucket::of(entry.due) == DueBucket(bucket))
             .collect();
         assert_eq!(
-            read_bucket(&*store, shard, bucket).await,
+            read_bucket(&*store, index_shard, bucket).await,
             wanted,
             "bucket {bucket}"
         );
@@ -60,34 +60,34 @@ pub async fn due_entries_are_read_in_order_from_their_bucket_only(subject: &impl
     assert_eq!(
         read_bucket(&*store, fresh_partition(), 8).await,
         [],
-        "another shard"
+        "another index shard"
     );
 
     let store = reopen(subject, store).await;
-    assert_eq!(read_bucket(&*store, shard, 8).await.len(), 5);
+    assert_eq!(read_bucket(&*store, index_shard, 8).await.len(), 5);
 }
 
 pub async fn a_due_entry_written_twice_is_read_once(subject: &impl Subject) {
     let store = subject.open().await;
-    let shard = fresh_partition();
+    let index_shard = fresh_partition();
     let entry = due_at(5 * SECOND);
     store
-        .write(due_batch(shard, &[entry, entry]))
+        .write(due_batch(index_shard, &[entry, entry]))
         .await
         .unwrap();
-    store.write(due_batch(shard, &[entry])).await.unwrap();
-    assert_eq!(read_bucket(&*store, shard, 5).await, [entry]);
+    store.write(due_batch(index_shard, &[entry])).await.unwrap();
+    assert_eq!(read_bucket(&*store, index_shard, 5).await, [entry]);
 }
 
 pub async fn a_bucket_is_read_page_by_page(subject: &impl Subject) {
     let store = subject.open().await;
-    let shard = fresh_partition();
+    let index_shard = fresh_partition();
     let mut entries: Vec<_> = (0..103).map(|n| due_at(20 * SECOND + n / 10)).collect();
     entries.sort();
-    store.write(due_batch(shard, &entries)).await.unwrap();
+    store.write(due_batch(index_shard, &entries)).await.unwrap();
     store
         .write(due_batch(
-            shard,
+            index_shard,
             &[due_at(19 * SECOND), due_at(21 * SECOND)],
         ))
         .await
@@ -96,7 +96,10 @@ pub async fn a_bucket_is_read_page_by_page(subject: &impl Subject) {
     let mut read = Vec::new();
     loop {
         let after = read.last().copied();
-        let page = store.due(shard, DueBucket(20), after, 10).await.unwrap();
+        let page = store
+            .due(index_shard, DueBucket(20), after, 10)
+            .await
+            .unwrap();
         assert!(page.len() <= 10);
         if page.is_empty() {
             break;
@@ -109,51 +112,60 @@ pub async fn a_bucket_is_read_page_by_page(subject: &impl Subject) {
     let before = due_at(19 * SECOND);
     let behind = due_at(21 * SECOND);
     assert_eq!(
-        store.due(shard, bucket, Some(before), 500).await.unwrap(),
+        store
+            .due(index_shard, bucket, Some(before), 500)
+            .await
+            .unwrap(),
         entries
     );
     assert_eq!(
-        store.due(shard, bucket, Some(behind), 500).await.unwrap(),
+        store
+            .due(index_shard, bucket, Some(behind), 500)
+            .await
+            .unwrap(),
         []
     );
-    assert_eq!(store.due(shard, bucket, None, 0).await.unwrap(), []);
+    assert_eq!(store.due(index_shard, bucket, None, 0).await.unwrap(), []);
 }
 
 pub async fn the_cursor_moves_forward_only_and_survives_reopening(subject: &impl Subject) {
     let store = subject.open().await;
-    let (shard, other) = (fresh_partition(), fresh_partition());
-    assert_eq!(store.due_cursor(shard).await.unwrap(), None);
+    let (index_shard, other) = (fresh_partition(), fresh_partition());
+    assert_eq!(store.due_cursor(index_shard).await.unwrap(), None);
     for (advance, wanted) in [(10, 10), (30, 30), (20, 30), (30, 30), (31, 31)] {
         store
-            .advance_due_cursor(shard, DueBucket(advance))
+            .advance_due_cursor(index_shard, DueBucket(advance))
             .await
             .unwrap();
         assert_eq!(
-            store.due_cursor(shard).await.unwrap(),
+            store.due_cursor(index_shard).await.unwrap(),
             Some(DueBucket(wanted))
         );
     }
     assert_eq!(store.due_cursor(other).await.unwrap(), None);
     let store = reopen(subject, store).await;
-    assert_eq!(store.due_cursor(shard).await.unwrap(), Some(DueBucket(31)));
+    assert_eq!(
+        store.due_cursor(index_shard).await.unwrap(),
+        Some(DueBucket(31))
+    );
 }
 
 pub async fn the_cursor_leaves_entries_at_and_behind_it(subject: &impl Subject) {
     let store = subject.open().await;
-    let shard = fresh_partition();
+    let index_shard = fresh_partition();
     let entries = [due_at(40 * SECOND), due_at(41 * SECOND)];
-    store.write(due_batch(shard, &entries)).await.unwrap();
+    store.write(due_batch(index_shard, &entries)).await.unwrap();
     store
-        .advance_due_cursor(shard, DueBucket(40))
+        .advance_due_cursor(index_shard, DueBucket(40))
         .await
         .unwrap();
-    assert_eq!(read_bucket(&*store, shard, 40).await, [entries[0]]);
-    assert_eq!(read_bucket(&*store, shard, 41).await, [entries[1]]);
+    assert_eq!(read_bucket(&*store, index_shard, 40).await, [entries[0]]);
+    assert_eq!(read_bucket(&*store, index_shard, 41).await, [entries[1]]);
 }
 
 pub async fn no_row_is_visible_before_its_index_entries(subject: &impl Subject) {
     let store = subject.open().await;
-    let shard = fresh_partition();
+    let index_shard = fresh_partition();
     let ids: Vec<_> = (0..100).map(|_| fresh_id()).collect();
     let done = Arc::new(AtomicBool::new(false));
     let reader = tokio::spawn({
@@ -164,12 +176,12 @@ pub async fn no_row_is_visible_before_its_index_entries(subject: &impl Subject) 
                 let is_last = done.load(Ordering::Acquire);
                 let rows = store.get_many(ids.clone()).await.unwrap();
                 let due = store
-                    .due(shard, DueBucket(60), None, usize::MAX)
+                    .due(index_shard, DueBucket(60), None, usize::MAX)
                     .await
                     .unwrap();
                 let at = Timestamp(60 * SECOND);
                 let listing = AttentionCursor::new(AttentionOrder::OldestFirst, at, at);
-                let page = store.attention_page(vec![shard], listing, usize::MAX);
+                let page = store.attention_page(vec![index_shard], listing, usize::MAX);
                 let attention = page.await.unwrap().entries;
                 let rows = rows.into_iter().filter_map(Result::unwrap);
                 let visible: Vec<_> = rows.map(|row| row.id).collect();
@@ -188,8 +200,8 @@ pub async fn no_row_is_visible_before_its_index_entries(subject: &impl Subject) 
     for &operation in &ids {
         let at = Timestamp(60 * SECOND);
         let batch = WriteBatch {
-            due: vec![(shard, DueEntry { due: at, operation })],
-            attention: vec![(shard, AttentionEntry { at, operation })],
+            due: vec![(index_shard, DueEntry { due: at, operation })],
+            attention: vec![(index_shard, AttentionEntry { at, operation })],
             rows: vec![write(operation, 1, true)],
         };
         store.write(batch).await.unwrap();

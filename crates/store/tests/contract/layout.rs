@@ -3,22 +3,22 @@
 
 use std::sync::Arc;
 
-use waybill_engine::Division;
+use waybill_engine::ShardingScheme;
 use waybill_store::{Layout, Store};
 
 use super::{Subject, reopen};
 
 const PARTITIONS: u32 = 4;
 
-/// The layout as it stands, and the one after it with so many readers.
-async fn next(store: &dyn Store, readers_per_partition: u32) -> (Option<Layout>, Layout) {
+/// The layout as it stands, and the one after it with so many shards.
+async fn next(store: &dyn Store, shards_per_partition: u32) -> (Option<Layout>, Layout) {
     let seen = store.layout().await.unwrap();
-    let division = Division {
+    let scheme = ShardingScheme {
         partitions: PARTITIONS,
-        readers_per_partition,
+        shards_per_partition,
     };
     let before = seen.clone().unwrap_or(Layout::first(PARTITIONS));
-    let next = before.successor(division).unwrap();
+    let next = before.successor(scheme).unwrap();
     (seen, next)
 }
 
@@ -56,8 +56,8 @@ pub async fn of_eight_contenders_exactly_one_replaces_the_layout(subject: &impl 
     // All successors differ, and all are of the one layout that is seen before any contender begins.
     let (seen, _) = next(&*store, 1).await;
     let mut layouts = Vec::new();
-    for readers in 1..=8 {
-        layouts.push(next(&*store, 4 * readers).await.1);
+    for shards in 1..=8 {
+        layouts.push(next(&*store, 4 * shards).await.1);
     }
     let contenders = layouts.into_iter().map(|layout| {
         let (store, seen) = (Arc::clone(&store), seen.clone());

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use uuid::Uuid;
 use waybill_engine::{
-    ByPriority, Division, Epoch, Handover, Offset, OwnerId, PartitionId, Places, Priority,
-    ReaderId, Source, Stamp, Stood,
+    ByPriority, Epoch, Offset, OwnerId, PartitionId, Priority, ResumeOffsets, ShardHandover,
+    ShardId, ShardingScheme, Source, Stamp, TopicOffsets,
 };
 use waybill_store::{LayoutGeneration, Lease, LeaseKey};
 
@@ -14,12 +14,15 @@ use super::{Subject, fresh_partition, reopen};
 
 /// A key of each role that no other rule uses.
 fn fresh_keys() -> [LeaseKey; 2] {
-    [scheduler, |_, shard| LeaseKey::supervisor(shard)].map(|key| key(0, fresh_partition()))
+    [scheduler, |_, index_shard| {
+        LeaseKey::supervisor(index_shard)
+    }]
+    .map(|key| key(0, fresh_partition()))
 }
 
-/// Of a reader with the number of a partition, in some layout.
+/// Of a shard with the number of a partition, in some layout.
 fn scheduler(generation: u64, partition: PartitionId) -> LeaseKey {
-    LeaseKey::scheduler(LayoutGeneration(generation), ReaderId(partition.0))
+    LeaseKey::scheduler(LayoutGeneration(generation), ShardId(partition.0))
 }
 
 fn lease(key: LeaseKey, owner: u128, epoch: u64) -> Lease {
@@ -255,7 +258,7 @@ pub async fn an_owner_that_renews_and_a_contender_never_both_win(subject: &impl 
     }
 }
 
-pub async fn leases_of_readers_of_layouts_and_of_roles_do_not_mix(subject: &impl Subject) {
+pub async fn leases_of_shards_of_layouts_and_of_roles_do_not_mix(subject: &impl Subject) {
     let store = subject.open().await;
     let (one, other) = (fresh_partition(), fresh_partition());
     let keys = [
@@ -289,13 +292,13 @@ pub async fn an_ended_lease_is_kept_with_its_handover_and_renewed_by_nobody(
 ) {
     let key = scheduler(3, fresh_partition());
     let store = subject.open().await;
-    let stood = Stood {
-        division: Division {
+    let resume = ResumeOffsets {
+        scheme: ShardingScheme {
             partitions: 4,
-            readers_per_partition: 2,
+            shards_per_partition: 2,
         },
-        reader: ReaderId(5),
-        at: Places {
+        shard: ShardId(5),
+        at: TopicOffsets {
             requests: Offset(100),
             high_priority: Offset(80),
             replies: Offset(0),
@@ -303,7 +306,7 @@ pub async fn an_ended_lease_is_kept_with_its_handover_and_renewed_by_nobody(
         },
     };
     let held = Lease {
-        handover: Handover::new([stood], |_: Source| Offset(50)),
+        handover: ShardHandover::new([resume], |_: Source| Offset(50)),
         ..lease(key, 1, 1)
     };
     assert!(store.take_lease(None, held.clone()).await.unwrap());

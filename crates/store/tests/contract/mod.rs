@@ -1,7 +1,7 @@
 //! What every [`Store`] must do, whatever it keeps its rows in.
 //!
 //! An implementation says through [`Subject`] how it is opened, and runs every rule with
-//! [`contract_tests!`](crate::contract_tests). Rules use fresh ids, partitions and shards of their
+//! [`contract_tests!`](crate::contract_tests). Rules use fresh ids, partitions and index shards of their
 //! own, so that they may share one database.
 
 pub mod attention;
@@ -108,7 +108,7 @@ macro_rules! contract_tests {
                 a_renewal_never_goes_back_and_its_repeat_is_accepted,
                 of_sixteen_contenders_exactly_one_takes_a_lease,
                 an_owner_that_renews_and_a_contender_never_both_win,
-                leases_of_readers_of_layouts_and_of_roles_do_not_mix,
+                leases_of_shards_of_layouts_and_of_roles_do_not_mix,
                 an_ended_lease_is_kept_with_its_handover_and_renewed_by_nobody,
             }
             layout {
@@ -128,8 +128,8 @@ macro_rules! contract_tests {
                 no_row_is_visible_before_its_index_entries,
             }
             attention {
-                attention_is_listed_over_days_and_shards_in_either_order,
-                a_listing_keeps_to_its_instants_and_to_its_shards,
+                attention_is_listed_over_days_and_index_shards_in_either_order,
+                a_listing_keeps_to_its_instants_and_to_its_index_shards,
                 a_cursor_that_was_made_up_lists_nothing_outside_its_instants,
                 a_page_of_no_entries_stays_where_it_is,
                 what_is_written_while_a_listing_goes_on_is_given_only_ahead_of_it,

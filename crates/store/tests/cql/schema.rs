@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use uuid::Uuid;
-use waybill_engine::{ByPriority, Epoch, Offset, OwnerId, PartitionId, Places, ReaderId};
+use waybill_engine::{ByPriority, Epoch, Offset, OwnerId, PartitionId, ShardId, TopicOffsets};
 use waybill_store::{
     Checkpoint, CqlProblem, CqlServer, CqlStore, Layout, LayoutGeneration, Lease, LeaseKey,
     SchemaError, Store as _, StoreError,
@@ -173,7 +173,7 @@ async fn a_keyspace_of_the_first_version_is_migrated_with_what_it_holds() {
     };
     let (id, key) = (
         fresh_id(),
-        LeaseKey::scheduler(LayoutGeneration(0), ReaderId(3)),
+        LeaseKey::scheduler(LayoutGeneration(0), ShardId(3)),
     );
     let lease = Lease {
         owner: Some(OwnerId(Uuid::from_u128(5))),
@@ -181,11 +181,11 @@ async fn a_keyspace_of_the_first_version_is_migrated_with_what_it_holds() {
         renewal: 7,
         duration: Duration::from_secs(10),
         checkpoint: Checkpoint {
-            at: Places {
+            at: TopicOffsets {
                 requests: Offset(40),
                 replies: Offset(200),
                 recoveries: Offset(1),
-                ..Places::default()
+                ..TopicOffsets::default()
             },
             fingerprints: ByPriority {
                 normal: Some(9),
@@ -210,11 +210,11 @@ async fn a_keyspace_of_the_first_version_is_migrated_with_what_it_holds() {
     let read = session.query_unpaged(select, ()).await.unwrap();
     let read = read.into_rows_result().unwrap();
     let (body,): (Vec<u8>,) = read.single_row().unwrap();
-    let (format, role, generation, reader) = (body[0], body[1], body[2], body[3]);
-    assert_eq!((format, generation, reader), (4, 0, 3));
+    let (format, role, generation, shard) = (body[0], body[1], body[2], body[3]);
+    assert_eq!((format, generation, shard), (4, 0, 3));
     let (middle, rest) = body[4..].split_at(body.len() - 4 - 3);
     assert_eq!(rest, [3, 0, 0], "its partition, no handover, not ended");
-    let old = [&[3, role, reader], middle].concat();
+    let old = [&[3, role, shard], middle].concat();
     let update = format!("UPDATE {{ks}}.leases SET body = ? {of_lease} IF EXISTS");
     subject.run(&update, (old,)).await;
     subject.run("DROP TABLE {ks}.layouts", ()).await;

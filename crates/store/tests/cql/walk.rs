@@ -19,7 +19,7 @@ fn now_us() -> i64 {
     since.unwrap().as_micros().try_into().unwrap()
 }
 
-async fn listed(store: &CqlStore, shard: PartitionId) -> Vec<OperationId> {
+async fn listed(store: &CqlStore, index_shard: PartitionId) -> Vec<OperationId> {
     let mut listed = Vec::new();
     let all = AttentionCursor::new(
         AttentionOrder::OldestFirst,
@@ -29,7 +29,7 @@ async fn listed(store: &CqlStore, shard: PartitionId) -> Vec<OperationId> {
     let mut next = Some(all);
     while let Some(cursor) = next {
         let page = store
-            .attention_page(vec![shard], cursor, 100)
+            .attention_page(vec![index_shard], cursor, 100)
             .await
             .unwrap();
         listed.extend(page.entries.iter().map(|entry| entry.operation));
@@ -39,21 +39,21 @@ async fn listed(store: &CqlStore, shard: PartitionId) -> Vec<OperationId> {
 }
 
 /// Moves what is stored of entries to a time before the one that a walk may delete.
-async fn age(subject: &Cql, shard: PartitionId, entries: &[AttentionEntry]) {
+async fn age(subject: &Cql, index_shard: PartitionId, entries: &[AttentionEntry]) {
     let stamp = now_us() - 3_600_000_000;
-    let shard = i64::from(shard.0);
+    let index_shard = i64::from(index_shard.0);
     for entry in entries {
         let day = entry.at.0.div_euclid(DAY_US);
         let mut key = (entry.at.0.cast_unsigned() ^ (1 << 63))
             .to_be_bytes()
             .to_vec();
         key.extend_from_slice(entry.operation.0.as_bytes());
-        let insert = "INSERT INTO {ks}.attention (shard, day, entry) VALUES (?, ?, ?) \
+        let insert = "INSERT INTO {ks}.attention (index shard, day, entry) VALUES (?, ?, ?) \
                       USING TIMESTAMP ?";
-        subject.run(insert, (shard, day, key, stamp)).await;
-        let insert = "INSERT INTO {ks}.attention_shards (day, shard) VALUES (?, ?) \
+        subject.run(insert, (index_shard, day, key, stamp)).await;
+        let insert = "INSERT INTO {ks}.attention_shards (day, index shard) VALUES (?, ?) \
                       USING TIMESTAMP ?";
-        subject.run(insert, (day, shard, stamp)).await;
+        subject.run(insert, (day, index_shard, stamp)).await;
         let insert = "INSERT INTO {ks}.attention_days (part, day) VALUES (0, ?) USING TIMESTAMP ?";
         subject.run(insert, (day, stamp)).await;
     }
@@ -81,7 +81,7 @@ async fn a_walk_takes_away_what_leads_to_nothing_and_leaves_the_rest() {
         ..subject.config()
     };
     let store = CqlStore::connect(subject.config()).await.unwrap();
-    let shard = fresh_partition();
+    let index_shard = fresh_partition();
     let today = now_us().div_euclid(DAY_US);
     let of = |day: i64, n: i64| AttentionEntry {
         at: Timestamp(day * DAY_US + n),
@@ -109,23 +109,23 @@ async fn a_walk_takes_away_what_leads_to_nothing_and_leaves_the_rest() {
     let batch = WriteBatch {
         rows,
         // Written a moment ago, of an instant long past: no walk of this hour may touch it.
-        attention: vec![(shard, fresh), (shard, late)],
+        attention: vec![(index_shard, fresh), (index_shard, late)],
         ..WriteBatch::default()
     };
     store.write(batch).await.unwrap();
     subject.spoil(mixed[5].operation).await;
-    age(&subject, shard, &mixed).await;
-    age(&subject, shard, &gone).await;
-    assert_eq!(listed(&store, shard).await.len(), 300 + 6 + 2);
+    age(&subject, index_shard, &mixed).await;
+    age(&subject, index_shard, &gone).await;
+    assert_eq!(listed(&store, index_shard).await.len(), 300 + 6 + 2);
 
     let walking = CqlStore::connect(config).await.unwrap();
     let wanted = [mixed[2], mixed[3], mixed[5], late, fresh].map(|entry| entry.operation);
     let began = Instant::now();
-    while listed(&store, shard).await != wanted || days(&subject).await.len() != 2 {
+    while listed(&store, index_shard).await != wanted || days(&subject).await.len() != 2 {
         assert!(
             began.elapsed() < Duration::from_secs(60),
             "left: {:?}",
-            listed(&store, shard).await
+            listed(&store, index_shard).await
         );
         tokio::task::yield_now().await;
     }

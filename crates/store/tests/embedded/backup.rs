@@ -39,13 +39,16 @@ async fn a_restored_store_has_all_of_the_snapshot_and_nothing_that_came_later() 
         due: Timestamp(5_000_000),
         operation: before,
     };
-    let shard = PartitionId(3);
+    let index_shard = PartitionId(3);
     let batch = WriteBatch {
-        due: vec![(shard, entry)],
+        due: vec![(index_shard, entry)],
         ..rows([write(before, 1, true)])
     };
     store.write(batch).await.unwrap();
-    store.advance_due_cursor(shard, DueBucket(4)).await.unwrap();
+    store
+        .advance_due_cursor(index_shard, DueBucket(4))
+        .await
+        .unwrap();
     let (snapshot, ()) = held(&store, || ()).await.unwrap();
     // What comes later: another row, and another state of the one that is there.
     let later = rows([write(after, 2, true), write(before, 2, false)]);
@@ -68,11 +71,17 @@ async fn a_restored_store_has_all_of_the_snapshot_and_nothing_that_came_later() 
     assert_eq!(read(&restored, before).await, Some(row(before, 1, 1)));
     assert_eq!(read(&restored, after).await, None);
     assert_eq!(read(&store, before).await, Some(row(before, 2, 1)));
-    let due = restored.due(shard, DueBucket(5), None, 10).await.unwrap();
+    let due = restored
+        .due(index_shard, DueBucket(5), None, 10)
+        .await
+        .unwrap();
     assert_eq!(due, [entry]);
-    let cursor = restored.due_cursor(shard).await.unwrap();
+    let cursor = restored.due_cursor(index_shard).await.unwrap();
     assert_eq!(cursor, Some(DueBucket(4)));
-    let lease = restored.lease(LeaseKey::supervisor(shard)).await.unwrap();
+    let lease = restored
+        .lease(LeaseKey::supervisor(index_shard))
+        .await
+        .unwrap();
     assert_eq!(lease, None);
 }
 

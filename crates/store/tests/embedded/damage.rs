@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use waybill_engine::{OperationId, PartitionId, ReaderId, Timestamp};
+use waybill_engine::{OperationId, PartitionId, ShardId, Timestamp};
 use waybill_store::{
     AttentionCursor, AttentionEntry, AttentionOrder, DueBucket, DueEntry, EmbeddedConfig,
     EmbeddedStore, LayoutGeneration, LeaseKey, Store, StoreError, WriteBatch,
@@ -46,20 +46,20 @@ async fn a_value_that_cannot_be_read_is_corrupt_and_named() {
     let store = subject.store();
     let text = store.lease(LeaseKey::supervisor(partition)).await;
     let text = text.unwrap_err().to_string();
-    let wanted = "lease of the supervisor of shard 3";
+    let wanted = "lease of the supervisor of index shard 3";
     assert!(text.contains(wanted), "{text}");
     assert_eq!(
         store
             .lease(LeaseKey::scheduler(
                 LayoutGeneration(0),
-                ReaderId(partition.0)
+                ShardId(partition.0)
             ))
             .await
             .unwrap(),
         None
     );
     let text = store.due_cursor(partition).await.unwrap_err().to_string();
-    assert!(text.contains("sweep cursor of shard 3"), "{text}");
+    assert!(text.contains("sweep cursor of index shard 3"), "{text}");
     assert!(
         store.get_many(vec![id]).await.unwrap()[0]
             .as_ref()
@@ -286,7 +286,7 @@ async fn a_damaged_block_makes_its_rows_unreadable_and_no_others() {
 #[tokio::test]
 async fn listings_go_on_behind_a_damaged_block_in_either_order() {
     let subject = Embedded::new();
-    let shard = PartitionId(0);
+    let index_shard = PartitionId(0);
     let entry = |n: i64| AttentionEntry {
         at: Timestamp(n * 100),
         operation: fresh_id(),
@@ -301,12 +301,18 @@ async fn listings_go_on_behind_a_damaged_block_in_either_order() {
         .collect();
     let store = subject.store();
     let batch = WriteBatch {
-        due: due.iter().map(|&entry| (shard, entry)).collect(),
-        attention: attention.iter().map(|&entry| (shard, entry)).collect(),
+        due: due.iter().map(|&entry| (index_shard, entry)).collect(),
+        attention: attention
+            .iter()
+            .map(|&entry| (index_shard, entry))
+            .collect(),
         ..WriteBatch::default()
     };
     store.write(batch).await.unwrap();
-    store.advance_due_cursor(shard, DueBucket(7)).await.unwrap();
+    store
+        .advance_due_cursor(index_shard, DueBucket(7))
+        .await
+        .unwrap();
     drop(store);
     for table in ["attention", "due", "cursors"] {
         damage_a_block(subject.dir.path(), table);
@@ -321,7 +327,10 @@ async fn listings_go_on_behind_a_damaged_block_in_either_order() {
             Timestamp(i64::MAX),
         ));
         while let Some(next) = cursor {
-            let page = store.attention_page(vec![shard], next, 100).await.unwrap();
+            let page = store
+                .attention_page(vec![index_shard], next, 100)
+                .await
+                .unwrap();
             found.extend(page.entries);
             cursor = page.next;
         }
@@ -339,14 +348,17 @@ async fn listings_go_on_behind_a_damaged_block_in_either_order() {
         assert!((1..1_500).contains(&passed), "{order:?}: {passed}");
     }
     let bucket = DueBucket::of(Timestamp(0));
-    let found = store.due(shard, bucket, None, usize::MAX).await.unwrap();
+    let found = store
+        .due(index_shard, bucket, None, usize::MAX)
+        .await
+        .unwrap();
     assert_eq!((found[0], found.last()), (due[0], due.last()));
     assert!(found.len() < due.len());
     // Everything that is left in the index is looked at again.
-    assert_eq!(store.due_cursor(shard).await.unwrap(), Some(bucket));
+    assert_eq!(store.due_cursor(index_shard).await.unwrap(), Some(bucket));
     let moved = DueBucket(8);
-    store.advance_due_cursor(shard, moved).await.unwrap();
-    assert_eq!(store.due_cursor(shard).await.unwrap(), Some(moved));
+    store.advance_due_cursor(index_shard, moved).await.unwrap();
+    assert_eq!(store.due_cursor(index_shard).await.unwrap(), Some(moved));
 
     let report = store.damage();
     for wanted in ["attention", "due", "cursors"] {
@@ -359,7 +371,7 @@ async fn listings_go_on_behind_a_damaged_block_in_either_order() {
         report
             .parts
             .iter()
-            .any(|part| part.entries.contains("shard 0"))
+            .any(|part| part.entries.contains("index shard 0"))
     );
 }
 

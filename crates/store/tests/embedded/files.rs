@@ -14,7 +14,7 @@ use waybill_store::{
 
 use super::contract::{fresh_id, row, rows, write};
 
-const SHARD: PartitionId = PartitionId(0);
+const INDEX_SHARD: PartitionId = PartitionId(0);
 /// How many rows have a newer state in the journal.
 const IN_JOURNAL: usize = 20;
 
@@ -48,13 +48,13 @@ impl Sample {
                 operation,
             })
             .collect();
-        let lease = Lease::new(LeaseKey::supervisor(SHARD), SHARD);
+        let lease = Lease::new(LeaseKey::supervisor(INDEX_SHARD), INDEX_SHARD);
         let store = open(dir.path()).unwrap();
         assert!(store.take_lease(None, lease.clone()).await.unwrap());
         for stamp in 1..=2 {
             for (ids, due) in ids.chunks(100).zip(due.chunks(100)) {
                 let batch = WriteBatch {
-                    due: due.iter().map(|&entry| (SHARD, entry)).collect(),
+                    due: due.iter().map(|&entry| (INDEX_SHARD, entry)).collect(),
                     ..rows(ids.iter().map(|&id| write(id, stamp, stamp == 1)))
                 };
                 store.write(batch).await.unwrap();
@@ -141,7 +141,10 @@ impl Sample {
             assert_eq!(lease, Some(self.lease.clone()), "{}", file.display());
         }
         let bucket = DueBucket::of(Timestamp(0));
-        let due = store.due(SHARD, bucket, None, usize::MAX).await.unwrap();
+        let due = store
+            .due(INDEX_SHARD, bucket, None, usize::MAX)
+            .await
+            .unwrap();
         match store.damage().is_empty() {
             true => {
                 assert_eq!(due, self.due, "{}", file.display());

@@ -5,10 +5,10 @@ use waybill_test_support::rows;
 
 use super::*;
 
-const SHARD: PartitionId = PartitionId(0);
+const INDEX_SHARD: PartitionId = PartitionId(0);
 const GRACE: Duration = Duration::from_secs(20);
 
-/// A store, and who counts what is parked in its only shard.
+/// A store, and who counts what is parked in its only index shard.
 struct World {
     store: Arc<EmbeddedStore>,
     parked: Parked,
@@ -29,7 +29,7 @@ impl World {
         let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
         let store = Arc::new(store);
         let parked = Parked::new(
-            SHARD,
+            INDEX_SHARD,
             store.clone(),
             PartitionMap::fixed(partitions),
             Arc::new(SupervisorMetrics::new()),
@@ -77,7 +77,7 @@ impl World {
             operation: id,
         };
         let batch = WriteBatch {
-            attention: vec![(SHARD, entry)],
+            attention: vec![(INDEX_SHARD, entry)],
             ..WriteBatch::default()
         };
         self.store.write(batch).await.unwrap();
@@ -217,10 +217,10 @@ async fn a_crowd_of_one_state_hides_none_of_another() {
 }
 
 #[tokio::test]
-async fn one_that_was_parked_again_after_the_number_of_partitions_changed_is_counted_in_its_own_shard_only()
+async fn one_that_was_parked_again_after_the_number_of_partitions_changed_is_counted_in_its_own_index_shard_only()
  {
     let mut world = World::new(2);
-    let mut others = (1..).filter(|number| partition_for(id(*number), 2) != SHARD);
+    let mut others = (1..).filter(|number| partition_for(id(*number), 2) != INDEX_SHARD);
     let [stayed, went_on] = [(); 2].map(|()| id(others.next().unwrap()));
     let resubmitted = |refused: Option<&str>| HistoryEntry {
         id: Uuid::from_u128(1),

@@ -94,11 +94,11 @@ impl World {
     }
 
     /// Reroutes, turn after turn, until requests are done to there.
-    async fn reroute(&self, done: Places, until: i64) -> Places {
+    async fn reroute(&self, done: TopicOffsets, until: i64) -> TopicOffsets {
         self.reroute_on(Source::Requests, done, until).await
     }
 
-    async fn reroute_on(&self, source: Source, mut done: Places, until: i64) -> Places {
+    async fn reroute_on(&self, source: Source, mut done: TopicOffsets, until: i64) -> TopicOffsets {
         loop {
             let (now, sent) = self.rerouter.reroute(LEFT_OVER, done).await;
             sent.unwrap();
@@ -133,10 +133,10 @@ impl World {
     }
 }
 
-fn at(requests: i64) -> Places {
-    Places {
+fn at(requests: i64) -> TopicOffsets {
+    TopicOffsets {
         requests: Offset(requests),
-        ..Places::default()
+        ..TopicOffsets::default()
     }
 }
 
@@ -151,7 +151,7 @@ fn shrunk(layout: &Layout, end: i64) -> Layout {
 async fn what_was_written_after_a_partition_ended_is_rerouted_once_and_in_order() {
     let mut world = World::new(shrunk(&Layout::first(2), 2));
     world.put(5).await;
-    let done = world.reroute(Places::default(), 5).await;
+    let done = world.reroute(TopicOffsets::default(), 5).await;
     assert_eq!(done, at(5));
     assert_eq!(world.rerouted(), [2, 3, 4]);
     assert_eq!(world.reroute(done, 5).await, done);
@@ -168,7 +168,9 @@ async fn high_priority_requests_are_rerouted_by_the_topic_on_which_they_lay() {
     let high_priority = Source::HighPriority;
     let mut world = World::new(shrunk(&Layout::first(2), 0));
     world.put_on(high_priority, 3).await;
-    let done = world.reroute_on(high_priority, Places::default(), 3).await;
+    let done = world
+        .reroute_on(high_priority, TopicOffsets::default(), 3)
+        .await;
     assert_eq!((done.high_priority, done.requests), (Offset(3), Offset(0)));
     assert_eq!(world.rerouted_on(high_priority), [0, 1, 2]);
     let requests = world.rerouted();
@@ -182,7 +184,7 @@ async fn of_a_partition_that_was_read_in_between_each_time_is_rerouted_alone() {
     let read = read.moved(vec![at(0)]).unwrap().settled(&[]).unwrap();
     let mut world = World::new(shrunk(&read, 6));
     world.put(8).await;
-    let done = world.reroute(Places::default(), 8).await;
+    let done = world.reroute(TopicOffsets::default(), 8).await;
     assert_eq!(done, at(8));
     assert_eq!(world.rerouted(), [2, 3, 6, 7]);
 }

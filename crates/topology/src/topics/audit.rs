@@ -2,8 +2,8 @@
 //! is in `describe.rs`.
 //!
 //! Checks the settings that Waybill's guarantees depend on: nothing accepted is lost (retention, clean-up, copies, record
-//! size and timestamp type), readers of a topic know where to look (partitions), a request does not outlive the row of
-//! its operation, and a batch does not take all memory of its readers (compression). Deliberately not checked: settings that cost only time or space.
+//! size and timestamp type), consumers of a topic know where to look (partitions), a request does not outlive the row of
+//! its operation, and a batch does not take all memory of its consumers (compression). Deliberately not checked: settings that cost only time or space.
 
 mod tools;
 
@@ -439,7 +439,7 @@ fn rules(
             let key = "unclean.leader.election.enable";
             rules.push(exactly(key, "false", Weight::Warning));
             rules.push(exactly(TIMESTAMPS, LOG_APPEND_TIME, Weight::Warning));
-            // Kafka bounds batches as it keeps them. A compressed one of a megabyte may be a gigabyte to its readers, whose
+            // Kafka bounds batches as it keeps them. A compressed one of a megabyte may be a gigabyte to its consumers, whose
             // library has no bound for that.
             rules.push(exactly(COMPRESSION, UNCOMPRESSED, Weight::Harm));
         }

@@ -7,13 +7,13 @@ use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Stage};
 use waybill_scheduler::metrics::show_requests_retention;
 use waybill_scheduler::{Own, Scheduler, SchedulerParts, SchedulerSettings, reply_key};
-use waybill_topology::readers::{self, show::Readers};
 use waybill_topology::repartition::{self, Repartition};
+use waybill_topology::shards::{self, show::Shards};
 use waybill_topology::topics::BrokerKind;
 
 use super::{Dependencies, trim};
 
-/// Starts the scheduler of the readers of this process, and the `agents` that it asks directly.
+/// Starts the scheduler of the shards of this process, and the `agents` that it asks directly.
 pub(super) async fn start(
     config: &Config,
     own: Own,
@@ -22,7 +22,7 @@ pub(super) async fn start(
     admin: &Admin,
     running: &Running,
 ) -> anyhow::Result<()> {
-    let layout = readers::layout_at_start(&*dependencies.store, config.topology().division).await?;
+    let layout = shards::layout_at_start(&*dependencies.store, config.topology().scheme).await?;
     let parts = SchedulerParts {
         store: dependencies.store.clone(),
         kafka: dependencies.kafka.clone(),
@@ -59,7 +59,7 @@ pub(super) async fn start(
     let settings = scheduler_settings(config, own);
     let scheduler = Scheduler::start(settings, parts, &admin.readiness, &admin.liveness)?;
     admin.set_schedulers(scheduler.control());
-    admin.set_readers(Readers::new(dependencies.store.clone(), config.partitions));
+    admin.set_shards(Shards::new(dependencies.store.clone(), config.partitions));
     let growing = Repartition::new(
         &config.topology(),
         dependencies.store.clone(),

@@ -20,7 +20,7 @@ use waybill_kafka::{Identity, LogCheck, Mark};
 use waybill_messages::Topics;
 use waybill_store::{Layout, LeaseKey, Store, StoreError};
 use waybill_topology::partition_map::PartitionMap;
-use waybill_topology::readers;
+use waybill_topology::shards;
 
 /// How often the checkpoints are looked at.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -90,8 +90,8 @@ impl Trim {
 
     /// Deletes what is finished by now.
     async fn pass(&mut self) -> Result<(), StoreError> {
-        let layout = readers::layout(&*self.store, self.partition_map.partitions()).await?;
-        // Readers may have to begin again further back than those stand whom they follow.
+        let layout = shards::layout(&*self.store, self.partition_map.partitions()).await?;
+        // Shards may have to begin again further back than those stand whom they follow.
         if layout.becomes().is_some() {
             return Ok(());
         }
@@ -109,7 +109,7 @@ impl Trim {
             if below.is_empty() {
                 continue;
             }
-            let stands = readers::layout(&*self.store, self.partition_map.partitions()).await?;
+            let stands = shards::layout(&*self.store, self.partition_map.partitions()).await?;
             if stands.generation() != layout.generation() {
                 self.trimmed[index].clear();
                 continue;
@@ -180,7 +180,7 @@ async fn keep_from(
     source: Source,
     partition: PartitionId,
 ) -> Result<Done, StoreError> {
-    let done = readers::last_done(store, layout, source, partition).await?;
+    let done = shards::last_done(store, layout, source, partition).await?;
     let offset = done.map_or(Offset(i64::MAX), |(offset, _)| offset);
     let read = Offset(offset.0 - 1);
     let mark = match done {
@@ -197,9 +197,9 @@ async fn keep_from(
             mark,
         });
     }
-    // The supervisor that owns the shard reroutes what was written while the partition was out of use.
-    let shard = store.lease(LeaseKey::supervisor(partition)).await?;
-    let rerouted = shard.map_or(Offset(0), |lease| lease.checkpoint.on(source));
+    // The supervisor that owns the index shard reroutes what was written while the partition was out of use.
+    let index_shard = store.lease(LeaseKey::supervisor(partition)).await?;
+    let rerouted = index_shard.map_or(Offset(0), |lease| lease.checkpoint.on(source));
     let mut left = times.iter().filter(|of| !of.is_over(source, rerouted));
     let keep_from = match left.next() {
         Some(oldest) => read.min(oldest.from.on(source).max(rerouted)),
@@ -210,7 +210,7 @@ async fn keep_from(
 
 #[cfg(test)]
 mod tests {
-    use waybill_engine::Places;
+    use waybill_engine::TopicOffsets;
     use waybill_store::{Checkpoint, EmbeddedConfig, EmbeddedStore, Lease};
 
     use super::*;
@@ -219,11 +219,11 @@ mod tests {
     async fn of_a_partition_that_is_left_over_what_was_not_rerouted_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
-        let at = |requests| Places {
+        let at = |requests| TopicOffsets {
             requests: Offset(requests),
             high_priority: Offset(requests + 100),
             recoveries: Offset(requests + 200),
-            ..Places::default()
+            ..TopicOffsets::default()
         };
         let layout = Layout::first(2).intended(1).unwrap().cut(vec![at(0)]);
         let layout = layout.unwrap().announced(Vec::new()).unwrap();
@@ -238,11 +238,11 @@ mod tests {
         assert_eq!(done, Offset(40), "what was read there is done");
         assert_eq!(kept(Source::HighPriority).await, Offset(140));
         assert_eq!(kept(Source::Recoveries).await, Offset(240));
-        let shard = Lease {
+        let index_shard = Lease {
             checkpoint: Checkpoint::at(at(45)),
             ..Lease::new(LeaseKey::supervisor(left_over), left_over)
         };
-        assert!(store.take_lease(None, shard).await.unwrap());
+        assert!(store.take_lease(None, index_shard).await.unwrap());
         assert_eq!(kept(Source::Requests).await, Offset(45));
         assert_eq!(kept(Source::HighPriority).await, Offset(145));
         assert_eq!(kept(Source::Recoveries).await, Offset(245));
@@ -253,17 +253,17 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
         let layout = Layout::first(1);
-        let reader = layout.division().all().next().unwrap();
-        let places = Places {
+        let shard = layout.scheme().all().next().unwrap();
+        let offsets = TopicOffsets {
             requests: Offset(10),
             high_priority: Offset(20),
             recoveries: Offset(30),
             replies: Offset(40),
         };
         let held = Lease {
-            checkpoint: Checkpoint::at(places),
+            checkpoint: Checkpoint::at(offsets),
             ..Lease::new(
-                LeaseKey::scheduler(layout.generation(), reader),
+                LeaseKey::scheduler(layout.generation(), shard),
                 PartitionId(0),
             )
         };

@@ -4,7 +4,7 @@ use waybill_test_support::world::delivery;
 
 use crate::cluster::{Cluster, deliver_while};
 use crate::is_remote;
-use crate::readers::running;
+use crate::shards::running;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn partitions_become_more_and_fewer_under_several_schedulers_while_deliveries_flow() {
@@ -29,8 +29,8 @@ async fn partitions_become_more_and_fewer_under_several_schedulers_while_deliver
     running(&worlds[0], &schedulers, 4).await;
 
     let mut ids = Vec::new();
-    // As many readers are left as there were, who share what there is.
-    for (verb, partitions, readers, is_killed) in [
+    // As many shards are left as there were, who share what there is.
+    for (verb, partitions, shards, is_killed) in [
         ("grow", 8, 8, true),
         ("grow", 16, 16, false),
         ("shrink", 4, 16, true),
@@ -46,7 +46,7 @@ async fn partitions_become_more_and_fewer_under_several_schedulers_while_deliver
                 std::thread::sleep(std::time::Duration::from_secs(3));
                 schedulers[1].kill_and_start_again();
             }
-            // It gives up waiting for readers after a while, and may be asked again.
+            // It gives up waiting for shards after a while, and may be asked again.
             let mut status = growing.wait().expect("it runs");
             for _ in 0..3 {
                 if status.success() {
@@ -68,7 +68,7 @@ async fn partitions_become_more_and_fewer_under_several_schedulers_while_deliver
             assert!(status.is_success() || status == 409, "{status}");
             ids.push(id);
         }
-        running(&worlds[0], &schedulers, readers).await;
+        running(&worlds[0], &schedulers, shards).await;
     }
     let is_remote = |index| index % (ROUND + CANCELLED) < ROUND && is_remote(index);
     let ends = worlds[0].all_end_in_balance(&ids, is_remote).await;

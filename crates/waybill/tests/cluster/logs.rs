@@ -150,11 +150,11 @@ async fn make_anew(cluster: &Cluster, names: &[&str]) {
 /// Waits until each partition has a request that is done, durably.
 async fn done_in_all(cluster: &Cluster, scheduler: &Member) {
     let is_done = async || {
-        let shown = cluster.run(&["readers", "show", "--json"]);
-        let shown: Value = serde_json::from_slice(&shown.stdout).expect("readers are shown");
-        let readers = shown["readers"].as_array().expect("there are readers");
-        let is_done = |reader: &Value| reader["checkpoint"]["requests"].as_i64() > Some(0);
-        readers.iter().all(is_done)
+        let shown = cluster.run(&["shards", "show", "--json"]);
+        let shown: Value = serde_json::from_slice(&shown.stdout).expect("shards are shown");
+        let shards = shown["shards"].as_array().expect("there are shards");
+        let is_done = |shard: &Value| shard["checkpoint"]["requests"].as_i64() > Some(0);
+        shards.iter().all(is_done)
     };
     let what = "each partition has a checkpoint";
     scheduler.world.eventually(what, is_done).await;

@@ -42,7 +42,7 @@ async fn topics_that_others_gave_more_partitions_are_refused_with_the_command_th
     scheduler
         .world
         .eventually("more are announced", async || {
-            let shown = cluster.run(&["readers", "show", "--json"]);
+            let shown = cluster.run(&["shards", "show", "--json"]);
             let shown: Value = serde_json::from_slice(&shown.stdout).unwrap_or_default();
             shown["generation"].as_u64() > Some(0)
         })

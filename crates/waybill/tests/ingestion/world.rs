@@ -19,7 +19,7 @@ use uuid::Uuid;
 use waybill_broker::{Broker, BrokerConfig};
 use waybill_engine::{
     ByPriority, CreateRequest, Created, Epoch, Offset, OperationId, OperationRequest, OwnerId,
-    PartitionId, Position, Priority, ProcessState, ReaderId, Recovery, Stamp, Timestamp, Workflow,
+    PartitionId, Position, Priority, ProcessState, Recovery, ShardId, Stamp, Timestamp, Workflow,
     WorkflowDefinition, Workflows, partition_for,
 };
 use waybill_ingestion::{Guards, Ingestion, IngestionConfig};
@@ -306,7 +306,7 @@ impl<C> World<C> {
                 high: Offset(0),
             },
             ..Lease::new(
-                LeaseKey::scheduler(LayoutGeneration(0), ReaderId(partition.0)),
+                LeaseKey::scheduler(LayoutGeneration(0), ShardId(partition.0)),
                 partition,
             )
         };

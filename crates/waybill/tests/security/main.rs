@@ -84,8 +84,8 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
     }
     let admin = format!("https://localhost:{}", up.admin.port());
     for command in [
-        &["readers", "show"][..],
-        &["readers", "set", "1"],
+        &["shards", "show"][..],
+        &["shards", "set", "1"],
         &["topics", "grow", "--partitions", "4"],
     ] {
         let command = [command, &["--admin-url", &admin]].concat();
@@ -99,7 +99,7 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
     for (command, code) in [
         (&["ops", "list", "--api", &api][..], 2),
         (&["ready", "--admin-url", &admin], 1),
-        (&["readers", "show", "--admin-url", &admin], 1),
+        (&["shards", "show", "--admin-url", &admin], 1),
         (&doctor, 1),
     ] {
         let untrusted = site.run_without_ca(command, Some(&operator));
@@ -131,13 +131,13 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
     assert_eq!(site.run(&log, Some(&operator)).stdout, "trace\n");
     let refused = site.run(&[&log[..], &["info"]].concat(), Some(&submit));
     assert!(refused.text.contains("403"), "{}", refused.text);
-    let readers = "does not say whether its readers stand still: 403 Forbidden";
+    let shards = "does not say whether its shards stand still: 403 Forbidden";
     for (token, verdict, is_refused) in [(&operator, "ok   ", false), (&submit, "note ", true)] {
         let said = site.run(&doctor, Some(token)).text;
         assert!(said.contains(&format!("{verdict} leases")), "{said}");
         assert!(said.contains("note  lag"), "no broker can be asked: {said}");
         assert!(said.contains("ok    api"), "{said}");
-        assert_eq!(said.contains(readers), is_refused, "{said}");
+        assert_eq!(said.contains(shards), is_refused, "{said}");
     }
 
     let output = up.stop();

@@ -99,7 +99,7 @@ async fn a_machine_that_boots_years_behind_catches_up_once_its_clock_is_right() 
             .contains("the sweep skips to the last hour")
     };
     world.eventually("the sweep skips the years", skips).await;
-    let near = async || world.metric(BEHIND, "shard").await < 60.0;
+    let near = async || world.metric(BEHIND, "index_shard").await < 60.0;
     world.eventually("the sweep has caught up", near).await;
     world
         .put_faults("drone", &json!({ "errorRate": 0.0 }))

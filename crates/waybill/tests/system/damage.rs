@@ -102,11 +102,11 @@ async fn a_damaged_request_is_never_carried_out_and_its_partition_says_where_it_
     let mut world = World::new("partitions: 1\n");
     let _up = world.up();
     world.ready().await;
-    let reader = world.url("admin", "/schedulers/0");
+    let shard = world.url("admin", "/schedulers/0");
     let set_running = async |running: bool| {
         let put = world
             .client
-            .put(&reader)
+            .put(&shard)
             .json(&json!({ "running": running }));
         put.send().await.expect("the admin port answers");
     };
@@ -161,8 +161,8 @@ async fn what_no_client_can_decode_is_put_aside_and_its_partition_goes_on() {
     let mut world = World::new("partitions: 1\n");
     let up = world.up();
     world.ready().await;
-    let reader = world.url("admin", "/schedulers/0");
-    let put = world.client.put(&reader);
+    let shard = world.url("admin", "/schedulers/0");
+    let put = world.client.put(&shard);
     let put = put.json(&json!({ "running": false })).send().await;
     put.expect("the admin port answers");
     let mut ids = Vec::new();
@@ -173,7 +173,7 @@ async fn what_no_client_can_decode_is_put_aside_and_its_partition_goes_on() {
     }
     let (file, at) = find(&world.path("data"), REQUESTS, b"package-the-poisoned-one");
     poison(&file, usize::try_from(at).unwrap());
-    let put = world.client.put(&reader);
+    let put = world.client.put(&shard);
     let put = put.json(&json!({ "running": true })).send().await;
     put.expect("the admin port answers");
 

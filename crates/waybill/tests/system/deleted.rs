@@ -330,7 +330,7 @@ async fn restart_and_skip(world: &Arc<World>) -> Process {
     let config = format!("{CONFIG}scheduler: {{ {SKIP} }}\n");
     std::fs::write(world.path("waybill.yaml"), config).expect("the directory is writable");
     let process = restart(world);
-    // Whether a log is another one shows only when its first record has come: a reader may be ready before.
+    // Whether a log is another one shows only when its first record has come: a shard may be ready before.
     world
         .eventually("what is gone is passed over", async || {
             let log = std::fs::read_to_string(world.path("log.txt"));
@@ -382,14 +382,11 @@ fn topic_ids(world: &World) -> [String; 2] {
     })
 }
 
-/// Starts or stops every reader, and waits until it runs or stands still.
+/// Starts or stops every shard, and waits until it runs or stands still.
 pub(crate) async fn set_running(world: &World, running: bool) {
     for view in schedulers(world).await {
-        let reader = world.url("admin", &format!("/schedulers/{}", view["reader"]));
-        let set = world
-            .client
-            .put(reader)
-            .json(&json!({ "running": running }));
+        let shard = world.url("admin", &format!("/schedulers/{}", view["shard"]));
+        let set = world.client.put(shard).json(&json!({ "running": running }));
         let set = set.send().await.expect("the admin port answers");
         assert!(set.status().is_success(), "{set:?}");
     }

@@ -92,8 +92,8 @@ fn world_on_a_disk() -> Option<(World, Disk)> {
 
 /// Has all schedulers run, or stand still.
 async fn run(world: &World, running: bool) {
-    for reader in 0..2 {
-        let url = world.url("admin", &format!("/schedulers/{reader}"));
+    for shard in 0..2 {
+        let url = world.url("admin", &format!("/schedulers/{shard}"));
         let body = serde_json::json!({ "running": running });
         let answer = world.client.put(url).json(&body).send().await;
         let answer = answer.expect("the admin port answers");

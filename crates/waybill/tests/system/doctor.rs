@@ -81,18 +81,18 @@ async fn a_doctor_finds_nothing_bad_of_a_system_that_is_well_and_what_is_bad_of_
     }
     assert_eq!(whats.contains("clocks"), world.is_on_servers());
 
-    let reader = world.url("admin", "/schedulers/1");
-    let stop = world.client.put(reader).json(&json!({ "running": false }));
+    let shard = world.url("admin", "/schedulers/1");
+    let stop = world.client.put(shard).json(&json!({ "running": false }));
     stop.send().await.expect("it stops");
     let stopped = run(&world, &["doctor"]);
     assert_eq!(bad(&stopped), ["leases"]);
-    let told = "its reader 1 is stopped, as requested";
+    let told = "its shard 1 is stopped, as requested";
     assert!(
         String::from_utf8_lossy(&stopped.stdout).contains(told),
         "{stopped:?}"
     );
-    let reader = world.url("admin", "/schedulers/1");
-    let start = world.client.put(reader).json(&json!({ "running": true }));
+    let shard = world.url("admin", "/schedulers/1");
+    let start = world.client.put(shard).json(&json!({ "running": true }));
     start.send().await.expect("it begins");
     world
         .eventually("all is well again", async || {

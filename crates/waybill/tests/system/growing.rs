@@ -13,7 +13,7 @@ use waybill_engine::partition_for;
 use waybill_test_support::process::without_test_variables;
 use waybill_test_support::world::{PATIENCE, World, delivery};
 
-use crate::readers::{cancel, deliver_and_cancel};
+use crate::shards::{cancel, deliver_and_cancel};
 use crate::{REQUESTS, deliver_all, is_remote, looker, put_to, restart, schedulers};
 
 const CONFIG: &str = "partitions: 2\n\
@@ -230,10 +230,10 @@ async fn partitions_become_fewer_and_more_again_while_deliveries_and_cancels_flo
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 }
 
-/// Waits until the process runs so many readers, of so many partitions.
-async fn all_run(world: &World, readers: u32, partitions: u32) {
+/// Waits until the process runs so many shards, of so many partitions.
+async fn all_run(world: &World, shards: u32, partitions: u32) {
     world
-        .eventually("all readers run", async || {
+        .eventually("all shards run", async || {
             let views = schedulers(world).await;
             let running = views.iter().filter(|view| view["state"] == "running");
             let of: BTreeSet<u64> = running
@@ -241,7 +241,7 @@ async fn all_run(world: &World, readers: u32, partitions: u32) {
                 .filter_map(|view| view["partition"].as_u64())
                 .collect();
             let all = of.into_iter().eq(0..u64::from(partitions));
-            views.len() == readers as usize && running.count() == readers as usize && all
+            views.len() == shards as usize && running.count() == shards as usize && all
         })
         .await;
     world.ready().await;
@@ -249,11 +249,7 @@ async fn all_run(world: &World, readers: u32, partitions: u32) {
 
 /// How many layouts there were before the one in force.
 async fn generation(world: &World) -> u64 {
-    let answer = world
-        .client
-        .get(world.url("admin", "/readers"))
-        .send()
-        .await;
+    let answer = world.client.get(world.url("admin", "/shards")).send().await;
     let layout: Value = answer.expect("it answers").json().await.expect("JSON");
     layout["generation"]
         .as_u64()

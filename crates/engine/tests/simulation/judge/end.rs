@@ -166,7 +166,7 @@ impl Run {
     /// A cancel ends in Cancelled, or was refused, and said so; a reschedule was answered.
     fn judge_amendments(&mut self, row: &OperationRow) {
         let partition = self.home_of(row.id);
-        let requests = &self.store.shards[partition].requests;
+        let requests = &self.store.logs[partition].requests;
         let amendments: Vec<_> = Priority::ALL
             .into_iter()
             .flat_map(|priority| &requests[priority])

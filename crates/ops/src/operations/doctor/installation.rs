@@ -12,7 +12,7 @@ use waybill_node::config::{AgentTransport, Config, load_workflows};
 use waybill_node::disk::{Space, bounds_exceed};
 use waybill_node::exposure::check_everything;
 use waybill_store::{CqlProblem, CqlStore};
-use waybill_topology::readers::show::{LayoutView, ReaderView};
+use waybill_topology::shards::show::{LayoutView, ShardView};
 use waybill_topology::topics::{Weight, disk_bytes_max, is_forbidden};
 
 use super::dead_letters::{DEAD_LETTERS, dead_letters};
@@ -105,7 +105,7 @@ pub(super) async fn brokers(
         },
         None => Finding::note(
             LAG,
-            "not known, as nobody said how far readers are (see leases)",
+            "not known, as nobody said how far shards are (see leases)",
         ),
     });
     findings.extend(dead_letters(&site).await);
@@ -205,13 +205,13 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
         let offsets = site.offsets(topic, &partitions).await?;
         for (partition, (start, end)) in partitions.iter().zip(offsets) {
             let of_it = || {
-                let views = layout.readers.iter();
+                let views = layout.shards.iter();
                 views.filter(|view| view.partition == partition.0)
             };
             let consumed = of_it().map(|view| view.consumed(priority)).min();
             not_consumed += (end.0 - consumed.map_or(0, |consumed| consumed.0)).max(0);
             let behind =
-                |view: &ReaderView| (view.consumed(priority).0 - view.done(priority).0).max(0);
+                |view: &ShardView| (view.consumed(priority).0 - view.done(priority).0).max(0);
             held += of_it().map(behind).max().unwrap_or(0);
             if consumed.is_some_and(|consumed| consumed < start) {
                 gone.push(format!("{topic}[{partition}]"));
@@ -322,15 +322,15 @@ pub(super) async fn registry(config: &Config) -> Vec<Finding> {
     found.into_iter().collect()
 }
 
-/// Whether every reader has an owner that shows signs of life. Where nobody said where to ask, whoever knows may be
+/// Whether every shard has an owner that shows signs of life. Where nobody said where to ask, whoever knows may be
 /// elsewhere.
 pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec<Finding> {
     let layout = match layout {
         Ok(layout) => layout,
         Err(error) => return vec![leases_not_told(error, is_named)],
     };
-    let of_reader = |view: &ReaderView| {
-        let place = format!("reader {} of partition {}", view.reader, view.partition);
+    let of_shard = |view: &ShardView| {
+        let place = format!("shard {} of partition {}", view.shard, view.partition);
         let waits = view.waits_for.join("; ");
         match &view.owner {
             Some(owner) if view.silent => Some(Finding::bad(
@@ -353,15 +353,15 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
             )),
         }
     };
-    let findings: Vec<Finding> = layout.readers.iter().filter_map(of_reader).collect();
+    let findings: Vec<Finding> = layout.shards.iter().filter_map(of_shard).collect();
     if !findings.is_empty() {
         return findings;
     }
-    let said = format!("all {} readers have an owner", layout.readers.len());
+    let said = format!("all {} shards have an owner", layout.shards.len());
     vec![Finding::ok(LEASES, said)]
 }
 
-/// What is to be said where nobody told who owns the readers.
+/// What is to be said where nobody told who owns the shards.
 fn leases_not_told(error: &anyhow::Error, is_named: bool) -> Finding {
     let refused = error.downcast_ref::<Refused>();
     if refused.is_some_and(Refused::is_forbidden) {
@@ -378,14 +378,12 @@ fn leases_not_told(error: &anyhow::Error, is_named: bool) -> Finding {
     Finding::failed(LEASES, error)
 }
 
-/// Whether a reader waits for one of the layout before.
-fn waits_for_another(view: &ReaderView) -> bool {
-    view.waits_for
-        .iter()
-        .any(|what| what.starts_with("reader "))
+/// Whether a shard waits for one of the layout before.
+fn waits_for_another(view: &ShardView) -> bool {
+    view.waits_for.iter().any(|what| what.starts_with("shard "))
 }
 
-/// What the process at --admin says of itself, of its readers and of its breakers. Somewhere else there may be
+/// What the process at --admin says of itself, of its shards and of its breakers. Somewhere else there may be
 /// others.
 pub(super) async fn process(config: &Config, admin: &AdminArgs) -> Vec<Finding> {
     match asked_process(config, admin).await {
@@ -433,10 +431,10 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
         }
     };
     let schedulers = url("/schedulers")?;
-    match stopped_readers(&client, &schedulers).await {
-        Ok(stopped) => findings.extend(stopped.into_iter().map(|reader| {
-            let how = format!(r#"`PUT {schedulers}/{reader}` with {{"running": true}} starts it"#);
-            let said = format!("its reader {reader} is stopped, as requested; {how}");
+    match stopped_shards(&client, &schedulers).await {
+        Ok(stopped) => findings.extend(stopped.into_iter().map(|shard| {
+            let how = format!(r#"`PUT {schedulers}/{shard}` with {{"running": true}} starts it"#);
+            let said = format!("its shard {shard} is stopped, as requested; {how}");
             Finding::note(WHAT, said)
         })),
         Err(error) => {
@@ -446,7 +444,7 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
                 },
                 |status| format!("{status} (--token-file)"),
             );
-            let said = format!("{schedulers} does not say whether its readers stand still: {why}");
+            let said = format!("{schedulers} does not say whether its shards stand still: {why}");
             findings.push(Finding::note(WHAT, said));
         }
     }
@@ -457,17 +455,17 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
     Ok(findings)
 }
 
-/// The readers of a process that were told to stand still.
-async fn stopped_readers(client: &Client, url: &str) -> reqwest::Result<Vec<u32>> {
+/// The shards of a process that were told to stand still.
+async fn stopped_shards(client: &Client, url: &str) -> reqwest::Result<Vec<u32>> {
     #[derive(Deserialize)]
-    struct Reader {
-        reader: u32,
+    struct Shard {
+        shard: u32,
         state: String,
     }
     let text = text_at(client, url).await?;
-    let readers: Vec<Reader> = serde_json::from_str(&text).unwrap_or_default();
-    let stopped = readers.iter().filter(|it| it.state == "stopped");
-    Ok(stopped.map(|it| it.reader).collect())
+    let shards: Vec<Shard> = serde_json::from_str(&text).unwrap_or_default();
+    let stopped = shards.iter().filter(|it| it.state == "stopped");
+    Ok(stopped.map(|it| it.shard).collect())
 }
 
 async fn text_at(client: &Client, url: &str) -> reqwest::Result<String> {

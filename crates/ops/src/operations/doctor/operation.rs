@@ -1,8 +1,8 @@
 //! What an operation waits for, which scheduler owns it, and what happens next.
 
-use waybill_engine::{Action, Division, OperationId};
+use waybill_engine::{Action, OperationId, ShardingScheme};
 use waybill_telemetry::visible::counted;
-use waybill_topology::readers::show::LayoutView;
+use waybill_topology::shards::show::LayoutView;
 
 use super::Finding;
 use crate::operations::api::{Api, ApiError};
@@ -109,13 +109,13 @@ fn is_to_be_undone(step: &Step) -> bool {
 fn holder(operation: &Operation, layout: &LayoutView) -> Option<Finding> {
     const WHAT: &str = "has it";
     let id: OperationId = operation.id.parse().ok()?;
-    let division = Division {
+    let scheme = ShardingScheme {
         partitions: layout.partitions,
-        readers_per_partition: layout.per_partition,
+        shards_per_partition: layout.per_partition,
     };
-    let reader = division.reader_of(id);
-    let view = layout.readers.iter().find(|view| view.reader == reader.0)?;
-    let place = format!("reader {reader} of partition {}", view.partition);
+    let shard = scheme.shard_of(id);
+    let view = layout.shards.iter().find(|view| view.shard == shard.0)?;
+    let place = format!("shard {shard} of partition {}", view.partition);
     Some(match (&view.owner, operation.handed_off) {
         (None, _) => {
             let waits = view.waits_for.join("; ");

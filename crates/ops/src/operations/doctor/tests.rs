@@ -4,7 +4,7 @@ use axum::{Json, Router};
 use serde_json::json;
 use tokio::net::TcpListener;
 use waybill_engine::Offset;
-use waybill_topology::readers::show::{CheckpointView, LayoutView, ReaderView};
+use waybill_topology::shards::show::{CheckpointView, LayoutView, ShardView};
 
 use super::dead_letters::found;
 use super::installation::{api, breakers, count_stranded, disk, leases, overdue, unread};
@@ -18,9 +18,9 @@ use crate::operations::wire::{Failure, Item, Operation, Step};
 const ID: &str = "01890a5d-ac96-774b-bcce-b302099a8057";
 
 fn layout(owner: Option<&str>) -> LayoutView {
-    let reader = |reader| ReaderView {
-        reader,
-        partition: reader,
+    let shard = |shard| ShardView {
+        shard,
+        partition: shard,
         owner: owner.map(str::to_owned),
         silent: false,
         epoch: 3,
@@ -40,7 +40,7 @@ fn layout(owner: Option<&str>) -> LayoutView {
         per_partition: 1,
         becomes: None,
         topics_may_have: vec![2],
-        readers: vec![reader(0), reader(1)],
+        shards: vec![shard(0), shard(1)],
     }
 }
 
@@ -80,7 +80,7 @@ fn of_an_operation_it_is_said_what_is_missing_who_has_it_and_what_comes_next() {
         "ok    waits for      step drone, attempt 1, until 10:00"
     );
     assert!(
-        found[3].starts_with("ok    has it         reader "),
+        found[3].starts_with("ok    has it         shard "),
         "{}",
         found[3]
     );
@@ -125,14 +125,14 @@ fn a_partition_that_nobody_owns_is_what_an_operation_waits_for() {
     assert!(nobodys.iter().all(Finding::is_bad));
     assert_eq!(
         said(&leases(&Ok(layout(Some("me"))), false)),
-        ["ok    leases         all 2 readers have an owner"]
+        ["ok    leases         all 2 shards have an owner"]
     );
 }
 
 #[test]
 fn nobody_at_the_default_address_is_a_note_that_names_the_ways_and_at_a_named_one_is_bad() {
     let asked = |is_named| {
-        let away = Err(Away::new("http://127.0.0.1:8081/readers", "refused").into());
+        let away = Err(Away::new("http://127.0.0.1:8081/shards", "refused").into());
         said(&leases(&away, is_named)).concat()
     };
     let note = asked(false);
@@ -141,7 +141,7 @@ fn nobody_at_the_default_address_is_a_note_that_names_the_ways_and_at_a_named_on
         assert!(note.contains(way), "{way}: {note}");
     }
     let bad = asked(true);
-    assert!(bad.starts_with("BAD   leases         http://127.0.0.1:8081/readers does not answer"));
+    assert!(bad.starts_with("BAD   leases         http://127.0.0.1:8081/shards does not answer"));
     let broken = Err(anyhow::anyhow!("no layout"));
     assert!(leases(&broken, false)[0].is_bad());
 }

@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, Receiver};
 use rdkafka::ClientConfig;
 use rdkafka::mocking::MockCluster;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
-use waybill_engine::{Division, Handover};
+use waybill_engine::{ShardHandover, ShardingScheme};
 use waybill_kafka::{ConsumerOptions, KafkaSettings};
 use waybill_messages::{Framing, Lookup, SchemaId, Schemas};
 use waybill_store::ReplyKey;
@@ -34,7 +34,7 @@ impl Schemas for Registry {
     }
 }
 
-/// A poller of partition 0, which a reader reads from the beginning.
+/// A poller of partition 0, which a shard reads from the beginning.
 fn poller(
     cluster: &MockCluster<'_, impl rdkafka::producer::ProducerContext>,
     registry: &Arc<Registry>,
@@ -53,17 +53,17 @@ fn poller(
         Arc::default(),
         sender,
     );
-    let division = Division {
+    let scheme = ShardingScheme {
         partitions: 1,
-        readers_per_partition: 1,
+        shards_per_partition: 1,
     };
-    let reader = division.all().next().unwrap();
+    let shard = scheme.all().next().unwrap();
     let added = poller.obey(Order::Add {
         source: Source::Requests,
         partition: PartitionId(0),
-        reader,
+        shard,
         generation: Generation::default(),
-        share: Share::new(division, reader, Handover::default()),
+        filter: ShardFilter::new(scheme, shard, ShardHandover::default()),
         start: Offset(0),
         verify: None,
         end: Offset(0),

@@ -92,15 +92,17 @@ impl Fixture {
         self.store.write(batch).await.unwrap();
     }
 
-    /// All attention entries of the shards that the tests use, the oldest first.
+    /// All attention entries of the index shards that the tests use, the oldest first.
     async fn attention(&self) -> Vec<AttentionEntry> {
-        let shards = [PartitionId(0), PartitionId(1), PartitionId(u32::MAX)];
+        let index_shards = [PartitionId(0), PartitionId(1), PartitionId(u32::MAX)];
         let all = AttentionCursor::new(
             AttentionOrder::OldestFirst,
             Timestamp(i64::MIN),
             Timestamp(i64::MAX),
         );
-        let page = self.store.attention_page(shards.to_vec(), all, usize::MAX);
+        let page = self
+            .store
+            .attention_page(index_shards.to_vec(), all, usize::MAX);
         page.await.unwrap().entries
     }
 
@@ -308,7 +310,8 @@ async fn deadline_entries_behind_the_cursor_are_forgotten_and_no_others() {
         due: Timestamp(second * 1_000_000 + 500_000),
         operation: id(second.unsigned_abs().into()),
     };
-    let due = (0..600).flat_map(|second| [0, 1].map(|shard| (PartitionId(shard), entry(second))));
+    let due = (0..600)
+        .flat_map(|second| [0, 1].map(|index_shard| (PartitionId(index_shard), entry(second))));
     let batch = WriteBatch {
         due: due.collect(),
         ..WriteBatch::default()
@@ -371,8 +374,8 @@ async fn attention_entries_that_lead_to_nothing_are_forgotten_a_day_later() {
     fixture.spoil(id(4));
     let last = PartitionId(u32::MAX);
     let entries: Vec<_> = (1..=6).map(|n| attention(n, now)).collect();
-    for (shard, entries) in [(PartitionId(0), &entries[..2]), (last, &entries[2..])] {
-        let entries: Vec<_> = entries.iter().map(|&entry| (shard, entry)).collect();
+    for (index_shard, entries) in [(PartitionId(0), &entries[..2]), (last, &entries[2..])] {
+        let entries: Vec<_> = entries.iter().map(|&entry| (index_shard, entry)).collect();
         fixture.write_attention(&entries).await;
     }
     let young = attention(1, now + DAY);
@@ -399,8 +402,8 @@ async fn a_pass_looks_at_no_more_attention_entries_than_its_bound_and_the_next_g
     fixture.write(parked.collect()).await;
     let entries: Vec<_> = (0..700)
         .map(|n| {
-            let shard = PartitionId(u32::from(n >= 400));
-            (shard, attention(n, now - 3 * DAY))
+            let index_shard = PartitionId(u32::from(n >= 400));
+            (index_shard, attention(n, now - 3 * DAY))
         })
         .collect();
     fixture.write_attention(&entries).await;

@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use waybill_engine::{
-    Division, PartitionId, StepDefinition, Workflow, WorkflowDefinition, Workflows,
+    PartitionId, ShardingScheme, StepDefinition, Workflow, WorkflowDefinition, Workflows,
 };
 use waybill_kafka::PartitionState;
 use waybill_messages::Topics;
@@ -14,12 +14,12 @@ const REQUESTS: &str = "waybill.operation-requests.v1";
 const RECOVERIES: &str = "waybill.recovery.v1";
 const NOTICES: &str = "waybill.owner-notices.v1";
 
-/// One reader for each of four partitions of the embedded broker.
+/// One shard for each of four partitions of the embedded broker.
 fn embedded() -> TopologySettings {
     TopologySettings {
-        division: Division {
+        scheme: ShardingScheme {
             partitions: 4,
-            readers_per_partition: 1,
+            shards_per_partition: 1,
         },
         kafka: KafkaConfig::default(),
         embedded: EmbeddedTopics::default(),
@@ -413,7 +413,7 @@ fn a_number_of_partitions_is_the_operations_or_a_topics_own() {
 #[test]
 fn two_partitions_can_become_sixty_four_below_the_default_bounds() {
     let mut topology = embedded();
-    topology.division.partitions = 2;
+    topology.scheme.partitions = 2;
     let needed = all(&topology, BrokerKind::Embedded);
     for topic in [REQUESTS, RECOVERIES] {
         let topic = needed.iter().find(|needed| needed.spec.name == topic);

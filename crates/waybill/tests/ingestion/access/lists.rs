@@ -33,8 +33,8 @@ async fn fill(world: &World) {
             at: Timestamp(at),
             operation: row.id,
         };
-        let shard = partition_for(row.id, PARTITIONS);
-        batch.attention.push((shard, entry));
+        let index_shard = partition_for(row.id, PARTITIONS);
+        batch.attention.push((index_shard, entry));
         batch.rows.push(row);
     }
     world.store.write(batch).await.unwrap();

@@ -171,16 +171,12 @@ async fn is_handed_off(world: &World, id: &str, requests: usize) {
     world
         .eventually("the operation is handed off", async || {
             let operation = world.operation(id).await.unwrap_or_default();
-            let readers = world
-                .client
-                .get(world.url("admin", "/readers"))
-                .send()
-                .await;
-            let readers: Value = match readers {
-                Ok(readers) => readers.json().await.unwrap_or_default(),
+            let shards = world.client.get(world.url("admin", "/shards")).send().await;
+            let shards: Value = match shards {
+                Ok(shards) => shards.json().await.unwrap_or_default(),
                 Err(_) => return false,
             };
-            let checkpoint = &readers["readers"][0]["checkpoint"];
+            let checkpoint = &shards["shards"][0]["checkpoint"];
             let done = ["requests", "highPriority"]
                 .map(|priority| checkpoint[priority].as_i64().unwrap_or(0));
             operation["handedOff"] == true
@@ -215,7 +211,7 @@ fn end_of_recoveries(world: &World) -> i64 {
 
 /// Moves the sweep past an operation's due time, while no process has the store open.
 async fn lose_index_entry(world: &World, id: &str) {
-    let shard = PartitionId(0);
+    let index_shard = PartitionId(0);
     let store: Box<dyn Store> = match world.cql() {
         Some(config) => {
             let store = CqlStore::connect(config).await;
@@ -232,6 +228,6 @@ async fn lose_index_entry(world: &World, id: &str) {
     let row = row.expect("it can be read").expect("it is there");
     let due = row.state.next_due.expect("it is due");
     let beyond = DueBucket(DueBucket::of(due).0 + DUE_BUCKETS_AGAIN + 1);
-    let advanced = store.advance_due_cursor(shard, beyond).await;
+    let advanced = store.advance_due_cursor(index_shard, beyond).await;
     advanced.expect("the cursor can be moved");
 }

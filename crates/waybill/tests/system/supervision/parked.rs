@@ -57,7 +57,7 @@ async fn a_thousand_parked_deliveries_slow_nothing_down_and_cost_the_supervisor_
     }
 }
 
-/// Waits until every shard was swept for a while and nothing was asked for meanwhile. What was
+/// Waits until every index shard was swept for a while and nothing was asked for meanwhile. What was
 /// handed off earlier has its entries looked at first.
 async fn stands_still(world: &World) -> f64 {
     const SWEPT: &str = "waybill_supervisor_last_sweep_timestamp_seconds";
@@ -72,7 +72,7 @@ async fn stands_still(world: &World) -> f64 {
             let began = world.samples(SWEPT, "").await;
             let last = began.iter().copied().fold(0.0, f64::max);
             world
-                .eventually("all shards are swept again", async || {
+                .eventually("all index shards are swept again", async || {
                     let swept = world.samples(SWEPT, "").await;
                     !began.is_empty()
                         && swept.len() == began.len()

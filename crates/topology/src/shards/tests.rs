@@ -6,7 +6,7 @@ use uuid::Uuid;
 use waybill_engine::{ByPriority, Epoch, Priority, Stamp};
 use waybill_store::{Checkpoint, EmbeddedConfig, EmbeddedStore};
 
-use super::show::{Readers, SetError};
+use super::show::{SetError, Shards};
 use super::*;
 
 const MARGIN: Duration = Duration::from_millis(1);
@@ -28,43 +28,43 @@ impl Site {
         }
     }
 
-    /// A lease of a reader of the first partition.
-    async fn lease(&self, generation: u64, reader: u32, owner: Option<OwnerId>, requests: i64) {
+    /// A lease of a shard of the first partition.
+    async fn lease(&self, generation: u64, shard: u32, owner: Option<OwnerId>, requests: i64) {
         let first = PartitionId(0);
-        self.lease_in(generation, reader, owner, requests, first)
+        self.lease_in(generation, shard, owner, requests, first)
             .await;
     }
 
     async fn lease_in(
         &self,
         generation: u64,
-        reader: u32,
+        shard: u32,
         owner: Option<OwnerId>,
         requests: i64,
         partition: PartitionId,
     ) {
-        let key = LeaseKey::scheduler(LayoutGeneration(generation), ReaderId(reader));
+        let key = LeaseKey::scheduler(LayoutGeneration(generation), ShardId(shard));
         let lease = Lease {
             owner,
-            epoch: Epoch(4 + u64::from(reader)),
+            epoch: Epoch(4 + u64::from(shard)),
             duration: Duration::from_millis(50),
-            stamp_limit: Stamp(100 + i64::from(reader)),
+            stamp_limit: Stamp(100 + i64::from(shard)),
             consumed: ByPriority {
                 normal: Offset(requests + 1),
                 high: Offset(0),
             },
-            checkpoint: Checkpoint::at(Places {
+            checkpoint: Checkpoint::at(TopicOffsets {
                 requests: Offset(requests),
-                ..Places::default()
+                ..TopicOffsets::default()
             }),
             ..Lease::new(key, partition)
         };
         assert!(self.store.take_lease(None, lease).await.unwrap());
     }
 
-    async fn begin(&self, layout: &Layout, reader: u32) -> Lease {
-        let (generation, reader) = (layout.generation(), ReaderId(reader));
-        let begun = beginning(&*self.store, layout, generation, reader, ME, MARGIN).await;
+    async fn begin(&self, layout: &Layout, shard: u32) -> Lease {
+        let (generation, shard) = (layout.generation(), ShardId(shard));
+        let begun = beginning(&*self.store, layout, generation, shard, ME, MARGIN).await;
         begun.unwrap()
     }
 }
@@ -72,11 +72,11 @@ impl Site {
 /// Layouts of one partition, one after the other.
 fn layout_of(numbers: &[u32]) -> Layout {
     numbers.iter().fold(Layout::first(1), |layout, &number| {
-        let division = Division {
-            readers_per_partition: number,
-            ..layout.division()
+        let scheme = ShardingScheme {
+            shards_per_partition: number,
+            ..layout.scheme()
         };
-        layout.successor(division).unwrap()
+        layout.successor(scheme).unwrap()
     })
 }
 
@@ -86,14 +86,14 @@ async fn whoever_merges_begins_at_the_lowest_and_its_parents_can_never_be_renewe
     site.lease(1, 0, None, 40).await;
     site.lease(1, 1, None, 30).await;
     let layout = layout_of(&[2, 1]);
-    let before = standing(&*site.store, &layout, LayoutGeneration(2), ReaderId(0)).await;
+    let before = standing(&*site.store, &layout, LayoutGeneration(2), ShardId(0)).await;
     let begun = site.begin(&layout, 0).await;
     assert_eq!(begun.checkpoint.at.requests, Offset(30));
     assert_eq!((begun.stamp_limit, begun.epoch), (Stamp(101), Epoch(6)));
     assert_eq!(before.unwrap().checkpoint, begun.checkpoint);
-    assert_eq!(begun.handover.stood().len(), 1);
+    assert_eq!(begun.handover.resume_offsets().len(), 1);
     for parent in 0..2 {
-        let key = LeaseKey::scheduler(LayoutGeneration(1), ReaderId(parent));
+        let key = LeaseKey::scheduler(LayoutGeneration(1), ShardId(parent));
         let lease = site.store.lease(key).await.unwrap().unwrap();
         assert!(lease.is_ended && lease.owner.is_none());
     }
@@ -101,7 +101,7 @@ async fn whoever_merges_begins_at_the_lowest_and_its_parents_can_never_be_renewe
 }
 
 #[tokio::test]
-async fn an_own_reader_is_waited_for_and_another_process_of_before_is_not() {
+async fn an_own_shard_is_waited_for_and_another_process_of_before_is_not() {
     let site = Site::new();
     site.lease(0, 0, Some(OTHER), 10).await;
     // Nobody else can have this store open: that one is dead.
@@ -116,7 +116,7 @@ async fn an_own_reader_is_waited_for_and_another_process_of_before_is_not() {
     let waiting = site.begin(&layout, 0);
     let waited = tokio::time::timeout(Duration::from_millis(20), waiting).await;
     assert!(waited.is_err(), "it was taken from a living owner");
-    let key = LeaseKey::scheduler(LayoutGeneration(0), ReaderId(0));
+    let key = LeaseKey::scheduler(LayoutGeneration(0), ShardId(0));
     let held = site.store.lease(key).await.unwrap().unwrap();
     assert!(!held.is_ended);
     let free = Lease {
@@ -158,13 +158,13 @@ async fn many_layouts_that_nobody_has_begun_are_seen_through_at_once() {
 #[tokio::test]
 async fn only_what_a_scheduler_has_begun_is_divided_anew_and_its_partitions_stay() {
     let site = Site::new();
-    let asked_with_others = Readers::new(site.store.clone(), 9);
+    let asked_with_others = Shards::new(site.store.clone(), 9);
     let refused = asked_with_others.set(2).await.unwrap_err();
     assert!(matches!(refused, SetError::NotBegun), "{refused}");
 
-    let mut wanted = Division {
+    let mut wanted = ShardingScheme {
         partitions: 3,
-        readers_per_partition: 1,
+        shards_per_partition: 1,
     };
     layout_at_start(&*site.store, wanted).await.unwrap();
     let view = asked_with_others.set(2).await.unwrap();
@@ -172,31 +172,31 @@ async fn only_what_a_scheduler_has_begun_is_divided_anew_and_its_partitions_stay
 
     wanted.partitions = 9;
     let layout = layout_at_start(&*site.store, wanted).await.unwrap();
-    assert_eq!(layout.division().partitions, 3, "the store says how many");
+    assert_eq!(layout.scheme().partitions, 3, "the store says how many");
 }
 
 /// One partition that becomes two, and ended at request 40.
 fn growing() -> Layout {
-    let end = Places {
+    let end = TopicOffsets {
         requests: Offset(40),
-        ..Places::default()
+        ..TopicOffsets::default()
     };
     Layout::first(1)
         .intended(2)
         .unwrap()
-        .announced(vec![Places::default()])
+        .announced(vec![TopicOffsets::default()])
         .unwrap()
         .moved(vec![end])
         .unwrap()
 }
 
 #[tokio::test]
-async fn a_reader_that_gets_another_partition_reads_the_old_one_to_its_end_first() {
+async fn a_shard_that_gets_another_partition_reads_the_old_one_to_its_end_first() {
     let site = Site::new();
     let layout = growing();
-    let (stays, leaves) = (ReaderId(0), ReaderId(1));
-    let to_run = async |reader| {
-        let generation = generation_to_run(&*site.store, &layout, reader).await;
+    let (stays, leaves) = (ShardId(0), ShardId(1));
+    let to_run = async |shard| {
+        let generation = generation_to_run(&*site.store, &layout, shard).await;
         generation.unwrap().0
     };
     site.lease(0, 0, None, 30).await;
@@ -235,16 +235,20 @@ async fn a_partition_is_done_as_far_as_those_who_will_leave_it_are_too() {
     };
     let unmoved = async || {
         let unmoved = unmoved(&*site.store, &layout).await.unwrap();
-        unmoved.map(|(reader, partition, _)| (reader.0, partition.0))
+        unmoved.map(|(shard, partition, _)| (shard.0, partition.0))
     };
     assert_eq!((done().await, unmoved().await), (35, Some((0, 0))));
     // Who stays had passed over what the other left behind beyond the cut, and looks at that again.
     let stays = site.begin(&layout, 0).await;
     assert_eq!(stays.checkpoint.at.requests, Offset(40));
-    assert_eq!(stays.handover.stood().len(), 1, "its own it had done");
+    assert_eq!(
+        stays.handover.resume_offsets().len(),
+        1,
+        "its own it had done"
+    );
     assert!(site.store.take_lease(None, stays).await.unwrap());
     assert_eq!((done().await, unmoved().await), (35, Some((1, 0))));
-    let key = LeaseKey::scheduler(LayoutGeneration(2), ReaderId(1));
+    let key = LeaseKey::scheduler(LayoutGeneration(2), ShardId(1));
     let begun = site.begin(&layout, 1).await;
     assert!(site.store.take_lease(None, begun).await.unwrap());
     let ended = site.store.lease(key).await.unwrap().unwrap();
@@ -257,7 +261,7 @@ async fn what_lies_in_partitions_that_nobody_reads_yet_was_not_consumed() {
     let site = Site::new();
     site.lease(0, 0, None, 90).await;
     let layout = Layout::first(1).intended(2).unwrap();
-    let layout = layout.announced(vec![Places::default()]).unwrap();
+    let layout = layout.announced(vec![TopicOffsets::default()]).unwrap();
     for (partition, until) in [(0, 91), (1, 0)] {
         let consumed = consumed(
             &*site.store,
@@ -270,15 +274,15 @@ async fn what_lies_in_partitions_that_nobody_reads_yet_was_not_consumed() {
     }
 }
 
-fn at(requests: i64) -> Places {
-    Places {
+fn at(requests: i64) -> TopicOffsets {
+    TopicOffsets {
         requests: Offset(requests),
-        ..Places::default()
+        ..TopicOffsets::default()
     }
 }
 
 /// Two partitions of which one stays, cut at this request.
-fn cut(requests: i64) -> Layout {
+fn boundary(requests: i64) -> Layout {
     let intended = Layout::first(2).intended(1).unwrap();
     intended.cut(vec![at(requests)]).unwrap()
 }
@@ -286,9 +290,9 @@ fn cut(requests: i64) -> Layout {
 #[tokio::test]
 async fn of_fewer_partitions_whoever_comes_to_one_begins_where_it_was_cut() {
     let site = Site::new();
-    let announced = cut(20).announced(Vec::new()).unwrap();
+    let announced = boundary(20).announced(Vec::new()).unwrap();
     let layout = announced.moved(vec![at(30), at(40)]).unwrap();
-    let (stays, comes) = (ReaderId(0), ReaderId(1));
+    let (stays, comes) = (ShardId(0), ShardId(1));
     site.lease(3, 0, None, 29).await;
     site.lease_in(3, 1, None, 39, PartitionId(1)).await;
     let to_run = generation_to_run(&*site.store, &layout, comes).await;
@@ -305,7 +309,7 @@ async fn of_fewer_partitions_whoever_comes_to_one_begins_where_it_was_cut() {
     assert_eq!((begun.epoch, begun.stamp_limit), (Epoch(6), Stamp(101)));
     let stays = site.begin(&layout, 0).await;
     assert_eq!(stays.checkpoint.at.requests, Offset(29));
-    // What is left in the other one nobody waits for any more, once its last reader has left.
+    // What is left in the other one nobody waits for any more, once its last shard has left.
     let done = done(&*site.store, &layout, Source::Requests, PartitionId(1)).await;
     assert_eq!(done.unwrap(), Offset(i64::MAX));
 }
@@ -313,19 +317,19 @@ async fn of_fewer_partitions_whoever_comes_to_one_begins_where_it_was_cut() {
 #[tokio::test]
 async fn who_has_not_begun_under_a_layout_is_named() {
     let site = Site::new();
-    let layout = cut(0);
+    let layout = boundary(0);
     site.lease(2, 0, None, 0).await;
     let named = unbegun(&*site.store, &layout).await;
-    assert_eq!(named.unwrap(), Some(ReaderId(1)));
+    assert_eq!(named.unwrap(), Some(ShardId(1)));
     site.lease_in(2, 1, None, 0, PartitionId(1)).await;
     assert_eq!(unbegun(&*site.store, &layout).await.unwrap(), None);
 }
 
-/// Its readers pass over what others will come for.
+/// Its shards pass over what others will come for.
 #[tokio::test]
 async fn what_lies_beyond_a_cut_was_not_consumed_before_others_have_come() {
     let site = Site::new();
-    let layout = cut(20);
+    let layout = boundary(20);
     site.lease(2, 0, None, 29).await;
     for layout in [layout.clone(), layout.announced(Vec::new()).unwrap()] {
         let consumed = consumed(&*site.store, &layout, Priority::Normal, PartitionId(0)).await;

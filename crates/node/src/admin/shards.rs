@@ -1,4 +1,4 @@
-//! `/readers`: how many readers share a partition, seen and changed.
+//! `/shards`: how many shards a partition has, seen and changed.
 
 use axum::Json;
 use axum::extract::State;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use waybill_http::problem::{FieldProblem, Kind, Problem};
 use waybill_store::StoreError;
 use waybill_telemetry::chain;
-use waybill_topology::readers::show::{LayoutView, Readers, SetError};
+use waybill_topology::shards::show::{LayoutView, SetError, Shards};
 
 use super::{Admin, only_field, unread};
 
@@ -16,8 +16,8 @@ use super::{Admin, only_field, unread};
 const PER_PARTITION: &str = "perPartition";
 
 pub(super) async fn show(State(admin): State<Admin>) -> Result<Json<LayoutView>, Problem> {
-    let readers = here(&admin)?;
-    Ok(Json(readers.show().await.map_err(|error| away(&error))?))
+    let shards = here(&admin)?;
+    Ok(Json(shards.show().await.map_err(|error| away(&error))?))
 }
 
 pub(super) async fn set(
@@ -27,13 +27,13 @@ pub(super) async fn set(
     let body = body.map_err(|rejection| unread(&rejection))?;
     let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok());
     let per_partition = only_field(&body, PER_PARTITION, number, "a number from 1")?;
-    let readers = here(&admin)?;
-    if readers.are_shared() {
+    let shards = here(&admin)?;
+    if shards.are_shared() {
         let detail =
-            "Other processes share these readers: `waybill readers set M --scylla` changes them.";
+            "Other processes share these shards: `waybill shards set M --scylla` changes them.";
         return Err(Problem::new(Kind::VerbRefused, detail));
     }
-    let set = readers.set(per_partition).await;
+    let set = shards.set(per_partition).await;
     set.map(Json).map_err(|error| match error {
         SetError::Store(error) => away(&error),
         SetError::Layout(refused) => Problem::invalid(vec![FieldProblem::new(
@@ -46,13 +46,13 @@ pub(super) async fn set(
     })
 }
 
-fn here(admin: &Admin) -> Result<&Readers, Problem> {
-    let readers = admin.readers.get();
-    readers.ok_or_else(|| Problem::new(Kind::NotFound, "No scheduler is in this process."))
+fn here(admin: &Admin) -> Result<&Shards, Problem> {
+    let shards = admin.shards.get();
+    shards.ok_or_else(|| Problem::new(Kind::NotFound, "No scheduler is in this process."))
 }
 
 fn away(error: &StoreError) -> Problem {
-    tracing::warn!(error = %chain(error), "the readers cannot be shown or changed");
+    tracing::warn!(error = %chain(error), "the shards cannot be shown or changed");
     Problem::new(
         Kind::StoreUnavailable,
         "The state store could not be asked.",

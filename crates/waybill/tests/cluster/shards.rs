@@ -33,7 +33,7 @@ async fn partitions_are_shared_by_more_schedulers_and_by_fewer_while_deliveries_
         let prefix = format!("by-{per_partition}-{}", ids.len());
         let change = || {
             let text = per_partition.to_string();
-            let output = cluster.run(&["readers", "set", &text]);
+            let output = cluster.run(&["shards", "set", &text]);
             assert!(output.status.success(), "{output:?}");
             if is_killed {
                 schedulers[1].kill_and_start_again();
@@ -65,10 +65,10 @@ async fn partitions_are_shared_by_more_schedulers_and_by_fewer_while_deliveries_
     cluster.remove().await;
 }
 
-/// Waits until so many readers run, over all schedulers: each at one of them.
+/// Waits until so many shards run, over all schedulers: each at one of them.
 pub async fn running(world: &Arc<World>, schedulers: &[Member], wanted: u64) {
     world
-        .eventually("every reader runs at one scheduler", async || {
+        .eventually("every shard runs at one scheduler", async || {
             let mut running = Vec::new();
             for member in schedulers {
                 let url = member.world.url("admin", "/schedulers");
@@ -77,7 +77,7 @@ pub async fn running(world: &Arc<World>, schedulers: &[Member], wanted: u64) {
                 };
                 let views: Vec<Value> = answer.json().await.unwrap_or_default();
                 let views = views.into_iter().filter(|view| view["state"] == "running");
-                running.extend(views.filter_map(|view| view["reader"].as_u64()));
+                running.extend(views.filter_map(|view| view["shard"].as_u64()));
             }
             running.sort_unstable();
             running.into_iter().eq(0..wanted)

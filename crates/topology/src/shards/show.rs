@@ -1,5 +1,5 @@
-//! What a person sees of the readers, and how their number is changed: on the admin port, and by
-//! `waybill readers`.
+//! What a person sees of the shards, and how their number is changed: on the admin port, and by
+//! `waybill shards`.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use waybill_clock::wall_clock;
-use waybill_engine::{Division, Offset, Priority, ReaderId, Timestamp};
+use waybill_engine::{Offset, Priority, ShardId, ShardingScheme, Timestamp};
 use waybill_store::{Layout, LayoutError, LayoutGeneration, Lease, LeaseKey, Store, StoreError};
 
 use waybill_telemetry::visible::counted;
 
-/// The layout and its readers.
+/// The layout and its shards.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LayoutView {
@@ -20,23 +20,23 @@ pub struct LayoutView {
     pub generation: u64,
     /// Partitions of the operation topics.
     pub partitions: u32,
-    /// Readers that share each of them.
+    /// Shards that share each of them.
     pub per_partition: u32,
     /// How many partitions there will be, while their number is being changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub becomes: Option<u32>,
     /// How many partitions the operation topics may have: as many, or more, that are left over or intended.
     pub topics_may_have: Vec<u32>,
-    /// The readers, in order.
-    pub readers: Vec<ReaderView>,
+    /// The shards, in order.
+    pub shards: Vec<ShardView>,
 }
 
-/// A reader.
+/// A shard.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct ReaderView {
+pub struct ShardView {
     /// Its number.
-    pub reader: u32,
+    pub shard: u32,
     /// The partition that it reads.
     pub partition: u32,
     /// The process that owns its work, if one does.
@@ -57,7 +57,7 @@ pub struct ReaderView {
     pub waits_for: Vec<String>,
 }
 
-impl ReaderView {
+impl ShardView {
     /// Below it every request of a priority is done.
     #[must_use]
     pub fn done(&self, priority: Priority) -> Offset {
@@ -92,18 +92,18 @@ pub struct CheckpointView {
     pub recoveries: Offset,
 }
 
-/// Why the number of readers was not changed.
+/// Why the number of shards was not changed.
 #[derive(Debug, thiserror::Error)]
 pub enum SetError {
     /// The store failed.
     #[error("the state store cannot be asked")]
     Store(#[from] StoreError),
-    /// The readers could not follow those that there are.
+    /// The shards could not follow those that there are.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// Nobody has begun to read, so that there is nothing to change.
     #[error(
-        "no scheduler has begun on this store: the first one begins with scheduler.readersPerPartition"
+        "no scheduler has begun on this store: the first one begins with scheduler.shardsPerPartition"
     )]
     NotBegun,
     /// Somebody else changed it at the same moment.
@@ -111,15 +111,15 @@ pub enum SetError {
     Changed,
 }
 
-/// The readers of a store.
+/// The shards of a store.
 #[derive(Clone, Debug)]
-pub struct Readers {
+pub struct Shards {
     store: Arc<dyn Store>,
     partitions: u32,
 }
 
-impl Readers {
-    /// The readers of a store for so many partitions.
+impl Shards {
+    /// The shards of a store for so many partitions.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, partitions: u32) -> Self {
         Self { store, partitions }
@@ -138,27 +138,27 @@ impl Readers {
     /// If the store cannot be read.
     pub async fn show(&self) -> Result<LayoutView, StoreError> {
         let layout = super::layout(&*self.store, self.partitions).await?;
-        let (generation, division) = (layout.generation(), layout.division());
-        let mut readers = Vec::new();
-        for reader in division.all() {
-            let key = LeaseKey::scheduler(generation, reader);
+        let (generation, scheme) = (layout.generation(), layout.scheme());
+        let mut shards = Vec::new();
+        for shard in scheme.all() {
+            let key = LeaseKey::scheduler(generation, shard);
             let (waits_for, lease) = match self.store.lease(key).await? {
                 Some(lease) if lease.owner.is_some() => (Vec::new(), lease),
                 Some(lease) => (vec!["an owner".to_owned()], lease),
                 None => {
-                    let stands = super::standing(&*self.store, &layout, generation, reader).await?;
-                    (self.awaited(&layout, reader).await?, stands)
+                    let stands = super::standing(&*self.store, &layout, generation, shard).await?;
+                    (self.awaited(&layout, shard).await?, stands)
                 }
             };
-            readers.push(view(reader, &lease, waits_for));
+            shards.push(view(shard, &lease, waits_for));
         }
         Ok(LayoutView {
             generation: generation.0,
-            partitions: division.partitions,
-            per_partition: division.readers_per_partition,
+            partitions: scheme.partitions,
+            per_partition: scheme.shards_per_partition,
             becomes: layout.becomes(),
             topics_may_have: layout.topics_may_have(),
-            readers,
+            shards,
         })
     }
 
@@ -167,31 +167,31 @@ impl Readers {
     /// # Errors
     ///
     /// If it cannot be divided so from what it is now, or the store fails.
-    pub async fn set(&self, readers_per_partition: u32) -> Result<LayoutView, SetError> {
+    pub async fn set(&self, shards_per_partition: u32) -> Result<LayoutView, SetError> {
         // How many partitions there are the store says, and not who asks.
         let stands = self.store.layout().await?.ok_or(SetError::NotBegun)?;
-        let wanted = Division {
-            readers_per_partition,
-            ..stands.division()
+        let wanted = ShardingScheme {
+            shards_per_partition,
+            ..stands.scheme()
         };
-        if wanted != stands.division() {
+        if wanted != stands.scheme() {
             let next = stands.successor(wanted)?;
             if !self.store.set_layout(Some(stands), next.clone()).await? {
                 return Err(SetError::Changed);
             }
-            tracing::info!(layout = %next, "the layout of readers was changed by a person");
+            tracing::info!(layout = %next, "the layout of shards was changed by a person");
         }
         Ok(self.show().await?)
     }
 
-    /// Whom a reader waits for that has not begun: those whom it follows, until they were taken.
-    async fn awaited(&self, layout: &Layout, reader: ReaderId) -> Result<Vec<String>, StoreError> {
+    /// What a shard waits for that has not begun: those that it follows, until they were taken.
+    async fn awaited(&self, layout: &Layout, shard: ShardId) -> Result<Vec<String>, StoreError> {
         let mut awaited = Vec::new();
         let generation = layout.generation();
         if let Some(before) = generation.previous()
-            && let Some(division) = layout.of(before)
+            && let Some(scheme) = layout.of(before)
         {
-            for parent in layout.division().follows(division, reader) {
+            for parent in layout.scheme().follows(scheme, shard) {
                 let lease = self
                     .store
                     .lease(LeaseKey::scheduler(before, parent))
@@ -208,10 +208,10 @@ impl Readers {
     }
 }
 
-fn still_held(before: LayoutGeneration, parent: ReaderId, lease: Option<&Lease>) -> Option<String> {
+fn still_held(before: LayoutGeneration, parent: ShardId, lease: Option<&Lease>) -> Option<String> {
     let owner = lease.filter(|lease| !lease.is_ended)?.owner?;
     Some(format!(
-        "reader {parent} of layout {before}, which {owner} has not let go"
+        "shard {parent} of layout {before}, which {owner} has not let go"
     ))
 }
 
@@ -225,10 +225,10 @@ fn has_run_out(lease: &Lease, now: Timestamp) -> bool {
     now > limit - lease.duration
 }
 
-fn view(reader: ReaderId, lease: &Lease, waits_for: Vec<String>) -> ReaderView {
+fn view(shard: ShardId, lease: &Lease, waits_for: Vec<String>) -> ShardView {
     let checkpoint = lease.checkpoint;
-    ReaderView {
-        reader: reader.0,
+    ShardView {
+        shard: shard.0,
         partition: lease.partition.0,
         owner: lease.owner.map(|owner| owner.to_string()),
         silent: lease.owner.is_some() && has_run_out(lease, wall_clock()),
@@ -253,20 +253,20 @@ impl fmt::Display for LayoutView {
             per_partition,
             becomes,
             topics_may_have: _,
-            readers,
+            shards,
         } = self;
         let becoming = becomes.map(|to| format!(", going over to {}", counted(to, "partition")));
         writeln!(
             f,
-            "layout {generation}: {}, readers of each: {per_partition}{}",
+            "layout {generation}: {}, shards of each: {per_partition}{}",
             counted(*partitions, "partition"),
             becoming.unwrap_or_default()
         )?;
         writeln!(
             f,
-            "reader  partition   requests  high priority    replies  recoveries  epoch  owner"
+            "shard  partition   requests  high priority    replies  recoveries  epoch  owner"
         )?;
-        for view in readers {
+        for view in shards {
             let mut state = view.owner.clone().unwrap_or_default();
             if view.silent {
                 state.push_str(", whose lease has run out");
@@ -283,7 +283,7 @@ impl fmt::Display for LayoutView {
             writeln!(
                 f,
                 "{:>6}  {:>9}  {requests:>9}  {high_priority:>13}  {replies:>9}  {recoveries:>10}  {:>5}  {state}",
-                view.reader, view.partition, view.epoch
+                view.shard, view.partition, view.epoch
             )?;
         }
         Ok(())

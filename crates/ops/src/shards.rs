@@ -1,4 +1,4 @@
-//! `waybill readers`: shows the readers of each partition and their progress, and changes their number.
+//! `waybill shards`: shows the shards of each partition and their progress, and changes their number.
 //!
 //! On a cluster the command uses the store itself. The embedded store belongs to the process of `up`, which answers
 //! on its admin port.
@@ -10,7 +10,7 @@ use clap::{Args, Subcommand};
 use serde_json::json;
 use waybill_node::config::Config;
 use waybill_store::CqlStore;
-use waybill_topology::readers::show::{LayoutView, Readers};
+use waybill_topology::shards::show::{LayoutView, Shards};
 
 use crate::access::AdminArgs;
 use crate::admin_port;
@@ -20,16 +20,16 @@ use crate::shown::{Output, Written};
 /// How long the process may take to show them; to divide the work anew may take longer.
 const LOOK_PATIENCE: Duration = Duration::from_secs(3);
 
-/// What to do with readers.
+/// What to do with shards.
 #[derive(Clone, Debug, Subcommand)]
-pub enum ReadersCommand {
-    /// Show the layout, and of each reader who owns it, how far it is and what it waits for
+pub enum ShardsCommand {
+    /// Show the layout, and of each shard who owns it, how far it is and what it waits for
     Show {
         /// How it is written.
         #[command(flatten)]
         written: WrittenLayout,
     },
-    /// Let this many readers share each partition from now on, while everything goes on: a whole
+    /// Give each partition this many shards from now on, while everything goes on: a whole
     /// multiple of what it is, or a whole part
     Set {
         /// How many.
@@ -51,7 +51,7 @@ pub struct WrittenLayout {
     json: bool,
 }
 
-impl ReadersCommand {
+impl ShardsCommand {
     /// Does it.
     ///
     /// # Errors
@@ -66,7 +66,7 @@ impl ReadersCommand {
             } => (Some(per_partition), written),
         };
         let runtime = runtime()?;
-        let view = runtime.block_on(readers(config, admin, wanted))?;
+        let view = runtime.block_on(shards(config, admin, wanted))?;
         let WrittenLayout { mut written, json } = written;
         if json {
             written.output = Output::Json;
@@ -75,12 +75,12 @@ impl ReadersCommand {
     }
 }
 
-/// The readers as they stand, or after `wanted` of them share each partition.
+/// The shards as they stand, or with `wanted` of them in each partition.
 ///
 /// # Errors
 ///
-/// As [`ReadersCommand::run`].
-pub(crate) async fn readers(
+/// As [`ShardsCommand::run`].
+pub(crate) async fn shards(
     config: &Config,
     admin: &AdminArgs,
     wanted: Option<u32>,
@@ -89,10 +89,10 @@ pub(crate) async fn readers(
         return ask(config, admin, wanted).await;
     };
     let store = CqlStore::connect(cql).await?;
-    let readers = Readers::new(Arc::new(store), config.partitions);
+    let shards = Shards::new(Arc::new(store), config.partitions);
     match wanted {
-        Some(per_partition) => Ok(readers.set(per_partition).await?),
-        None => Ok(readers.show().await?),
+        Some(per_partition) => Ok(shards.set(per_partition).await?),
+        None => Ok(shards.show().await?),
     }
 }
 
@@ -102,7 +102,7 @@ async fn ask(
     admin: &AdminArgs,
     wanted: Option<u32>,
 ) -> anyhow::Result<LayoutView> {
-    let url = admin.url(config, "/readers")?;
+    let url = admin.url(config, "/shards")?;
     let client = admin_port::client(&admin.access)?;
     let request = match wanted {
         Some(per_partition) => client

@@ -1,4 +1,4 @@
-//! Several readers share a partition, and their number changes while everything goes on.
+//! A partition has several shards, and their number changes while everything goes on.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -20,7 +20,7 @@ const CONFIG: &str = "partitions: 4\nscheduler: { lease: 3s, leaseMargin: 300ms 
 const CLIENTS: usize = 8;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn readers_of_a_partition_are_split_and_merged_while_deliveries_and_cancels_flow() {
+async fn shards_of_a_partition_are_split_and_merged_while_deliveries_and_cancels_flow() {
     const DELIVERIES: usize = 2_000;
     let mut world = World::of_either_kind(CONFIG);
     let mut process = world.up();
@@ -40,7 +40,7 @@ async fn readers_of_a_partition_are_split_and_merged_while_deliveries_and_cancel
                     progress.load(Ordering::Relaxed) >= DELIVERIES * share / 6
                 })
                 .await;
-            let set = readers(&world, &["set", &per_partition.to_string(), "--json"]);
+            let set = shards(&world, &["set", &per_partition.to_string(), "--json"]);
             assert_eq!(set["perPartition"], per_partition);
             if is_killed {
                 process.kill();
@@ -60,7 +60,7 @@ async fn readers_of_a_partition_are_split_and_merged_while_deliveries_and_cancel
     assert_eq!(ends.processed + ends.cancelled, ids.len(), "{ends:?}");
     assert!(ends.cancelled > 0, "{ends:?}");
     world
-        .eventually("every reader has done all of its partition", async || {
+        .eventually("every shard has done all of its partition", async || {
             let lowest = lowest_checkpoints(&world).await;
             let of = |at: usize| lowest.values().map(|least| least[at]).sum::<u64>();
             (of(0) + of(2), of(1)) == (requests_end(&world), log_end(&world, REPLIES))
@@ -70,14 +70,14 @@ async fn readers_of_a_partition_are_split_and_merged_while_deliveries_and_cancel
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_store_begins_with_the_configured_readers_and_another_number_is_told() {
+async fn a_new_store_begins_with_the_configured_shards_and_another_number_is_told() {
     let mut world = World::of_either_kind(CONFIG);
-    let flag = ["--readers-per-partition", "2"];
+    let flag = ["--shards-per-partition", "2"];
     let listeners = ["http", "admin", "broker", "services"];
     let process = world.start("up", &flag, &listeners);
     world.ready().await;
     let world = Arc::new(world);
-    let shown = readers(&world, &["show", "--output", "json"]);
+    let shown = shards(&world, &["show", "--output", "json"]);
     assert_eq!(
         (&shown["generation"], &shown["perPartition"]),
         (&json!(1), &json!(2))
@@ -90,7 +90,7 @@ async fn a_new_store_begins_with_the_configured_readers_and_another_number_is_to
     let process = restart(&world);
     all_own(&world, 2).await;
     let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
-    assert!(log.contains("waybill readers set 1"), "{log}");
+    assert!(log.contains("waybill shards set 1"), "{log}");
     let refused = command(&world, &["set", "3"]).output().expect("it runs");
     assert_eq!(refused.status.code(), Some(1));
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -101,7 +101,7 @@ async fn a_new_store_begins_with_the_configured_readers_and_another_number_is_to
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_only_waits_is_left_to_the_readers_that_follow() {
+async fn what_only_waits_is_left_to_the_shards_that_follow() {
     const CROWD: usize = 300;
     let config = "partitions: 1\nscheduler: { inFlightMax: 8, lease: 3s, leaseMargin: 300ms }\n";
     let mut world = World::of_either_kind(config);
@@ -120,7 +120,7 @@ async fn what_only_waits_is_left_to_the_readers_that_follow() {
     world
         .eventually("most wait", async || waiting().await > 200.0)
         .await;
-    let set = readers(&world, &["set", "2", "--json"]);
+    let set = shards(&world, &["set", "2", "--json"]);
     assert_eq!(set["perPartition"], 2);
     all_run(&world, 2).await;
     // So those who were followed did not go on until nobody waited any more.
@@ -176,35 +176,33 @@ pub async fn cancel(world: &World, name: &str) {
         .await;
 }
 
-/// Waits until the process runs all readers of such a layout, and is ready.
+/// Waits until the process runs all shards of such a layout, and is ready.
 async fn all_own(world: &World, per_partition: u32) {
     all_run(world, PARTITIONS * per_partition).await;
 }
 
-/// Waits until the process runs so many readers, which are all, and is ready.
-async fn all_run(world: &World, readers: u32) {
+/// Waits until the process runs so many shards, which are all, and is ready.
+async fn all_run(world: &World, shards: u32) {
     world
-        .eventually("all readers run", async || {
+        .eventually("all shards run", async || {
             let url = world.url("admin", "/schedulers");
             let Ok(answer) = world.client.get(url).send().await else {
                 return false;
             };
             let views: Vec<Value> = answer.json().await.unwrap_or_default();
             let running = views.iter().filter(|view| view["state"] == "running");
-            views.len() == readers as usize && running.count() == readers as usize
+            views.len() == shards as usize && running.count() == shards as usize
         })
         .await;
     world.ready().await;
 }
 
-/// For each partition, the lowest checkpoint of its readers: requests and replies.
+/// For each partition, the lowest checkpoint of its shards: requests and replies.
 async fn lowest_checkpoints(world: &World) -> BTreeMap<u64, [u64; 3]> {
     let mut lowest: BTreeMap<u64, [u64; 3]> = BTreeMap::new();
     for view in schedulers(world).await {
         let on = |name: &str| view["checkpoint"][name].as_u64().unwrap_or(0);
-        let partition = view["partition"]
-            .as_u64()
-            .expect("a reader has a partition");
+        let partition = view["partition"].as_u64().expect("a shard has a partition");
         let least = lowest.entry(partition).or_insert([u64::MAX; 3]);
         for (least, name) in least
             .iter_mut()
@@ -216,8 +214,8 @@ async fn lowest_checkpoints(world: &World) -> BTreeMap<u64, [u64; 3]> {
     lowest
 }
 
-/// Runs `waybill readers …` to its end and reads its JSON.
-fn readers(world: &World, arguments: &[&str]) -> Value {
+/// Runs `waybill shards …` to its end and reads its JSON.
+fn shards(world: &World, arguments: &[&str]) -> Value {
     let output = command(world, arguments).output().expect("it runs");
     assert!(output.status.success(), "{output:?}\n{}", world.log_tail());
     serde_json::from_slice(&output.stdout).expect("the answer is JSON")
@@ -227,7 +225,7 @@ fn command(world: &World, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     without_test_variables(&mut command);
     command.envs(world.env.iter().cloned());
-    command.arg("readers").args(arguments);
+    command.arg("shards").args(arguments);
     command.args(["--admin", &world.address("admin").to_string()]);
     command
 }

@@ -1,10 +1,10 @@
-//! The readers of partitions, as the state store tells of them: which division is in force, where each
-//! reader stands, and how it is changed.
+//! The shards of partitions, as the state store tells of them: which sharding scheme is in force, where each
+//! shard stands, and how it is changed.
 //!
-//! What must hold: **readers follow one another whole**. A reader of a new layout begins only when all
-//! whom it follows were taken from their owners for good, by conditional writes, so that none of them can
-//! write, send or commit any more; and it begins where they stood then. Where a reader gets another
-//! partition, whom it follows has read the old one to its end.
+//! What must hold: **shards follow one another whole**. A shard of a new layout begins only when all
+//! that it follows were taken from their owners for good, by conditional writes, so that none of them can
+//! write, send or commit any more; and it begins where they ended. Where a shard gets another
+//! partition, those that it follows have read the old one to its end.
 
 pub mod show;
 
@@ -14,7 +14,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, try_join_all};
-use waybill_engine::{Division, Offset, OwnerId, PartitionId, Places, Priority, ReaderId, Source};
+use waybill_engine::{
+    Offset, OwnerId, PartitionId, Priority, ShardId, ShardingScheme, Source, TopicOffsets,
+};
 use waybill_store::{
     Begins, Followed, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError, takeable,
 };
@@ -31,37 +33,37 @@ pub async fn layout(store: &dyn Store, partitions: u32) -> Result<Layout, StoreE
 /// # Errors
 ///
 /// If the store fails.
-pub async fn layout_at_start(store: &dyn Store, wanted: Division) -> anyhow::Result<Layout> {
+pub async fn layout_at_start(store: &dyn Store, wanted: ShardingScheme) -> anyhow::Result<Layout> {
     let found = store
         .layout()
         .await
-        .context("the layout of readers cannot be read")?;
+        .context("the layout of shards cannot be read")?;
     if found.is_none() {
         let first = Layout::first(wanted.partitions);
-        let begins = match wanted != first.division() && is_new(store, &first).await? {
+        let begins = match wanted != first.scheme() && is_new(store, &first).await? {
             true => first.successor(wanted)?,
             false => first,
         };
         // Whoever is quicker says the same, or else it is told below.
         if store.set_layout(None, begins.clone()).await? {
-            tracing::info!(layout = %begins, "the store begins with this layout of readers");
+            tracing::info!(layout = %begins, "the store begins with this layout of shards");
         }
     }
     let layout = layout(store, wanted.partitions).await?;
-    let stands = layout.division();
-    let (is, configured) = (stands.readers_per_partition, wanted.readers_per_partition);
+    let stands = layout.scheme();
+    let (is, configured) = (stands.shards_per_partition, wanted.shards_per_partition);
     if is != configured && layout.becomes().is_none() {
         tracing::warn!(
-            readers_per_partition = is,
+            shards_per_partition = is,
             configured,
-            "the state store says how many readers share a partition, and not the configuration: \
-             `waybill readers set {configured}` changes it, or set scheduler.readersPerPartition to {is}"
+            "the state store says how many shards a partition has, and not the configuration: \
+             `waybill shards set {configured}` changes it, or set scheduler.shardsPerPartition to {is}"
         );
     }
     Ok(layout)
 }
 
-/// Under which generation a reader is to run now: the layout's own, or the one before it, while the reader
+/// Under which generation a shard is to run now: the layout's own, or the one before it, while the shard
 /// has not read a partition to its end that it is to leave.
 ///
 /// # Errors
@@ -70,42 +72,42 @@ pub async fn layout_at_start(store: &dyn Store, wanted: Division) -> anyhow::Res
 pub async fn generation_to_run(
     store: &dyn Store,
     layout: &Layout,
-    reader: ReaderId,
+    shard: ShardId,
 ) -> Result<LayoutGeneration, StoreError> {
     let generation = layout.generation();
     let Some(before) = generation.previous() else {
         return Ok(generation);
     };
-    let Some(end) = layout.end_of(before, reader) else {
+    let Some(end) = layout.end_of(before, shard) else {
         return Ok(generation);
     };
-    let key = LeaseKey::scheduler(generation, reader);
+    let key = LeaseKey::scheduler(generation, shard);
     if store.lease(key).await?.is_some() {
         return Ok(generation);
     }
-    let stands = standing(store, layout, before, reader).await?;
+    let stands = standing(store, layout, before, shard).await?;
     Ok(match stands.checkpoint.at.reach(&end) {
         true => generation,
         false => before,
     })
 }
 
-/// A reader that nobody has begun under this layout, if there is one.
+/// A shard that nobody has begun under this layout, if there is one.
 ///
 /// # Errors
 ///
 /// If the store fails.
-pub async fn unbegun(store: &dyn Store, layout: &Layout) -> Result<Option<ReaderId>, StoreError> {
-    for reader in layout.division().all() {
-        let key = LeaseKey::scheduler(layout.generation(), reader);
+pub async fn unbegun(store: &dyn Store, layout: &Layout) -> Result<Option<ShardId>, StoreError> {
+    for shard in layout.scheme().all() {
+        let key = LeaseKey::scheduler(layout.generation(), shard);
         if store.lease(key).await?.is_none() {
-            return Ok(Some(reader));
+            return Ok(Some(shard));
         }
     }
     Ok(None)
 }
 
-/// What is left of going over to another number of partitions: of readers that have not begun, or still read what was there
+/// What is left of going over to another number of partitions: of shards that have not begun, or still read what was there
 /// before it, one, and what it has yet to reach.
 ///
 /// # Errors
@@ -114,26 +116,28 @@ pub async fn unbegun(store: &dyn Store, layout: &Layout) -> Result<Option<Reader
 pub async fn unmoved(
     store: &dyn Store,
     layout: &Layout,
-) -> Result<Option<(ReaderId, PartitionId, Places)>, StoreError> {
+) -> Result<Option<(ShardId, PartitionId, TopicOffsets)>, StoreError> {
     let generation = layout.generation();
-    for reader in layout.division().all() {
-        let partition = layout.division().partition_of(reader);
-        let key = LeaseKey::scheduler(generation, reader);
-        let cut = layout.cut_of(generation, partition).map(|cut| cut.ends);
-        match (store.lease(key).await?, cut) {
-            (Some(lease), Some(cut)) if !lease.checkpoint.at.reach(&cut) => {
-                return Ok(Some((reader, partition, cut)));
+    for shard in layout.scheme().all() {
+        let partition = layout.scheme().partition_of(shard);
+        let key = LeaseKey::scheduler(generation, shard);
+        let boundary = layout
+            .cut_of(generation, partition)
+            .map(|boundary| boundary.ends);
+        match (store.lease(key).await?, boundary) {
+            (Some(lease), Some(boundary)) if !lease.checkpoint.at.reach(&boundary) => {
+                return Ok(Some((shard, partition, boundary)));
             }
             (Some(_), _) => {}
-            // Who has not begun waits for whom it follows.
+            // One that has not begun waits for those that it follows.
             (None, _) => {
                 let before = generation.previous();
                 let left = before.and_then(|before| {
-                    let partition = layout.of(before)?.partition_of(reader);
-                    Some((partition, layout.end_of(before, reader)?))
+                    let partition = layout.of(before)?.partition_of(shard);
+                    Some((partition, layout.end_of(before, shard)?))
                 });
-                let (partition, end) = left.unwrap_or((partition, cut.unwrap_or_default()));
-                return Ok(Some((reader, partition, end)));
+                let (partition, end) = left.unwrap_or((partition, boundary.unwrap_or_default()));
+                return Ok(Some((shard, partition, end)));
             }
         }
     }
@@ -142,8 +146,8 @@ pub async fn unmoved(
 
 /// Whether nobody has ever read a partition.
 async fn is_new(store: &dyn Store, first: &Layout) -> Result<bool, StoreError> {
-    for reader in first.division().all() {
-        let key = LeaseKey::scheduler(first.generation(), reader);
+    for shard in first.scheme().all() {
+        let key = LeaseKey::scheduler(first.generation(), shard);
         if store.lease(key).await?.is_some() {
             return Ok(false);
         }
@@ -151,27 +155,27 @@ async fn is_new(store: &dyn Store, first: &Layout) -> Result<bool, StoreError> {
     Ok(true)
 }
 
-/// Where a reader stands: its lease, or, before it has begun, what it would go on from if those whom it
-/// follows stood where they are now. Changes nothing.
+/// Where a shard stands: its lease, or, before it has begun, what it would go on from if those that it
+/// follows ended where they are now. Changes nothing.
 pub async fn standing(
     store: &dyn Store,
     layout: &Layout,
     generation: LayoutGeneration,
-    reader: ReaderId,
+    shard: ShardId,
 ) -> Result<Lease, StoreError> {
-    standing_of(store, layout, generation, reader, &mut HashMap::new()).await
+    standing_of(store, layout, generation, shard, &mut HashMap::new()).await
 }
 
-/// The same, and remembers those whom several readers of unbegun layouts follow.
+/// The same, and remembers those that several shards of unbegun layouts follow.
 fn standing_of<'a>(
     store: &'a dyn Store,
     layout: &'a Layout,
     generation: LayoutGeneration,
-    reader: ReaderId,
+    shard: ShardId,
     known: &'a mut HashMap<LeaseKey, Lease>,
 ) -> BoxFuture<'a, Result<Lease, StoreError>> {
     async move {
-        let step = Step::of(layout, generation, reader);
+        let step = Step::of(layout, generation, shard);
         if let Some(lease) = known.get(&step.key) {
             return Ok(lease.clone());
         }
@@ -179,9 +183,9 @@ fn standing_of<'a>(
             Some(lease) => lease,
             None => {
                 let mut followed = Vec::new();
-                for (before, division, parent) in step.parents() {
+                for (before, scheme, parent) in step.parents() {
                     let lease = standing_of(store, layout, before, parent, known).await?;
-                    followed.push(Followed::new(lease, division));
+                    followed.push(Followed::new(lease, scheme));
                 }
                 step.following(&followed)
             }
@@ -192,46 +196,46 @@ fn standing_of<'a>(
     .boxed()
 }
 
-/// What a reader goes on from that nobody has begun yet. Takes those whom it follows for good, and waits
-/// for as long as their owners keep them. `me` is this process, whose own readers give their leases back
+/// What a shard goes on from that nobody has begun yet. Takes those that it follows for good, and waits
+/// for as long as their owners keep them. `me` is this process, whose own shards give their leases back
 /// by themselves.
 pub fn beginning<'a>(
     store: &'a dyn Store,
     layout: &'a Layout,
     generation: LayoutGeneration,
-    reader: ReaderId,
+    shard: ShardId,
     me: OwnerId,
     margin: Duration,
 ) -> BoxFuture<'a, Result<Lease, StoreError>> {
     async move {
-        let step = Step::of(layout, generation, reader);
+        let step = Step::of(layout, generation, shard);
         // All at once: one that is silent is waited for once, however many were its.
         let parents = step.parents().into_iter();
-        let ended = parents.map(|(before, division, parent)| async move {
+        let ended = parents.map(|(before, scheme, parent)| async move {
             let lease = end(store, layout, before, parent, me, margin).await?;
-            Ok::<_, StoreError>(Followed::new(lease, division))
+            Ok::<_, StoreError>(Followed::new(lease, scheme))
         });
         Ok(step.following(&try_join_all(ended).await?))
     }
     .boxed()
 }
 
-/// Takes a reader of an earlier layout for good, from whom it has been let go by, or has gone silent.
+/// Takes a shard of an earlier layout for good, once its owner has released it or has gone silent.
 async fn end(
     store: &dyn Store,
     layout: &Layout,
     generation: LayoutGeneration,
-    reader: ReaderId,
+    shard: ShardId,
     me: OwnerId,
     margin: Duration,
 ) -> Result<Lease, StoreError> {
-    let key = LeaseKey::scheduler(generation, reader);
+    let key = LeaseKey::scheduler(generation, shard);
     loop {
         let seen = takeable(store, key, margin, Some(me)).await?;
         let stands = match &seen {
             Some(lease) if lease.is_ended => return Ok(lease.clone()),
             Some(lease) => lease.clone(),
-            None => beginning(store, layout, generation, reader, me, margin).await?,
+            None => beginning(store, layout, generation, shard, me, margin).await?,
         };
         let ended = stands.ended();
         if store.take_lease(seen, ended.clone()).await? {
@@ -241,48 +245,46 @@ async fn end(
     }
 }
 
-/// A reader, and whom it follows.
+/// A shard, and those that it follows.
 struct Step {
     key: LeaseKey,
-    reader: ReaderId,
-    division: Division,
+    shard: ShardId,
+    scheme: ShardingScheme,
     begins: Begins,
-    before: Option<(LayoutGeneration, Division)>,
+    before: Option<(LayoutGeneration, ShardingScheme)>,
 }
 
 impl Step {
-    fn of(layout: &Layout, generation: LayoutGeneration, reader: ReaderId) -> Self {
-        let of = |generation| layout.of(generation).unwrap_or(layout.division());
-        let partition = of(generation).partition_of(reader);
+    fn of(layout: &Layout, generation: LayoutGeneration, shard: ShardId) -> Self {
+        let of = |generation| layout.of(generation).unwrap_or(layout.scheme());
+        let partition = of(generation).partition_of(shard);
         Self {
-            key: LeaseKey::scheduler(generation, reader),
-            reader,
-            division: of(generation),
+            key: LeaseKey::scheduler(generation, shard),
+            shard,
+            scheme: of(generation),
             begins: Begins {
-                cut: layout.cut_into(generation, partition),
+                boundary: layout.cut_into(generation, partition),
                 unread: layout.begin_of(generation, partition),
             },
             before: generation.previous().map(|before| (before, of(before))),
         }
     }
 
-    fn parents(&self) -> Vec<(LayoutGeneration, Division, ReaderId)> {
-        let Some((generation, division)) = self.before else {
+    fn parents(&self) -> Vec<(LayoutGeneration, ShardingScheme, ShardId)> {
+        let Some((generation, scheme)) = self.before else {
             return Vec::new();
         };
-        let parents = self.division.follows(division, self.reader).into_iter();
-        parents
-            .map(|parent| (generation, division, parent))
-            .collect()
+        let parents = self.scheme.follows(scheme, self.shard).into_iter();
+        parents.map(|parent| (generation, scheme, parent)).collect()
     }
 
     fn following(&self, followed: &[Followed]) -> Lease {
-        let partition = self.division.partition_of(self.reader);
+        let partition = self.scheme.partition_of(self.shard);
         Lease::following(self.key, partition, self.begins, followed)
     }
 }
 
-/// The first request of a partition that not all of its readers have durably consumed.
+/// The first request of a partition that not all of its shards have durably consumed.
 pub async fn consumed(
     store: &dyn Store,
     layout: &Layout,
@@ -294,7 +296,7 @@ pub async fn consumed(
     Ok(offset_or_end(lowest))
 }
 
-/// The first record of a partition that is not done by all of its readers.
+/// The first record of a partition that is not done by all of its shards.
 pub async fn done(
     store: &dyn Store,
     layout: &Layout,
@@ -306,7 +308,7 @@ pub async fn done(
     ))
 }
 
-/// The same, with the fingerprint of the record before it as far as its reader has one; `None` where nobody reads the
+/// The same, with the fingerprint of the record before it as far as its shard has one; `None` where nobody reads the
 /// partition any more.
 pub async fn last_done(
     store: &dyn Store,
@@ -328,7 +330,7 @@ fn offset_or_end(lowest: Option<(Offset, Option<u64>)>) -> Offset {
     lowest.map_or(Offset(i64::MAX), |(offset, _)| offset)
 }
 
-/// The lowest of the offsets of those who read a partition, with the fingerprint that goes with it.
+/// The lowest of the offsets of the shards that read a partition, with the fingerprint that goes with it.
 async fn lowest(
     store: &dyn Store,
     layout: &Layout,
@@ -337,14 +339,14 @@ async fn lowest(
     offset: impl Fn(&Lease) -> (Offset, Option<u64>),
 ) -> Result<Option<(Offset, Option<u64>)>, StoreError> {
     // One that was announced, and that nobody reads yet.
-    if (layout.division().partitions..layout.partitions_written()).contains(&partition.0) {
+    if (layout.scheme().partitions..layout.partitions_written()).contains(&partition.0) {
         return Ok(Some((Offset(0), None)));
     }
     let mut lowest: Option<(Offset, Option<u64>)> = None;
-    let own = layout.division().of_partition(partition);
-    let own = own.map(|reader| (layout.generation(), reader));
-    for (generation, reader) in own.chain(layout.left(partition)) {
-        let lease = standing(store, layout, generation, reader).await?;
+    let own = layout.scheme().of_partition(partition);
+    let own = own.map(|shard| (layout.generation(), shard));
+    for (generation, shard) in own.chain(layout.left(partition)) {
+        let lease = standing(store, layout, generation, shard).await?;
         // Who has left has done its part of the partition.
         if generation != layout.generation() && lease.is_ended {
             continue;
@@ -352,7 +354,7 @@ async fn lowest(
         let one = offset(&lease);
         lowest = Some(lowest.filter(|lowest| lowest.0 <= one.0).unwrap_or(one));
     }
-    // Beyond there they leave things to others, who have not begun.
+    // Beyond there they leave things to others, which have not begun.
     if let (Some(lowest), Some(begin)) = (&mut lowest, layout.to_begin(partition))
         && begin.on(source) < lowest.0
     {

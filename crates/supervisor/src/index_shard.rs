@@ -1,4 +1,4 @@
-//! Sweeping one shard of the deadline index, counting what is parked in it and auditing it, while its lease is held.
+//! Sweeping one index shard of the deadline index, counting what is parked in it and auditing it, while its lease is held.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,7 @@ use waybill_topology::partition_map::PartitionMap;
 use super::SupervisorSettings;
 use super::ask::{AskError, Asker};
 use super::audit::{Audit, Auditor};
-use super::lease::ShardLease;
+use super::lease::IndexShardLease;
 use super::metrics::SupervisorMetrics;
 use super::parked::{Parked, Turn, Waits};
 use super::reroute::Rerouter;
@@ -27,7 +27,7 @@ const REROUTE_EVERY: Duration = Duration::from_secs(3);
 /// How long to rest after something failed.
 const REST: Duration = Duration::from_secs(1);
 
-/// Why a pass over a shard ended early.
+/// Why a pass over an index shard ended early.
 #[derive(Debug, thiserror::Error)]
 enum PassError {
     #[error("the deadline index cannot be swept")]
@@ -36,10 +36,10 @@ enum PassError {
     Ask(#[from] AskError),
 }
 
-/// One shard, looked after by whoever has its lease.
+/// One index shard, looked after by whoever has its lease.
 #[derive(Clone, Debug)]
-pub(super) struct Shard {
-    pub(super) shard: PartitionId,
+pub(super) struct IndexShard {
+    pub(super) index_shard: PartitionId,
     pub(super) owner: OwnerId,
     pub(super) name: Arc<str>,
     pub(super) settings: SupervisorSettings,
@@ -53,13 +53,13 @@ pub(super) struct Shard {
     pub(super) auditor: Arc<Auditor>,
 }
 
-impl Shard {
+impl IndexShard {
     /// Takes the lease, sweeps while it is held, and begins anew when it is lost.
     pub(super) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         while !stop.is_cancelled() {
-            let acquiring = ShardLease::acquire(
+            let acquiring = IndexShardLease::acquire(
                 self.store.clone(),
-                self.shard,
+                self.index_shard,
                 self.owner,
                 self.settings.lease,
                 self.settings.lease_margin,
@@ -72,14 +72,14 @@ impl Shard {
                 Ok(lease) => self.hold(lease, &stop).await,
                 Err(error) => Err(error),
             };
-            // Whoever has the shard now says how far behind it is, and what is parked.
-            self.metrics.behind(self.shard, Duration::ZERO);
+            // Whoever has the index shard now says how far behind it is, and what is parked.
+            self.metrics.behind(self.index_shard, Duration::ZERO);
             self.metrics
-                .parked(self.shard, wall_clock(), |_| Waits::default());
-            self.metrics.unwoken(self.shard, 0);
+                .parked(self.index_shard, wall_clock(), |_| Waits::default());
+            self.metrics.unwoken(self.index_shard, 0);
             if let Err(error) = ended {
                 self.metrics.failed_passes.increment(1);
-                tracing::warn!(shard = %self.shard, error = &error as &dyn std::error::Error, "the shard is let go");
+                tracing::warn!(index_shard = %self.index_shard, error = &error as &dyn std::error::Error, "the index shard is let go");
                 tokio::select! {
                     () = tokio::time::sleep(REST) => {}
                     () = stop.cancelled() => {}
@@ -91,15 +91,15 @@ impl Shard {
 
     async fn hold(
         &self,
-        mut lease: ShardLease,
+        mut lease: IndexShardLease,
         stop: &CancellationToken,
     ) -> Result<(), StoreError> {
-        // Before a shard has a cursor nobody has written an entry.
+        // Before an index shard has a cursor nobody has written an entry.
         let cursor = loop {
-            if let Some(cursor) = self.store.due_cursor(self.shard).await? {
+            if let Some(cursor) = self.store.due_cursor(self.index_shard).await? {
                 break cursor;
             }
-            self.metrics.swept(self.shard);
+            self.metrics.swept(self.index_shard);
             tokio::select! {
                 () = tokio::time::sleep(REST.min(self.settings.lease / 4)) => {}
                 () = stop.cancelled() => return lease.release().await,
@@ -108,11 +108,11 @@ impl Shard {
                 return Ok(());
             }
         };
-        tracing::info!(shard = %self.shard, "looking after the shard");
+        tracing::info!(index_shard = %self.index_shard, "looking after the index shard");
         let grace =
             self.settings.scheduler_lease + self.settings.lease_margin + self.settings.clock_skew;
         let parked = Parked::new(
-            self.shard,
+            self.index_shard,
             self.store.clone(),
             self.partition_map.clone(),
             self.metrics.clone(),
@@ -122,7 +122,7 @@ impl Shard {
         tokio::select! {
             ended = self.sweep(Sweep::new(cursor, grace), lease, stop) => ended,
             never = parked.keep() => match never {},
-            never = Audit::new(self.shard, self.auditor.clone()).keep() => match never {},
+            never = Audit::new(self.index_shard, self.auditor.clone()).keep() => match never {},
         }
     }
 
@@ -130,7 +130,7 @@ impl Shard {
     async fn sweep(
         &self,
         mut sweep: Sweep,
-        mut lease: ShardLease,
+        mut lease: IndexShardLease,
         stop: &CancellationToken,
     ) -> Result<(), StoreError> {
         let mut rerouted_at = Instant::now();
@@ -149,23 +149,26 @@ impl Shard {
                 behind_since.is_some_and(|since| since.elapsed() >= self.settings.audit_interval);
             if let Some(cursor) = skips_to.filter(|_| is_confirmed && lease.is_valid()) {
                 tracing::warn!(
-                    shard = %self.shard,
+                    index_shard = %self.index_shard,
                     behind = ?sweep.behind(wall_clock()),
                     "the sweep skips to the last hour: the clock was behind, or no supervisor ran for long; the audit finds \
                      operations that have been due for longer"
                 );
-                self.store.advance_due_cursor(self.shard, cursor).await?;
+                self.store
+                    .advance_due_cursor(self.index_shard, cursor)
+                    .await?;
                 sweep.skip_to(cursor);
                 behind_since = None;
             }
             let passed = self.pass(&mut sweep, &mut lease).await;
-            self.metrics.behind(self.shard, sweep.behind(wall_clock()));
+            self.metrics
+                .behind(self.index_shard, sweep.behind(wall_clock()));
             match passed {
                 Ok(true) if !stop.is_cancelled() && behind_since.is_none() => continue,
                 Ok(_) => {}
                 Err(error) => {
                     self.metrics.failed_passes.increment(1);
-                    tracing::warn!(shard = %self.shard, error = &error as &dyn std::error::Error, "a sweep ended early and is repeated");
+                    tracing::warn!(index_shard = %self.index_shard, error = &error as &dyn std::error::Error, "a sweep ended early and is repeated");
                     tokio::time::sleep(REST).await;
                 }
             }
@@ -174,17 +177,17 @@ impl Shard {
                 () = stop.cancelled() => return lease.release().await,
             }
         }
-        tracing::warn!(shard = %self.shard, "another supervisor has the shard");
+        tracing::warn!(index_shard = %self.index_shard, "another supervisor has the index shard");
         Ok(())
     }
 
-    /// Reroutes the records of the shard's partition, if it is no longer in use. Returns whether the lease is still held.
-    async fn reroute(&self, lease: &mut ShardLease) -> Result<bool, StoreError> {
+    /// Reroutes the records of the index shard's partition, if it is no longer in use. Returns whether the lease is still held.
+    async fn reroute(&self, lease: &mut IndexShardLease) -> Result<bool, StoreError> {
         let done = lease.rerouted();
-        let (now, sent) = self.rerouter.reroute(self.shard, done).await;
+        let (now, sent) = self.rerouter.reroute(self.index_shard, done).await;
         if let Err(error) = sent {
             let error = &error as &dyn std::error::Error;
-            tracing::warn!(shard = %self.shard, error, "could not reroute the records of a partition that is no longer in use");
+            tracing::warn!(index_shard = %self.index_shard, error, "could not reroute the records of a partition that is no longer in use");
         }
         match now == done {
             true => Ok(true),
@@ -194,7 +197,11 @@ impl Shard {
 
     /// Reads what is to be read, asks for what is due, and moves the cursor. Returns whether the next pass
     /// should follow at once, because the cursor might have moved further.
-    async fn pass(&self, sweep: &mut Sweep, lease: &mut ShardLease) -> Result<bool, PassError> {
+    async fn pass(
+        &self,
+        sweep: &mut Sweep,
+        lease: &mut IndexShardLease,
+    ) -> Result<bool, PassError> {
         for bucket in sweep.to_read(wall_clock()) {
             let began = wall_clock();
             let mut after = None;
@@ -205,7 +212,7 @@ impl Shard {
                 }
                 let page = self
                     .store
-                    .due(self.shard, bucket, after, PAGE_ENTRIES)
+                    .due(self.index_shard, bucket, after, PAGE_ENTRIES)
                     .await?;
                 let now = wall_clock();
                 let due: Vec<DueEntry> = page
@@ -225,10 +232,12 @@ impl Shard {
         }
         let mut is_behind = false;
         if let Some(cursor) = sweep.next_cursor().filter(|_| lease.is_valid()) {
-            self.store.advance_due_cursor(self.shard, cursor).await?;
+            self.store
+                .advance_due_cursor(self.index_shard, cursor)
+                .await?;
             is_behind = sweep.cursor_moved(cursor);
         }
-        self.metrics.swept(self.shard);
+        self.metrics.swept(self.index_shard);
         Ok(is_behind)
     }
 
