@@ -468,10 +468,7 @@ async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, place: 
             add(&counters.malformed, 1);
             tracing::warn!(address = %peer.ip(), %cause, "closed a connection because of what it sent");
         }
-        Closed::Slow => {
-            tracing::warn!(address = %peer.ip(), cause = %closed, "closed a connection");
-        }
-        Closed::Stalled | Closed::Idle | Closed::NoLogin => {
+        Closed::Slow | Closed::Stalled | Closed::Idle | Closed::NoLogin => {
             tracing::info!(address = %peer.ip(), cause = %closed, "closed a connection");
         }
         Closed::ByPeer | Closed::Stopping | Closed::Io(_) => {

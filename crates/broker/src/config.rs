@@ -132,9 +132,10 @@ impl BrokerConfig {
         2 * self.request_bytes_max.max(self.fetch_bytes_max)
     }
 
-    /// The least `control_buffer_bytes_max`: the largest request with what its answer may take.
+    /// The least `control_buffer_bytes_max`: while requests wait for the memory of their answers and hold no more than half, the
+    /// largest one can have its own.
     #[must_use]
     pub fn control_buffer_bytes_min(&self) -> usize {
-        self.control_request_bytes_max * (1 + CONTROL_GROWTH)
+        2 * self.control_request_bytes_max * CONTROL_GROWTH
     }
 }

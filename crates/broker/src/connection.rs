@@ -3,8 +3,9 @@
 //! A connection is one task. Requests are handled as they arrive, so that later produce requests
 //! are appended while earlier ones wait for their sync; their answers wait in line. What must
 //! hold: answers leave in the order of their requests; memory is bounded, because reading stops
-//! while too many answers are waiting, large buffers are counted over all connections (those of control requests
-//! together with what their answers may take, see [`Buffers`](waybill_connections::Buffers)), and an idle connection holds no buffer.
+//! while too many answers are waiting, large buffers are counted over all connections
+//! ([`Buffers`](waybill_connections::Buffers); a control request counts with its answer), and an idle connection holds no
+//! buffer.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -49,6 +50,13 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
+    /// Its transfer begins: it is the next to be sent.
+    fn begin(&mut self, slow: &CancellationToken) {
+        if let Some(permit) = &mut self.permit {
+            permit.begin_transfer(0, slow);
+        }
+    }
+
     /// How many of `bytes` bytes of it no permit counts.
     fn uncounted(&self, bytes: usize) -> usize {
         match &self.permit {
@@ -84,7 +92,7 @@ pub(crate) enum Closed {
     #[error("a request or an answer took too long to transfer")]
     Stalled,
     #[error(
-        "its transfer was among the slowest while the memory for large requests and answers was short"
+        "its transfer was among the slowest while memory for large requests and answers was short"
     )]
     Slow,
     #[error("the client sent {0}")]
@@ -103,7 +111,7 @@ struct Expected {
 }
 
 impl Expected {
-    /// With its length.
+    /// The frame's size with its length prefix.
     fn bytes(self) -> usize {
         self.length + 4
     }
@@ -254,14 +262,12 @@ impl<'a> Connection<'a> {
         let mut progress = false;
         loop {
             progress |= self.handle_frames()?;
-            if !self.has_room() || self.waits_for_answers() {
-                return Ok(progress);
-            }
+            // Also where there is no room: a reservation that is not polled would keep its place and block larger ones.
             if let Some((asked_at, wait)) = &mut self.permit_wait {
                 let Poll::Ready(mut permit) = Pin::new(wait).poll(cx) else {
                     return Ok(progress);
                 };
-                if !permit.is_transferred() {
+                if !permit.is_transferring() {
                     permit.begin_transfer(self.input.len(), &self.slow);
                 }
                 self.permit = Some(permit);
@@ -271,6 +277,9 @@ impl<'a> Connection<'a> {
                 self.permit_wait = None;
                 // The whole frame may be there.
                 continue;
+            }
+            if !self.has_room() || self.waits_for_answers() {
+                return Ok(progress);
             }
             let Poll::Ready(ready) = self.stream.poll_read_ready(cx) else {
                 return Ok(progress);
@@ -387,13 +396,13 @@ impl<'a> Connection<'a> {
         Ok(true)
     }
 
-    /// How much of the frame at the front may be in the buffer.
+    /// How many bytes of the frame at the front the buffer may hold.
     fn covered_bytes(&self) -> usize {
         let permit = self.permit.as_ref().map_or(0, Permit::bytes);
         permit.max(SMALL_BUFFER_BYTES)
     }
 
-    /// Asks for the memory that the frame at the front needs to arrive further, or to be handled. That of a control
+    /// Asks for the memory to receive more of the frame at the front, or to handle it. That of a control
     /// request is kept until its answer was sent, so it is asked for once the connection owes no other answer. A
     /// fetch that waits for records keeps a small part of its own, or none.
     fn reserve(&mut self, mut expected: Expected, is_whole: bool) {
@@ -520,8 +529,8 @@ impl<'a> Connection<'a> {
             if self.output.is_empty() {
                 self.last_written = Instant::now();
             }
-            if let Some(permit) = &mut frame.permit {
-                permit.begin_transfer(0, &self.slow);
+            if self.output.is_empty() {
+                frame.begin(&self.slow);
             }
             self.unsent_bytes += frame.bytes.len();
             self.output.push_back(frame);
@@ -554,6 +563,9 @@ impl<'a> Connection<'a> {
                     break;
                 }
                 self.output.pop_front();
+                if let Some(next) = self.output.front_mut() {
+                    next.begin(&self.slow);
+                }
             }
         }
         Ok(progress)

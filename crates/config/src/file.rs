@@ -163,7 +163,7 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
             path: name.to_owned(),
             position: Some((line, column)),
             problem: format!(
-                "{key}a value that begins with {{{{ needs quotes, as in \"{{{{input.name}}}}\": YAML takes it for a mapping"
+                "{key}a value that begins with {{{{ needs quotes, as in \"{{{{input.name}}}}\": YAML reads it as a mapping"
             ),
         };
     }
@@ -204,7 +204,7 @@ fn path_of(above: &[String], key: &str) -> String {
     above.chain([key]).collect::<Vec<_>>().join(".")
 }
 
-/// The candidate that `wanted` is a misspelling of, if there is one: a slip of a letter or two.
+/// The candidate that `wanted` is a misspelling of, if there is one: with one or two letters wrong.
 #[must_use]
 pub fn misspelling_of<'a>(
     wanted: &str,
@@ -218,7 +218,7 @@ pub fn misspelling_of<'a>(
 
 /// The candidate that is most like `wanted`, if one is at all.
 fn nearest<'a>(wanted: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // A slip of a letter or two.
+    // One or two letters wrong.
     const LIKENESS_MIN: f64 = 0.6;
     let wanted = wanted.to_ascii_lowercase();
     candidates

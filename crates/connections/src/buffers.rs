@@ -4,11 +4,11 @@
 //!
 //! * **Memory follows what arrives, not what is announced.** A request's permit grows with its buffer.
 //! * **Slow transfers share half.** Those that have lasted for [`QUICK`] may have half of the memory together; beyond it
-//!   connections are closed: first that of the slowest transfer, and where all of them wait for memory that of the
+//!   connections are closed: first those of the slowest transfers; then, of transfers that wait for memory, those of the
 //!   largest. So half is there for the others, and requests that wait for each other do not wait for good.
 //! * **The smallest need comes first.** What waits does not wait for those that need more.
 //!
-//! Deliberately absent: buffers. A permit only counts.
+//! Deliberately absent: the buffers themselves.
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::Pin;
@@ -25,10 +25,10 @@ pub const SMALL_BUFFER_BYTES: usize = 64 << 10;
 
 /// How long a transfer may take before it counts as slow.
 const QUICK: Duration = Duration::from_millis(250);
-/// How often slow transfers are looked for, while memory is short.
+/// How often to look for slow transfers, while memory is short.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The large buffers of all connections of a listener. It counts memory, and has none.
+/// The large buffers of all connections of a listener. Counts memory; allocates none.
 pub struct Buffers {
     pool: Arc<Pool>,
 }
@@ -46,7 +46,7 @@ struct Held {
     /// The most since the last look.
     peak_bytes: usize,
     transfers: HashMap<u64, Transfer>,
-    /// By how much each needs.
+    /// Waiting reservations, smallest first.
     waiting: BTreeMap<(usize, u64), Waker>,
     next_id: u64,
     looked_at: Option<Instant>,
@@ -213,7 +213,7 @@ impl Future for Reservation {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Permit> {
         let key = (self.more, self.id);
         let pool = {
-            let permit = self.permit.as_ref().expect("it is not polled again");
+            let permit = self.permit.as_ref().expect("polled after completion");
             Arc::clone(&permit.pool)
         };
         loop {
@@ -224,7 +224,7 @@ impl Future for Reservation {
                 held.waiting.remove(&key);
                 held.add(self.more);
                 held.wake_next();
-                let mut permit = self.permit.take().expect("it is not polled again");
+                let mut permit = self.permit.take().expect("polled after completion");
                 permit.bytes += self.more;
                 if let Some(transfer) = permit.transfer_in(&mut held) {
                     transfer.bytes = permit.bytes;
@@ -274,7 +274,7 @@ impl Permit {
         self.bytes
     }
 
-    /// The part of it that a buffer of so many bytes needs. Others get the rest.
+    /// Keeps what a buffer of so many bytes needs, and returns the rest to others; `None` if that needs no permit.
     #[must_use]
     pub fn shrink(mut self, bytes: usize) -> Option<Self> {
         if !Buffers::is_counted(bytes) {
@@ -286,8 +286,8 @@ impl Permit {
         Some(self)
     }
 
-    /// What it is for is transferred from now on, and so many bytes of it were before. `end` is cancelled if that is too
-    /// slow.
+    /// Starts to time the transfer of this buffer, of which `moved_bytes` have already moved. If it is too slow, `end` is
+    /// cancelled.
     pub fn begin_transfer(&mut self, moved_bytes: usize, end: &CancellationToken) {
         let moved_bytes = Arc::new(AtomicU64::new(moved_bytes as u64));
         let mut held = self.pool.held();
@@ -305,20 +305,20 @@ impl Permit {
         self.transfer = Some((id, moved_bytes));
     }
 
-    /// Whether a transfer of what it is for has begun, and not ended.
+    /// Whether the transfer is in progress.
     #[must_use]
-    pub fn is_transferred(&self) -> bool {
+    pub fn is_transferring(&self) -> bool {
         self.transfer.is_some()
     }
 
-    /// So many bytes were transferred.
+    /// Counts transferred bytes.
     pub fn note_moved(&self, bytes: usize) {
         if let Some((_, moved)) = &self.transfer {
             moved.fetch_add(bytes as u64, Relaxed);
         }
     }
 
-    /// What it is for has arrived, and is handled.
+    /// Ends the transfer: the request has arrived.
     pub fn end_transfer(&mut self) {
         if let Some((id, _)) = self.transfer.take() {
             self.pool.held().transfers.remove(&id);
@@ -422,6 +422,20 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn requests_that_all_need_more_than_half_do_not_wait_for_good() {
+        // As two of the largest control requests do at the lowest limit, which is twice what each needs beyond its own size.
+        let buffers = Buffers::new(16 * MIB);
+        let mut waiting = Vec::new();
+        for _ in 0..9 {
+            let (permit, _) = transfer(&buffers, MIB, MIB).await;
+            waiting.push(buffers.grow(Some(permit), 9 * MIB));
+        }
+        for grown in waiting {
+            assert_eq!(grown.await.bytes(), 9 * MIB);
+        }
+    }
+
+    #[tokio::test]
     async fn the_smallest_need_comes_first() {
         let buffers = Buffers::new(4 * MIB);
         let all = buffers.grow(None, 4 * MIB).await;
@@ -441,7 +455,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_no_longer_waits_keeps_nobody_waiting() {
+    async fn a_dropped_reservation_blocks_no_other() {
         let buffers = Buffers::new(4 * MIB);
         let part = buffers.grow(None, 2 * MIB).await;
         {

@@ -1,7 +1,7 @@
 //! The files of a key-value store, checked before it is opened, and second copies of what opening needs.
 //!
 //! The key-value store `fjall` keeps a directory for each of its tables (`keyspaces/N`) with a manifest (`vM`), the number
-//! and checksum of the manifest that counts (`current`), and the table's files (`tables/T`). It does not compare a manifest
+//! and checksum of the current manifest (`current`), and the table's files (`tables/T`). It does not compare a manifest
 //! with its checksum, deletes files that the manifest does not name, deletes a table that has no `current`, and panics or
 //! allocates without a bound on some damaged files. So everything that it reads to open is verified here first.
 //!
@@ -12,8 +12,8 @@
 //! * **Nothing is restored without proof.** What is put in the place of a damaged file has the checksum that an intact
 //!   file names, and no older version takes the place of a newer one.
 //!
-//! [`copy`] keeps copies below `copies`: manifests, small table files, and of larger ones the end, which holds the index. They
-//! are not synced. One that is missing, old or damaged is of no use and does no harm.
+//! [`copy`] keeps copies below `copies`: manifests, small table files, and the end of larger ones, which holds the index. They
+//! are not synced. One that is missing, old or damaged does no harm, and is made again at the next start.
 //!
 //! Deliberately absent: any repair by guessing, such as a manifest made of the files that are there. Files that a
 //! compaction has replaced may still be there, and would bring older entries back.
@@ -25,6 +25,7 @@ mod table;
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use xxhash_rust::xxh3::xxh3_128;
 
@@ -38,6 +39,8 @@ const FORMAT_FILE: &str = "version";
 const FORMAT: &[u8] = b"FJL\x03";
 /// The table that registers the names and settings of the others.
 const REGISTRY: u64 = 0;
+/// Held while files are restored or copied: both may happen in two threads while a store is opened again.
+static FILES: Mutex<()> = Mutex::new(());
 /// `EIO`: what the operating system reports for a sector that it cannot read.
 const EIO: i32 = 5;
 
@@ -59,6 +62,7 @@ pub enum Depth {
 ///
 /// [`CheckError::Damaged`] names a damaged file that cannot be restored: the store must not be opened.
 pub(crate) fn check(dir: &Path, depth: Depth) -> Result<(), CheckError> {
+    let _files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
     let tables = all(dir)?;
     let registry = Table::new(dir, REGISTRY);
     let mut manifests = 0;
@@ -93,10 +97,11 @@ pub(crate) fn check(dir: &Path, depth: Depth) -> Result<(), CheckError> {
     Ok(())
 }
 
-fn copy_changed(dir: &Path) -> Result<(), CheckError> {
+fn copy_changed(dir: &Path, verify: bool) -> Result<(), CheckError> {
+    let _files = FILES.lock().unwrap_or_else(PoisonError::into_inner);
     let tables = all(dir)?;
     for table in &tables {
-        table.copy()?;
+        table.copy(verify)?;
     }
     let copies = dir.join(COPIES);
     for number in names(&copies)?.iter().filter_map(|name| name.parse().ok()) {
@@ -111,7 +116,16 @@ fn copy_changed(dir: &Path) -> Result<(), CheckError> {
 /// Copies what a damaged file could be restored from, where it has changed since the last time. The store may be open. A
 /// failure is logged: earlier copies are still there, or some of them.
 pub fn copy(dir: &Path) {
-    if let Err(error) = copy_changed(dir) {
+    copy_logged(dir, false);
+}
+
+/// The same, and replaces copies that are damaged, as a power loss leaves them.
+pub(crate) fn copy_and_verify(dir: &Path) {
+    copy_logged(dir, true);
+}
+
+fn copy_logged(dir: &Path, verify: bool) {
+    if let Err(error) = copy_changed(dir, verify) {
         tracing::warn!(
             path = %dir.display(),
             error = &error as &dyn std::error::Error,
@@ -150,7 +164,7 @@ impl Table {
         self.dir.join("current")
     }
 
-    /// The manifest that counts, restored if it has to be; `None` if the table was never complete.
+    /// The current manifest, restored if it has to be; `None` if the table was never complete.
     fn manifest(&self) -> Result<Option<Manifest>, CheckError> {
         let named = read(&self.current())?;
         let copied = read(&self.copies.join("current"))?;
@@ -161,11 +175,15 @@ impl Table {
             Some(bytes) => bytes,
             None => self.restored_manifest(named.as_deref(), copied.as_deref())?,
         };
-        let path = self.current();
         let manifest = Manifest::parse(&bytes);
-        manifest
-            .map(Some)
-            .map_err(|problem| damaged(&path, problem))
+        let unknown = |problem| {
+            let current = read(&self.current()).ok().flatten();
+            let current = current.as_deref().and_then(Current::parse);
+            let path =
+                current.map_or_else(|| self.current(), |current| self.dir.join(current.file()));
+            damaged(&path, problem)
+        };
+        manifest.map(Some).map_err(unknown)
     }
 
     /// The manifest that a `current` names, if it has the checksum that is named with it.
@@ -211,7 +229,7 @@ impl Table {
         // All of it may be damaged. What was copied still counts if no manifest is newer.
         if let Some(encoded) = copied
             && let Some(current) = Current::parse(encoded)
-            // The number of the manifest that counts never falls.
+            // The number of the current manifest never falls.
             && named.as_ref().is_none_or(|named| named.number <= current.number)
             && numbers.iter().all(|&number| number <= current.number)
             && let Some(bytes) = self.intact_manifest(Some(encoded))?
@@ -258,13 +276,14 @@ impl Table {
         Ok(!names(&self.dir.join("tables"))?.is_empty() || names(&self.dir)?.iter().any(is_newer))
     }
 
-    fn copy(&self) -> Result<(), CheckError> {
+    /// Copies what has changed since the last time. With `verify` also what is copied, if the copy is damaged.
+    fn copy(&self, verify: bool) -> Result<(), CheckError> {
         // What does not match is being changed, or damaged.
         let Some(named) = read(&self.current())? else {
             return Ok(());
         };
         let copied = self.copies.join("current");
-        if read(&copied)?.as_ref() == Some(&named) {
+        if !verify && read(&copied)?.as_ref() == Some(&named) {
             return Ok(());
         }
         let Some(bytes) = self.intact_manifest(Some(&named))? else {
@@ -278,7 +297,7 @@ impl Table {
         let mut kept = vec!["current".to_owned(), current.file()];
         replace(&self.copies.join(current.file()), &bytes, &self.copies)?;
         for file in &manifest.files {
-            self.copy_file(file)?;
+            self.copy_file(file, verify)?;
             kept.push(file.copy_name());
         }
         replace(&copied, &named, &self.copies)?;
@@ -308,7 +327,7 @@ fn names(dir: &Path) -> Result<Vec<String>, CheckError> {
     Ok(names.filter_map(|name| name.into_string().ok()).collect())
 }
 
-/// What is in a file; `None` if there is none. What the disk does not give counts as damaged.
+/// What is in a file; `None` if there is none. A sector that cannot be read counts as damage.
 fn read(path: &Path) -> Result<Option<Vec<u8>>, CheckError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -321,8 +340,7 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, CheckError> {
 /// Replaces a file whole or not at all, by way of one in `beside`. Durable when it returns, unless it is a copy.
 fn replace(path: &Path, bytes: &[u8], beside: &Path) -> Result<(), CheckError> {
     let is_copy = path.parent() == Some(beside);
-    // Copies may be made by another thread while the store is opened again.
-    let new = beside.join(if is_copy { "new" } else { "restored" });
+    let new = beside.join("new");
     let write = || {
         let mut file = File::create(&new)?;
         file.write_all(bytes)?;
@@ -352,6 +370,6 @@ fn damaged(file: &Path, problem: impl Into<String>) -> CheckError {
 fn restored(path: &Path) {
     tracing::error!(
         file = %path.display(),
-        "restored a damaged file of the key-value store from its copy; check the disk"
+        "restored a damaged file of the key-value store; check the disk"
     );
 }

@@ -1,4 +1,4 @@
-//! What is done to the files of the embedded stores beside the key-value store `fjall`, which they are built on.
+//! Work on the files of the embedded stores that `fjall`, their key-value store, does not do.
 //!
 //! * [`prepare`] verifies all files that are read to open a store, and restores damaged ones from copies.
 //! * [`keyspaces::copy`] keeps these copies.
@@ -31,7 +31,7 @@ pub fn prepare(dir: &Path, depth: Depth) -> Result<(), CheckError> {
     journal::check(dir)?;
     keyspaces::check(dir, depth)?;
     rewrite::rewrite_journals(dir).map_err(at(dir))?;
-    keyspaces::copy(dir);
+    keyspaces::copy_and_verify(dir);
     Ok(())
 }
 
@@ -55,7 +55,7 @@ pub enum CheckError {
 /// A file that is damaged or missing. To open the store in spite of it would lose entries.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "{} is damaged: {problem}. Opening the store in spite of it would lose acknowledged entries. Put a good copy of the file in its \
+    "{} cannot be used: {problem}. Opening the store in spite of it would lose acknowledged entries. Put a good copy of the file in its \
      place, or restore a backup into a new directory: waybill restore BACKUP --data-dir NEW{}",
     file.display(),
     self.cut()
@@ -74,7 +74,7 @@ impl DamagedFile {
         let file = self.file.display();
         self.intact_bytes.map_or(String::new(), |bytes| {
             format!(
-                ". Or, to give up every entry from offset {bytes} on, cut the file: truncate --size {bytes} {file}"
+                ". Or, to give up every entry from offset {bytes} on, cut the file: truncate --size {bytes} '{file}'"
             )
         })
     }

@@ -246,7 +246,7 @@ impl RecoveryVerb {
 pub type Outputs = Vec<(String, String)>;
 
 /// Proof that the sender of a reply has seen the request: 16 unguessable bytes that the scheduler puts into the request
-/// and the agent repeats. `Debug` does not show them: with them, a shard of the logs could forge the reply.
+/// and the agent repeats. `Debug` does not show them: with them, anyone who reads the logs could forge the reply.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nonce(pub [u8; Nonce::BYTES]);
 

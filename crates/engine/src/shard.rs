@@ -29,7 +29,7 @@ use crate::priority::{ByPriority, Source};
 pub struct ShardingScheme {
     /// Partitions of the operation topics; at least 1.
     pub partitions: u32,
-    /// Shards that share each of them; at least 1.
+    /// Shards of each partition; at least 1.
     pub shards_per_partition: u32,
 }
 
@@ -107,7 +107,7 @@ impl ShardingScheme {
         ShardId(KeyHash::of(&id.key()).0 % self.shards())
     }
 
-    /// Who of the shards of `partition` takes a record with this key. It is the operation's own shard
+    /// Which shard of `partition` takes a record with this key. It is the operation's own shard
     /// wherever the record lies in its own partition; any other record has one taker, too.
     #[must_use]
     pub const fn taker(self, partition: PartitionId, key: KeyHash) -> ShardId {
@@ -298,7 +298,7 @@ impl ShardHandover {
         self.resume.is_empty()
     }
 
-    /// Those of the shards that had done something beyond.
+    /// The followed shards that had done more than the follower's beginning.
     #[must_use]
     pub fn resume_offsets(&self) -> &[ResumeOffsets] {
         &self.resume
@@ -343,7 +343,7 @@ impl ShardHandover {
     }
 }
 
-/// Where a partition was cut when the number of partitions changed.
+/// The offsets at which a partition changed hands when the number of partitions changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RepartitionBoundary {
     /// How many partitions there were.

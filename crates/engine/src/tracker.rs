@@ -25,7 +25,7 @@ pub struct OffsetTracker {
 #[derive(Clone, Copy, Debug)]
 struct Record {
     offset: Offset,
-    /// Of what the log holds there, if the log's shard gave one.
+    /// Of what the log holds there, if the log's consumer gave one.
     fingerprint: u64,
     done: bool,
 }

@@ -14,7 +14,8 @@ use rdkafka::error::KafkaError;
 const REFUSALS_MIN: u32 = 3;
 const REFUSED_FOR_MIN: Duration = Duration::from_secs(5);
 
-/// The consumer groups of a process whose offset commits are refused. Clones share one list.
+/// The consumer groups of a process whose offset commits are refused. Clones share one list. A process has one member of each
+/// group.
 #[derive(Clone, Debug, Default)]
 pub struct GroupCommits(Arc<Mutex<BTreeMap<String, Refused>>>);
 
@@ -58,6 +59,11 @@ impl GroupCommits {
         });
         refused.commits = refused.commits.saturating_add(1);
         refused.error = error.to_string();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_noted(&self, group: &str) -> bool {
+        self.groups().contains_key(group)
     }
 
     fn groups(&self) -> MutexGuard<'_, BTreeMap<String, Refused>> {

@@ -334,10 +334,11 @@ impl GroupConsumer {
             .map(|(at, offset)| (at.topic.as_str(), at.partition, *offset))
             .collect();
         if let Err(error) = self.commit(&offsets) {
+            self.commits.note_unsent();
             tracing::warn!(
                 client = self.client_id,
                 error = &error as &dyn std::error::Error,
-                "refused offsets were not committed again"
+                "could not commit refused offsets again"
             );
         }
     }

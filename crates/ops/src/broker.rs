@@ -2,17 +2,17 @@
 
 use std::fmt;
 use std::io::{self, Write as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use clap::{Args, Subcommand};
 use serde::Serialize;
-use waybill_broker::{LogRepair, repair_logs};
+use waybill_broker::{LogRepair, RepairError, repair_logs};
 use waybill_node::config::Config;
 use waybill_node::data_dir;
 use waybill_telemetry::visible::counted;
 
-use crate::connection::until_reader_leaves;
+use crate::connection::{names_of, until_reader_leaves};
 use crate::shown::Written;
 
 /// What to do with the embedded broker's files, instead of running it.
@@ -25,7 +25,7 @@ pub enum BrokerCommand {
 /// The arguments of `waybill broker repair`.
 #[derive(Clone, Debug, Args)]
 pub struct RepairArgs {
-    /// Only this topic, by its full name
+    /// Only this topic, by its full or short name
     #[arg(long, value_name = "NAME")]
     topic: Option<String>,
     /// Only this partition
@@ -36,6 +36,25 @@ pub struct RepairArgs {
     apply: bool,
     #[command(flatten)]
     written: Written,
+}
+
+impl RepairArgs {
+    fn repair(&self, dir: &Path, topic_prefix: &str) -> Result<Vec<LogRepair>, RepairError> {
+        let repair = |topic: Option<&str>| repair_logs(dir, topic, self.partition, self.apply);
+        let Some(topic) = &self.topic else {
+            return repair(None);
+        };
+        let mut repaired = repair(Some(topic));
+        for name in names_of(topic_prefix, topic).iter().skip(1) {
+            if matches!(repaired, Err(RepairError::Unknown { .. })) {
+                let by_full_name = repair(Some(name));
+                if !matches!(by_full_name, Err(RepairError::Unknown { .. })) {
+                    repaired = by_full_name;
+                }
+            }
+        }
+        repaired
+    }
 }
 
 impl BrokerCommand {
@@ -52,13 +71,9 @@ impl BrokerCommand {
             "{} holds no data of an embedded broker (--data-dir)",
             config.data_dir.display()
         );
-        let found = repair_logs(
-            &dir,
-            arguments.topic.as_deref(),
-            arguments.partition,
-            arguments.apply,
-        )
-        .context("the logs cannot be repaired")?;
+        let found = arguments
+            .repair(&dir, &config.kafka.topic_prefix)
+            .context("the logs cannot be repaired")?;
         let mut out = io::stdout().lock();
         for repair in &found {
             let view = RepairView::new(repair, arguments.apply);

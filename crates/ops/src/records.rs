@@ -23,7 +23,7 @@ use crate::shown::{Bytes, NOTHING, Output, ShownHeader, time};
 /// The arguments of `waybill records`.
 #[derive(Clone, Debug, Args)]
 pub struct RecordsArgs {
-    /// The topic, by its whole name or short: failed-operations is
+    /// The topic, by its full or short name: failed-operations is
     /// {topicPrefix}.failed-operations.v1
     #[arg(value_parser = topic_from_text)]
     topic: String,

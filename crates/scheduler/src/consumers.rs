@@ -99,7 +99,7 @@ impl Consumers {
         &self.consumer(source).credit
     }
 
-    /// Begins to read the filter of a shard, whose partition's logs end at `ends`.
+    /// Begins to read for a shard, whose partition's logs end at `ends`.
     pub(super) fn add(
         &self,
         shard: ShardId,
@@ -131,10 +131,10 @@ impl Consumers {
     }
 
     /// The filter of a shard has changed.
-    pub(super) fn filter(&self, shard: ShardId, filter: &ShardFilter) {
+    pub(super) fn set_filter(&self, shard: ShardId, filter: &ShardFilter) {
         for consumer in self.all() {
             let filter = filter.clone();
-            consumer.order(Order::Filter { shard, filter });
+            consumer.order(Order::SetFilter { shard, filter });
         }
     }
 

@@ -1,4 +1,4 @@
-//! How single index shards are shown, stopped and started.
+//! How single shards are shown, stopped and started.
 
 use futures_util::future::BoxFuture;
 use serde::Serialize;

@@ -35,7 +35,7 @@ impl Decoder {
         }
     }
 
-    /// What the engine is told of `record`, which is in its shard's by its key.
+    /// What the engine is told of `record`, which belongs to its shard by its key.
     ///
     /// # Errors
     ///

@@ -378,7 +378,7 @@ impl Dispatcher {
         let refused = Arc::clone(&self.refused);
         Settlement::new(1, move |settled| match settled {
             Ok(()) => {
-                if refused.is_accepted_again(&agent, partition) {
+                if refused.note_accepted(&agent, partition) {
                     tracing::info!(%agent, %topic, %partition, "step requests are accepted again");
                 }
                 count_as_sent(&settlement);

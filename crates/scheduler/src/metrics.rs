@@ -108,11 +108,11 @@ const LAG_SECONDS: Metric<Gauge, 3> = of_priority(
 );
 const OWNED: Metric<Gauge, 2> = of_shard(
     "waybill_scheduler_partition_owned",
-    "Whether this process owns the shard's partition: 1, or 0 while it waits for the lease or is stopped",
+    "Whether this process owns the shard: 1, or 0 while it waits for the lease or is stopped",
 );
 const LAYOUT_SHARDS: Metric<Gauge> = Metric::new(
     "waybill_scheduler_layout_shards",
-    "Shards that the work is divided among, those of other processes too: so many partitions must be owned",
+    "Shards that the work is divided among, those of other processes too: as many shards must be owned",
     [],
 );
 const REQUESTS_RETENTION: Metric<Gauge> = Metric::new(

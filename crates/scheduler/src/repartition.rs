@@ -93,7 +93,7 @@ impl SchedulerLoop {
                 let end = self.layout.end_of(generation, shard);
                 let filter = owned.filter.clone().with_end(end);
                 if filter != owned.filter {
-                    self.consumers.filter(shard, &filter);
+                    self.consumers.set_filter(shard, &filter);
                     owned.filter = filter;
                 }
             }

@@ -385,7 +385,7 @@ impl SchedulerLoop {
                 owned.lease.renewed(renewal);
                 owned.engine.apply(Event::StampLimit(stamp_limit), now);
                 if filter != owned.filter {
-                    self.consumers.filter(shard, &filter);
+                    self.consumers.set_filter(shard, &filter);
                     owned.filter = filter;
                 }
                 if let Some(checkpoint) = copy {
@@ -408,7 +408,7 @@ fn filter_of(layout: &Layout, lease: &HeldLease, handover: ShardHandover) -> Sha
     let (row, generation) = (&lease.row, lease.row.key.generation);
     let shard = ShardId(row.key.number);
     ShardFilter::new(layout.taken_by(generation, row.partition), shard, handover)
-        .with_boundary(layout.cut_of(generation, row.partition))
+        .with_boundary(layout.boundary_of(generation, row.partition))
         .with_end(layout.end_of(generation, shard))
         .with_written(layout.partitions_written())
         .beyond(&row.checkpoint.at)

@@ -215,7 +215,13 @@ impl Shown {
     fn why_blocked(&self) -> Option<String> {
         let reason = self.view.reason.as_ref()?;
         let is_blocked = matches!(self.view.state, SchedulerState::Running);
-        is_blocked.then(|| format!("partition {}: {reason}", self.view.partition))
+        is_blocked.then(|| match self.view.shard.0 == self.view.partition.0 {
+            true => format!("partition {}: {reason}", self.view.partition),
+            false => format!(
+                "shard {} of partition {}: {reason}",
+                self.view.shard, self.view.partition
+            ),
+        })
     }
 
     fn show_blocked(&mut self, readiness: &Readiness, blocked: Option<String>) {

@@ -76,7 +76,7 @@ const LEASE_FORMAT_UNBEGUN: u8 = 8;
 /// force.
 const FORMAT_4: u8 = 4;
 
-/// The format of layouts of which all places lie at the beginning of the high-priority requests.
+/// The format of layouts whose offsets all lie at the beginning of the high-priority requests.
 const LAYOUT_FORMAT: u8 = 6;
 
 /// The format of all others.
@@ -104,10 +104,10 @@ pub(crate) enum Malformed {
     Body(postcard::Error),
     #[error("{0} bytes follow its end")]
     Trailing(usize),
-    #[error("it is of {0}, which cannot be")]
+    #[error("the sharding scheme is impossible: {0}")]
     ShardingScheme(ShardingScheme),
     #[error("it has {0} places of high-priority requests, and another number of others")]
-    TopicOffsets(usize),
+    OffsetCount(usize),
 }
 
 /// What stands in front of a state's body.
@@ -233,34 +233,34 @@ impl Encoder {
 
 /// Reads a state with its header.
 pub(crate) fn state(bytes: &[u8]) -> Result<(StateHeader, OperationState), Malformed> {
-    let mut shard = Shard::of_row(bytes)?;
-    Ok((shard.state_header()?, shard.body()?))
+    let mut reader = Reader::of_row(bytes)?;
+    Ok((reader.state_header()?, reader.body()?))
 }
 
 /// Reads an immutable part with its stamp.
 pub(crate) fn created(bytes: &[u8]) -> Result<(Stamp, Created), Malformed> {
-    let mut shard = Shard::of_row(bytes)?;
-    Ok((Stamp(shard.number()?), shard.body()?))
+    let mut reader = Reader::of_row(bytes)?;
+    Ok((Stamp(reader.number()?), reader.body()?))
 }
 
 /// Reads a lease, also one that was written before there were layouts: it is of the first one.
 pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Malformed> {
     if bytes.first() == Some(&LEASE_FORMAT_3) {
-        return Shard::of(LEASE_FORMAT_3, bytes)?
+        return Reader::of(LEASE_FORMAT_3, bytes)?
             .body()
             .map(Format3Lease::read);
     }
     let mut lease: Lease = match bytes.first() {
         Some(&format @ (LEASE_FORMAT_WITH_HIGH_PRIORITY | LEASE_FORMAT_UNBEGUN)) => {
-            let (lease, high): (Lease, HighPriority) = Shard::of(format, bytes)?.body()?;
+            let (lease, high): (Lease, HighPriority) = Reader::of(format, bytes)?.body()?;
             high.put_into(lease)?
         }
-        _ => Shard::of(LEASE_FORMAT, bytes)?.body()?,
+        _ => Reader::of(LEASE_FORMAT, bytes)?.body()?,
     };
     lease.is_begun =
         lease.key.role == LeaseRole::Scheduler && bytes.first() != Some(&LEASE_FORMAT_UNBEGUN);
     for resume in lease.handover.resume_offsets() {
-        check_division(resume.scheme)?;
+        check_scheme(resume.scheme)?;
     }
     Ok(lease)
 }
@@ -269,34 +269,34 @@ pub(crate) fn lease(bytes: &[u8]) -> Result<Lease, Malformed> {
 pub(crate) fn layout(bytes: &[u8]) -> Result<Layout, Malformed> {
     let layout: Layout = match bytes.first() {
         Some(&FORMAT_4) => {
-            let (past, scheme) = Shard::of(FORMAT_4, bytes)?.body()?;
+            let (past, scheme) = Reader::of(FORMAT_4, bytes)?.body()?;
             Layout::of_one_number(past, scheme)
         }
         Some(&LAYOUT_FORMAT_WITH_HIGH_PRIORITY) => {
             let (mut layout, high): (Layout, Vec<Offset>) =
-                Shard::of(LAYOUT_FORMAT_WITH_HIGH_PRIORITY, bytes)?.body()?;
+                Reader::of(LAYOUT_FORMAT_WITH_HIGH_PRIORITY, bytes)?.body()?;
             if high.len() != layout.offsets().count() {
-                return Err(Malformed::TopicOffsets(high.len()));
+                return Err(Malformed::OffsetCount(high.len()));
             }
-            for (at, high) in layout.places_mut().zip(high) {
+            for (at, high) in layout.offsets_mut().zip(high) {
                 at.high_priority = high;
             }
             layout
         }
-        _ => Shard::of(LAYOUT_FORMAT, bytes)?.body()?,
+        _ => Reader::of(LAYOUT_FORMAT, bytes)?.body()?,
     };
     let generations = (0..=layout.generation().0).map(LayoutGeneration);
     for scheme in generations.filter_map(|generation| layout.of(generation)) {
-        check_division(scheme)?;
+        check_scheme(scheme)?;
     }
     for partitions in layout.numbers() {
-        check_division(ShardingScheme::one_each(partitions))?;
+        check_scheme(ShardingScheme::one_each(partitions))?;
     }
     Ok(layout)
 }
 
-/// Refuses a sharding scheme that nobody can count the shards of, or divide by them.
-fn check_division(scheme: ShardingScheme) -> Result<(), Malformed> {
+/// Refuses a sharding scheme whose number of shards is zero or overflows.
+fn check_scheme(scheme: ShardingScheme) -> Result<(), Malformed> {
     let shards = scheme.partitions.checked_mul(scheme.shards_per_partition);
     match shards {
         None | Some(0) => Err(Malformed::ShardingScheme(scheme)),
@@ -336,7 +336,7 @@ impl HighPriority {
 
     fn put_into(self, mut lease: Lease) -> Result<Lease, Malformed> {
         if self.resume.len() != lease.handover.resume_offsets().len() {
-            return Err(Malformed::TopicOffsets(self.resume.len()));
+            return Err(Malformed::OffsetCount(self.resume.len()));
         }
         lease.checkpoint.at.high_priority = self.checkpoint;
         lease.checkpoint.fingerprints.high = self.fingerprint;
@@ -394,61 +394,61 @@ impl Format3Lease {
 
 /// Reads a value of a row of which the database itself keeps stamp and expiry.
 pub(crate) fn bare<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Malformed> {
-    Shard::of_row(bytes)?.body()
+    Reader::of_row(bytes)?.body()
 }
 
 /// Reads a sweep cursor.
 pub(crate) fn cursor(bytes: &[u8]) -> Result<DueBucket, Malformed> {
-    let mut shard = Shard::new(bytes)?;
-    let cursor = DueBucket(shard.number()?);
-    shard.end()?;
+    let mut reader = Reader::new(bytes)?;
+    let cursor = DueBucket(reader.number()?);
+    reader.end()?;
     Ok(cursor)
 }
 
 pub(crate) fn retention(bytes: &[u8]) -> Result<Timestamp, Malformed> {
-    let mut shard = Shard::new(bytes)?;
-    let now = Timestamp(shard.number()?);
-    shard.end()?;
+    let mut reader = Reader::new(bytes)?;
+    let now = Timestamp(reader.number()?);
+    reader.end()?;
     Ok(now)
 }
 
 /// Reads the reply key.
 pub(crate) fn reply_key(bytes: &[u8]) -> Result<ReplyKey, Malformed> {
-    let mut shard = Shard::of_row(bytes)?;
-    let (key, rest) = shard
+    let mut reader = Reader::of_row(bytes)?;
+    let (key, rest) = reader
         .rest
         .split_first_chunk()
-        .ok_or(Malformed::Short(shard.len))?;
-    shard.rest = rest;
-    shard.end()?;
+        .ok_or(Malformed::Short(reader.len))?;
+    reader.rest = rest;
+    reader.end()?;
     Ok(ReplyKey::new(*key))
 }
 
 /// What is left to read of a value whose format is known.
-struct Shard<'a> {
+struct Reader<'a> {
     len: usize,
     rest: &'a [u8],
 }
 
-impl<'a> Shard<'a> {
+impl<'a> Reader<'a> {
     fn new(bytes: &'a [u8]) -> Result<Self, Malformed> {
         Self::of(FORMAT, bytes)
     }
 
     /// Of a row's value, whose checksum is right.
     fn of_row(bytes: &'a [u8]) -> Result<Self, Malformed> {
-        let mut shard = Self::new(bytes)?;
-        let (rest, written) = shard
+        let mut reader = Self::new(bytes)?;
+        let (rest, written) = reader
             .rest
             .split_last_chunk::<CHECKSUM_BYTES>()
-            .ok_or(Malformed::Short(shard.len))?;
+            .ok_or(Malformed::Short(reader.len))?;
         let written = u32::from_be_bytes(*written);
         let found = crc32c::crc32c(&bytes[..bytes.len() - CHECKSUM_BYTES]);
         if found != written {
             return Err(Malformed::Checksum { written, found });
         }
-        shard.rest = rest;
-        Ok(shard)
+        reader.rest = rest;
+        Ok(reader)
     }
 
     fn of(known: u8, bytes: &'a [u8]) -> Result<Self, Malformed> {

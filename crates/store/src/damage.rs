@@ -7,7 +7,7 @@ use std::fmt;
 pub struct DamagedPart {
     /// The table that it belongs to.
     pub table: &'static str,
-    /// Which entries: `operation <id>`, or `the entries of index_shard 3 from <time> to <time>`.
+    /// Which entries: `operation <id>`, or `the entries of index shard 3 from <time> to <time>`.
     pub entries: String,
     /// The files that hold it, as far as that is known.
     pub files: Vec<String>,

@@ -166,7 +166,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// If no fewer were intended, or these are not the places of all that stay.
+    /// If no fewer were intended, or there is not one offset for each that stay.
     pub fn cut(&self, begins: Vec<TopicOffsets>) -> Result<Self, LayoutError> {
         let change = self.at(&Step::Intended)?;
         if !change.is_to_fewer() || begins.len() != change.begun() as usize {
@@ -188,7 +188,7 @@ impl Layout {
     ///
     /// # Errors
     ///
-    /// If none were intended, or fewer that are not cut, or these are not the places of all that come.
+    /// If none were intended, or fewer that are not cut, or there is not one offset for each that come.
     pub fn announced(&self, begins: Vec<TopicOffsets>) -> Result<Self, LayoutError> {
         if let Ok(change) = self.at(&Step::Cut) {
             if !begins.is_empty() {
@@ -395,7 +395,7 @@ impl Layout {
         &self.retired
     }
 
-    /// All places in it, in an order that follows from it.
+    /// All offsets in it, in an order that follows from it.
     pub(crate) fn offsets(&self) -> impl Iterator<Item = &TopicOffsets> {
         let change = self.change.iter().flat_map(Change::offsets);
         let retired = self.retired.iter().flat_map(Retired::offsets);
@@ -403,9 +403,9 @@ impl Layout {
     }
 
     /// The same, to be changed.
-    pub(crate) fn places_mut(&mut self) -> impl Iterator<Item = &mut TopicOffsets> {
-        let change = self.change.iter_mut().flat_map(Change::places_mut);
-        let retired = self.retired.iter_mut().flat_map(Retired::places_mut);
+    pub(crate) fn offsets_mut(&mut self) -> impl Iterator<Item = &mut TopicOffsets> {
+        let change = self.change.iter_mut().flat_map(Change::offsets_mut);
+        let retired = self.retired.iter_mut().flat_map(Retired::offsets_mut);
         self.boundaries.iter_mut().chain(change).chain(retired)
     }
 
@@ -448,7 +448,7 @@ impl Layout {
 
     /// Where a partition was cut that shards of this generation read.
     #[must_use]
-    pub fn cut_of(
+    pub fn boundary_of(
         &self,
         generation: LayoutGeneration,
         partition: PartitionId,
@@ -459,7 +459,7 @@ impl Layout {
 
     /// Where a partition was cut, for those who begin to read it in the first generation after that.
     #[must_use]
-    pub fn cut_into(
+    pub fn boundary_into(
         &self,
         generation: LayoutGeneration,
         partition: PartitionId,
@@ -471,7 +471,7 @@ impl Layout {
     /// Where a partition was cut when the number of partitions was changed for the first time: beyond may lie what
     /// belongs elsewhere, and is, or was, sent there.
     #[must_use]
-    pub fn first_cut(&self, partition: PartitionId) -> Option<TopicOffsets> {
+    pub fn first_boundary(&self, partition: PartitionId) -> Option<TopicOffsets> {
         self.boundaries.get(partition.0 as usize).copied()
     }
 
@@ -482,7 +482,7 @@ impl Layout {
         let of = self.of(generation).unwrap_or(self.scheme);
         match &self.change {
             Some(change)
-                if change.is_to_fewer() && self.cut_of(generation, partition).is_some() =>
+                if change.is_to_fewer() && self.boundary_of(generation, partition).is_some() =>
             {
                 among(change.to, of.shards())
             }

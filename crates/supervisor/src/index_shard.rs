@@ -79,7 +79,7 @@ impl IndexShard {
             self.metrics.unwoken(self.index_shard, 0);
             if let Err(error) = ended {
                 self.metrics.failed_passes.increment(1);
-                tracing::warn!(index_shard = %self.index_shard, error = &error as &dyn std::error::Error, "the index shard is let go");
+                tracing::warn!(index_shard = %self.index_shard, error = &error as &dyn std::error::Error, "could not keep the index shard; releasing it");
                 tokio::select! {
                     () = tokio::time::sleep(REST) => {}
                     () = stop.cancelled() => {}
@@ -108,7 +108,7 @@ impl IndexShard {
                 return Ok(());
             }
         };
-        tracing::info!(index_shard = %self.index_shard, "looking after the index shard");
+        tracing::info!(index_shard = %self.index_shard, "took the index shard");
         let grace =
             self.settings.scheduler_lease + self.settings.lease_margin + self.settings.clock_skew;
         let parked = Parked::new(

@@ -90,7 +90,7 @@ pub struct SupervisorParts {
     pub topics: Topics,
     /// The workflows, for their policies.
     pub workflows: Arc<Workflows>,
-    /// How operations are spread over partitions, which are the index's index shards.
+    /// How operations are spread over partitions; each is an index shard.
     pub partition_map: PartitionMap,
 }
 

@@ -86,7 +86,7 @@ impl PartitionMap {
         } = position;
         let source = priority.source();
         let layout = self.layout();
-        let boundary = layout.first_cut(partition);
+        let boundary = layout.first_boundary(partition);
         let is_beyond = boundary.is_some_and(|boundary| offset >= boundary.on(source));
         let mut retired = layout.retired().iter();
         let is_left_over = retired.any(|of| of.partition == partition && of.has(source, offset));

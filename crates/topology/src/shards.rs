@@ -122,7 +122,7 @@ pub async fn unmoved(
         let partition = layout.scheme().partition_of(shard);
         let key = LeaseKey::scheduler(generation, shard);
         let boundary = layout
-            .cut_of(generation, partition)
+            .boundary_of(generation, partition)
             .map(|boundary| boundary.ends);
         match (store.lease(key).await?, boundary) {
             (Some(lease), Some(boundary)) if !lease.checkpoint.at.reach(&boundary) => {
@@ -263,7 +263,7 @@ impl Step {
             shard,
             scheme: of(generation),
             begins: Begins {
-                boundary: layout.cut_into(generation, partition),
+                boundary: layout.boundary_into(generation, partition),
                 unread: layout.begin_of(generation, partition),
             },
             before: generation.previous().map(|before| (before, of(before))),

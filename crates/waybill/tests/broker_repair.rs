@@ -16,6 +16,10 @@ use waybill_test_support::process::{Process, log_tail, without_test_variables};
 const PATIENCE: Duration = Duration::from_secs(60);
 const RECORDS: usize = 300;
 
+const TOPIC: &str = "waybill.kept.v1";
+/// As a command takes it, too.
+const SHORT: &str = "kept";
+
 fn waybill(data: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     without_test_variables(&mut command);
@@ -34,7 +38,7 @@ fn fill(brokers: &str) {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers);
     let admin: AdminClient<DefaultClientContext> = config.create().unwrap();
-    let topic = NewTopic::new("kept", 1, TopicReplication::Fixed(1)).set("flush.messages", "1");
+    let topic = NewTopic::new(TOPIC, 1, TopicReplication::Fixed(1)).set("flush.messages", "1");
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -45,7 +49,7 @@ fn fill(brokers: &str) {
     let producer: BaseProducer = config.create().unwrap();
     for n in 0..RECORDS {
         let payload = format!("record {n}");
-        let record = BaseRecord::<(), _>::to("kept").payload(&payload);
+        let record = BaseRecord::<(), _>::to(TOPIC).payload(&payload);
         producer.send(record).unwrap();
     }
     producer.flush(PATIENCE).unwrap();
@@ -59,7 +63,7 @@ fn a_flipped_bit_refuses_the_start_and_a_repair_loses_that_batch_alone() {
     let (process, addresses) = Process::start(waybill(&data, &["broker"]), &["broker"], &log);
     fill(&addresses["broker"].to_string());
     drop(process);
-    let segment: PathBuf = data.join("broker/logs/kept/0/00000000000000000000.log");
+    let segment: PathBuf = data.join("broker/logs/waybill.kept.v1/0/00000000000000000000.log");
     let mut bytes = fs::read(&segment).unwrap();
     let needle = b"record 147";
     let at = bytes
@@ -73,7 +77,7 @@ fn a_flipped_bit_refuses_the_start_and_a_repair_loses_that_batch_alone() {
     let told = text(&refused);
     assert_eq!(refused.status.code(), Some(1), "{told}");
     let command = format!(
-        "waybill broker repair --data-dir {} --topic kept --partition 0",
+        "waybill broker repair --data-dir {} --topic waybill.kept.v1 --partition 0",
         data.display()
     );
     for named in [command.as_str(), segment.to_str().unwrap(), "offset 147"] {
@@ -81,7 +85,7 @@ fn a_flipped_bit_refuses_the_start_and_a_repair_loses_that_batch_alone() {
     }
     assert!(fs::read(&segment).unwrap() == bytes, "nothing was cut");
 
-    let arguments = ["broker", "repair", "--topic", "kept", "--partition", "0"];
+    let arguments = ["broker", "repair", "--topic", SHORT, "--partition", "0"];
     let looked = waybill(&data, &[&arguments[..], &["--output", "json"]].concat());
     let looked = { looked }.output().unwrap();
     assert_eq!(looked.status.code(), Some(1), "{}", text(&looked));
@@ -106,7 +110,7 @@ fn a_flipped_bit_refuses_the_start_and_a_repair_loses_that_batch_alone() {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", addresses["broker"].to_string());
     let consumer: BaseConsumer = config.create().unwrap();
-    let (low, high) = consumer.fetch_watermarks("kept", 0, PATIENCE).unwrap();
+    let (low, high) = consumer.fetch_watermarks(TOPIC, 0, PATIENCE).unwrap();
     assert_eq!((low, high), (0, RECORDS as i64), "{}", log_tail(&log));
     drop(process);
     let looked = waybill(&data, &["broker", "repair"]).output().unwrap();

@@ -68,7 +68,7 @@ fn a_misspelt_agent_is_refused_with_the_name_that_is_meant() {
     assert_refused(
         &check(&[&workflow], &[&agents]),
         &format!(
-            "{} names agent \"wakler\", which is not known; did you mean walker?",
+            "{}: unknown agent \"wakler\"; did you mean \"walker\"?",
             workflow.display()
         ),
     );
@@ -93,7 +93,7 @@ fn the_fields_that_a_request_needs_are_listed_with_their_steps() {
     let agents = dir.write("agents.yaml", &agents);
     let (code, text) = check(&[&workflow], &[&agents]);
     assert_eq!(code, Some(0), "{text}");
-    let listed = "\na request needs in its input:\n  to.street (used by go)\n";
+    let listed = "\nrequired input fields:\n  to.street (used by go)\n";
     assert!(text.ends_with(listed), "{text}");
 }
 

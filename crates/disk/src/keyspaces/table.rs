@@ -21,7 +21,7 @@ use crate::{CheckError, at};
 const SMALL_BYTES: u64 = 256 << 10;
 /// Of files on the first levels the index is read when they are opened, also if it has one part only.
 const LEVELS_OF_INDEX: u8 = 2;
-/// Of files on the first level the filter is.
+/// Files on the first level also have their filter read.
 const LEVELS_OF_FILTER: u8 = 1;
 const BLOCK_MAGIC: &[u8] = b"LSM\x03";
 const HEADER_BYTES: usize = 4 + 1 + 16 + 4 + 4 + 4;
@@ -44,10 +44,20 @@ impl Table {
         opens.map_err(|_| damaged(&path, problem))
     }
 
-    pub(super) fn copy_file(&self, named: &TableFile) -> Result<(), CheckError> {
+    pub(super) fn copy_file(&self, named: &TableFile, verify: bool) -> Result<(), CheckError> {
         let copy = self.copies.join(named.copy_name());
-        if copy.exists() {
+        let is_copied = match verify {
+            true => Copy::read(&copy)?.is_some_and(|copy| copy.is_intact(named)),
+            false => copy.exists(),
+        };
+        if is_copied {
             return Ok(());
+        }
+        if verify && copy.exists() {
+            tracing::error!(
+                file = %copy.display(),
+                "replacing a damaged copy of a file of the key-value store; check the disk"
+            );
         }
         let path = self.dir.join("tables").join(named.number.to_string());
         match Copy::of(&path, named) {
@@ -63,7 +73,7 @@ impl Table {
 /// What is wrong with a file, in words.
 type Verified = Result<(), String>;
 
-/// Verifies all of a small file, else what is read to open it, or also all of it.
+/// Verifies small files whole, and larger ones as far as `depth` says.
 fn verify(path: &Path, named: &TableFile, depth: Depth) -> Result<Verified, CheckError> {
     let len = match path.metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -75,7 +85,7 @@ fn verify(path: &Path, named: &TableFile, depth: Depth) -> Result<Verified, Chec
         return verify_index(path, named.level);
     }
     let is_intact = read(path)?.is_some_and(|bytes| xxh3_128(&bytes) == named.checksum);
-    // Says more where it can.
+    // Prefer the more specific problem.
     Ok(match is_intact {
         true => Ok(()),
         false => verify_index(path, u8::MIN)?
@@ -190,18 +200,19 @@ impl Copy {
         }))
     }
 
-    /// Restores a file as far as this reaches, if this is intact.
-    fn restore(&self, path: &Path, named: &TableFile, beside: &Path) -> Result<(), CheckError> {
-        let Some(start) = self.len.checked_sub(self.end.len() as u64) else {
-            return Ok(());
+    /// Where in the file it begins; `None` if it is longer than the file.
+    fn start(&self) -> Option<u64> {
+        self.len.checked_sub(self.end.len() as u64)
+    }
+
+    fn is_intact(&self, named: &TableFile) -> bool {
+        let Some(start) = self.start() else {
+            return false;
         };
         if start == 0 {
-            return match xxh3_128(&self.end) == named.checksum {
-                true => replace(path, &self.end, beside),
-                false => Ok(()),
-            };
+            return xxh3_128(&self.end) == named.checksum;
         }
-        let is_intact = index_start(self.len, u8::MIN, |range| {
+        let found = index_start(self.len, u8::MIN, |range| {
             let from = range.start.checked_sub(start);
             let bytes = from
                 .zip(range.end.checked_sub(start))
@@ -212,8 +223,19 @@ impl Copy {
             let bytes = bytes.ok_or(io::ErrorKind::UnexpectedEof)?;
             Ok(bytes.to_vec())
         });
+        found.is_ok()
+    }
+
+    /// Restores a file as far as this reaches, if this is intact.
+    fn restore(&self, path: &Path, named: &TableFile, beside: &Path) -> Result<(), CheckError> {
+        let Some(start) = self.start().filter(|_| self.is_intact(named)) else {
+            return Ok(());
+        };
+        if start == 0 {
+            return replace(path, &self.end, beside);
+        }
         // A file that is missing has no entries.
-        if is_intact.is_err() || !path.exists() {
+        if !path.exists() {
             return Ok(());
         }
         let write = || {

@@ -1,5 +1,5 @@
 //! The records that an operation's state calls for, made from nothing but its row: sent again
-//! after a crash they have the same event id and sequence, by which a shard knows the repeat.
+//! after a crash they have the same event id and sequence, by which a consumer recognizes the repeat.
 //!
 //! What they say is the row's as it is when they are sent. A status that is repeated is the same to
 //! the last byte, for the row holds what it tells until the next one has a number; a repeated record

@@ -67,28 +67,28 @@ mod tests {
     fn a_place_is_remembered_for_as_long_as_its_create_may_be_young() {
         let (fresh_for, start) = (Duration::from_secs(5), Timestamp::from_millis(1_000_000));
         let at_most = fresh_for + CLOCKS_AHEAD_MAX;
-        let mut offsets = EarlyCancels::default();
-        offsets.keep(id(1), start, fresh_for);
-        assert!(offsets.may_have(id(1), start));
-        assert!(!offsets.may_have(id(2), start));
-        offsets.keep(id(2), start + at_most, fresh_for);
-        assert!(offsets.may_have(id(1), start));
-        offsets.keep(id(3), start + at_most + fresh_for, fresh_for);
-        assert!(!offsets.may_have(id(1), start) && offsets.may_have(id(2), start));
+        let mut cancels = EarlyCancels::default();
+        cancels.keep(id(1), start, fresh_for);
+        assert!(cancels.may_have(id(1), start));
+        assert!(!cancels.may_have(id(2), start));
+        cancels.keep(id(2), start + at_most, fresh_for);
+        assert!(cancels.may_have(id(1), start));
+        cancels.keep(id(3), start + at_most + fresh_for, fresh_for);
+        assert!(!cancels.may_have(id(1), start) && cancels.may_have(id(2), start));
     }
 
     #[test]
     fn of_more_than_are_remembered_nothing_older_counts_as_young() {
         let (fresh_for, start) = (Duration::from_secs(5), Timestamp::from_millis(1_000_000));
-        let mut offsets = EarlyCancels::default();
+        let mut cancels = EarlyCancels::default();
         for number in 0..=KEPT_MAX {
-            offsets.keep(id(number), start, fresh_for);
+            cancels.keep(id(number), start, fresh_for);
         }
         assert!(
-            offsets.may_have(id(0), start),
+            cancels.may_have(id(0), start),
             "it was forgotten, and is looked up"
         );
-        assert!(!offsets.may_have(id(0), start + 2 * CLOCKS_AHEAD_MAX));
-        assert!(offsets.order.len() <= KEPT_MAX);
+        assert!(!cancels.may_have(id(0), start + 2 * CLOCKS_AHEAD_MAX));
+        assert!(cancels.order.len() <= KEPT_MAX);
     }
 }

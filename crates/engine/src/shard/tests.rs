@@ -1,4 +1,4 @@
-//! ShardingScheme, following and handover.
+//! Sharding schemes, following and handover.
 
 use uuid::Uuid;
 
@@ -53,7 +53,7 @@ fn a_record_in_a_partition_that_is_not_its_own_has_one_taker_there() {
 }
 
 #[test]
-fn a_shard_follows_those_who_had_its_operations() {
+fn a_shard_follows_those_that_had_its_operations() {
     for (before, after) in [(1, 2), (2, 1), (2, 6), (6, 2), (1, 1), (5, 1)] {
         let (before, after) = (scheme(4, before), scheme(4, after));
         after.may_follow(before).unwrap();
@@ -195,7 +195,7 @@ fn nothing_counts_as_done_on_a_log_that_is_not_trusted() {
 }
 
 #[test]
-fn shards_of_more_partitions_follow_those_of_their_number_who_had_the_same_operations() {
+fn shards_of_more_partitions_follow_those_of_their_number_that_had_the_same_operations() {
     let (before, after) = (scheme(3, 4), scheme(6, 2));
     after.may_follow(before).unwrap();
     for id in ids() {

@@ -90,7 +90,7 @@ impl Api {
                             CancelWouldBe::Parked => {
                                 return Err(parked(&row, &self.rules.workflows, caller));
                             }
-                            CancelWouldBe::NoWayBack => return Err(no_way_back(&row, caller)),
+                            CancelWouldBe::PastPivot => return Err(past_pivot(&row, caller)),
                         }
                     }
                     Status::Pending(pending) => Amended::of_pending(&pending, &id, parameters),
@@ -359,7 +359,7 @@ fn late(row: &OperationRow, caller: &Caller) -> Problem {
 fn parked(row: &OperationRow, workflows: &Workflows, caller: &Caller) -> Problem {
     let (id, state) = (row.id, row.state.state.as_str());
     let detail = match caller.may(Scope::Read) {
-        false => format!("Cannot cancel {id}: it does not allow a cancel now."),
+        false => format!("Cannot cancel {id} in its present state."),
         true => {
             let allowed = allowed(row, workflows);
             format!("Cannot cancel {id}: it is parked in {state}.{allowed}")
@@ -371,11 +371,11 @@ fn parked(row: &OperationRow, workflows: &Workflows, caller: &Caller) -> Problem
 }
 
 /// The refusal of a cancel of an operation that only goes forward. It says so only to a caller with scope `read`.
-fn no_way_back(row: &OperationRow, caller: &Caller) -> Problem {
+fn past_pivot(row: &OperationRow, caller: &Caller) -> Problem {
     let id = row.id;
     let detail = match caller.may(Scope::Read) {
-        false => format!("Cannot cancel {id}: it does not allow a cancel now."),
-        true => format!("Cannot cancel {id}: a step is completed that is never undone."),
+        false => format!("Cannot cancel {id} in its present state."),
+        true => format!("Cannot cancel {id}: a completed step cannot be undone."),
     };
     Problem::new(Kind::VerbRefused, detail)
         .with_id(id.to_string())

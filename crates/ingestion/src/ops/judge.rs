@@ -6,7 +6,7 @@ use waybill_engine::{
 };
 use waybill_http::problem::{Kind, Problem};
 
-/// The code of a refusal because a step is completed that is never undone.
+/// The code of a refusal because a completed step cannot be undone.
 pub const PAST_PIVOT: &str = "past-pivot";
 
 /// Why a recovery would be refused now, if it would.
@@ -80,7 +80,7 @@ pub enum CancelWouldBe {
     /// The operation was parked, with an undo that failed, when it was read.
     Parked,
     /// A step was completed that is never undone.
-    NoWayBack,
+    PastPivot,
 }
 
 /// What a cancel would come to. It is refused for what cannot change: a final state, or a completed step that is never
@@ -104,7 +104,7 @@ pub fn of_cancel(row: &OperationRow, workflows: &Workflows, now: Timestamp) -> C
                 workflow: row.created.workflow.to_string(),
             };
             match refusal(row, workflows, Asked::Amendment(&cancel), now) {
-                Some(PAST_PIVOT) => CancelWouldBe::NoWayBack,
+                Some(PAST_PIVOT) => CancelWouldBe::PastPivot,
                 _ => CancelWouldBe::Asked,
             }
         }

@@ -56,11 +56,20 @@ impl Commits {
         self.state().refused_at = error.map(|_| now);
     }
 
+    /// A commit could not be sent.
+    pub(super) fn note_unsent(&self) {
+        self.state().refused_at = Some(Instant::now());
+    }
+
     /// The member no longer has these partitions.
     pub(super) fn forget<'a>(&self, partitions: impl IntoIterator<Item = &'a TopicPartition>) {
         let mut state = self.state();
         for partition in partitions {
             state.offsets.remove(partition);
+        }
+        // Nothing is left to be committed again, and nobody would say that the group's commits succeed.
+        if state.offsets.is_empty() && state.refused_at.take().is_some() {
+            self.shared.note(&self.group, None, Instant::now());
         }
     }
 
@@ -116,5 +125,24 @@ mod tests {
         };
         assert_eq!(again, [(kept, Offset(7))]);
         assert!(commits.take_refused(later).is_empty(), "once a refusal");
+        commits.note_unsent();
+        assert_eq!(commits.take_refused(Instant::now() + AGAIN_AFTER).len(), 1);
+    }
+
+    #[test]
+    fn a_member_that_has_nothing_left_to_commit_is_not_shown() {
+        let groups = GroupCommits::default();
+        let commits = Commits::new("agents", groups.clone());
+        let partition = TopicPartition {
+            topic: "t".to_owned(),
+            partition: PartitionId(0),
+        };
+        commits.begin(&[("t", PartitionId(0), Offset(3))]);
+        for _ in 0..3 {
+            commits.note(Some(&REFUSAL));
+        }
+        assert!(groups.is_noted("agents"));
+        commits.forget([&partition]);
+        assert!(!groups.is_noted("agents"));
     }
 }

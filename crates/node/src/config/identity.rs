@@ -43,7 +43,7 @@ pub enum IdentityError {
     #[error(
         "{source_name} asks for shard {shard}, but there are {shards}: 0 to {}; \
          run at most as many schedulers as there are shards, which is one for each partition or, \
-         where more share one, partitions times scheduler.shardsPerPartition",
+         where partitions have several, partitions times scheduler.shardsPerPartition",
         .shards - 1
     )]
     Beyond {
@@ -66,7 +66,7 @@ pub enum IdentityError {
 }
 
 /// The shards that this process runs: those that the configuration names, else that of `POD_INDEX`, else
-/// that of the number at the end of `POD_NAME`, else all. Where no partition is shared, shards have the
+/// that of the number at the end of `POD_NAME`, else all. Where each partition has one shard, shards have the
 /// numbers of their partitions. They may be those of the configuration, or of how the work `stands` divided.
 ///
 /// # Errors
@@ -249,13 +249,13 @@ mod tests {
                 .unwrap_err()
                 .to_string(),
             "POD_INDEX asks for shard 4, but there are 4: 0 to 3; run at most as many schedulers \
-             as there are shards, which is one for each partition or, where more share one, \
+             as there are shards, which is one for each partition or, where partitions have several, \
              partitions times scheduler.shardsPerPartition"
         );
     }
 
     #[test]
-    fn the_refusal_counts_shards_where_they_share_partitions() {
+    fn the_refusal_counts_shards_where_partitions_have_several() {
         let environment = [("POD_INDEX", "8")].into_iter().collect();
         let mut config = Config::default();
         config.scheduler.shards_per_partition = 2;
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn where_shards_share_partitions_the_index_is_that_of_a_shard() {
+    fn where_partitions_have_several_shards_the_index_is_that_of_a_shard() {
         let environment = [("POD_INDEX", "7")].into_iter().collect();
         let mut config = Config::default();
         config.scheduler.shards_per_partition = 2;

@@ -226,7 +226,7 @@ pub struct BrokerConfig {
     /// connections. At least twice requestBytesMax, and at least 16MiB.
     pub buffer_bytes_max: ByteSize,
     /// Memory of all other requests of more than about 7 KiB, over all connections; each counts nine times its size, for its
-    /// answer. At least 9MiB.
+    /// answer. At least 16MiB.
     pub control_buffer_bytes_max: ByteSize,
     /// Unanswered requests of one connection; the client waits with further ones.
     pub requests_in_flight_max: usize,

@@ -24,7 +24,7 @@ use crate::shown::{Bytes, NOTHING, Output, time};
 /// The arguments of `waybill dlq list`.
 #[derive(Clone, Debug, Args)]
 pub struct ListArgs {
-    /// Only the dead letters of this topic, by its whole name or short; else those of every
+    /// Only the dead letters of this topic, by its full or short name; else those of every
     /// dead-letter topic whose name begins with kafka.topicPrefix
     #[arg(long, value_name = "TOPIC", value_parser = topic_from_text)]
     topic: Option<String>,

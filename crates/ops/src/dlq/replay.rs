@@ -47,7 +47,7 @@ type LetterProducer = Producer<Box<oneshot::Sender<Delivery>>>;
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
     /// A dead letter as `dlq list` prints it (topic/partition/offset); or the topic that they came from or lie on, by its
-    /// whole name or short
+    /// full or short name
     #[arg(value_name = "LETTER|TOPIC")]
     place: Place,
     /// Behind a topic: the partition that they lie in; with --all, only this one

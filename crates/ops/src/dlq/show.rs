@@ -24,10 +24,10 @@ const LINE_BYTES: usize = 16;
 #[derive(Clone, Debug, Args)]
 pub struct ShowArgs {
     /// The dead letter as `dlq list` prints it (topic/partition/offset); or the topic that it came from or lies on, by
-    /// its whole name or short
+    /// its full or short name
     #[arg(value_name = "LETTER|TOPIC")]
     place: Place,
-    /// Behind a topic: the partition that it lies in
+    /// After TOPIC: the partition of the dead letter
     partition: Option<u32>,
     /// Behind a topic: its offset there
     #[arg(value_parser = clap::value_parser!(i64).range(0..))]

@@ -64,7 +64,7 @@ pub(super) enum Halt {
         allowed: u64,
     },
     /// Too many of all failed again.
-    ShardFilter { failed: u64, settled: u64 },
+    Share { failed: u64, settled: u64 },
 }
 
 impl Course {
@@ -95,7 +95,7 @@ impl Course {
     /// Whether what became of all so far says stop.
     pub(super) fn share_halts(&self) -> Option<Halt> {
         let is_too_much = self.failed * 100 > self.settled * FAILED_PERCENT_MAX;
-        (self.settled >= SETTLED_MIN && is_too_much).then_some(Halt::ShardFilter {
+        (self.settled >= SETTLED_MIN && is_too_much).then_some(Halt::Share {
             failed: self.failed,
             settled: self.settled,
         })
@@ -120,7 +120,7 @@ impl fmt::Display for Halt {
                 }
                 write!(f, "; --canary-failures allows {allowed}")
             }
-            Self::ShardFilter { failed, settled } => write!(
+            Self::Share { failed, settled } => write!(
                 f,
                 "{failed} of {settled} failed again, which is more than {FAILED_PERCENT_MAX} %"
             ),
@@ -189,7 +189,7 @@ mod tests {
         };
         assert_eq!(halt(4, 4), None);
         assert_eq!(halt(1, 5), None);
-        let two_of_five = Halt::ShardFilter {
+        let two_of_five = Halt::Share {
             failed: 2,
             settled: 5,
         };

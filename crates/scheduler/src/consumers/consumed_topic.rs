@@ -178,7 +178,7 @@ impl ConsumedTopic {
     }
 
     /// Gives a shard another filter.
-    pub(super) fn filter(
+    pub(super) fn set_filter(
         &mut self,
         shard: ShardId,
         filter: &ShardFilter,

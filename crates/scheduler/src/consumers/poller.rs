@@ -41,7 +41,7 @@ pub(super) enum Order {
         end: Offset,
     },
     /// A shard has another filter from now on.
-    Filter { shard: ShardId, filter: ShardFilter },
+    SetFilter { shard: ShardId, filter: ShardFilter },
     /// Tell once replies were read to here.
     ReadTo { shard: ShardId, end: Offset },
     /// End reading for a shard.
@@ -121,10 +121,11 @@ impl Poller {
                     }
                 }
             }
-            Order::Filter { shard, filter } => {
+            Order::SetFilter { shard, filter } => {
                 let mut unreadable = Vec::new();
                 for consumed in &mut self.consumed_topics {
-                    if let Err((partition, error)) = consumed.filter(shard, &filter, &self.consumer)
+                    if let Err((partition, error)) =
+                        consumed.set_filter(shard, &filter, &self.consumer)
                     {
                         let cause = LostCause::Client(error.to_string());
                         unreadable.push((consumed.source, partition, cause));

@@ -23,7 +23,7 @@ impl RefusedSteps {
     }
 
     /// A step request was accepted. Returns whether the one before it was refused.
-    pub(super) fn is_accepted_again(&self, agent: &Arc<str>, partition: PartitionId) -> bool {
+    pub(super) fn note_accepted(&self, agent: &Arc<str>, partition: PartitionId) -> bool {
         if self.count.load(Ordering::Relaxed) == 0 {
             return false;
         }
@@ -43,12 +43,12 @@ mod tests {
         let refused = RefusedSteps::default();
         let [package, drone] = ["package", "drone"].map(Arc::<str>::from);
         let [first, second] = [0, 1].map(PartitionId);
-        assert!(!refused.is_accepted_again(&package, first));
+        assert!(!refused.note_accepted(&package, first));
         refused.note(&package, first);
         refused.note(&package, first);
-        assert!(!refused.is_accepted_again(&package, second));
-        assert!(!refused.is_accepted_again(&drone, first));
-        assert!(refused.is_accepted_again(&package, first));
-        assert!(!refused.is_accepted_again(&package, first));
+        assert!(!refused.note_accepted(&package, second));
+        assert!(!refused.note_accepted(&drone, first));
+        assert!(refused.note_accepted(&package, first));
+        assert!(!refused.note_accepted(&package, first));
     }
 }

@@ -249,7 +249,7 @@ fn a_layout_reads_back() {
     assert_eq!(layout(bytes), Ok(sample.clone()));
 
     let mut sample = sample;
-    for (at, offset) in sample.places_mut().zip(70..) {
+    for (at, offset) in sample.offsets_mut().zip(70..) {
         at.high_priority = Offset(offset);
     }
     let bytes = encoder.layout(&sample).to_vec();
@@ -264,11 +264,11 @@ fn a_layout_reads_back() {
     one_less.truncate(one_less.len() - 2);
     let count = one_less.len() - 11;
     one_less[count] -= 1;
-    assert_eq!(layout(&one_less), Err(Malformed::TopicOffsets(5)));
+    assert_eq!(layout(&one_less), Err(Malformed::OffsetCount(5)));
 }
 
 #[test]
-fn a_lease_of_a_shard_of_high_priority_requests_has_a_format_of_its_own_and_reads_back() {
+fn a_lease_of_a_shard_that_read_high_priority_requests_has_a_format_of_its_own_and_reads_back() {
     let mut encoder = Encoder::default();
     let at = TopicOffsets {
         requests: Offset(9),
@@ -350,7 +350,7 @@ fn a_layout_of_when_the_number_of_partitions_could_not_change_reads_on() {
     );
 }
 
-/// Divisions that would make whoever counts with them panic.
+/// Sharding schemes that would make a computation panic.
 const IMPOSSIBLE: [ShardingScheme; 4] = [
     ShardingScheme {
         partitions: 0,

@@ -1,6 +1,6 @@
 //! The attention table: a partition for each day of each index shard, and which of them there are.
 //!
-//! * **No empty day is read.** `attention_days` names the days, `attention_index_shards` the index shards of
+//! * **No empty day is read.** `attention_days` names the days, `attention_shards` the index shards of
 //!   each; both are written before the first entry that they lead to. So a listing over years costs
 //!   what there is to list.
 //! * **Entries have no TTL.** An operation may linger or wait for a person for longer than any that

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! operations       (slot), id       body, created, state, epoch, next_due, failure_count, updated_at
-//! due              (index shard, bucket), entry                    time windows of a day, TTL on each entry
-//! due_cursors      (index shard)          bucket, written at the timestamp of the bucket
-//! attention        (index shard, day), entry
+//! due              (shard, bucket), entry                    time windows of a day, TTL on each entry
+//! due_cursors      (shard)          bucket, written at the timestamp of the bucket
+//! attention        (shard, day), entry
 //! attention_days   (part), day                               the days that `attention` has entries of
-//! attention_shards (day), index shard                              and the index shards of each such day
+//! attention_shards (day), shard                              and the index shards of each such day
 //! leases           (role, partition)  body, owner, epoch, renewal, datacenter    by transactions only
 //! layouts          (name)           generation, body, datacenter                 by transactions only
 //! secrets          (name)           value                                        inserted once, by a transaction

@@ -7,7 +7,7 @@
 //! | `expiry` | hour, operation | empty: the row's retention ends in that hour, or did once |
 //! | `due` | index shard, due, operation | empty |
 //! | `attention` | index shard, at, operation | empty |
-//! | `leases` | role, generation (of layouts after the first), reader or index shard | lease |
+//! | `leases` | role, generation (of layouts after the first), shard or index shard | lease |
 //! | | 3 | layout |
 //! | | 4 | the time of retention |
 //! | | 5 | the reply key |

@@ -92,7 +92,7 @@ impl Change {
         })
     }
 
-    pub(super) fn places_mut(&mut self) -> impl Iterator<Item = &mut TopicOffsets> {
+    pub(super) fn offsets_mut(&mut self) -> impl Iterator<Item = &mut TopicOffsets> {
         let begins = self.begins.iter_mut().flat_map(|begins| &mut begins.at);
         begins.chain(match &mut self.step {
             Step::Moved { ends, .. } => ends.as_mut_slice(),
@@ -117,7 +117,7 @@ impl Retired {
         [&self.from].into_iter().chain(&self.until)
     }
 
-    pub(super) fn places_mut(&mut self) -> impl Iterator<Item = &mut TopicOffsets> {
+    pub(super) fn offsets_mut(&mut self) -> impl Iterator<Item = &mut TopicOffsets> {
         [&mut self.from].into_iter().chain(&mut self.until)
     }
 

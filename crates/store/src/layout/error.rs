@@ -9,7 +9,7 @@ use super::GENERATIONS_MAX;
 pub enum LayoutError {
     /// Its shards could not follow.
     #[error(transparent)]
-    ShardingScheme(#[from] ShardingError),
+    Sharding(#[from] ShardingError),
     /// The number of partitions is being changed.
     #[error(
         "the topics are going over from {from} to {to} partitions: `waybill topics {verb} --partitions {to}` goes \
@@ -23,7 +23,7 @@ pub enum LayoutError {
     },
     /// Each partition would have too many shards meanwhile.
     #[error(
-        "while {now} partitions become {wanted}, {shards} shards would share each, and \
+        "while {now} partitions become {wanted}, each would have {shards} shards, and \
          {SHARDS_PER_PARTITION_MAX} are the most: go by way of a number between them"
     )]
     TooFar {

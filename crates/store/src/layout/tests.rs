@@ -5,7 +5,7 @@ use waybill_engine::{Offset, Source};
 use super::*;
 
 #[test]
-fn a_layout_remembers_the_division_of_every_generation() {
+fn a_layout_remembers_the_sharding_scheme_of_every_generation() {
     let of = |shards_per_partition| ShardingScheme {
         partitions: 4,
         shards_per_partition,
@@ -17,9 +17,7 @@ fn a_layout_remembers_the_division_of_every_generation() {
     assert_eq!(schemes, [Some(of(1)), Some(of(2)), Some(of(1)), None]);
     assert!(matches!(
         Layout::first(4).successor(of(2)).unwrap().successor(of(3)),
-        Err(LayoutError::ShardingScheme(
-            ShardingError::NoMultiple { .. }
-        ))
+        Err(LayoutError::Sharding(ShardingError::NoMultiple { .. }))
     ));
 }
 
@@ -80,7 +78,7 @@ fn more_partitions_are_announced_to_writers_before_they_are_read() {
     assert_eq!(moved.left(PartitionId(2)), []);
 
     let boundary = |generation, partition| {
-        let boundary = moved.cut_of(LayoutGeneration(generation), PartitionId(partition));
+        let boundary = moved.boundary_of(LayoutGeneration(generation), PartitionId(partition));
         boundary.map(|boundary| (boundary.before, boundary.ends.requests.0))
     };
     assert_eq!(boundary(3, 0), None);
@@ -91,12 +89,19 @@ fn more_partitions_are_announced_to_writers_before_they_are_read() {
     let settled = moved.settled(&[]).unwrap();
     assert_eq!(settled.becomes(), None);
     assert_eq!(settled.left(PartitionId(1)), []);
-    assert_eq!(settled.first_cut(PartitionId(1)), Some(offsets(20)));
+    assert_eq!(settled.first_boundary(PartitionId(1)), Some(offsets(20)));
     assert_eq!(intended.withdrawn().unwrap().becomes(), None);
-    assert_eq!(settled.cut_of(settled.generation(), PartitionId(0)), None);
+    assert_eq!(
+        settled.boundary_of(settled.generation(), PartitionId(0)),
+        None
+    );
     assert_eq!(settled.successor(of(6, 2)).unwrap().scheme(), of(6, 2));
     let again = settled.intended(12).unwrap();
-    assert_eq!(again.first_cut(PartitionId(1)), Some(offsets(20)), "still");
+    assert_eq!(
+        again.first_boundary(PartitionId(1)),
+        Some(offsets(20)),
+        "still"
+    );
     for wanted in [0, 2, 3, 5] {
         assert!(layout.intended(wanted).is_err(), "{wanted}");
     }
@@ -126,16 +131,16 @@ fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_th
     assert_eq!(known.intended(3), Err(to(6, 2)));
     let since = known.generation();
     let boundary = |layout: &Layout, partition| {
-        let boundary = layout.cut_of(since, PartitionId(partition));
+        let boundary = layout.boundary_of(since, PartitionId(partition));
         boundary.map(|boundary| (boundary.before, boundary.ends.requests.0))
     };
     assert_eq!(
         [0, 1, 2].map(|of| boundary(&known, of)),
         [Some((6, 5)), Some((6, 6)), None]
     );
-    let cut_into = |generation| known.cut_into(generation, PartitionId(1));
-    assert_eq!(cut_into(since), Some(offsets(6)));
-    assert_eq!(cut_into(intended.generation()), None);
+    let boundary_into = |generation| known.boundary_into(generation, PartitionId(1));
+    assert_eq!(boundary_into(since), Some(offsets(6)));
+    assert_eq!(boundary_into(intended.generation()), None);
     let taken_by = |partition| known.taken_by(since, PartitionId(partition));
     assert_eq!((taken_by(1), taken_by(2)), (of(2, 3), of(6, 1)));
     let announced = known.announced(Vec::new()).unwrap();
@@ -163,7 +168,7 @@ fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_th
     assert_eq!(moved.to_begin(PartitionId(1)), None, "they have begun");
     let settled = moved.settled(&[]).unwrap();
     assert_eq!(settled.partitions_ever(), [2, 6]);
-    assert_eq!(settled.first_cut(PartitionId(1)), Some(offsets(6)));
+    assert_eq!(settled.first_boundary(PartitionId(1)), Some(offsets(6)));
     let retired: Vec<_> = settled
         .retired()
         .iter()

@@ -48,10 +48,10 @@ async fn age(subject: &Cql, index_shard: PartitionId, entries: &[AttentionEntry]
             .to_be_bytes()
             .to_vec();
         key.extend_from_slice(entry.operation.0.as_bytes());
-        let insert = "INSERT INTO {ks}.attention (index shard, day, entry) VALUES (?, ?, ?) \
+        let insert = "INSERT INTO {ks}.attention (shard, day, entry) VALUES (?, ?, ?) \
                       USING TIMESTAMP ?";
         subject.run(insert, (index_shard, day, key, stamp)).await;
-        let insert = "INSERT INTO {ks}.attention_shards (day, index shard) VALUES (?, ?) \
+        let insert = "INSERT INTO {ks}.attention_shards (day, shard) VALUES (?, ?) \
                       USING TIMESTAMP ?";
         subject.run(insert, (day, index_shard, stamp)).await;
         let insert = "INSERT INTO {ks}.attention_days (part, day) VALUES (0, ?) USING TIMESTAMP ?";

@@ -20,7 +20,7 @@ pub struct LayoutView {
     pub generation: u64,
     /// Partitions of the operation topics.
     pub partitions: u32,
-    /// Shards that share each of them.
+    /// Shards of each partition.
     pub per_partition: u32,
     /// How many partitions there will be, while their number is being changed.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -282,7 +282,7 @@ fn at(requests: i64) -> TopicOffsets {
 }
 
 /// Two partitions of which one stays, cut at this request.
-fn boundary(requests: i64) -> Layout {
+fn cut_layout(requests: i64) -> Layout {
     let intended = Layout::first(2).intended(1).unwrap();
     intended.cut(vec![at(requests)]).unwrap()
 }
@@ -290,7 +290,7 @@ fn boundary(requests: i64) -> Layout {
 #[tokio::test]
 async fn of_fewer_partitions_whoever_comes_to_one_begins_where_it_was_cut() {
     let site = Site::new();
-    let announced = boundary(20).announced(Vec::new()).unwrap();
+    let announced = cut_layout(20).announced(Vec::new()).unwrap();
     let layout = announced.moved(vec![at(30), at(40)]).unwrap();
     let (stays, comes) = (ShardId(0), ShardId(1));
     site.lease(3, 0, None, 29).await;
@@ -317,7 +317,7 @@ async fn of_fewer_partitions_whoever_comes_to_one_begins_where_it_was_cut() {
 #[tokio::test]
 async fn who_has_not_begun_under_a_layout_is_named() {
     let site = Site::new();
-    let layout = boundary(0);
+    let layout = cut_layout(0);
     site.lease(2, 0, None, 0).await;
     let named = unbegun(&*site.store, &layout).await;
     assert_eq!(named.unwrap(), Some(ShardId(1)));
@@ -329,7 +329,7 @@ async fn who_has_not_begun_under_a_layout_is_named() {
 #[tokio::test]
 async fn what_lies_beyond_a_cut_was_not_consumed_before_others_have_come() {
     let site = Site::new();
-    let layout = boundary(20);
+    let layout = cut_layout(20);
     site.lease(2, 0, None, 29).await;
     for layout in [layout.clone(), layout.announced(Vec::new()).unwrap()] {
         let consumed = consumed(&*site.store, &layout, Priority::Normal, PartitionId(0)).await;

@@ -83,7 +83,7 @@ fn refuse_misspelt(file: &Path, elsewhere: &[String], known: &[String]) -> anyho
     for agent in elsewhere.iter().filter(|agent| !known.contains(agent)) {
         if let Some(near) = misspelling_of(agent, known.iter().map(String::as_str)) {
             anyhow::bail!(
-                "{} names agent {agent:?}, which is not known; did you mean {near}?",
+                "{}: unknown agent {agent:?}; did you mean {near:?}?",
                 file.display()
             );
         }
@@ -127,7 +127,7 @@ struct Verdict {
     /// The fields of the input that the agents' requests cannot do without, each with the steps that use it.
     #[serde(skip_serializing_if = "NeededInputs::is_empty")]
     input: NeededInputs,
-    /// Agents that no file has. They may run from other files, or be written in any language: that is no fault.
+    /// Agents that no file has. They may run from other files, or be written in any language: that is allowed.
     /// Absent where no agents were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     agents_elsewhere: Option<Vec<String>>,
@@ -163,7 +163,7 @@ impl fmt::Display for Verdict {
             self.agents_elsewhere.as_deref().unwrap_or_default(),
         ))?;
         if !self.input.is_empty() {
-            f.write_str("\na request needs in its input:")?;
+            f.write_str("\nrequired input fields:")?;
         }
         for (field, steps) in &self.input {
             let steps: Vec<&str> = steps.iter().map(String::as_str).collect();

@@ -95,7 +95,7 @@ pub(super) fn group_commits(kafka: &KafkaSettings, admin: &Admin, running: &Runn
     let commits = kafka.group_commits.clone();
     let accepted = admin.readiness.expect("offset commits");
     accepted.set(true);
-    running.spawn(Stage::Agents, "watch over offset commits", move |stop| async move {
+    running.spawn(Stage::Agents, "watch offset commits", move |stop| async move {
         let mut was_refused = false;
         loop {
             let refused = commits.refused();

@@ -91,7 +91,7 @@ impl Trim {
     /// Deletes what is finished by now.
     async fn pass(&mut self) -> Result<(), StoreError> {
         let layout = shards::layout(&*self.store, self.partition_map.partitions()).await?;
-        // Shards may have to begin again further back than those stand whom they follow.
+        // Shards may have to begin at lower offsets than those of their predecessors.
         if layout.becomes().is_some() {
             return Ok(());
         }

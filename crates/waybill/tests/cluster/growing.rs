@@ -29,7 +29,7 @@ async fn partitions_become_more_and_fewer_under_several_schedulers_while_deliver
     running(&worlds[0], &schedulers, 4).await;
 
     let mut ids = Vec::new();
-    // As many shards are left as there were, who share what there is.
+    // There are as many shards as before, over fewer partitions.
     for (verb, partitions, shards, is_killed) in [
         ("grow", 8, 8, true),
         ("grow", 16, 16, false),

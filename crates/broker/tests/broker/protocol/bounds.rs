@@ -27,7 +27,7 @@ async fn the_use_of_each_bound_is_shown_beside_it() {
     let dir = tempfile::tempdir().unwrap();
     let broker = broker_with(dir.path(), |config| {
         config.buffer_bytes_max = 40 << 20;
-        config.control_buffer_bytes_max = 10 << 20;
+        config.control_buffer_bytes_max = 20 << 20;
         config.partitions_max = 7;
         config.group_members_max = 3;
         config.requests_in_flight_max = 4;
@@ -35,7 +35,7 @@ async fn the_use_of_each_bound_is_shown_beside_it() {
     .await;
     let bounds = |stats: &Stats| uses(stats).map(|(_, max)| max);
     let stats = broker.stats();
-    assert_eq!(bounds(&stats), [40 << 20, 10 << 20, 7, 3, 4]);
+    assert_eq!(bounds(&stats), [40 << 20, 20 << 20, 7, 3, 4]);
     assert_eq!(uses(&stats).map(|(used, _)| used), [0; 5]);
     let mut wire = Wire::connect(broker.address()).await;
     create(&mut wire, "t", 5, &[]).await;

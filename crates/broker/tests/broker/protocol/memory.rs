@@ -19,7 +19,7 @@ async fn small_broker(dir: &std::path::Path) -> Broker {
         config.request_bytes_max = 4 * MIB;
         config.buffer_bytes_max = 8 * MIB + (64 << 10);
         config.fetch_bytes_max = 4 * MIB;
-        config.control_buffer_bytes_max = 9 * MIB;
+        config.control_buffer_bytes_max = 16 * MIB;
     })
     .await
 }
@@ -173,6 +173,41 @@ async fn answers_that_nobody_reads_make_room_for_others() {
         drop(unread);
         until("they are closed", async || broker.stats().connections == 1).await;
     }
+    assert!(broker.shutdown().await);
+}
+
+#[tokio::test]
+async fn a_client_that_waits_for_memory_and_reads_nothing_blocks_no_larger_request() {
+    let dir = tempfile::tempdir().unwrap();
+    let broker = small_broker(dir.path()).await;
+    let mut wire = Wire::connect(broker.address()).await;
+    create(&mut wire, "t", 1, &[]).await;
+    create(&mut wire, "many", 500, &[]).await;
+    // Answers of 10 KiB or so, which need no permit, more than sockets take; behind them the beginning of a request that does.
+    let mut request = fetch_request("many", 0).with_max_wait_ms(0);
+    let one = request.topics[0].partitions.remove(0);
+    let partitions = (0..500).map(|index| one.clone().with_partition(index));
+    request.topics[0].partitions.extend(partitions);
+    let mut unread = Vec::new();
+    for _ in 0..10 {
+        let mut wire = Wire::connect(broker.address()).await;
+        for _ in 0..100 {
+            wire.send(11, &request).await;
+        }
+        let mut begun = (4 * MIB as u32).to_be_bytes().to_vec();
+        begun.extend([0, 0, 0, 9]);
+        begun.resize(100 << 10, 0);
+        wire.stream.write_all(&begun).await.unwrap();
+        unread.push(wire);
+    }
+    // Memory is short for a moment.
+    let produced = announced(&broker, 8, 0, 4 * MIB, 3 * MIB).await;
+    for _ in 0..3 {
+        assert_is_served(&broker, "t").await;
+    }
+    drop(produced);
+    assert_is_served(&broker, "t").await;
+    drop(unread);
     assert!(broker.shutdown().await);
 }
 

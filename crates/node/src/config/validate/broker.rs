@@ -29,38 +29,51 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let receivers = receivers(config);
     let connections = connections_needed(receivers);
     let of = format!(
-        "Waybill's roles and commands take with {receivers} receivers of alerts and channels to owners"
+        "Waybill's roles and commands take {connections} with {receivers} receivers of alerts and channels to owners"
     );
-    let groups = GROUPS + receivers;
-    let per_address = broker.connections_per_address_max();
-    let (per_address_key, per_address_note) = match broker.connections_per_address_max {
-        Some(_) => ("broker.connectionsPerAddressMax", ""),
+    let (connections_max_min, per_address_note) = match broker.connections_per_address_max {
+        Some(_) => (connections, ""),
+        // One address has the larger part of three quarters.
         None => (
-            "broker.connectionsMax",
-            " for one address, which gets three quarters of them unless connectionsPerAddressMax is set",
+            (connections * 4 - 3).div_ceil(3),
+            ", and one address gets three quarters of it unless broker.connectionsPerAddressMax is set",
         ),
     };
+    let groups = GROUPS + receivers;
+    let of_groups = format!(
+        "Waybill's roles take these with {receivers} receivers of alerts and channels to owners"
+    );
     let rules = [
         (
             "broker.connectionsMax",
             broker.connections_max,
-            connections,
-            "",
+            connections_max_min,
+            format!("{of}{per_address_note}"),
         ),
-        (per_address_key, per_address, connections, per_address_note),
-        ("broker.groupsMax", broker.groups_max, groups, ""),
+        (
+            "broker.connectionsPerAddressMax",
+            broker.connections_per_address_max(),
+            connections,
+            of,
+        ),
+        (
+            "broker.groupsMax",
+            broker.groups_max,
+            groups,
+            of_groups.clone(),
+        ),
         (
             "broker.storedGroupsMax",
             broker.stored_groups_max,
             groups,
-            "",
+            of_groups,
         ),
     ];
-    for (key, value, needed, note) in rules {
+    for (key, value, needed, of) in rules {
         if value < needed {
             return Err(ConfigError::invalid(
                 key,
-                format!("is {value}{note}, and must be at least {needed}, which {of}"),
+                format!("is {value}, and must be at least {needed}: {of}"),
             ));
         }
     }
@@ -115,13 +128,13 @@ mod tests {
         type Change = fn(&mut Config);
         let cases: [(&str, Change); 5] = [
             (
-                "broker.connectionsMax is 2, and must be at least 32, which Waybill's roles and commands take",
+                "broker.connectionsMax is 2, and must be at least 42: Waybill's roles and commands take 32 with 0 receivers of \
+                 alerts and channels to owners, and one address gets three quarters of it unless",
                 |c| c.broker.connections_max = 2,
             ),
             (
-                "broker.connectionsMax is 30 for one address, which gets three quarters of them unless \
-                 connectionsPerAddressMax is set, and must be at least 32",
-                |c| c.broker.connections_max = 40,
+                "broker.connectionsMax is 41, and must be at least 42",
+                |c| c.broker.connections_max = 41,
             ),
             (
                 "broker.connectionsPerAddressMax is 31, and must be at least 32",

@@ -178,7 +178,7 @@ async fn a_cancel_is_refused_once_a_step_is_completed_that_is_never_undone() {
             assert_eq!(answer["code"], "past-pivot");
             assert_eq!(
                 answer["detail"],
-                format!("Cannot cancel {id}: a step is completed that is never undone.")
+                format!("Cannot cancel {id}: a completed step cannot be undone.")
             );
         }
     }
