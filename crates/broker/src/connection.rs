@@ -235,7 +235,9 @@ impl<'a> Connection<'a> {
         // No request stays incomplete for longer than `stall_timeout`.
         let arriving = usize::from(self.incomplete_since.is_some());
         let requests = self.unanswered().max(arriving);
-        self.place.report(self.last_traffic, requests);
+        let arriving_since = self.incomplete_since.filter(|_| self.is_receiving());
+        self.place
+            .report(self.last_traffic, requests, arriving_since);
         if self.stopped && !self.owes_answers() {
             return Ok(Poll::Ready(Closed::Stopping));
         }
@@ -593,6 +595,11 @@ impl<'a> Connection<'a> {
         }
     }
 
+    /// Whether a frame that is incomplete waits for its client: not for this connection's own answers or for memory.
+    fn is_receiving(&self) -> bool {
+        self.has_room() && self.permit_wait.is_none() && !self.waits_for_answers()
+    }
+
     fn check_time(&mut self) -> Result<(), Closed> {
         if self.login.is_awaited() && self.opened.elapsed() > self.server.config.login_timeout {
             return Err(Closed::NoLogin);
@@ -604,9 +611,7 @@ impl<'a> Connection<'a> {
             self.server.config.idle_timeout,
             self.server.config.stall_timeout,
         );
-        // A frame that waits for this connection's own answers or for buffers is not to blame.
-        let receiving = self.has_room() && self.permit_wait.is_none() && !self.waits_for_answers();
-        if receiving
+        if self.is_receiving()
             && self
                 .incomplete_since
                 .is_some_and(|since| since.elapsed() > stall)

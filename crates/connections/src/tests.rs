@@ -34,16 +34,16 @@ fn the_longest_idle_connection_is_replaced_and_a_busy_one_is_not() {
     let places: Vec<Place> = (0..3).map(|n| admit(n, now).unwrap()).collect();
     // The first waits for an answer, and the second was used later than the third.
     let later = now + Duration::from_secs(1);
-    places[0].report(now, 3);
-    places[1].report(later, 0);
+    places[0].report(now, 3, None);
+    places[1].report(later, 0, None);
     let fourth = admit(3, later).unwrap();
     let closed = closing.each_ref().map(CancellationToken::is_cancelled);
     assert_eq!(closed, [false, false, true, false]);
     assert_eq!(all.requests_of_busiest(), 3);
 
     // While all of them are busy none is replaced, before one has stalled.
-    places[1].report(later, 1);
-    fourth.report(later, 1);
+    places[1].report(later, 1, None);
+    fourth.report(later, 1, None);
     let next = |at| all.admit(at, address(1), CancellationToken::new());
     assert_eq!(next(now + STALL).err(), Some(Full::Address));
     let _fifth = next(now + STALL + Duration::from_millis(1)).unwrap();
@@ -64,7 +64,7 @@ fn a_connection_that_ends_makes_room() {
     let now = all.started;
     let admit = || all.admit(now, address(1), CancellationToken::new());
     let first = admit().unwrap();
-    first.report(now, 1);
+    first.report(now, 1, None);
     assert_eq!(admit().err(), Some(Full::All));
     drop(first);
     assert!(admit().is_ok());
@@ -236,4 +236,25 @@ fn addresses_of_one_network_count_together_in_version_6_only() {
     assert_ne!(of("2001:db8:1:2::1"), of("2001:db8:1:3::1"));
     assert_eq!(of("::ffff:192.0.2.1"), of("192.0.2.1"));
     assert_ne!(of("192.0.2.1"), of("192.0.2.2"));
+}
+
+#[test]
+fn a_connection_that_drips_a_request_is_replaced_before_a_quiet_one() {
+    let all = up_to(3, 3);
+    let closing = [(); 5].map(|()| CancellationToken::new());
+    let now = all.started;
+    let admit = |n: usize, at| all.admit(at, address(1), closing[n].clone());
+    let _quiet = admit(0, now).unwrap();
+    let dripping = admit(1, now).unwrap();
+    let quick = admit(2, now).unwrap();
+    let later = now + SLOW_ARRIVAL + Duration::from_millis(1);
+    dripping.report(later, 1, Some(now));
+    quick.report(later, 1, Some(later));
+    let closed = || closing.each_ref().map(CancellationToken::is_cancelled);
+    let new = admit(3, later).unwrap();
+    assert_eq!(closed(), [false, true, false, false, false]);
+    // The quick one has not taken long, and none else sends.
+    new.report(later, 0, None);
+    let _next = admit(4, later).unwrap();
+    assert_eq!(closed(), [true, true, false, false, false]);
 }

@@ -46,7 +46,7 @@ pub(crate) fn check(store: &Path) -> Result<(), CheckError> {
     Ok(())
 }
 
-fn journals(store: &Path) -> io::Result<Vec<PathBuf>> {
+pub(crate) fn journals(store: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = match fs::read_dir(store) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,

@@ -30,12 +30,15 @@ use std::sync::{Mutex, PoisonError};
 use xxhash_rust::xxh3::xxh3_128;
 
 use self::manifest::{Current, Manifest};
+use crate::journal::journals;
 use crate::{CheckError, DamagedFile, at};
 
 /// Where the copies are, below the store's directory.
 const COPIES: &str = "copies";
 /// The file that names the format of the store.
 const FORMAT_FILE: &str = "version";
+/// The file that is locked while the store is open.
+const LOCK_FILE: &str = "lock";
 const FORMAT: &[u8] = b"FJL\x03";
 /// The table that registers the names and settings of the others.
 const REGISTRY: u64 = 0;
@@ -51,6 +54,39 @@ pub enum Depth {
     Opening,
     /// All of it.
     Whole,
+}
+
+/// Removes what a creation that was cut short has left, as by a kill or a full disk: `fjall` neither creates nor opens such a
+/// store. Nothing was ever written to it. Makes the lock file of a store that has lost it, as `fjall` does not.
+///
+/// # Errors
+///
+/// If the disk fails.
+pub(crate) fn remove_unfinished(dir: &Path) -> Result<(), CheckError> {
+    let format = dir.join(FORMAT_FILE);
+    if read(&format)?.as_deref() == Some(FORMAT) {
+        let lock = dir.join(LOCK_FILE);
+        let mut open = File::options();
+        return match open.append(true).create(true).open(&lock) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(at(&lock)(error)),
+        };
+    }
+    if !all(dir)?.is_empty() {
+        return Ok(());
+    }
+    let mut files = journals(dir).map_err(at(dir))?;
+    for journal in &files {
+        let holds_anything = |bytes: Vec<u8>| bytes.iter().any(|&byte| byte != 0);
+        if read(journal)?.is_some_and(holds_anything) {
+            return Ok(());
+        }
+    }
+    files.push(format);
+    for file in files.iter().filter(|file| file.exists()) {
+        fs::remove_file(file).map_err(at(file))?;
+    }
+    Ok(())
 }
 
 /// Verifies the files of the store in `dir` that are read to open it. Restores those that are damaged or missing where a copy

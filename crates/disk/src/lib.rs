@@ -4,7 +4,8 @@
 //! * [`keyspaces::copy`] keeps these copies.
 //! * [`write_back`] has the kernel write early, so that no sync waits for much.
 //!
-//! What must hold: **a store with a damaged file is not opened** where that would lose entries or end the process.
+//! What must hold: **a store with a damaged file is not opened** where that would lose entries or end the process, and one
+//! whose creation was cut short is created anew.
 //!
 //! Deliberately absent: the syncs of commits. The caller decides when to sync.
 
@@ -28,6 +29,7 @@ pub use self::keyspaces::Depth;
 ///
 /// [`CheckError::Damaged`] names a damaged file that cannot be restored: the store must not be opened.
 pub fn prepare(dir: &Path, depth: Depth) -> Result<(), CheckError> {
+    keyspaces::remove_unfinished(dir)?;
     journal::check(dir)?;
     keyspaces::check(dir, depth)?;
     rewrite::rewrite_journals(dir).map_err(at(dir))?;

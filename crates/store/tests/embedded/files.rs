@@ -1,7 +1,7 @@
 //! Every file of a store's directory but its journals, damaged in every way that is likely: no row is lost silently.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -377,5 +377,34 @@ async fn a_missing_file_is_restored_or_named_and_no_table_is_deleted() {
             let outcome = sample.outcome(dir.path(), file.parent().unwrap()).await;
             assert_eq!(outcome, wanted, "{}", file.display());
         }
+    }
+}
+
+#[tokio::test]
+async fn a_store_whose_creation_was_cut_short_is_created_anew() {
+    type Leave = fn(&Path);
+    let cut_short: [Leave; 4] = [
+        |dir| {
+            File::create(dir.join("0.jnl"))
+                .unwrap()
+                .set_len(64 << 20)
+                .unwrap()
+        },
+        |dir| fs::write(dir.join("version"), b"").unwrap(),
+        |dir| {
+            fs::create_dir(dir.join("keyspaces")).unwrap();
+            File::create(dir.join("0.jnl")).unwrap();
+            fs::write(dir.join("version"), b"FJL").unwrap();
+        },
+        |dir| {
+            drop(open(dir).unwrap());
+            fs::remove_file(dir.join("lock")).unwrap();
+        },
+    ];
+    for leave in cut_short {
+        let dir = temporary();
+        fs::write(dir.path().join("lock"), b"").unwrap();
+        leave(dir.path());
+        drop(open(dir.path()).unwrap());
     }
 }

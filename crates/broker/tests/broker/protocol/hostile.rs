@@ -316,3 +316,45 @@ pub fn frame_of<R: kafka_protocol::protocol::Request>(version: i16, request: &R)
     request.encode(&mut frame, version).unwrap();
     frame
 }
+
+#[tokio::test]
+async fn requests_that_drip_keep_nobody_out() {
+    const CONNECTIONS: usize = 8;
+    let dir = tempfile::tempdir().unwrap();
+    let broker = broker_with(dir.path(), |config| config.connections_max = CONNECTIONS).await;
+    let mut quiet = Wire::connect(broker.address()).await;
+    create(&mut quiet, "t", 1, &[]).await;
+    let address = broker.address();
+    let drip = tokio::spawn(async move {
+        let mut dripping = Vec::new();
+        for _ in 1..CONNECTIONS {
+            let mut wire = Wire::connect(address).await;
+            let announced = [0, 0x10, 0, 0, 0, 0, 0, 9, 0, 0];
+            wire.stream.write_all(&announced).await.unwrap();
+            dripping.push(wire);
+        }
+        loop {
+            for wire in &mut dripping {
+                // Some are closed by and by.
+                let _ = wire.stream.write_all(&[0]).await;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    until("all places are taken", async || {
+        broker.stats().connections == CONNECTIONS as u64
+    })
+    .await;
+    let mut kept = Vec::new();
+    until("new ones are served", async || {
+        let mut wire = Wire::connect(address).await;
+        wire.send(0, &ApiVersionsRequest::default()).await;
+        let is_served = wire.frame().await.is_some();
+        kept.push(wire);
+        is_served
+    })
+    .await;
+    quiet.ask(0, &ApiVersionsRequest::default()).await;
+    drip.abort();
+    assert!(broker.shutdown().await);
+}
