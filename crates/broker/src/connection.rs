@@ -50,7 +50,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// Its transfer begins: it is the next to be sent.
+    /// Its transfer begins: it waits to be sent, or, once more, it is the next to be sent.
     fn begin(&mut self, slow: &CancellationToken) {
         if let Some(permit) = &mut self.permit {
             permit.begin_transfer(0, slow);
@@ -531,9 +531,7 @@ impl<'a> Connection<'a> {
             if self.output.is_empty() {
                 self.last_written = Instant::now();
             }
-            if self.output.is_empty() {
-                frame.begin(&self.slow);
-            }
+            frame.begin(&self.slow);
             self.unsent_bytes += frame.bytes.len();
             self.output.push_back(frame);
             progress = true;

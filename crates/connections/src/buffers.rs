@@ -289,6 +289,7 @@ impl Permit {
     /// Starts to time the transfer of this buffer, of which `moved_bytes` have already moved. If it is too slow, `end` is
     /// cancelled.
     pub fn begin_transfer(&mut self, moved_bytes: usize, end: &CancellationToken) {
+        self.end_transfer();
         let moved_bytes = Arc::new(AtomicU64::new(moved_bytes as u64));
         let mut held = self.pool.held();
         let id = held.next_id();
@@ -426,7 +427,7 @@ mod tests {
         // As two of the largest control requests do at the lowest limit, which is twice what each needs beyond its own size.
         let buffers = Buffers::new(16 * MIB);
         let mut waiting = Vec::new();
-        for _ in 0..9 {
+        for _ in 0..8 {
             let (permit, _) = transfer(&buffers, MIB, MIB).await;
             waiting.push(buffers.grow(Some(permit), 9 * MIB));
         }

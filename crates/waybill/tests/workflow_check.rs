@@ -79,7 +79,11 @@ fn a_misspelt_agent_is_refused_with_the_name_that_is_meant() {
     );
     let answer = check(&[&workflow], &[]);
     assert_eq!(answer.0, Some(2), "{}", answer.1);
-    assert!(answer.1.contains("did you mean package?"), "{}", answer.1);
+    assert!(
+        answer.1.contains("did you mean \"package\"?"),
+        "{}",
+        answer.1
+    );
 }
 
 #[test]

@@ -230,6 +230,8 @@ fn damage_a_block(path: &Path, table: &str) -> std::path::PathBuf {
     };
     bytes[at] ^= 0x10;
     std::fs::write(&file, bytes).unwrap();
+    // The file would be restored from one.
+    let _ = std::fs::remove_dir_all(path.join("copies"));
     file
 }
 

@@ -23,5 +23,9 @@ async fn every_role_has_its_connections_at_the_lowest_limits_of_the_broker() {
     let metric = async |name: &str| world.metric(&format!("waybill_broker_{name}"), "").await;
     assert_eq!(metric("connections_replaced_total").await, 0.0);
     assert_eq!(metric("connections_refused_total").await, 0.0);
-    assert_eq!(metric("partitions").await, 80.0);
+    world
+        .eventually("the partitions are counted", async || {
+            metric("partitions").await == 80.0
+        })
+        .await;
 }

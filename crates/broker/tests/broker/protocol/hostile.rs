@@ -345,6 +345,8 @@ async fn requests_that_drip_keep_nobody_out() {
         broker.stats().connections == CONNECTIONS as u64
     })
     .await;
+    // Until then a request may be arriving quickly.
+    tokio::time::sleep(waybill_connections::SLOW_ARRIVAL + Duration::from_millis(100)).await;
     let mut kept = Vec::new();
     until("new ones are served", async || {
         let mut wire = Wire::connect(address).await;
