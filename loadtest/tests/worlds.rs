@@ -315,7 +315,7 @@ fn honest_clients_are_served_beside_an_attack() {
         .lines()
         .filter(|line| line.contains(" steps, "))
         .collect();
-    assert_eq!(lines.len(), 10, "{said}");
+    assert_eq!(lines.len(), 13, "{said}");
     // Those that hold what they have until the end have come to no end of a step.
     let stepped = |kind: &str| {
         let line = lines.iter().find(|line| line.starts_with(kind));
