@@ -377,7 +377,7 @@ impl ShardFilter {
         }
     }
 
-    /// The same while operations are spread over so many partitions by whoever writes.
+    /// The same while writers spread operations over so many partitions.
     #[must_use]
     pub fn with_written(self, written: u32) -> Self {
         Self { written, ..self }
@@ -391,7 +391,7 @@ impl ShardFilter {
         self
     }
 
-    /// Over how many partitions operations are spread by whoever writes now.
+    /// Over how many partitions writers spread operations now.
     #[must_use]
     pub fn partitions_written(&self) -> u32 {
         self.written
@@ -439,7 +439,7 @@ impl ShardFilter {
         Some(self.until.or(boundary)?.on(source))
     }
 
-    /// Over how many partitions the operations were spread by whoever put a record at this offset.
+    /// Over how many partitions operations were spread when the record at this offset was written.
     #[must_use]
     pub fn partitions_at(&self, source: Source, offset: Offset) -> u32 {
         match self.boundary {

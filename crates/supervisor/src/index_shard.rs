@@ -36,7 +36,7 @@ enum PassError {
     Ask(#[from] AskError),
 }
 
-/// One index shard, looked after by whoever has its lease.
+/// One index shard, swept by the holder of its lease.
 #[derive(Clone, Debug)]
 pub(super) struct IndexShard {
     pub(super) index_shard: PartitionId,

@@ -455,7 +455,7 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
     Ok(findings)
 }
 
-/// The shards of a process that were told to stand still.
+/// The shards of a process that a person has stopped.
 async fn stopped_shards(client: &Client, url: &str) -> reqwest::Result<Vec<u32>> {
     #[derive(Deserialize)]
     struct Shard {
