@@ -20,7 +20,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use waybill_connections::{Permit, Place, Reservation, SMALL_BUFFER_BYTES};
+use waybill_connections::{Arriving, Permit, Place, Reservation, SMALL_BUFFER_BYTES};
 
 use crate::access::Login;
 use crate::api::{self, LongPoll, Reply};
@@ -235,9 +235,10 @@ impl<'a> Connection<'a> {
         // No request stays incomplete for longer than `stall_timeout`.
         let arriving = usize::from(self.incomplete_since.is_some());
         let requests = self.unanswered().max(arriving);
-        let arriving_since = self.incomplete_since.filter(|_| self.is_receiving());
-        self.place
-            .report(self.last_traffic, requests, arriving_since);
+        let awaited = self.incomplete_since.filter(|_| self.is_receiving());
+        let bytes = self.input.len();
+        let arriving = awaited.map(|since| Arriving { since, bytes });
+        self.place.report(self.last_traffic, requests, arriving);
         if self.stopped && !self.owes_answers() {
             return Ok(Poll::Ready(Closed::Stopping));
         }

@@ -3,9 +3,10 @@
 //! What must hold: a client that transfers slowly, or not at all, keeps no memory from others.
 //!
 //! * **Memory follows what arrives, not what is announced.** A request's permit grows with its buffer.
-//! * **Slow transfers share half.** Those that have lasted for [`QUICK`] may have half of the memory together; beyond it
-//!   connections are closed: first those of the slowest transfers; then, of transfers that wait for memory, those of the
-//!   largest. So half is there for the others, and requests that wait for each other do not wait for good.
+//! * **Slow transfers share half.** Those that have lasted for [`QUICK`] may have more than half of the memory together while
+//!   nobody waits for it, unless they hardly [move](DRIP_BYTES_PER_SECOND). Beyond half connections are closed, as far as others need
+//!   memory: first those of the slowest transfers; then, of transfers that wait for memory, those of the largest. So requests
+//!   that wait for each other do not wait for good.
 //! * **The smallest need comes first.** What waits does not wait for those that need more.
 //!
 //! Deliberately absent: the buffers themselves.
@@ -25,6 +26,8 @@ pub const SMALL_BUFFER_BYTES: usize = 64 << 10;
 
 /// How long a transfer may take before it counts as slow.
 const QUICK: Duration = Duration::from_millis(250);
+/// A transfer that moves less keeps no more than its part of half the memory, whether or not others need it.
+const DRIP_BYTES_PER_SECOND: u128 = 64 << 10;
 /// How often to look for slow transfers, while memory is short.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -157,7 +160,8 @@ impl Pool {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the slowest transfers while slow ones hold more than half.
+    /// Ends the slowest transfers while slow ones hold more than half, as far as others need memory. Those that hardly move end
+    /// before others have to wait.
     fn end_slow(&self, held: &mut Held, now: Instant) {
         let is_early = |at| now.duration_since(at) < LOOK_INTERVAL;
         if held.bytes <= self.bytes_max / 2 || held.looked_at.is_some_and(is_early) {
@@ -165,14 +169,17 @@ impl Pool {
         }
         held.looked_at = Some(now);
         let slow = held.transfers.values().filter(|each| each.is_slow(now));
-        let mut slow: Vec<_> = slow.collect();
-        slow.sort_by_cached_key(|each| each.order(now));
-        let mut bytes: usize = slow.iter().map(|each| each.bytes).sum();
-        for first in slow {
-            if bytes <= self.bytes_max / 2 {
+        let mut slow: Vec<_> = slow.map(|each| (each.order(now), each)).collect();
+        slow.sort_by_key(|(order, _)| *order);
+        let mut bytes: usize = slow.iter().map(|(_, each)| each.bytes).sum();
+        let mut missing = held.missing(self.bytes_max);
+        for (order, first) in slow {
+            let is_drip = order < (false, DRIP_BYTES_PER_SECOND);
+            if bytes <= self.bytes_max / 2 || missing == 0 && !is_drip {
                 return;
             }
             bytes -= first.bytes;
+            missing = missing.saturating_sub(first.bytes);
             first.end.cancel();
             self.ended.fetch_add(1, Relaxed);
         }
@@ -188,6 +195,17 @@ impl Held {
     fn add(&mut self, bytes: usize) {
         self.bytes += bytes;
         self.peak_bytes = self.peak_bytes.max(self.bytes);
+    }
+
+    /// How much more those need that wait, beyond what is free, or is as soon as the ended transfers are gone.
+    fn missing(&self, bytes_max: usize) -> usize {
+        let needed: usize = self.waiting.keys().map(|&(more, _)| more).sum();
+        let ended = self
+            .transfers
+            .values()
+            .filter(|each| each.end.is_cancelled());
+        let ended: usize = ended.map(|each| each.bytes).sum();
+        (self.bytes + needed).saturating_sub(bytes_max + ended)
     }
 
     fn wake_next(&self) {
@@ -346,128 +364,4 @@ impl Drop for Permit {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::pin::pin;
-
-    use tokio::time;
-
-    use super::*;
-
-    const MIB: usize = 1 << 20;
-
-    /// A transfer that has moved so many bytes, and whose client could move them all the time.
-    async fn transfer(
-        buffers: &Buffers,
-        bytes: usize,
-        moved: usize,
-    ) -> (Permit, CancellationToken) {
-        let end = CancellationToken::new();
-        let mut permit = buffers.grow(None, bytes).await;
-        permit.begin_transfer(moved, &end);
-        (permit, end)
-    }
-
-    fn is_ready(reservation: Pin<&mut Reservation>) -> Option<Permit> {
-        let mut cx = Context::from_waker(Waker::noop());
-        match reservation.poll(&mut cx) {
-            Poll::Ready(permit) => Some(permit),
-            Poll::Pending => None,
-        }
-    }
-
-    #[tokio::test]
-    async fn the_slowest_transfers_end_while_slow_ones_hold_more_than_half() {
-        let buffers = Buffers::new(8 * MIB);
-        let (fast, fast_end) = transfer(&buffers, 3 * MIB, 2 * MIB).await;
-        let (slow, slow_end) = transfer(&buffers, 3 * MIB, 1).await;
-        let (_handled, _) = {
-            let mut handled = transfer(&buffers, 2 * MIB, 0).await;
-            handled.0.end_transfer();
-            handled
-        };
-        let mut waiting = pin!(buffers.grow(None, 2 * MIB));
-        assert!(is_ready(waiting.as_mut()).is_none());
-        time::sleep(QUICK).await;
-        assert!(is_ready(waiting.as_mut()).is_none());
-        assert!(slow_end.is_cancelled());
-        assert!(!fast_end.is_cancelled());
-        assert_eq!(buffers.ended(), 1);
-        drop(slow);
-        let permit = is_ready(waiting.as_mut()).expect("there is room");
-        assert_eq!(permit.bytes(), 2 * MIB);
-        time::sleep(QUICK).await;
-        let more = buffers.grow(Some(permit), 3 * MIB).await;
-        assert!(!fast_end.is_cancelled(), "slow ones hold less than half");
-        drop((more, fast));
-    }
-
-    #[tokio::test]
-    async fn transfers_that_wait_for_each_other_do_not_wait_for_good() {
-        let buffers = Buffers::new(4 * MIB);
-        let (first, first_end) = transfer(&buffers, MIB, 1).await;
-        let (second, second_end) = transfer(&buffers, 3 * MIB, 3 * MIB).await;
-        let first = buffers.grow(Some(first), 2 * MIB);
-        let second = tokio::spawn({
-            let growing = buffers.grow(Some(second), 4 * MIB);
-            async move {
-                tokio::select! {
-                    biased;
-                    () = second_end.cancelled() => {}
-                    _ = growing => panic!("there is no room"),
-                }
-            }
-        });
-        assert_eq!(first.await.bytes(), 2 * MIB, "the larger one makes room");
-        assert!(!first_end.is_cancelled());
-        second.await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn requests_that_all_need_more_than_half_do_not_wait_for_good() {
-        // As two of the largest control requests do at the lowest limit, which is twice what each needs beyond its own size.
-        let buffers = Buffers::new(16 * MIB);
-        let mut waiting = Vec::new();
-        for _ in 0..8 {
-            let (permit, _) = transfer(&buffers, MIB, MIB).await;
-            waiting.push(buffers.grow(Some(permit), 9 * MIB));
-        }
-        for grown in waiting {
-            assert_eq!(grown.await.bytes(), 9 * MIB);
-        }
-    }
-
-    #[tokio::test]
-    async fn the_smallest_need_comes_first() {
-        let buffers = Buffers::new(4 * MIB);
-        let all = buffers.grow(None, 4 * MIB).await;
-        let mut large = pin!(buffers.grow(None, 3 * MIB));
-        let mut small = pin!(buffers.grow(None, MIB));
-        assert!(is_ready(large.as_mut()).is_none());
-        assert!(is_ready(small.as_mut()).is_none());
-        assert_eq!(buffers.peak_bytes(), 4 * MIB as u64);
-        let rest = all.shrink(2 * MIB).unwrap();
-        assert!(is_ready(large.as_mut()).is_none());
-        let small = is_ready(small.as_mut()).expect("it fits");
-        drop(rest);
-        assert!(is_ready(large.as_mut()).is_some());
-        drop(small);
-        assert_eq!(buffers.peak_bytes(), 4 * MIB as u64);
-        assert_eq!(buffers.peak_bytes(), 0);
-    }
-
-    #[tokio::test]
-    async fn a_dropped_reservation_blocks_no_other() {
-        let buffers = Buffers::new(4 * MIB);
-        let part = buffers.grow(None, 2 * MIB).await;
-        {
-            let mut given_up = pin!(buffers.grow(None, 3 * MIB));
-            assert!(is_ready(given_up.as_mut()).is_none());
-        }
-        assert_eq!(buffers.peak_bytes(), 4 * MIB as u64);
-        assert_eq!(buffers.peak_bytes(), 2 * MIB as u64);
-        let growing = buffers.grow(Some(part), 5 * MIB);
-        assert_eq!(growing.await.bytes(), 4 * MIB, "there is no more");
-        assert_eq!(buffers.peak_bytes(), 4 * MIB as u64);
-        assert_eq!(buffers.peak_bytes(), 0);
-    }
-}
+mod tests;

@@ -3,14 +3,15 @@
 //! What must hold: idle connections keep nobody out. At the limit a new connection replaces the one that has been idle
 //! for longest; at the limit of one address, the longest idle one of that address. A connection on which a request is
 //! under way, or arrives, is not idle, unless nothing has moved on it for longer than the listener allows, or its client
-//! has left answers unread for so long. Connections on which a request has been arriving for more than
-//! [`SLOW_ARRIVAL`] are replaced first: a client that drips bytes keeps no place from one that is quiet. Each connection may have a few requests under way; further ones count against a
-//! limit that all connections share. Slow clients do not keep the memory for large requests and answers from others: see
-//! [`Buffers`].
+//! has left answers unread for so long. Connections whose clients send a request [slowly](SLOW_BYTES_PER_SECOND) are
+//! replaced first: a client that drips bytes keeps no place from one that is quiet. Each connection may have a few
+//! requests under way; further ones count against a limit that all connections share. Slow clients do not keep the
+//! memory for large requests and answers from others: see [`Buffers`].
 //!
 //! Deliberately absent: sockets. A listener asks for a [`Place`] per connection, reports what happens on it,
 //! and closes the connection once the place is cancelled.
 
+mod arrivals;
 mod buffers;
 mod requests;
 mod sources;
@@ -25,14 +26,12 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::arrivals::Arrivals;
+pub use self::arrivals::{Arrival, Arriving, SLOW_ARRIVAL, SLOW_BYTES_PER_SECOND};
 pub use self::buffers::{Buffers, Permit, Reservation, SMALL_BUFFER_BYTES};
 use self::requests::Shared;
 pub use self::requests::{RequestGuard, RequestLimits};
 use self::sources::{Sources, source_of};
-
-/// How long a request may take to arrive before its connection is replaced in front of idle ones. It matters at a limit
-/// only.
-pub const SLOW_ARRIVAL: Duration = Duration::from_secs(2);
 
 /// How many connections there may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -76,9 +75,6 @@ struct Connection {
     activity: Arc<Activity>,
 }
 
-/// Stands for no time.
-const NEVER: u64 = u64::MAX;
-
 /// What a connection last did.
 #[derive(Debug)]
 struct Activity {
@@ -86,9 +82,7 @@ struct Activity {
     last_traffic_us: AtomicU64,
     /// Requests that are under way, or arrive.
     requests: AtomicU32,
-    /// Since when a request has been arriving, in microseconds since the set of connections was made; [`NEVER`] if none
-    /// arrives.
-    arriving_since_us: AtomicU64,
+    arrivals: Mutex<Arrivals>,
     /// Answers of which a part is ready, and waits for the client to read on.
     unread: AtomicU32,
     closing: CancellationToken,
@@ -183,7 +177,7 @@ impl Connections {
         let activity = Arc::new(Activity {
             last_traffic_us: AtomicU64::new(self.micros(now)),
             requests: AtomicU32::new(0),
-            arriving_since_us: AtomicU64::new(NEVER),
+            arrivals: Mutex::default(),
             unread: AtomicU32::new(0),
             closing,
         });
@@ -287,30 +281,24 @@ impl Connections {
         now: Instant,
         may_close: impl Fn(&Connection) -> bool,
     ) -> Option<u64> {
-        let now = self.micros(now);
+        let now_us = self.micros(now);
         let stall_us = micros_of(self.limits.stall_timeout);
         let unread_us = micros_of(self.limits.unread_timeout);
         let silent_since = |entry: &Connection| entry.activity.last_traffic_us.load(Relaxed);
-        let arriving_since = |entry: &Connection| entry.activity.arriving_since_us.load(Relaxed);
-        let is_slow = |entry: &Connection| {
-            let slow_us = micros_of(Some(SLOW_ARRIVAL));
-            now.checked_sub(arriving_since(entry)) > Some(slow_us)
-        };
         let is_idle = |entry: &Connection| {
-            let silent_us = now.saturating_sub(silent_since(entry));
+            let silent_us = now_us.saturating_sub(silent_since(entry));
             let is_unread = entry.activity.unread.load(Relaxed) > 0;
             let is_busy = is_unread || entry.activity.requests.load(Relaxed) > 0;
-            !is_busy || silent_us > stall_us || is_unread && silent_us > unread_us || is_slow(entry)
+            !is_busy || silent_us > stall_us || is_unread && silent_us > unread_us
         };
-        // Those that send slowly come first.
-        let order = |entry: &Connection| match is_slow(entry) {
-            true => (0, arriving_since(entry)),
-            false => (1, silent_since(entry)),
+        // Those whose clients send slowly come first, the slowest before all.
+        let order = |entry: &Connection| match entry.activity.arrivals().slow_rate(now) {
+            Some(bytes_per_second) => Some((0, bytes_per_second)),
+            None => is_idle(entry).then(|| (1, silent_since(entry))),
         };
-        let candidates = open.by_id.iter();
-        let candidates = candidates.filter(|(_, entry)| may_close(entry) && is_idle(entry));
-        let longest = candidates.min_by_key(|(id, entry)| (order(entry), **id));
-        longest.map(|(&id, _)| id)
+        let candidates = open.by_id.iter().filter(|(_, entry)| may_close(entry));
+        let candidates = candidates.filter_map(|(&id, entry)| Some((order(entry)?, id)));
+        candidates.min().map(|(_, id)| id)
     }
 
     fn micros(&self, at: Instant) -> u64 {
@@ -385,11 +373,10 @@ impl Place {
         (total / self.open_then).clamp(*each.start(), *each.end())
     }
 
-    /// Reports when bytes were last received or sent, how many requests are under way, or arrive, and since when one has been
-    /// arriving because of its client.
-    pub fn report(&self, last_traffic: Instant, requests: usize, arriving_since: Option<Instant>) {
-        let since = arriving_since.map_or(NEVER, |at| self.all.micros(at));
-        self.activity.arriving_since_us.store(since, Relaxed);
+    /// Reports when bytes were last received or sent, how many requests are under way, or arrive, and the one that the
+    /// client has not sent all of, if one is awaited.
+    pub fn report(&self, last_traffic: Instant, requests: usize, arriving: Option<Arriving>) {
+        *self.activity.arrivals() = Arrivals::from(arriving);
         let at = self.all.micros(last_traffic);
         self.activity.last_traffic_us.store(at, Relaxed);
         let requests = u32::try_from(requests).unwrap_or(u32::MAX);
@@ -410,6 +397,12 @@ impl Place {
             source: self.source,
             is_unread: false,
         })
+    }
+
+    /// Begins to time the body of a request. For connections that do not [`report`](Self::report) by themselves.
+    #[must_use]
+    pub fn begin_arrival(&self) -> Arrival {
+        Arrival::new(Arc::clone(&self.activity))
     }
 
     /// How many requests of this connection are under way.

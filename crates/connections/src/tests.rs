@@ -248,8 +248,9 @@ fn a_connection_that_drips_a_request_is_replaced_before_a_quiet_one() {
     let dripping = admit(1, now).unwrap();
     let quick = admit(2, now).unwrap();
     let later = now + SLOW_ARRIVAL + Duration::from_millis(1);
-    dripping.report(later, 1, Some(now));
-    quick.report(later, 1, Some(later));
+    let arriving = |since, bytes| Some(Arriving { since, bytes });
+    dripping.report(later, 1, arriving(now, 3));
+    quick.report(later, 1, arriving(later, 3));
     let closed = || closing.each_ref().map(CancellationToken::is_cancelled);
     let new = admit(3, later).unwrap();
     assert_eq!(closed(), [false, true, false, false, false]);

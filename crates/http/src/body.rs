@@ -1,6 +1,9 @@
-//! Bodies of requests, of which the rest is read where nobody wants it.
+//! Bodies of requests.
 //!
-//! Why it exists. A server that has answered and leaves a body unread resets the stream of HTTP/2 (RFC 9113, 8.1), or closes the
+//! An [`ArrivingBody`] reports to its connection how fast the client sends it. Of a [`RequestBody`] the rest is read where
+//! nobody wants it.
+//!
+//! Why the rest is read. A server that has answered and leaves a body unread resets the stream of HTTP/2 (RFC 9113, 8.1), or closes the
 //! connection of HTTP/1; a client that is still sending may then lose the answer. So the rest of a body is read and thrown
 //! away behind the answer, up to a bound. Deliberately not read: the body of a client that waits for `100 Continue`, for
 //! reading would ask for it.
@@ -15,27 +18,77 @@ use hyper::Request;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::header::EXPECT;
 use tokio::runtime::Handle;
+use waybill_connections::Arrival;
 
 /// How much is thrown away: more than the largest body that is taken, unless it is a batch.
 const BYTES_MAX: usize = 8 * 1024 * 1024;
 /// How long that may take.
 const TIME_MAX: Duration = Duration::from_secs(5);
 
-/// The body of a request.
+/// The body of a request, as it arrives.
+#[derive(Debug)]
+pub struct ArrivingBody {
+    incoming: Incoming,
+    /// `None` once all of it is there.
+    arrival: Option<Arrival>,
+}
+
+impl ArrivingBody {
+    pub(crate) fn new(incoming: Incoming, begin: impl FnOnce() -> Arrival) -> Self {
+        let arrival = (!incoming.is_end_stream()).then(begin);
+        Self { incoming, arrival }
+    }
+}
+
+impl Body for ArrivingBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let polled = Pin::new(&mut self.incoming).poll_frame(cx);
+        let Some(arrival) = &mut self.arrival else {
+            return polled;
+        };
+        match &polled {
+            Poll::Pending => arrival.wait(),
+            Poll::Ready(Some(Ok(frame))) => {
+                arrival.receive(frame.data_ref().map_or(0, Bytes::len));
+            }
+            Poll::Ready(Some(Err(_)) | None) => {}
+        }
+        if matches!(polled, Poll::Ready(None)) || self.incoming.is_end_stream() {
+            self.arrival.take().map(Arrival::complete);
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+/// The body of a request, of which the rest is read when it is dropped.
 #[derive(Debug)]
 pub struct RequestBody {
     /// `None` once it is dropped.
-    rest: Option<Incoming>,
+    rest: Option<ArrivingBody>,
     /// Whether the client sends it without being asked to.
     is_on_its_way: bool,
 }
 
 impl RequestBody {
     /// The body of this request.
-    pub fn of(request: Request<Incoming>) -> Request<Self> {
+    pub fn of(request: Request<ArrivingBody>) -> Request<Self> {
         let is_on_its_way = !request.headers().contains_key(EXPECT);
-        request.map(|incoming| Self {
-            rest: Some(incoming),
+        request.map(|body| Self {
+            rest: Some(body),
             is_on_its_way,
         })
     }
@@ -76,7 +129,7 @@ impl Drop for RequestBody {
     }
 }
 
-async fn throw_away(mut rest: Incoming) {
+async fn throw_away(mut rest: ArrivingBody) {
     let mut thrown_away = 0;
     while thrown_away < BYTES_MAX
         && let Some(Ok(frame)) = rest.frame().await

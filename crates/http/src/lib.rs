@@ -22,7 +22,7 @@ pub mod reread;
 mod server;
 mod tls;
 
-pub use body::RequestBody;
+pub use body::{ArrivingBody, RequestBody};
 pub use gate::{Gate, GateLimits, HEADERS_LIMIT_MAX, Refusal};
 pub use hosts::{Foreign, Hosts, is_from_page};
 pub use meter::{METRICS, RefusalMeter};

@@ -20,6 +20,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use waybill_connections::{Connections, Full, Limits, Place, RequestGuard, RequestLimits};
 
+use crate::body::ArrivingBody;
 use crate::gate::{Gate, GateLimits};
 use crate::meter::{ConnectionMeter, RefusalMeter};
 use crate::problem::Kind;
@@ -72,7 +73,7 @@ pub trait Service: Send + Sync + 'static {
     /// If it is to get no answer: then its connection (HTTP/1) or its stream (HTTP/2) is closed.
     fn answer(
         self: Arc<Self>,
-        request: Request<Incoming>,
+        request: Request<ArrivingBody>,
     ) -> impl Future<Output = Result<Response<Self::Body>, Self::Unanswered>> + Send;
 }
 
@@ -273,8 +274,9 @@ impl<S: Service> Connection<S> {
             .max_concurrent_streams(u32::try_from(streams).unwrap_or(u32::MAX));
         let gate = Gate::new(stream, self.limits.gate).with_outlet(place.outlet());
         let (service, refusals) = (self.service, self.refusals);
-        let answer = service_fn(move |request| {
+        let answer = service_fn(move |request: Request<Incoming>| {
             let (service, guard) = (Arc::clone(&service), place.begin_request());
+            let request = request.map(|body| ArrivingBody::new(body, || place.begin_arrival()));
             let refusals = Arc::clone(&refusals);
             // A future takes kilobytes. Unboxed, it stays in the task of an HTTP/2 stream until the client has read the answer,
             // and in that of an idle HTTP/1 connection.

@@ -8,15 +8,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::stream;
 use h2::client::SendRequest;
-use http_body_util::{Either, Full, StreamBody};
-use hyper::body::{Frame, Incoming};
+use http_body_util::{BodyExt as _, Either, Full, StreamBody};
+use hyper::body::Frame;
 use hyper::{Request, Response};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use waybill_http::{GateLimits, Server, ServerLimits, Service, Tls, TlsConfig};
+use waybill_connections::SLOW_ARRIVAL;
+use waybill_http::{ArrivingBody, GateLimits, Server, ServerLimits, Service, Tls, TlsConfig};
 use waybill_test_support::certificate::Certificate;
 
 /// No test takes nearly as long; nothing that one waits for has so long a time-out either.
@@ -40,7 +41,8 @@ const LIMITS: ServerLimits = ServerLimits {
 const LARGE_BYTES: usize = 32 * 1024 * 1024;
 
 /// Answers each request with its path, one for `/large` with much, and one for `/nothing` not at all; one for `/wait` only
-/// once it may. The body for `/stream` does not say beforehand where it ends.
+/// once it may; one for `/body` once it has read the request's. The body for `/stream` does not say beforehand where it
+/// ends.
 struct Echo {
     /// One permit for each request for `/wait` that has come.
     came: Semaphore,
@@ -56,7 +58,7 @@ impl Service for Echo {
 
     async fn answer(
         self: Arc<Self>,
-        request: Request<Incoming>,
+        request: Request<ArrivingBody>,
     ) -> Result<Response<Self::Body>, Unanswered> {
         let path = request.uri().path().to_owned();
         let whole = |bytes: Bytes| Ok(Response::new(Either::Left(Full::from(bytes))));
@@ -68,6 +70,10 @@ impl Service for Echo {
                 return Ok(Response::new(Either::Right(body)));
             }
             "/nothing" => return Err(Unanswered),
+            "/body" => {
+                self.came.add_permits(1);
+                request.collect().await.map_err(|_| Unanswered)?;
+            }
             "/wait" => {
                 self.came.add_permits(1);
                 let _permit = self.may_answer.acquire().await;
@@ -198,6 +204,48 @@ async fn a_connection_waits_while_all_others_are_busy_and_none_of_these_is_cut_o
         answer(stream, "/wait").await;
     }
     answer(&mut last, "/a").await;
+}
+
+/// Sends a byte of a body now and then, until it cannot.
+async fn drip(mut send: impl AsyncFnMut() -> bool) {
+    while send().await {
+        tokio::time::sleep(SLOW_ARRIVAL / 8).await;
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_drip_keep_nobody_out() {
+    let server = run(LIMITS, Tls::default()).await;
+    // The oldest one is idle, and the next one waits for its answer.
+    let mut idle = server.connect().await;
+    ask(&mut idle, "/a").await;
+    let mut busy = server.busy(1).await;
+    let mut dripping = JoinSet::new();
+    let mut stream = server.connect().await;
+    let head = b"POST /body HTTP/1.1\r\nhost: a\r\ncontent-length: 1000\r\n\r\n";
+    stream.write_all(head).await.unwrap();
+    dripping.spawn(drip(async move || stream.write_all(b"x").await.is_ok()));
+    let mut requests = connect_http2(&server).await;
+    let request = Request::post("http://a/body").body(()).unwrap();
+    let (_answer, mut body) = requests.send_request(request, false).unwrap();
+    dripping.spawn(drip(async move || {
+        body.send_data(Bytes::from_static(b"x"), false).is_ok()
+    }));
+    let both = server.service.came.acquire_many(2).await.unwrap();
+    both.forget();
+    tokio::time::sleep(SLOW_ARRIVAL + Duration::from_millis(100)).await;
+    let mut new = Vec::new();
+    for path in ["/b", "/c"] {
+        let mut stream = server.connect().await;
+        ask(&mut stream, path).await;
+        new.push(stream);
+    }
+    while let Some(cut_off) = dripping.join_next().await {
+        cut_off.unwrap();
+    }
+    ask(&mut idle, "/d").await;
+    server.service.may_answer.add_permits(1);
+    answer(&mut busy[0], "/wait").await;
 }
 
 #[tokio::test]

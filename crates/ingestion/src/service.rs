@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use futures_util::FutureExt as _;
-use hyper::body::{Body, Incoming};
+use hyper::body::Body;
 use hyper::header::{self, HeaderMap};
 use hyper::{Method, Request, Response, StatusCode};
 use tokio::sync::mpsc;
@@ -24,11 +24,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use waybill_api::request::{self, Envelope, IDEMPOTENCY_KEY, Rules, Submission};
 use waybill_clock::wall_clock;
-use waybill_http::RequestBody;
 use waybill_http::auth::{Auth, Caller};
 use waybill_http::payload::{Parts, Patience, Payload, read_whole};
 use waybill_http::problem::{FieldProblem, Kind, Problem};
-use waybill_http::{Hosts, Refusal, Service};
+use waybill_http::{ArrivingBody, Hosts, Refusal, RequestBody, Service};
 
 use self::reply::{page, problem, redirect, whole};
 use super::batch::{ANSWERS_MAX, Batch, BatchLimits};
@@ -87,7 +86,10 @@ impl Service for Api {
     type Body = Payload;
     type Unanswered = Infallible;
 
-    async fn answer(self: Arc<Self>, mut request: Request<Incoming>) -> Result<Reply, Infallible> {
+    async fn answer(
+        self: Arc<Self>,
+        mut request: Request<ArrivingBody>,
+    ) -> Result<Reply, Infallible> {
         let began = Instant::now();
         if request.method().as_str() == Refusal::METHOD {
             let reply = problem(&Refusal::of_path(request.uri().path()).into());

@@ -48,18 +48,17 @@ use axum::{Json, Router};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use hyper::Request;
-use hyper::body::Incoming;
 use serde_json::Value;
 use tokio::net::TcpListener;
 use tower::ServiceExt as _;
 use waybill_engine::ShardId;
-use waybill_http::RequestBody;
 use waybill_http::auth::Auth;
 use waybill_http::json;
 use waybill_http::payload::{Patience, read_whole};
 use waybill_http::problem::{self, FieldProblem, Kind, Problem};
 use waybill_http::{
-    GateLimits, Hosts, REQUESTS_PER_CONNECTION_MAX, Refusal, Server, ServerLimits, Service, Tls,
+    ArrivingBody, GateLimits, Hosts, REQUESTS_PER_CONNECTION_MAX, Refusal, RequestBody, Server,
+    ServerLimits, Service, Tls,
 };
 use waybill_scheduler::control::{ControlError, SchedulerControl, SchedulerView};
 use waybill_telemetry::health::{Liveness, Readiness};
@@ -279,7 +278,10 @@ impl Service for Routes {
     type Body = Body;
     type Unanswered = Infallible;
 
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Result<Response, Infallible> {
+    async fn answer(
+        self: Arc<Self>,
+        request: Request<ArrivingBody>,
+    ) -> Result<Response, Infallible> {
         if request.method().as_str() == Refusal::METHOD {
             return Ok(Problem::from(Refusal::of_path(request.uri().path())).into_response());
         }

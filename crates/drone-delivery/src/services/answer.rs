@@ -7,11 +7,12 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
-use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper::body::{Body, Frame, SizeHint};
 use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 use serde::Serialize;
 use tokio::sync::mpsc;
+use waybill_http::ArrivingBody;
 
 use crate::field::FieldError;
 
@@ -185,7 +186,7 @@ impl From<Problem> for Answer {
 /// # Errors
 ///
 /// Where it is too large or breaks off.
-pub(super) async fn read_body(body: Incoming) -> Result<Bytes, Problem> {
+pub(super) async fn read_body(body: ArrivingBody) -> Result<Bytes, Problem> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use hyper::body::Incoming;
 use hyper::header::HeaderValue;
 use hyper::http::request::Parts;
 use hyper::{Method, Request, StatusCode};
@@ -13,6 +12,7 @@ use jiff::Timestamp;
 use percent_encoding::percent_decode_str;
 use serde::Deserialize;
 use waybill_clock::wall_clock;
+use waybill_http::ArrivingBody;
 
 use super::answer::{Answer, Problem, Unanswered, json_text, no_content, read_body};
 use super::control;
@@ -33,7 +33,7 @@ const ID_BYTES_MAX: usize = 1_024;
 /// Answers one request, or leaves it without an answer.
 pub(super) async fn answer(
     site: Arc<Site>,
-    request: Request<Incoming>,
+    request: Request<ArrivingBody>,
 ) -> Result<Answer, Unanswered> {
     let (head, body) = request.into_parts();
     match read(&site, &head, body).await {
@@ -50,7 +50,7 @@ enum Asked {
     Control(Answer),
 }
 
-async fn read(site: &Site, head: &Parts, body: Incoming) -> Result<Asked, Problem> {
+async fn read(site: &Site, head: &Parts, body: ArrivingBody) -> Result<Asked, Problem> {
     let path = head.uri.path();
     let Some(resource) = path.strip_prefix("/api/") else {
         let answer = control::answer(site, head, body).await?;

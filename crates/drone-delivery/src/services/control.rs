@@ -4,12 +4,12 @@ use std::borrow::Cow;
 use std::io;
 
 use bytes::Bytes;
-use hyper::body::Incoming;
 use hyper::http::request::Parts;
 use hyper::{Method, StatusCode};
 use percent_encoding::percent_decode_str;
 use serde_json::{Map, Value};
 use tokio::sync::mpsc;
+use waybill_http::ArrivingBody;
 
 use super::answer::{Answer, Problem, json, json_text, ndjson, read_body};
 use super::ledger::{Reader, is_of_effect, line_start};
@@ -29,7 +29,11 @@ const PAGE_OPERATIONS: usize = 1_000;
 /// # Errors
 ///
 /// Why there is nothing to answer.
-pub(super) async fn answer(site: &Site, head: &Parts, body: Incoming) -> Result<Answer, Problem> {
+pub(super) async fn answer(
+    site: &Site,
+    head: &Parts,
+    body: ArrivingBody,
+) -> Result<Answer, Problem> {
     let path = head.uri.path();
     match path {
         "/ledger" | "/ledger/summary" | "/ledger/operations" | "/faults"
@@ -60,7 +64,7 @@ async fn faults(
     site: &Site,
     service: Service,
     method: &Method,
-    body: Incoming,
+    body: ArrivingBody,
 ) -> Result<Answer, Problem> {
     let faults = match *method {
         Method::GET => *site.faults.all().of(service),

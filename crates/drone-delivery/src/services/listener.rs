@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::body::Incoming;
 use hyper::{Request, StatusCode};
 use tokio_util::sync::CancellationToken;
 use waybill_http::{
-    GateLimits, HEADERS_LIMIT_MAX, Hosts, Refusal, Server, ServerLimits, Service, is_from_page,
+    ArrivingBody, GateLimits, HEADERS_LIMIT_MAX, Hosts, Refusal, Server, ServerLimits, Service,
+    is_from_page,
 };
 
 use super::Site;
@@ -43,7 +43,7 @@ impl Service for Site {
     type Body = AnswerBody;
     type Unanswered = Unanswered;
 
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Result<Answer, Unanswered> {
+    async fn answer(self: Arc<Self>, request: Request<ArrivingBody>) -> Result<Answer, Unanswered> {
         if request.method().as_str() == Refusal::METHOD {
             let refusal = Refusal::of_path(request.uri().path());
             return Ok(Problem::new(StatusCode::BAD_REQUEST, "bad-head", refusal.detail()).into());

@@ -29,6 +29,17 @@ async fn crowd(site: &Site, listener: &str, sent: &[u8]) -> Vec<TcpStream> {
     crowd
 }
 
+/// Waits until a listener has replaced a connection.
+async fn has_replaced(site: &Site, listener: &str) {
+    let replaced = format!("waybill_http_connections_replaced_total{{listener=\"{listener}\"}}");
+    let deadline = Instant::now() + PATIENCE;
+    // That of the services is shown once a second.
+    while site.metric(&replaced).await == 0.0 {
+        assert!(Instant::now() < deadline, "{replaced}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_send_nothing_keep_nobody_out() {
     let site = Site::start();
@@ -39,14 +50,7 @@ async fn connections_that_send_nothing_keep_nobody_out() {
     site.deliver("beside-silence").await;
     site.ready().await;
     for listener in ["api", "admin", "services"] {
-        let replaced =
-            format!("waybill_http_connections_replaced_total{{listener=\"{listener}\"}}");
-        let deadline = Instant::now() + PATIENCE;
-        // That of the services is shown once a second.
-        while site.metric(&replaced).await == 0.0 {
-            assert!(Instant::now() < deadline, "{replaced}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        has_replaced(&site, listener).await;
         let metric = async |name| {
             let name = format!("waybill_http_connections{name}{{listener=\"{listener}\"}}");
             site.metric(&name).await
@@ -73,6 +77,28 @@ async fn half_heads_and_idle_connections_keep_nobody_out() {
     }
     site.deliver("beside-halves").await;
     assert_eq!(site.get("admin", "/livez").await.0, StatusCode::OK);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bodies_that_stop_halfway_keep_nobody_out() {
+    let site = Site::start();
+    let mut crowds = Vec::new();
+    for (listener, route) in [
+        ("http", "POST /v1/operations"),
+        ("services", "PUT /api/packages/p"),
+    ] {
+        let sent = format!(
+            "{route} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+             content-length: 5000\r\n\r\n{{"
+        );
+        crowds.push(crowd(&site, listener, sent.as_bytes()).await);
+    }
+    // Until then they may be honest.
+    tokio::time::sleep(waybill_connections::SLOW_ARRIVAL + Duration::from_millis(100)).await;
+    site.deliver("beside-halves-of-bodies").await;
+    for listener in ["api", "services"] {
+        has_replaced(&site, listener).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
