@@ -544,12 +544,16 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_rest_goes_on() {
     broker.send(std::slice::from_ref(&good));
     assert_eq!(broker.replies(1)[0].1.operation, good.operation);
 
-    let letters = consumer(&broker.kafka, &Topics::dead_letter(&topic), 2);
-    let letter = read(&letters, 1).remove(0);
-    assert_eq!(letter.value.as_deref(), Some(&b"not avro"[..]));
-    assert_eq!(letter.key.as_deref(), Some(&b"key"[..]));
+    let dead_letters = consumer(&broker.kafka, &Topics::dead_letter(&topic), 2);
+    let dead_letter = read(&dead_letters, 1).remove(0);
+    assert_eq!(dead_letter.value.as_deref(), Some(&b"not avro"[..]));
+    assert_eq!(dead_letter.key.as_deref(), Some(&b"key"[..]));
     let header = |name: &str| {
-        let (_, value) = letter.headers.iter().find(|(key, _)| key == name).unwrap();
+        let (_, value) = dead_letter
+            .headers
+            .iter()
+            .find(|(key, _)| key == name)
+            .unwrap();
         String::from_utf8(value.clone().unwrap()).unwrap()
     };
     assert_eq!(header("__connect.errors.topic"), topic);
@@ -568,19 +572,19 @@ async fn what_no_client_can_decode_is_put_aside_with_where_it_lies_and_the_rest_
     assert_eq!(appended, 0, "the broker takes it");
     let fast = Scripted::new(4);
     let agents = start(&broker, &[("fast", &fast)]);
-    let letters = consumer(&broker.kafka, &Topics::dead_letter(&topic), 2);
+    let dead_letters = consumer(&broker.kafka, &Topics::dead_letter(&topic), 2);
     let deadline = Instant::now() + PATIENCE * 4;
-    while letters.known_end(&Topics::dead_letter(&topic), PartitionId(0)) != Some(Offset(1)) {
-        assert!(Instant::now() < deadline, "no letter came");
+    while dead_letters.known_end(&Topics::dead_letter(&topic), PartitionId(0)) != Some(Offset(1)) {
+        assert!(Instant::now() < deadline, "no dead letter came");
         tokio::time::sleep(PATIENCE / 100).await;
     }
-    let letter = read(&letters, 1).remove(0);
-    let place: serde_json::Value = serde_json::from_slice(&letter.value.unwrap()).unwrap();
+    let dead_letter = read(&dead_letters, 1).remove(0);
+    let place: serde_json::Value = serde_json::from_slice(&dead_letter.value.unwrap()).unwrap();
     assert_eq!(place["topic"], *topic, "{place}");
     let offsets = ["partition", "firstOffset", "nextOffset"].map(|field| &place[field]);
     assert_eq!(offsets, [0, 0, 1], "{place}");
     let is_mark = |(name, _): &&(String, _)| name == headers::UNDECODABLE_UNTIL;
-    let (_, next) = letter.headers.iter().find(is_mark).unwrap();
+    let (_, next) = dead_letter.headers.iter().find(is_mark).unwrap();
     assert_eq!(next.as_deref(), Some(&b"1"[..]));
     let good = request("fast", "good").build();
     broker.send(std::slice::from_ref(&good));
@@ -593,7 +597,7 @@ async fn what_no_client_can_decode_is_put_aside_with_where_it_lies_and_the_rest_
     broker.send(std::slice::from_ref(&next));
     assert_eq!(broker.replies(1)[0].1.operation, next.operation);
     agents.shutdown().await.unwrap();
-    let end = letters.watermarks(&Topics::dead_letter(&topic), PartitionId(0), PATIENCE);
+    let end = dead_letters.watermarks(&Topics::dead_letter(&topic), PartitionId(0), PATIENCE);
     assert_eq!(end.unwrap().1, Offset(1));
 }
 

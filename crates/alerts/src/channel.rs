@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::ReceiverError;
 use super::alert::Message;
-use super::email::{Email, Letter};
+use super::email::{Email, EmailDelivery};
 use super::webhook::{Call, Webhook};
 use crate::config::ReceiverConfig;
 
@@ -31,7 +31,7 @@ impl Channel {
     pub(super) fn prepare(&self, message: &Message) -> Result<Delivery<'_>, Failure> {
         match self {
             Self::Webhook(webhook) => Ok(Delivery::Call(webhook.prepare(message))),
-            Self::Email(email) => email.prepare(message).map(Delivery::Letter),
+            Self::Email(email) => email.prepare(message).map(Delivery::Email),
         }
     }
 }
@@ -39,7 +39,7 @@ impl Channel {
 /// A message on its way.
 pub(super) enum Delivery<'a> {
     Call(Call<'a>),
-    Letter(Letter<'a>),
+    Email(EmailDelivery<'a>),
 }
 
 /// What can be tried again, the same each time.
@@ -52,7 +52,7 @@ impl Attempt for Delivery<'_> {
     async fn attempt(&mut self) -> Result<(), Failure> {
         match self {
             Self::Call(call) => call.attempt().await,
-            Self::Letter(letter) => letter.attempt().await,
+            Self::Email(email) => email.attempt().await,
         }
     }
 }

@@ -64,28 +64,28 @@ impl Email {
         })
     }
 
-    pub(super) fn prepare(&self, message: &Message) -> Result<Letter<'_>, Failure> {
+    pub(super) fn prepare(&self, message: &Message) -> Result<EmailDelivery<'_>, Failure> {
         let mut subject = format!("[Waybill] {}", message.headline());
         clip(&mut subject, SUBJECT_BYTES_MAX);
         let id = message.alert.event_id;
-        Ok(Letter {
+        Ok(EmailDelivery {
             email: self,
             left: self.to.iter().map(|mailbox| &mailbox.email).collect(),
             was_taken: false,
-            bytes: write_letter(&self.from, &self.to, subject, id, text(message))?,
+            bytes: write_email(&self.from, &self.to, subject, id, text(message))?,
         })
     }
 }
 
-/// Writes a letter with an id that stays the same however often it is sent.
-pub(super) fn write_letter(
+/// Writes an email with an id that stays the same however often it is sent.
+pub(super) fn write_email(
     from: &Mailbox,
     to: &[Mailbox],
     subject: String,
     id: Uuid,
     text: String,
 ) -> Result<Vec<u8>, Failure> {
-    let mut letter = lettre::Message::builder()
+    let mut message = lettre::Message::builder()
         .from(from.clone())
         .subject(subject)
         .message_id(Some(format!("<{id}@{}>", from.email.domain())))
@@ -95,16 +95,16 @@ pub(super) fn write_letter(
         ))
         .header(ContentType::TEXT_PLAIN);
     for mailbox in to {
-        letter = letter.to(mailbox.clone());
+        message = message.to(mailbox.clone());
     }
-    let letter = letter.body(text).map_err(|error| Failure::Refused {
+    let message = message.body(text).map_err(|error| Failure::Refused {
         cause: chain(&error),
     })?;
-    Ok(letter.formatted())
+    Ok(message.formatted())
 }
 
 /// A message on its way to its addresses.
-pub(super) struct Letter<'a> {
+pub(super) struct EmailDelivery<'a> {
     email: &'a Email,
     bytes: Vec<u8>,
     /// Those who have not had it and have not refused it.
@@ -113,7 +113,7 @@ pub(super) struct Letter<'a> {
     was_taken: bool,
 }
 
-impl Letter<'_> {
+impl EmailDelivery<'_> {
     /// Writes to everybody who is left. A server that does not answer is asked once an attempt,
     /// not once for every address.
     pub(super) async fn attempt(&mut self) -> Result<(), Failure> {
@@ -241,16 +241,16 @@ impl Server {
         })
     }
 
-    /// Hands a letter over, within `timeout`.
+    /// Sends an email, within `timeout`.
     pub(super) async fn send(
         &self,
         envelope: &Envelope,
-        letter: &[u8],
+        message: &[u8],
         timeout: Duration,
     ) -> Result<(), Unwritten> {
         let sending = async {
             let mut connection = self.connect().await?;
-            connection.send(envelope, letter).await?;
+            connection.send(envelope, message).await?;
             Ok::<_, SmtpError>(connection)
         };
         match time::timeout(timeout, sending).await {
@@ -373,8 +373,8 @@ mod tests {
 
     fn written(message: &Message) -> String {
         let email = Email::new(&config(), Duration::from_secs(1)).unwrap_or_else(|e| panic!("{e}"));
-        let letter = email.prepare(message).unwrap_or_else(|e| panic!("{e:?}"));
-        String::from_utf8(letter.bytes).unwrap()
+        let delivery = email.prepare(message).unwrap_or_else(|e| panic!("{e:?}"));
+        String::from_utf8(delivery.bytes).unwrap()
     }
 
     #[test]

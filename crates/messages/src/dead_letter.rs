@@ -185,11 +185,11 @@ mod tests {
             headers: vec![("own".to_owned(), None)],
         };
         let message = "ä".repeat(MESSAGE_BYTES_MAX);
-        let letter = DeadLetter {
+        let dead_letter = DeadLetter {
             message: &message,
             ..LETTER
         };
-        let kept = letter.keep(record.clone());
+        let kept = dead_letter.keep(record.clone());
         assert_eq!((&kept.key, &kept.value), (&record.key, &record.value));
         assert_eq!(kept.headers[0], record.headers[0]);
         for (name, value) in [
@@ -212,15 +212,18 @@ mod tests {
     #[test]
     fn what_stands_for_undecodable_records_says_where_they_lie() {
         let range = (Offset(17), Offset(20));
-        let letter = undecodable("t", PartitionId(3), range, "says \"no\"\n");
+        let dead_letter = undecodable("t", PartitionId(3), range, "says \"no\"\n");
         let value: serde_json::Value =
-            serde_json::from_slice(letter.value.as_deref().unwrap()).unwrap();
+            serde_json::from_slice(dead_letter.value.as_deref().unwrap()).unwrap();
         let cause = "says \"no\"\n";
         let expected = serde_json::json!({
             "topic": "t", "partition": 3, "firstOffset": 17, "nextOffset": 20, "cause": cause,
         });
         assert_eq!(value, expected);
-        assert_eq!(text(&LETTER.keep(letter), UNDECODABLE_UNTIL), Some("20"));
+        assert_eq!(
+            text(&LETTER.keep(dead_letter), UNDECODABLE_UNTIL),
+            Some("20")
+        );
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! A poison record on a dead-letter topic keeps its bytes and headers; further headers name its source and the
 //! reason. A replay sends the bytes to that source again, once its consumer can read them.
 
-mod letter;
+mod dead_letter;
 mod list;
 mod outcome;
 mod receipts;
@@ -35,7 +35,7 @@ impl DlqCommand {
     ///
     /// # Errors
     ///
-    /// If there is no such topic, partition or letter, the brokers are away, or a letter could not
+    /// If there is no such topic, partition or dead letter, the brokers are away, or a dead letter could not
     /// be replayed.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
         match self {

@@ -455,7 +455,7 @@ impl Dispatcher {
     ) {
         let topic = self.topics.of(source);
         tracing::warn!(topic, partition = %from, %offset, cause, "dead-lettered a record");
-        let letter = DeadLetter {
+        let dead_letter = DeadLetter {
             topic,
             partition: from,
             offset,
@@ -465,7 +465,7 @@ impl Dispatcher {
             error_kind: "DecodeError",
             message: cause,
         };
-        let kept = letter.keep(Contents {
+        let kept = dead_letter.keep(Contents {
             key: record.key.clone(),
             value: record.value.clone(),
             headers: record.headers.clone(),
@@ -478,17 +478,17 @@ impl Dispatcher {
             Source::Recoveries => &self.dead_recoveries,
         };
         let settlement = Self::unless_hopeless(dead_letters, settlement);
-        let letter = OutRecord {
+        let dead_letter = OutRecord {
             topic: dead_letters,
             partition: from,
             key: kept.key.as_deref(),
             value: kept.value.as_deref(),
             headers: &headers,
         };
-        self.enqueue(&letter, &settlement);
+        self.enqueue(&dead_letter, &settlement);
     }
 
-    /// A settlement of one record that counts as sent where it would be refused for ever: a letter that
+    /// A settlement of one record that counts as sent where it would be refused for ever: a dead letter that
     /// nobody takes must not hold up the partition. The record itself stays where it lay for as long as its
     /// topic keeps it.
     fn unless_hopeless(topic: &str, settlement: &Arc<Settlement>) -> Arc<Settlement> {

@@ -25,8 +25,8 @@ use waybill_store::{
 use waybill_topology::shards;
 
 use super::checkpoint_check::remember_topics;
+use super::foreign_state::FirstOwner;
 use super::input::AcquireError;
-use super::lost_state::FirstOwner;
 
 /// How long leases last and how they are judged.
 #[derive(Clone, Copy, Debug)]

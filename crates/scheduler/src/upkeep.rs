@@ -14,8 +14,8 @@ use waybill_topology::shards;
 
 use super::checkpoint_check::{CheckpointMismatch, MismatchCause, remember_topics, start_offsets};
 use super::consumers::EndsReader;
+use super::foreign_state::FirstOwner;
 use super::input::{AcquireError, Generation, Input, LogEnds, LostCause};
-use super::lost_state::FirstOwner;
 use super::metrics::LEASES_LOST;
 use super::ownership::{self, HeldLease, Renewal};
 use super::partition::{Differing, Owned, Slot, SlotState};

@@ -98,12 +98,12 @@ pub enum Kind {
     Statuses,
     /// Failed operations and alerts, which nothing else tells of.
     Results,
-    /// Whom to tell of it: personal data.
+    /// Who is notified of it: personal data.
     Notices,
-    /// What could not be read.
+    /// Records that could not be read.
     DeadLetters,
-    /// What could not be read of whom to tell: personal data, too.
-    NoticeLetters,
+    /// Notices that could not be read: personal data, too.
+    DeadNotices,
 }
 
 /// A topic that Waybill needs.
@@ -381,8 +381,8 @@ pub fn needed(
 ) -> Vec<Needed> {
     let names = Topics::new(&topology.kafka.topic_prefix);
     let of = |name: &str, kind: Kind| needs(topology, name, kind, broker);
-    let letters = |name: &str, kind| of(&Topics::dead_letter(name), kind);
-    let dead_letters = |name: &str| letters(name, Kind::DeadLetters);
+    let dead_letters = |name: &str| of(&Topics::dead_letter(name), Kind::DeadLetters);
+    let dead_notices = Topics::dead_letter(names.owner_notices());
     let mut needed = vec![
         of(names.requests(), Kind::Requests),
         of(names.high_priority_requests(), Kind::Requests),
@@ -398,18 +398,18 @@ pub fn needed(
         dead_letters(names.recovery()),
         dead_letters(names.failed_operations()),
         dead_letters(names.operator_alerts()),
-        letters(names.owner_notices(), Kind::NoticeLetters),
+        of(&dead_notices, Kind::DeadNotices),
     ];
     for agent in workflows.agents() {
         let topic = names.step_requests(&agent);
-        // A letter goes to the partition of the record that it keeps.
-        let letters = needs(
+        // A dead letter goes to the partition of the record that it keeps.
+        let dead_letters = needs(
             topology,
             &Topics::dead_letter(&topic),
             Kind::DeadLetters,
             broker,
         );
-        needed.push(with_step_partitions(topology, letters));
+        needed.push(with_step_partitions(topology, dead_letters));
         needed.push(of_steps(topology, &topic, broker));
     }
     needed
@@ -497,7 +497,7 @@ fn settings(
         Kind::Statuses | Kind::Results => (kafka.results_retention, RECORD_BYTES_MAX),
         Kind::Notices => (contacts_retention, RECORD_BYTES_MAX),
         Kind::DeadLetters => (kafka.results_retention, DEAD_LETTER_BYTES_MAX),
-        Kind::NoticeLetters => (contacts_retention, DEAD_LETTER_BYTES_MAX),
+        Kind::DeadNotices => (contacts_retention, DEAD_LETTER_BYTES_MAX),
     };
     let retention = match (broker, kind) {
         // Deleted by checkpoint alone (`trim.rs`).
@@ -543,7 +543,7 @@ fn on_kafka(settings: &mut Vec<(&'static str, String)>, kind: Kind, replication:
         | Kind::Results
         | Kind::Notices
         | Kind::DeadLetters
-        | Kind::NoticeLetters => {}
+        | Kind::DeadNotices => {}
     }
 }
 
@@ -561,7 +561,7 @@ fn on_the_embedded_broker(
         | Kind::Results
         | Kind::Notices
         | Kind::DeadLetters
-        | Kind::NoticeLetters => true,
+        | Kind::DeadNotices => true,
         // Steps can be derived again, and a status says what the row says.
         Kind::Steps | Kind::Statuses => false,
     };
@@ -595,11 +595,7 @@ fn on_the_embedded_broker(
         Kind::Steps => {
             settings.push(("retention.bytes", STEP_PARTITION_BYTES_MAX.to_string()));
         }
-        Kind::Statuses
-        | Kind::Results
-        | Kind::Notices
-        | Kind::DeadLetters
-        | Kind::NoticeLetters => {
+        Kind::Statuses | Kind::Results | Kind::Notices | Kind::DeadLetters | Kind::DeadNotices => {
             settings.push(("retention.bytes", RESULT_PARTITION_BYTES_MAX.to_string()));
         }
     }

@@ -1,5 +1,5 @@
 //! Records that nobody can read, straight onto the topic of requests; each of them has to be found among the dead
-//! letters afterwards, with its own bytes.
+//! dead letters afterwards, with its own bytes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

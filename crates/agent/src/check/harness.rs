@@ -277,7 +277,7 @@ impl<'a> Harness<'a> {
         for record in came {
             match record {
                 Incoming::Reply(record) => self.transcript.read_reply(&record),
-                Incoming::Letter(record) => self.transcript.letters.push(record),
+                Incoming::DeadLetter(record) => self.transcript.dead_letters.push(record),
             }
         }
     }

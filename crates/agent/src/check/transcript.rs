@@ -85,7 +85,7 @@ pub(super) struct Transcript {
     by_operation: HashMap<OperationId, Vec<SentId>>,
     by_key: HashMap<Vec<u8>, OperationId>,
     /// Dead letters of the agent's.
-    pub(super) letters: Vec<RawRecord>,
+    pub(super) dead_letters: Vec<RawRecord>,
     /// Records under a key of the kit's that are no replies: the last one's cause, and how many.
     pub(super) unreadable: Option<(usize, DecodeError)>,
     /// Records of the replies' topic that cannot be told to be the kit's or another's.

@@ -47,7 +47,7 @@ pub(super) struct Outgoing {
 #[derive(Debug)]
 pub(super) enum Incoming {
     Reply(RawRecord),
-    Letter(RawRecord),
+    DeadLetter(RawRecord),
 }
 
 /// The connection.
@@ -57,28 +57,28 @@ pub(super) struct Wire {
     group: PartitionConsumer,
     requests: String,
     replies: String,
-    letters: String,
+    dead_letters: String,
     request_partitions: u32,
     reply_partitions: u32,
-    letter_partitions: u32,
-    /// Up to where each partition of replies and letters was read.
+    dead_letter_partitions: u32,
+    /// Up to where each partition of replies and dead letters was read.
     read_to: HashMap<(String, PartitionId), Offset>,
 }
 
 impl Wire {
-    /// Makes what is missing of the topics, and reads replies and letters from their ends on.
+    /// Makes what is missing of the topics, and reads replies and dead letters from their ends on.
     pub(super) fn open(settings: &CheckSettings) -> Result<Self, CheckError> {
         let requests = settings.topics.step_requests(&settings.agent);
         let replies = settings.topics.step_replies().to_owned();
-        let letters = Topics::dead_letter(&requests);
-        for topic in [&letters, &replies] {
+        let dead_letters = Topics::dead_letter(&requests);
+        for topic in [&dead_letters, &replies] {
             if !is_topic_name(topic) {
                 let topic = topic.clone();
                 return Err(CheckError::TopicName { topic });
             }
         }
-        let [request_partitions, reply_partitions, letter_partitions] =
-            prepare(settings, [&requests, &replies, &letters])?;
+        let [request_partitions, reply_partitions, dead_letter_partitions] =
+            prepare(settings, [&requests, &replies, &dead_letters])?;
 
         let mut options = ConsumerOptions::new(CLIENT_ID);
         options.queue_kib_max = READ_AHEAD_KIB_MAX;
@@ -91,10 +91,10 @@ impl Wire {
             reader,
             requests,
             replies,
-            letters,
+            dead_letters,
             request_partitions,
             reply_partitions,
-            letter_partitions,
+            dead_letter_partitions,
             read_to: HashMap::new(),
         };
         wire.read_to = wire.ends_once_led()?;
@@ -116,7 +116,7 @@ impl Wire {
     }
 
     pub(super) fn letters_topic(&self) -> &str {
-        &self.letters
+        &self.dead_letters
     }
 
     pub(super) fn request_partitions(&self) -> u32 {
@@ -186,7 +186,7 @@ impl Wire {
             .into_iter()
             .map(|record| match is_reply(&record) {
                 true => Incoming::Reply(record),
-                false => Incoming::Letter(record),
+                false => Incoming::DeadLetter(record),
             })
             .collect())
     }
@@ -197,7 +197,7 @@ impl Wire {
         }
     }
 
-    /// Takes all that lies on the topics of replies and letters by now.
+    /// Takes all that lies on the topics of replies and dead letters by now.
     pub(super) fn drain(&mut self) -> Result<Vec<Incoming>, CheckError> {
         let ends = self.ends()?;
         let deadline = Instant::now() + BROKER_PATIENCE;
@@ -237,9 +237,10 @@ impl Wire {
 
     fn ends(&self) -> Result<HashMap<(String, PartitionId), Offset>, CheckError> {
         let replies = (0..self.reply_partitions).map(|partition| (&self.replies, partition));
-        let letters = (0..self.letter_partitions).map(|partition| (&self.letters, partition));
+        let dead_letters =
+            (0..self.dead_letter_partitions).map(|partition| (&self.dead_letters, partition));
         let mut ends = HashMap::new();
-        for (topic, partition) in replies.chain(letters) {
+        for (topic, partition) in replies.chain(dead_letters) {
             let partition = PartitionId(partition);
             let (_, end) = self.reader.watermarks(topic, partition, BROKER_PATIENCE)?;
             ends.insert((topic.clone(), partition), end);
@@ -268,10 +269,10 @@ pub(super) fn group_of(settings: &CheckSettings) -> String {
 }
 
 /// Refuses an installation's prefix, and makes what is missing of the topics of requests, replies and
-/// letters. Returns how many partitions each of them has.
+/// dead letters. Returns how many partitions each of them has.
 fn prepare(
     settings: &CheckSettings,
-    [requests, replies, letters]: [&str; 3],
+    [requests, replies, dead_letters]: [&str; 3],
 ) -> Result<[u32; 3], CheckError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -290,20 +291,20 @@ fn prepare(
             replication: settings.replication,
             ..TopicSpec::new(topic, partitions)
         };
-        // Letters lie in the partition that they had, so the topics have as many.
+        // Dead letters lie in the partition that they had, so the topics have as many.
         let requests_found = admin.topic_partitions(requests).await?;
         let as_requests = requests_found.unwrap_or(PARTITIONS_MADE);
         admin
             .create_topics(&[
                 spec(requests, as_requests),
                 spec(replies, PARTITIONS_MADE),
-                spec(letters, as_requests),
+                spec(dead_letters, as_requests),
             ])
             .await?;
         Ok([
             known(&admin, requests).await?,
             known(&admin, replies).await?,
-            known(&admin, letters).await?,
+            known(&admin, dead_letters).await?,
         ])
     })
 }

@@ -144,7 +144,7 @@ impl Intake {
 
     /// Sends what lies at a place to the topic's dead-letter topic.
     fn put_aside(&self, topic: &str, contents: Contents, source: Source, cause: &str) {
-        let letter = DeadLetter {
+        let dead_letter = DeadLetter {
             topic,
             partition: source.partition,
             offset: source.offset,
@@ -154,7 +154,7 @@ impl Intake {
             error_kind: "DecodeError",
             message: cause,
         };
-        let kept = letter.keep(contents);
+        let kept = dead_letter.keep(contents);
         self.shared.outbox.send(Outgoing {
             topic: Topics::dead_letter(topic).into(),
             partition: source.partition,

@@ -16,7 +16,7 @@ use crate::ReceiverError;
 use crate::alert::clip;
 use crate::channel::{Attempt, Failure};
 use crate::config::{OwnerEmailConfig, WebhookConfig};
-use crate::email::{SUBJECT_BYTES_MAX, Server, read_mailbox, write_letter};
+use crate::email::{SUBJECT_BYTES_MAX, Server, read_mailbox, write_email};
 use crate::template::{Escape, Template};
 use crate::webhook::{Call, Endpoint, template_of};
 
@@ -91,7 +91,7 @@ impl Outbound {
         turns: &'a Semaphore,
     ) -> Result<Outgoing<'a>, Failure> {
         let delivery = match self {
-            Self::Email(email) => Delivery::Letter(email.prepare(message)?),
+            Self::Email(email) => Delivery::Email(email.prepare(message)?),
             Self::Sms(sms) => {
                 let body = sms.template.render(message);
                 Delivery::Call(sms.endpoint.call(message.id, body))
@@ -102,7 +102,7 @@ impl Outbound {
 }
 
 impl OwnerEmail {
-    fn prepare(&self, message: &OwnerMessage) -> Result<Letter<'_>, Failure> {
+    fn prepare(&self, message: &OwnerMessage) -> Result<EmailDelivery<'_>, Failure> {
         // The cause would name it.
         let unusable = |_| Failure::Refused {
             cause: "the address cannot be written to".to_owned(),
@@ -112,9 +112,9 @@ impl OwnerEmail {
         clip(&mut subject, SUBJECT_BYTES_MAX);
         let text = self.text.render(message);
         let mailbox = Mailbox::new(None, to.clone());
-        Ok(Letter {
+        Ok(EmailDelivery {
             email: self,
-            bytes: write_letter(&self.from, &[mailbox], subject, message.id, text)?,
+            bytes: write_email(&self.from, &[mailbox], subject, message.id, text)?,
             envelope: Envelope::new(Some(self.from.email.clone()), vec![to])
                 .expect("there is an address"),
         })
@@ -128,11 +128,11 @@ pub(super) struct Outgoing<'a> {
 }
 
 enum Delivery<'a> {
-    Letter(Letter<'a>),
+    Email(EmailDelivery<'a>),
     Call(Call<'a>),
 }
 
-struct Letter<'a> {
+struct EmailDelivery<'a> {
     email: &'a OwnerEmail,
     envelope: Envelope,
     bytes: Vec<u8>,
@@ -142,13 +142,13 @@ impl Attempt for Outgoing<'_> {
     async fn attempt(&mut self) -> Result<(), Failure> {
         let _turn = self.turns.acquire().await;
         match &self.delivery {
-            Delivery::Letter(letter) => letter.attempt().await,
+            Delivery::Email(email) => email.attempt().await,
             Delivery::Call(call) => call.attempt().await,
         }
     }
 }
 
-impl Letter<'_> {
+impl EmailDelivery<'_> {
     async fn attempt(&self) -> Result<(), Failure> {
         let Self {
             email,
@@ -197,13 +197,13 @@ mod tests {
         let turns = Semaphore::new(1);
         let outgoing = outbound.prepare(&message, &turns);
         let Ok(Outgoing {
-            delivery: Delivery::Letter(letter),
+            delivery: Delivery::Email(email),
             ..
         }) = outgoing
         else {
-            panic!("it is a letter");
+            panic!("it is an email");
         };
-        String::from_utf8(letter.bytes).unwrap()
+        String::from_utf8(email.bytes).unwrap()
     }
 
     #[test]

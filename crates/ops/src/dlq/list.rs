@@ -14,7 +14,7 @@ use waybill_messages::headers;
 use waybill_node::config::Config;
 use waybill_telemetry::visible::{escaped, to_json};
 
-use super::letter::{Letter, Position};
+use super::dead_letter::{DeadLetter, Position};
 use super::receipts::{Receipts, is_receipt};
 use crate::broker_login::BrokerLogin;
 use crate::connection::{Connection, chosen, topic_from_text};
@@ -113,7 +113,7 @@ impl ListArgs {
             if is_receipt(&record) || replayed.contains(record.offset().0) {
                 return Ok(ControlFlow::Continue(()));
             }
-            page.take(Letter::of(record.to_raw()))
+            page.take(DeadLetter::of(record.to_raw()))
         })
     }
 }
@@ -135,8 +135,8 @@ impl<W: Write> Page<W> {
         }
     }
 
-    /// Writes a letter, or ends the page if there is no room for it.
-    fn take(&mut self, letter: Letter) -> anyhow::Result<ControlFlow<()>> {
+    /// Writes a dead letter, or ends the page if there is no room for it.
+    fn take(&mut self, dead_letter: DeadLetter) -> anyhow::Result<ControlFlow<()>> {
         if self.left == 0 {
             self.has_more = true;
             return Ok(ControlFlow::Break(()));
@@ -145,17 +145,17 @@ impl<W: Write> Page<W> {
         if self.last.is_none() {
             self.heading()?;
         }
-        let row = Row::of(&letter);
+        let row = Row::of(&dead_letter);
         match self.output {
             Output::Json => writeln!(self.out, "{}", to_json(&row)?)?,
             Output::Table => writeln!(self.out, "{row}")?,
         }
-        self.last = Some(letter.position);
+        self.last = Some(dead_letter.position);
         Ok(ControlFlow::Continue(()))
     }
 }
 
-/// A letter as it is listed.
+/// A dead letter as it is listed.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row<'a> {
@@ -181,20 +181,20 @@ impl<'a> Row<'a> {
         "SOURCE                                        CAUSE"
     );
 
-    fn of(letter: &'a Letter) -> Self {
-        let error = |name| letter.error(name).map(Into::into);
+    fn of(dead_letter: &'a DeadLetter) -> Self {
+        let error = |name| dead_letter.error(name).map(Into::into);
         Self {
-            cursor: letter.position.to_string(),
-            position: &letter.position,
-            timestamp: time(letter.timestamp_ms),
-            source: letter.source().ok(),
+            cursor: dead_letter.position.to_string(),
+            position: &dead_letter.position,
+            timestamp: time(dead_letter.timestamp_ms),
+            source: dead_letter.source().ok(),
             stage: error(headers::ERRORS_STAGE),
             component: error(headers::ERRORS_CLASS_NAME),
             kind: error(headers::ERRORS_EXCEPTION_CLASS_NAME),
-            cause: letter.cause().map(Into::into),
-            key: letter.key.as_deref().map(Bytes),
-            bytes: letter.bytes(),
-            replayed_from: letter.replayed_from().map(Into::into),
+            cause: dead_letter.cause().map(Into::into),
+            key: dead_letter.key.as_deref().map(Bytes),
+            bytes: dead_letter.bytes(),
+            replayed_from: dead_letter.replayed_from().map(Into::into),
         }
     }
 }

@@ -6,7 +6,7 @@ use serde::Serialize;
 use waybill_engine::{Offset, PartitionId};
 use waybill_telemetry::visible::escaped;
 
-use super::letter::Position;
+use super::dead_letter::Position;
 
 /// Where a record went, or was to go.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -24,7 +24,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// What became of a letter.
+/// What became of a dead letter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Outcome {
@@ -34,10 +34,11 @@ pub(super) enum Outcome {
     Failed,
 }
 
-/// What is written about a letter.
+/// What is written about a dead letter.
 #[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct Line {
-    pub(super) letter: Position,
+    pub(super) dead_letter: Position,
     pub(super) outcome: Outcome,
     pub(super) to: Option<Target>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,7 +53,7 @@ impl fmt::Display for Line {
             Outcome::Skipped => "skipped",
             Outcome::Failed => "failed",
         };
-        write!(f, "{outcome:<12}  {}", self.letter)?;
+        write!(f, "{outcome:<12}  {}", self.dead_letter)?;
         if let Some(to) = &self.to {
             write!(f, " to {to}")?;
         }
@@ -63,7 +64,7 @@ impl fmt::Display for Line {
     }
 }
 
-/// How many letters met which outcome.
+/// How many dead letters met which outcome.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Tally {
     pub(super) replayed: u64,

@@ -24,7 +24,7 @@ pub(super) const REPLAYED: &str = "waybill-replayed";
 /// makes few.
 const RANGES_MAX: usize = 100_000;
 
-/// The offsets of a partition's letters that were replayed.
+/// The offsets of a partition's dead letters that were replayed.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Receipts {
     /// First and last offset of each range; no two touch.
@@ -64,7 +64,7 @@ impl Receipts {
         Ok(receipts)
     }
 
-    /// Whether the letter at this offset was replayed.
+    /// Whether the dead letter at this offset was replayed.
     pub(super) fn contains(&self, offset: i64) -> bool {
         let range = self.ranges.range(..=offset).next_back();
         range.is_some_and(|(_, last)| offset <= *last)
@@ -103,12 +103,12 @@ impl Receipts {
     }
 }
 
-/// Whether a record on a dead-letter topic is a receipt and no letter.
+/// Whether a record on a dead-letter topic is a receipt and no dead letter.
 pub(super) fn is_receipt(record: &RecordRef<'_>) -> bool {
     receipt(record).is_some()
 }
 
-/// What a receipt says; `None` for a letter, which has the headers of one.
+/// What a receipt says; `None` for a dead letter, which has the headers of one.
 fn receipt<'a>(record: &RecordRef<'a>) -> Option<&'a [u8]> {
     if record.key().is_some() || record.value().is_some() {
         return None;

@@ -26,7 +26,7 @@ use waybill_node::config::Config;
 use waybill_telemetry::chain;
 use waybill_telemetry::visible::to_json;
 
-use super::letter::{Letter, Place, Position, REPLAYED_FROM, refuse_arguments};
+use super::dead_letter::{DeadLetter, Place, Position, REPLAYED_FROM, refuse_arguments};
 use super::outcome::{Line, Outcome, Tally, Target};
 use super::receipts::{REPLAYED, Receipts, is_receipt};
 use super::show::letter_at;
@@ -34,7 +34,7 @@ use crate::broker_login::BrokerLogin;
 use crate::connection::{CLIENT_ID, Connection, chosen};
 use crate::shown::Output;
 
-/// At most so many letters wait for their acknowledgement.
+/// At most so many dead letters wait for their acknowledgement.
 const BATCH_LETTERS_MAX: usize = 100;
 /// At most so much waits for it.
 const QUEUE_KIB_MAX: u32 = 16 * 1024;
@@ -59,10 +59,10 @@ pub struct ReplayArgs {
         value_parser = clap::value_parser!(i64).range(0..)
     )]
     offsets: Vec<i64>,
-    /// Every letter that is there now and was not replayed yet
+    /// Every dead letter that is there now and was not replayed yet
     #[arg(long)]
     all: bool,
-    /// With --all: stop after so many letters; the next run goes on behind them
+    /// With --all: stop after so many dead letters; the next run goes on behind them
     #[arg(long, value_name = "N", conflicts_with = "offsets")]
     limit: Option<NonZeroU64>,
     /// Those that were replayed before, too
@@ -74,14 +74,14 @@ pub struct ReplayArgs {
     /// At most so many a second
     #[arg(long, value_name = "N/s")]
     rate: Option<Rate>,
-    /// How the outcome of each letter is written
+    /// How the outcome of each dead letter is written
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
     login: BrokerLogin,
 }
 
-/// Letters a second.
+/// Dead letters a second.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Rate(NonZeroU32);
 
@@ -122,7 +122,7 @@ impl ReplayArgs {
     fn chosen(&self) -> (&str, Option<u32>, Vec<i64>) {
         let (partition, offsets) = (self.partition, self.offsets.clone());
         match &self.place {
-            Place::Letter(at) if partition.is_none() && !self.all => {
+            Place::DeadLetter(at) if partition.is_none() && !self.all => {
                 (&at.topic, Some(at.partition.0), vec![at.offset.0])
             }
             Place::Topic(topic) if self.all || !offsets.is_empty() => (topic, partition, offsets),
@@ -141,18 +141,18 @@ struct Replay<'a, W> {
     producer: Option<LetterProducer>,
     pace: Pace,
     batch_max: usize,
-    /// Letters that are still to be replayed; `None` for all.
+    /// Dead letters that are still to be replayed; `None` for all.
     left: Option<u64>,
-    /// Topics that letters came from, and how many partitions they have.
+    /// Topics that dead letters came from, and how many partitions they have.
     sources: BTreeMap<String, Option<u32>>,
     waiting: Vec<Waiting>,
     tally: Tally,
     out: W,
 }
 
-/// A letter whose record was sent.
+/// A dead letter whose record was sent.
 struct Waiting {
-    letter: Position,
+    dead_letter: Position,
     to: Target,
     delivery: oneshot::Receiver<Delivery>,
 }
@@ -182,7 +182,7 @@ impl<'a, W: Write> Replay<'a, W> {
         })
     }
 
-    /// Replays what a partition holds now: what comes back as a new letter is left for another run.
+    /// Replays what a partition holds now: what comes back as a new dead letter is left for another run.
     fn all_of(&mut self, topic: &str, partition: PartitionId) -> anyhow::Result<ControlFlow<()>> {
         let connection = self.connection;
         let range = connection.offsets(topic, partition)?;
@@ -198,12 +198,12 @@ impl<'a, W: Write> Replay<'a, W> {
             if self.left == Some(0) {
                 return Ok(ControlFlow::Break(()));
             }
-            self.take(Letter::of(record.to_raw()))?;
+            self.take(DeadLetter::of(record.to_raw()))?;
             Ok(ControlFlow::Continue(()))
         })
     }
 
-    /// The letters to pass over, by the receipts in a range of the partition's offsets.
+    /// The dead letters to pass over, by the receipts in a range of the partition's offsets.
     fn replayed(
         &self,
         topic: &str,
@@ -216,7 +216,7 @@ impl<'a, W: Write> Replay<'a, W> {
         }
     }
 
-    /// Replays the letters at these offsets, in order.
+    /// Replays the dead letters at these offsets, in order.
     fn chosen_of(
         &mut self,
         topic: &str,
@@ -227,12 +227,12 @@ impl<'a, W: Write> Replay<'a, W> {
         offsets.sort_unstable();
         offsets.dedup();
         let mut held = self.connection.offsets(topic, partition)?;
-        // A receipt lies behind its letter.
+        // A receipt lies behind its dead letter.
         held.start = held.start.max(offsets.first().copied().unwrap_or(0));
         let replayed = self.replayed(topic, partition, held)?;
         for offset in offsets {
             let line = |outcome, note| Line {
-                letter: Position {
+                dead_letter: Position {
                     topic: topic.to_owned(),
                     partition,
                     offset: Offset(offset),
@@ -247,20 +247,20 @@ impl<'a, W: Write> Replay<'a, W> {
                 continue;
             }
             match letter_at(self.connection, topic, partition, offset) {
-                Ok(letter) => self.take(letter)?,
+                Ok(dead_letter) => self.take(dead_letter)?,
                 Err(error) => self.say(line(Outcome::Failed, chain(&*error)))?,
             }
         }
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Sends one letter's record, unless it has no place to go.
-    fn take(&mut self, letter: Letter) -> anyhow::Result<()> {
-        let to = match self.destination(&letter)? {
+    /// Sends one dead letter's record, unless it has no place to go.
+    fn take(&mut self, dead_letter: DeadLetter) -> anyhow::Result<()> {
+        let to = match self.destination(&dead_letter)? {
             Ok(to) => to,
             Err(reason) => {
                 return self.say(Line {
-                    letter: letter.position,
+                    dead_letter: dead_letter.position,
                     outcome: Outcome::Failed,
                     to: None,
                     note: Some(reason),
@@ -272,7 +272,7 @@ impl<'a, W: Write> Replay<'a, W> {
         }
         let Some(producer) = &self.producer else {
             return self.say(Line {
-                letter: letter.position,
+                dead_letter: dead_letter.position,
                 outcome: Outcome::WouldReplay,
                 to: Some(to),
                 note: None,
@@ -280,13 +280,13 @@ impl<'a, W: Write> Replay<'a, W> {
         };
         self.pace.wait();
         let (sender, delivery) = oneshot::channel();
-        let mark = letter.position.to_string();
-        let headers = headers(&letter, &mark);
+        let mark = dead_letter.position.to_string();
+        let headers = headers(&dead_letter, &mark);
         let record = OutRecord {
             topic: &to.topic,
             partition: to.partition,
-            key: letter.key.as_deref(),
-            value: letter.value.as_deref(),
+            key: dead_letter.key.as_deref(),
+            value: dead_letter.value.as_deref(),
             headers: &headers,
         };
         if let Err(refused) = producer.send_or_wait(&record, Box::new(sender), ROOM_PATIENCE) {
@@ -294,9 +294,9 @@ impl<'a, W: Write> Replay<'a, W> {
             let (sender, error) = refused.into_parts();
             drop(sender.send(Delivery::failed(to.partition, error)));
         }
-        let position = letter.position;
+        let position = dead_letter.position;
         self.waiting.push(Waiting {
-            letter: position.clone(),
+            dead_letter: position.clone(),
             to,
             delivery,
         });
@@ -306,11 +306,11 @@ impl<'a, W: Write> Replay<'a, W> {
         Ok(())
     }
 
-    /// Where a letter's record goes, or why it cannot go anywhere.
-    fn destination(&mut self, letter: &Letter) -> anyhow::Result<Result<Target, String>> {
+    /// Where a dead letter's record goes, or why it cannot go anywhere.
+    fn destination(&mut self, dead_letter: &DeadLetter) -> anyhow::Result<Result<Target, String>> {
         let Position {
             topic, partition, ..
-        } = match letter.destination() {
+        } = match dead_letter.destination() {
             Ok(source) => source,
             Err(unplaced) => return Ok(Err(unplaced.to_string())),
         };
@@ -338,7 +338,7 @@ impl<'a, W: Write> Replay<'a, W> {
     /// Waits for the acknowledgements of what was sent, writes the receipt for it, and only then
     /// says it: whoever reads may be gone.
     ///
-    /// Fails if the brokers stopped taking records: then the letters that follow would fare no
+    /// Fails if the brokers stopped taking records: then the dead letters that follow would fare no
     /// better. A record that they refuse for its own sake stops nothing.
     fn settle(&mut self, topic: &str, partition: PartitionId) -> anyhow::Result<()> {
         let mut replayed = Receipts::default();
@@ -351,7 +351,7 @@ impl<'a, W: Write> Replay<'a, W> {
                 .context("the producer ended before it reported the outcome of a record")?;
             let (outcome, note) = match delivery.result {
                 Ok(()) => {
-                    replayed.add(sent.letter.offset.0);
+                    replayed.add(sent.dead_letter.offset.0);
                     (Outcome::Replayed, None)
                 }
                 Err(error) => {
@@ -371,7 +371,7 @@ impl<'a, W: Write> Replay<'a, W> {
                 ..sent.to
             };
             lines.push(Line {
-                letter: sent.letter,
+                dead_letter: sent.dead_letter,
                 outcome,
                 to: Some(to),
                 note,
@@ -383,7 +383,7 @@ impl<'a, W: Write> Replay<'a, W> {
             tracing::warn!(
                 topic,
                 partition = partition.0,
-                letters = replayed.to_text(),
+                dead_letters = replayed.to_text(),
                 error = chain(&*error),
                 "could not write a receipt; a repeat would replay these dead letters again"
             );
@@ -423,7 +423,7 @@ impl<'a, W: Write> Replay<'a, W> {
         Ok(delivery.blocking_recv()?.result?)
     }
 
-    /// Writes what became of a letter, and counts it.
+    /// Writes what became of a dead letter, and counts it.
     fn say(&mut self, line: Line) -> anyhow::Result<()> {
         self.tally.count(line.outcome);
         match self.arguments.output {
@@ -445,14 +445,14 @@ impl<'a, W: Write> Replay<'a, W> {
         } else {
             eprintln!("{replayed} replayed, {skipped} replayed before, {failed} failed");
         }
-        ensure!(failed == 0, "not every letter could be replayed");
+        ensure!(failed == 0, "not every dead letter could be replayed");
         Ok(())
     }
 }
 
 /// A record's own headers and the mark of its replay, in place of an older one.
-fn headers<'a>(letter: &'a Letter, mark: &'a str) -> Vec<Header<'a>> {
-    let own = letter.headers.iter().map(|(key, value)| Header {
+fn headers<'a>(dead_letter: &'a DeadLetter, mark: &'a str) -> Vec<Header<'a>> {
+    let own = dead_letter.headers.iter().map(|(key, value)| Header {
         key,
         value: value.as_deref(),
     });
@@ -465,7 +465,7 @@ fn headers<'a>(letter: &'a Letter, mark: &'a str) -> Vec<Header<'a>> {
         .collect()
 }
 
-/// How many letters may wait for their acknowledgement: at most what goes out in a second, so that
+/// How many dead letters may wait for their acknowledgement: at most what goes out in a second, so that
 /// a replay that is slow on purpose and is killed leaves few without a receipt.
 fn batch_max(rate: Option<Rate>) -> usize {
     let of_rate = rate.and_then(|Rate(rate)| usize::try_from(rate.get()).ok());

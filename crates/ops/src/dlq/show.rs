@@ -11,7 +11,7 @@ use waybill_messages::headers;
 use waybill_node::config::Config;
 use waybill_telemetry::visible::escaped;
 
-use super::letter::{Letter, Place, refuse_arguments};
+use super::dead_letter::{DeadLetter, Place, refuse_arguments};
 use super::receipts::is_receipt;
 use crate::broker_login::BrokerLogin;
 use crate::connection::{Connection, chosen};
@@ -45,14 +45,14 @@ impl ShowArgs {
         let connection = Connection::open(&self.login.on(config)?)?;
         let (topic, partitions) = connection.dead_letter_topic(topic)?;
         chosen(&topic, partitions, Some(partition.0))?;
-        let letter = letter_at(&connection, &topic, partition, offset)?;
+        let dead_letter = letter_at(&connection, &topic, partition, offset)?;
         let mut out = io::stdout().lock();
         if self.raw {
-            let value = letter.value.as_deref().context("it has no value")?;
+            let value = dead_letter.value.as_deref().context("it has no value")?;
             out.write_all(value)?;
             return Ok(out.flush()?);
         }
-        Ok(write(&letter, &mut out)?)
+        Ok(write(&dead_letter, &mut out)?)
     }
 }
 
@@ -60,8 +60,8 @@ impl ShowArgs {
     /// The topic, partition and offset that the arguments name.
     fn position(&self) -> (&str, PartitionId, i64) {
         match (&self.place, self.partition, self.offset) {
-            (Place::Letter(at), None, None) => (&at.topic, at.partition, at.offset.0),
-            (Place::Letter(at), ..) => refuse_arguments(&format!(
+            (Place::DeadLetter(at), None, None) => (&at.topic, at.partition, at.offset.0),
+            (Place::DeadLetter(at), ..) => refuse_arguments(&format!(
                 "{at} names a dead letter: no partition or offset follows it"
             )),
             (Place::Topic(topic), Some(partition), Some(offset)) => {
@@ -75,17 +75,17 @@ impl ShowArgs {
     }
 }
 
-/// The letter at an offset of a partition that exists.
+/// The dead letter at an offset of a partition that exists.
 pub(super) fn letter_at(
     connection: &Connection,
     topic: &str,
     partition: PartitionId,
     offset: i64,
-) -> anyhow::Result<Letter> {
+) -> anyhow::Result<DeadLetter> {
     let held = connection.offsets(topic, partition)?;
     ensure!(
         held.contains(&offset),
-        "{topic} partition {partition} has no letter at offset {offset}: it holds {} up to {}",
+        "{topic} partition {partition} has no dead letter at offset {offset}: it holds {} up to {}",
         held.start,
         held.end
     );
@@ -99,28 +99,28 @@ pub(super) fn letter_at(
     })?;
     ensure!(
         !receipt,
-        "offset {offset} of {topic} partition {partition} is the receipt of a replay, and no letter"
+        "offset {offset} of {topic} partition {partition} is the receipt of a replay, and no dead letter"
     );
     let record = found.with_context(|| {
-        format!("{topic} partition {partition} has no letter at offset {offset} any more")
+        format!("{topic} partition {partition} has no dead letter at offset {offset} any more")
     })?;
-    Ok(Letter::of(record))
+    Ok(DeadLetter::of(record))
 }
 
-fn write(letter: &Letter, out: &mut dyn Write) -> io::Result<()> {
-    let said = |name: &str| match letter.error(name) {
+fn write(dead_letter: &DeadLetter, out: &mut dyn Write) -> io::Result<()> {
+    let said = |name: &str| match dead_letter.error(name) {
         Some(text) => escaped(&text),
         None => NOTHING.to_owned(),
     };
-    let source = match letter.source() {
+    let source = match dead_letter.source() {
         Ok(source) => source.to_string(),
         Err(unplaced) => format!("{NOTHING} ({unplaced})"),
     };
-    writeln!(out, "letter     {}", letter.position)?;
+    writeln!(out, "dead letter     {}", dead_letter.position)?;
     writeln!(
         out,
         "time       {}",
-        time(letter.timestamp_ms).as_deref().unwrap_or(NOTHING)
+        time(dead_letter.timestamp_ms).as_deref().unwrap_or(NOTHING)
     )?;
     writeln!(out, "source     {source}")?;
     writeln!(out, "stage      {}", said(headers::ERRORS_STAGE))?;
@@ -135,16 +135,16 @@ fn write(letter: &Letter, out: &mut dyn Write) -> io::Result<()> {
         "cause      {}",
         said(headers::ERRORS_EXCEPTION_MESSAGE)
     )?;
-    writeln!(out, "headers    {}", letter.headers.len())?;
-    for (name, value) in &letter.headers {
+    writeln!(out, "headers    {}", dead_letter.headers.len())?;
+    for (name, value) in &dead_letter.headers {
         let name = escaped(name);
         match value {
             Some(value) => writeln!(out, "  {name}: {}", Bytes(value))?,
             None => writeln!(out, "  {name}: {NOTHING}")?,
         }
     }
-    dump("key", letter.key.as_deref(), out)?;
-    dump("value", letter.value.as_deref(), out)
+    dump("key", dead_letter.key.as_deref(), out)?;
+    dump("value", dead_letter.value.as_deref(), out)
 }
 
 /// Bytes in hexadecimal, and as text beside it.

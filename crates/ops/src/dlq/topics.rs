@@ -50,7 +50,7 @@ impl TopicsArgs {
 struct Row<'a> {
     topic: &'a str,
     partitions: u32,
-    /// By the offsets that the partitions hold: letters, and the receipts of their replays.
+    /// By the offsets that the partitions hold: dead letters, and the receipts of their replays.
     records: i64,
 }
 

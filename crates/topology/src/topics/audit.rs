@@ -171,9 +171,9 @@ impl Audit<'_> {
         let (name, wanted) = (&topic.spec.name, topic.spec.partitions);
         let has = u32::try_from(found.partitions.len()).unwrap_or(u32::MAX);
         let fix = match topic.kind {
-            // Letters lie where their records lay: each needs a place, and nobody looks where one is.
-            Kind::DeadLetters | Kind::NoticeLetters if has >= wanted => return,
-            Kind::DeadLetters | Kind::NoticeLetters => self.tools.add_partitions(name, wanted),
+            // Dead letters lie where their records lay: each needs a place, and nobody looks where one is.
+            Kind::DeadLetters | Kind::DeadNotices if has >= wanted => return,
+            Kind::DeadLetters | Kind::DeadNotices => self.tools.add_partitions(name, wanted),
             _ if has == wanted => return,
             _ if topic.partitions_key == PARTITIONS_KEY && wanted.is_multiple_of(has.max(1)) => {
                 format!("waybill topics grow --partitions {wanted}")
@@ -384,7 +384,7 @@ fn rules(
             Some(millis(topology.operations_retention) - 1),
             Weight::Harm,
         ),
-        Kind::Notices | Kind::NoticeLetters => {
+        Kind::Notices | Kind::DeadNotices => {
             (Some(millis(CONTACTS_RETENTION_MAX)), Weight::Warning)
         }
         Kind::Recoveries | Kind::Steps | Kind::Statuses | Kind::Results | Kind::DeadLetters => {

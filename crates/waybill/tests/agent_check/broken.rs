@@ -473,7 +473,7 @@ impl Running {
             }
             _ => {}
         }
-        let letter = DeadLetter {
+        let dead_letter = DeadLetter {
             topic: &self.requests,
             partition: PartitionId(u32::try_from(source.0).unwrap()),
             offset: Offset(source.1),
@@ -485,7 +485,7 @@ impl Running {
         };
         let mut headers = OwnedHeaders::new();
         if self.fault != Fault::BuriesWithoutCause {
-            for (key, value) in letter.headers() {
+            for (key, value) in dead_letter.headers() {
                 let value = Some(&value);
                 headers = headers.insert(Header { key, value });
             }

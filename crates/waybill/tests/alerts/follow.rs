@@ -82,15 +82,15 @@ async fn what_cannot_be_read_is_kept_once_however_many_are_told() {
     log.send(&[alert("behind it")]).await;
     received(&one, 1).await;
     received(&other, 1).await;
-    let letter = log.letter().await;
+    let dead_letter = log.dead_letter().await;
     following.stop().await;
 
     assert_eq!(
-        (letter.partition, letter.value.as_deref()),
+        (dead_letter.partition, dead_letter.value.as_deref()),
         (PartitionId(1), Some(&b"no alert"[..]))
     );
     let header = |wanted: &str| {
-        let mut headers = letter.headers.iter();
+        let mut headers = dead_letter.headers.iter();
         let (_, value) = headers.find(|(name, _)| name == wanted).unwrap();
         String::from_utf8(value.clone().unwrap()).unwrap()
     };
@@ -108,7 +108,7 @@ async fn what_cannot_be_read_is_kept_once_however_many_are_told() {
     log.send(&[alert("last")]).await;
     received(&back, 2).await;
     following.stop().await;
-    assert_eq!(log.letters().await, 1);
+    assert_eq!(log.dead_letters().await, 1);
 }
 
 #[tokio::test]
@@ -392,7 +392,7 @@ impl Log {
     }
 
     /// The first letter that keeps an alert.
-    async fn letter(&self) -> RawRecord {
+    async fn dead_letter(&self) -> RawRecord {
         let reader = PartitionConsumer::new(&self.kafka, &ConsumerOptions::new("test")).unwrap();
         let topic = Topics::dead_letter(self.topics.operator_alerts());
         let all =
@@ -402,18 +402,18 @@ impl Log {
             records: 1,
             bytes: 1 << 20,
         };
-        let mut letter = None;
-        eventually("a letter comes", || {
-            let mut take = |record: RecordRef<'_>| letter = Some(record.to_raw());
+        let mut dead_letter = None;
+        eventually("a dead letter comes", || {
+            let mut take = |record: RecordRef<'_>| dead_letter = Some(record.to_raw());
             reader.poll(limits, Duration::ZERO, &mut take).unwrap();
-            letter.is_some()
+            dead_letter.is_some()
         })
         .await;
-        letter.unwrap()
+        dead_letter.unwrap()
     }
 
-    /// How many letters keep alerts.
-    async fn letters(&self) -> i64 {
+    /// How many dead letters keep alerts.
+    async fn dead_letters(&self) -> i64 {
         let admin = Admin::new(&self.kafka, "test").unwrap();
         let topic = Topics::dead_letter(self.topics.operator_alerts());
         let all: Vec<_> = (0..PARTITIONS).map(PartitionId).collect();

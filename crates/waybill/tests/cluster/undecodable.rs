@@ -41,11 +41,11 @@ async fn what_no_client_can_decode_is_put_aside_on_each_topic_and_deliveries_go_
         .await;
     let consumer: BaseConsumer = cluster.kafka_client();
     for topic in &topics {
-        let letters = format!("{topic}.dlq");
+        let dead_letters = format!("{topic}.dlq");
         scheduler
             .world
-            .eventually("a letter says where it lies", async || {
-                let ends = consumer.fetch_watermarks(&letters, 0, PATIENCE);
+            .eventually("a dead letter says where it lies", async || {
+                let ends = consumer.fetch_watermarks(&dead_letters, 0, PATIENCE);
                 ends.is_ok_and(|ends| ends == (0, 1))
             })
             .await;

@@ -106,16 +106,16 @@ async fn forged_replies_move_nothing(site: &Site) {
     let success = |by: &str| Outcome::Success {
         outputs: vec![("by".to_owned(), by.to_owned())],
     };
-    let letters: BaseConsumer = client(site, "letters");
-    letters.subscribe(&[&site.topic(DEAD)]).unwrap();
+    let dead_letters: BaseConsumer = client(site, "dead letters");
+    dead_letters.subscribe(&[&site.topic(DEAD)]).unwrap();
     for nonce in [None, Some(Nonce([7; Nonce::BYTES])), silver.nonce] {
         let forged = StepReply {
             nonce,
             ..StepReply::to(&gold, success("somebody else"))
         };
         let value = send(site, &producer, &gold, &forged).await;
-        let (letter, cause) = next(&letters);
-        assert_eq!(letter, value, "unchanged");
+        let (dead_letter, cause) = next(&dead_letters);
+        assert_eq!(dead_letter, value, "unchanged");
         assert!(cause.contains("must repeat"), "{cause}");
         let told = shown(site, "gold").await;
         assert_eq!(told["state"], "Processing", "{told}");

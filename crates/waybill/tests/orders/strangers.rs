@@ -246,8 +246,8 @@ fn a_bad_request_ends_in_the_dead_letter_topic_with_its_cause() {
     let causes: Vec<String> = world
         .read(DEAD, 5)
         .iter()
-        .map(|letter| {
-            let headers = letter.headers().unwrap();
+        .map(|dead_letter| {
+            let headers = dead_letter.headers().unwrap();
             let cause = headers
                 .iter()
                 .find(|header| header.key == "__connect.errors.exception.message");

@@ -101,9 +101,9 @@ fn every_dead_letter_topic_with_the_prefix_is_found_and_told_with_what_it_holds(
         world.produce((UNKNOWN, partition), None, Some(POISON), &[]);
     }
     assert_eq!(topics(), held(3, 2));
-    let letters = world.json("dlq list --output json");
+    let dead_letters = world.json("dlq list --output json");
     assert_eq!(
-        field(&letters, "topic"),
+        field(&dead_letters, "topic"),
         [UNKNOWN, UNKNOWN, UNKNOWN, DEAD, DEAD]
     );
 
@@ -126,13 +126,13 @@ fn a_dead_letter_is_shown_in_full_and_given_out_byte_for_byte() {
     world.bury(REPLIES, 1, &own, POISON);
     let shown = world.text("dlq show step-replies 1 0");
     // As a list prints it.
-    let letters = world.json("dlq list --output json");
-    let cursor = letters[0]["cursor"].as_str().unwrap();
+    let dead_letters = world.json("dlq list --output json");
+    let cursor = dead_letters[0]["cursor"].as_str().unwrap();
     assert_eq!(world.text(&format!("dlq show {cursor}")), shown);
     let planned = world.text(&format!("dlq replay {cursor} --dry-run"));
     assert!(planned.contains(cursor), "{planned}");
     for part in [
-        "letter     waybill.step-replies.v1.dlq/1/0",
+        "dead letter     waybill.step-replies.v1.dlq/1/0",
         "source     waybill.step-replies.v1/1/17",
         "cause      no\\nrecord",
         "headers    2\n  traceparent: 00-1\n  none: -\n",
@@ -146,7 +146,7 @@ fn a_dead_letter_is_shown_in_full_and_given_out_byte_for_byte() {
     assert_eq!(raw.stdout, POISON);
     let refusal = world.refusal("dlq show step-replies 1 1");
     assert!(
-        refusal.contains("no letter at offset 1: it holds 0 up to 1"),
+        refusal.contains("no dead letter at offset 1: it holds 0 up to 1"),
         "{refusal}"
     );
 }
@@ -198,7 +198,7 @@ fn a_replay_sends_the_same_bytes_to_the_same_partition_once() {
     assert_eq!(field(&forced, "outcome"), ["replayed"]);
     assert_eq!(world.held(REPLIES, 1).len(), 2);
 
-    // Receipts are no letters.
+    // Receipts are no dead letters.
     assert_eq!(world.json("dlq list --output json").len(), 1);
     assert_eq!(world.json("dlq list --open --output json").len(), 0);
     let refusal = world.refusal("dlq show step-replies 1 1");
@@ -336,16 +336,16 @@ fn a_poison_request_of_a_running_system_is_listed_replayed_and_comes_back() {
             "--broker-listen=127.0.0.1:0",
         ],
     );
-    let letters = || world.json("dlq list --output json");
+    let dead_letters = || world.json("dlq list --output json");
     let wait_for = |count: usize| {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let letters = letters();
-            if letters.len() == count {
-                return letters;
+            let dead_letters = dead_letters();
+            if dead_letters.len() == count {
+                return dead_letters;
             }
             let log = world.log_tail();
-            assert!(Instant::now() < deadline, "{letters:?}\n{log}");
+            assert!(Instant::now() < deadline, "{dead_letters:?}\n{log}");
             std::thread::sleep(Duration::from_millis(50));
         }
     };

@@ -141,7 +141,7 @@ impl World {
 
     /// A dead letter as Waybill writes them, of offset 17 of its source.
     pub fn bury(&self, source: &str, partition: u32, own: &[(&str, Option<&[u8]>)], value: &[u8]) {
-        let letter = DeadLetter {
+        let dead_letter = DeadLetter {
             topic: source,
             partition: PartitionId(partition),
             offset: Offset(17),
@@ -151,7 +151,7 @@ impl World {
             error_kind: "DecodeError",
             message: "no\nrecord",
         };
-        let errors = letter.headers();
+        let errors = dead_letter.headers();
         let errors = errors
             .iter()
             .map(|(name, value)| (*name, Some(value.as_slice())));

@@ -182,14 +182,15 @@ async fn what_no_client_can_decode_is_put_aside_and_its_partition_goes_on() {
     let poisoned = ids.remove(1);
     assert_ne!(world.state(&poisoned).await.as_deref(), Some("Processed"));
     let topic = world.topic(REQUESTS);
-    let letters = |world: &World| json_lines(&run(world, &["dlq", "list", "--topic", REQUESTS]));
-    let letters_before = letters(&world);
-    let [letter] = &letters_before[..] else {
-        panic!("one letter: {letters_before:?}")
+    let dead_letters =
+        |world: &World| json_lines(&run(world, &["dlq", "list", "--topic", REQUESTS]));
+    let letters_before = dead_letters(&world);
+    let [dead_letter] = &letters_before[..] else {
+        panic!("one dead letter: {letters_before:?}")
     };
     let source = json!({ "topic": topic, "partition": 0, "offset": 1 });
-    assert_eq!(letter["source"], source);
-    let cause = letter["cause"].as_str().unwrap_or_default();
+    assert_eq!(dead_letter["source"], source);
+    let cause = dead_letter["cause"].as_str().unwrap_or_default();
     assert_eq!(cause, "records at this offset cannot be parsed");
     world.ready().await;
 
@@ -200,7 +201,7 @@ async fn what_no_client_can_decode_is_put_aside_and_its_partition_goes_on() {
     world.ready().await;
     let id = world.deliver(&delivery("after-restart", false)).await;
     world.all_reach(&[id], "Processed").await;
-    assert_eq!(letters(&world), letters_before);
+    assert_eq!(dead_letters(&world), letters_before);
 }
 
 /// Gives the value around a place of a log the length -2, and its batch a right checksum.

@@ -10,7 +10,7 @@ mod disk;
 mod doctor;
 mod growing;
 mod least_limits;
-mod lost_state;
+mod foreign_state;
 mod repair;
 mod shards;
 mod supervision;

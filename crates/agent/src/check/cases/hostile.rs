@@ -171,24 +171,24 @@ pub(super) fn poison(harness: &mut Harness<'_>) -> Result<bool, CheckError> {
             harness.findings.fault(rule, what);
         }
     }
-    let letters = sent
+    let dead_letters = sent
         .iter()
         .map(|(poison, record, offset, ..)| (*poison, record, *offset));
-    dead_letters(harness, &letters.collect::<Vec<_>>())?;
+    check_dead_letters(harness, &dead_letters.collect::<Vec<_>>())?;
     let last = followers.last();
     Ok(last.is_some_and(|id| harness.outcome(*id).is_some()))
 }
 
 /// Waits for the dead letters, and holds them against what was sent.
-fn dead_letters(
+fn check_dead_letters(
     harness: &mut Harness<'_>,
     sent: &[(Poison, &Outgoing, Offset)],
 ) -> Result<(), CheckError> {
     let deadline = Instant::now() + harness.settings.complete_within;
     let found = |harness: &Harness<'_>, record: &Outgoing| {
-        let mut letters = harness.transcript.letters.iter();
-        letters
-            .find(|letter| letter.key.as_deref() == Some(record.key.as_slice()))
+        let mut dead_letters = harness.transcript.dead_letters.iter();
+        dead_letters
+            .find(|dead_letter| dead_letter.key.as_deref() == Some(record.key.as_slice()))
             .cloned()
     };
     while sent
@@ -201,9 +201,9 @@ fn dead_letters(
     for (poison, record, offset) in sent {
         let fault = match found(harness, record) {
             None => Some(format!("is not on {}", harness.wire.letters_topic())),
-            Some(letter) => {
+            Some(dead_letter) => {
                 let source = (harness.wire.requests_topic(), *offset);
-                fault_of(&letter, record, source)
+                fault_of(&dead_letter, record, source)
             }
         };
         let rule = match poison {
@@ -222,18 +222,18 @@ fn dead_letters(
 
 /// What is wrong with a dead letter.
 fn fault_of(
-    letter: &RawRecord,
+    dead_letter: &RawRecord,
     record: &Outgoing,
     (topic, offset): (&str, Offset),
 ) -> Option<String> {
-    if letter.value.as_deref() != Some(record.value.as_slice()) {
+    if dead_letter.value.as_deref() != Some(record.value.as_slice()) {
         return Some("does not lie there with its own bytes".to_owned());
     }
-    if letter.partition != record.partition {
-        return Some(format!("lies in partition {} there", letter.partition));
+    if dead_letter.partition != record.partition {
+        return Some(format!("lies in partition {} there", dead_letter.partition));
     }
     let header = |name: &str| {
-        let found = letter.headers.iter().find(|(other, _)| other == name);
+        let found = dead_letter.headers.iter().find(|(other, _)| other == name);
         let (_, value) = found?;
         String::from_utf8(value.clone()?).ok()
     };

@@ -25,7 +25,7 @@ fn a_replays_own_mark_takes_the_place_of_an_older_one() {
         (REPLAYED_FROM, Some(b"t.dlq/0/1")),
         ("a", None),
     ];
-    let letter = Letter::of(waybill_kafka::RawRecord {
+    let dead_letter = DeadLetter::of(waybill_kafka::RawRecord {
         topic: "t.dlq".to_owned(),
         partition: PartitionId(0),
         offset: Offset(9),
@@ -36,7 +36,7 @@ fn a_replays_own_mark_takes_the_place_of_an_older_one() {
             .map(|(name, value)| (name.to_owned(), value.map(<[u8]>::to_vec)))
             .into(),
     });
-    let sent: Vec<(&str, Option<&[u8]>)> = headers(&letter, "t.dlq/0/9")
+    let sent: Vec<(&str, Option<&[u8]>)> = headers(&dead_letter, "t.dlq/0/9")
         .iter()
         .map(|header| (header.key, header.value))
         .collect();

@@ -354,13 +354,13 @@ fn letters_need_a_place_for_each_partition_of_their_source_and_may_have_more() {
     let mut topology = on_kafka();
     topology.kafka.step_partitions = 8;
     let needed = all(&topology, BrokerKind::Kafka);
-    let letters = "waybill.courier.requests.v1.dlq";
+    let dead_letters = "waybill.courier.requests.v1.dlq";
     let judged = |partitions: usize| {
         let mut found = as_made(&needed);
-        let letters = &mut found.get_mut(letters).unwrap().partitions;
-        assert_eq!(letters.len(), 8, "as many as their source");
-        let one = letters[0].clone();
-        letters.resize(partitions, one);
+        let dead_letters = &mut found.get_mut(dead_letters).unwrap().partitions;
+        assert_eq!(dead_letters.len(), 8, "as many as their source");
+        let one = dead_letters[0].clone();
+        dead_letters.resize(partitions, one);
         audit(&topology, BrokerKind::Kafka, &needed, &found)
     };
     assert_eq!(judged(9), []);
@@ -369,7 +369,7 @@ fn letters_need_a_place_for_each_partition_of_their_source_and_may_have_more() {
         panic!("{findings:?}")
     };
     assert_eq!((finding.key, finding.weight), ("partitions", Weight::Harm));
-    let fix = format!("--alter --topic {letters} --partitions 8");
+    let fix = format!("--alter --topic {dead_letters} --partitions 8");
     assert!(finding.fix.ends_with(&fix), "{finding}");
 }
 
@@ -440,14 +440,14 @@ fn a_dead_letter_topic_takes_whatever_its_source_takes() {
             let setting = settings.find(|(key, _)| key == "max.message.bytes");
             setting.unwrap().1.parse::<u64>().unwrap()
         };
-        let mut letters = 0;
+        let mut dead_letters = 0;
         for topic in &needed {
             if let Some(source) = Topics::source_of_dead_letter(&topic.spec.name) {
                 // With room for the headers that say why.
                 assert!(bytes_max(&topic.spec.name) >= bytes_max(source) + 64 * 1024);
-                letters += 1;
+                dead_letters += 1;
             }
         }
-        assert!(letters > 7);
+        assert!(dead_letters > 7);
     }
 }

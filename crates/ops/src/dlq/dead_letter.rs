@@ -12,7 +12,7 @@ use waybill_messages::{Topics, headers, is_topic_name};
 
 use crate::connection::topic_from_text;
 
-/// Marks a record that was replayed; the value is the position of the letter, as text.
+/// Marks a record that was replayed; the value is the position of the dead letter, as text.
 pub(super) const REPLAYED_FROM: &str = "waybill-replayed-from";
 
 /// What the names of a dead letter's own headers begin with.
@@ -64,7 +64,7 @@ impl FromStr for Position {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Place {
     /// As lists print it.
-    Letter(Position),
+    DeadLetter(Position),
     /// Its name, whole or short.
     Topic(String),
 }
@@ -74,7 +74,7 @@ impl FromStr for Place {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.contains('/') {
-            true => text.parse().map(Self::Letter).map_err(str::to_owned),
+            true => text.parse().map(Self::DeadLetter).map_err(str::to_owned),
             false => topic_from_text(text).map(Self::Topic),
         }
     }
@@ -85,7 +85,7 @@ pub(super) fn refuse_arguments(problem: &str) -> ! {
     clap::Error::raw(ErrorKind::MissingRequiredArgument, format!("{problem}\n")).exit()
 }
 
-/// Why nobody knows where a letter came from.
+/// Why nobody knows where a dead letter came from.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum Unplaced {
     #[error("it does not say which topic, partition and offset it came from")]
@@ -102,7 +102,7 @@ pub(super) enum Unplaced {
 
 /// A dead letter.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct Letter {
+pub(super) struct DeadLetter {
     /// Where it lies.
     pub(super) position: Position,
     /// When the record was made, in milliseconds since the Unix epoch.
@@ -117,7 +117,7 @@ pub(super) struct Letter {
     errors: OwnedHeaders,
 }
 
-impl Letter {
+impl DeadLetter {
     /// Tells the record's own headers from those that were put behind them.
     pub(super) fn of(record: RawRecord) -> Self {
         let mut headers = record.headers;
@@ -147,7 +147,7 @@ impl Letter {
         self.error(headers::ERRORS_EXCEPTION_MESSAGE)
     }
 
-    /// Where it lay. A letter is believed only where it lies on that topic's dead-letter topic.
+    /// Where it lay. A dead letter is believed only where it lies on that topic's dead-letter topic.
     pub(super) fn source(&self) -> Result<Position, Unplaced> {
         let said = (|| {
             Some(Position {
@@ -176,7 +176,7 @@ impl Letter {
         }
     }
 
-    /// The letter that the record was replayed from before it became this one.
+    /// The dead letter that the record was replayed from before it became this one.
     pub(super) fn replayed_from(&self) -> Option<Cow<'_, str>> {
         let mut marks = self.headers.iter().rev();
         let (_, value) = marks.find(|(name, _)| name == REPLAYED_FROM)?;
@@ -207,13 +207,12 @@ fn own_headers(headers: &[(String, Option<Vec<u8>>)]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use waybill_messages::DeadLetter;
     use waybill_messages::headers::Stage;
 
     use super::*;
 
-    fn dead(topic: &str, own: &[(&str, Option<&[u8]>)], lies_on: &str) -> Letter {
-        let letter = DeadLetter {
+    fn dead(topic: &str, own: &[(&str, Option<&[u8]>)], lies_on: &str) -> DeadLetter {
+        let dead_letter = waybill_messages::DeadLetter {
             topic,
             partition: PartitionId(3),
             offset: Offset(17),
@@ -226,11 +225,11 @@ mod tests {
         let own = own
             .iter()
             .map(|(name, value)| ((*name).to_owned(), value.map(<[u8]>::to_vec)));
-        let errors = letter.headers();
+        let errors = dead_letter.headers();
         let errors = errors
             .into_iter()
             .map(|(name, value)| (name.to_owned(), Some(value)));
-        Letter::of(RawRecord {
+        DeadLetter::of(RawRecord {
             topic: lies_on.to_owned(),
             partition: PartitionId(3),
             offset: Offset(5),
@@ -249,50 +248,52 @@ mod tests {
             // It was a dead letter before, on another topic.
             (headers::ERRORS_TOPIC, Some(b"elsewhere")),
         ];
-        let letter = dead("t", &own, "t.dlq");
-        let kept: Vec<(&str, Option<&[u8]>)> = letter
+        let dead_letter = dead("t", &own, "t.dlq");
+        let kept: Vec<(&str, Option<&[u8]>)> = dead_letter
             .headers
             .iter()
             .map(|(name, value)| (name.as_str(), value.as_deref()))
             .collect();
         assert_eq!(kept, own);
-        assert_eq!(letter.cause().as_deref(), Some("no record"));
-        assert_eq!(letter.source().unwrap().to_string(), "t/3/17");
-        assert_eq!(letter.bytes(), 8);
+        assert_eq!(dead_letter.cause().as_deref(), Some("no record"));
+        assert_eq!(dead_letter.source().unwrap().to_string(), "t/3/17");
+        assert_eq!(dead_letter.bytes(), 8);
     }
 
     #[test]
     fn a_letter_of_which_only_the_head_was_kept_is_not_sent_again() {
-        let mut letter = dead("t", &[], "t.dlq");
-        assert_eq!(letter.destination(), letter.source());
+        let mut dead_letter = dead("t", &[], "t.dlq");
+        assert_eq!(dead_letter.destination(), dead_letter.source());
         let size = Some(b"2000000".to_vec());
-        letter.errors.push((headers::CUT_BYTES.to_owned(), size));
-        let refused = letter.destination().unwrap_err();
+        dead_letter
+            .errors
+            .push((headers::CUT_BYTES.to_owned(), size));
+        let refused = dead_letter.destination().unwrap_err();
         assert!(refused.to_string().contains("lies at t/3/17"), "{refused}");
     }
 
     #[test]
     fn a_letter_that_stands_for_undecodable_records_is_not_sent_again() {
         let mark = (headers::UNDECODABLE_UNTIL, Some(&b"18"[..]));
-        let letter = dead("t", &[mark], "t.dlq");
-        assert_eq!(letter.source().unwrap().to_string(), "t/3/17");
-        let refused = letter.destination().unwrap_err();
+        let dead_letter = dead("t", &[mark], "t.dlq");
+        assert_eq!(dead_letter.source().unwrap().to_string(), "t/3/17");
+        let refused = dead_letter.destination().unwrap_err();
         let said = "records at t/3/17 could not be decoded";
         assert!(refused.to_string().contains(said), "{refused}");
     }
 
     #[test]
     fn a_letter_is_not_believed_to_come_from_a_topic_whose_letters_lie_elsewhere() {
-        let letter = dead("t", &[], "other.dlq");
-        assert_eq!(letter.source(), Err(Unplaced::Foreign("t".to_owned())));
+        let dead_letter = dead("t", &[], "other.dlq");
+        assert_eq!(dead_letter.source(), Err(Unplaced::Foreign("t".to_owned())));
     }
 
     #[test]
     fn a_record_without_the_headers_of_a_dead_letter_says_nothing_and_loses_nothing() {
-        let mut letter = dead("t", &[("a", None)], "t.dlq");
-        letter.errors.clear();
-        assert_eq!(letter.source(), Err(Unplaced::Unsaid));
-        assert_eq!(letter.cause(), None);
+        let mut dead_letter = dead("t", &[("a", None)], "t.dlq");
+        dead_letter.errors.clear();
+        assert_eq!(dead_letter.source(), Err(Unplaced::Unsaid));
+        assert_eq!(dead_letter.cause(), None);
         assert_eq!(own_headers(&[("a".to_owned(), None)]), 1);
         assert_eq!(own_headers(&[]), 0);
     }
