@@ -16,10 +16,9 @@ use crate::wire::{
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     RecordKind::FailedOperation,
     include_str!("../../../schemas/failed-operation.avsc"),
-    &[
-        include_str!("../../../schemas/released/failed-operation/v1.avsc"),
-        include_str!("../../../schemas/released/failed-operation/v2.avsc"),
-    ],
+    &[include_str!(
+        "../../../schemas/released/failed-operation/v1.avsc"
+    )],
 );
 
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));

@@ -17,12 +17,9 @@ use crate::wire::{Fields, Id};
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     RecordKind::OperationRequest,
     include_str!("../../../schemas/operation-request.avsc"),
-    &[
-        include_str!("../../../schemas/released/operation-request/v1.avsc"),
-        include_str!("../../../schemas/released/operation-request/v2.avsc"),
-        include_str!("../../../schemas/released/operation-request/v3.avsc"),
-        include_str!("../../../schemas/released/operation-request/v4.avsc"),
-    ],
+    &[include_str!(
+        "../../../schemas/released/operation-request/v1.avsc"
+    )],
 );
 
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));

@@ -17,11 +17,9 @@ use crate::wire::{ErrorIn, ErrorOut, Fields, Id, StepStatusIn, StepStatusOut, Wi
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     RecordKind::OperationStatus,
     include_str!("../../../schemas/operation-status.avsc"),
-    &[
-        include_str!("../../../schemas/released/operation-status/v1.avsc"),
-        include_str!("../../../schemas/released/operation-status/v2.avsc"),
-        include_str!("../../../schemas/released/operation-status/v3.avsc"),
-    ],
+    &[include_str!(
+        "../../../schemas/released/operation-status/v1.avsc"
+    )],
 );
 
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
@@ -70,6 +68,31 @@ impl WireStatusKind {
     }
 }
 
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename = "Priority")]
+enum WirePriority {
+    Normal,
+    High,
+}
+
+impl From<Priority> for WirePriority {
+    fn from(priority: Priority) -> Self {
+        match priority {
+            Priority::Normal => Self::Normal,
+            Priority::High => Self::High,
+        }
+    }
+}
+
+impl From<WirePriority> for Priority {
+    fn from(priority: WirePriority) -> Self {
+        match priority {
+            WirePriority::Normal => Self::Normal,
+            WirePriority::High => Self::High,
+        }
+    }
+}
+
 #[derive(Serialize)]
 #[serde(rename = "OperationStatus")]
 struct Out<'a> {
@@ -89,7 +112,7 @@ struct Out<'a> {
     requested_at: i64,
     at: i64,
     reply_to: Option<&'a str>,
-    request_expedited: bool,
+    request_priority: WirePriority,
 }
 
 #[derive(Deserialize)]
@@ -111,7 +134,7 @@ struct In {
     requested_at: i64,
     at: i64,
     reply_to: Option<String>,
-    request_expedited: bool,
+    request_priority: WirePriority,
 }
 
 impl Record for OperationStatus {
@@ -139,7 +162,7 @@ impl Record for OperationStatus {
             requested_at: self.requested_at.as_micros(),
             at: self.at.as_micros(),
             reply_to: self.reply_to.as_deref(),
-            request_expedited: self.request.priority == Priority::High,
+            request_priority: self.request.priority.into(),
         };
         CODEC.encode(&wire, frame, out)
     }
@@ -161,10 +184,7 @@ impl Record for OperationStatus {
             failing_step: wire.failing_step,
             step: step.transpose()?,
             request: Position {
-                priority: match wire.request_expedited {
-                    true => Priority::High,
-                    false => Priority::Normal,
-                },
+                priority: wire.request_priority.into(),
                 partition: PartitionId(partition),
                 offset: Offset(wire.request_offset),
             },

@@ -14,11 +14,7 @@ use crate::wire::{ErrorIn, ErrorOut, Fields, Id, MapIn, MapOut, WireAction, Wire
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     RecordKind::StepReply,
     include_str!("../../../schemas/step-reply.avsc"),
-    &[
-        include_str!("../../../schemas/released/step-reply/v1.avsc"),
-        include_str!("../../../schemas/released/step-reply/v2.avsc"),
-        include_str!("../../../schemas/released/step-reply/v3.avsc"),
-    ],
+    &[include_str!("../../../schemas/released/step-reply/v1.avsc")],
 );
 
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));

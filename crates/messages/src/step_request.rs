@@ -16,12 +16,9 @@ use crate::wire::{Fields, Id, MapIn, MapOut, WireAction, WireNonce};
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
     RecordKind::StepRequest,
     include_str!("../../../schemas/step-request.avsc"),
-    &[
-        include_str!("../../../schemas/released/step-request/v1.avsc"),
-        include_str!("../../../schemas/released/step-request/v2.avsc"),
-        include_str!("../../../schemas/released/step-request/v3.avsc"),
-        include_str!("../../../schemas/released/step-request/v4.avsc"),
-    ],
+    &[include_str!(
+        "../../../schemas/released/step-request/v1.avsc"
+    )],
 );
 
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));

@@ -157,7 +157,7 @@ impl Load {
                 let what = format!("{id}: a malformed request was accepted");
                 self.source.book.wrong_answer(what);
             }
-            Kind::Drone | Kind::Remote | Kind::Expedited | Kind::Suspended => {}
+            Kind::Drone | Kind::Remote | Kind::HighPriority | Kind::Suspended => {}
         }
     }
 

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `drone` | a delivery by drone | `Processed`, with package, drone and delivery |
 //! | `remote` | one to a remote place | `Processed`, with package, third party and delivery |
-//! | `expedited` | one by drone that goes ahead of the others | `Processed`, with package, drone and delivery |
+//! | `high-priority` | one by drone, of high priority | `Processed`, with package, drone and delivery |
 //! | `suspended` | one whose account the services refuse | `Compensated`, with nothing |
 //! | `cancelled` | one by drone that is cancelled once it was accepted | `Cancelled`, with nothing; or `Processed` with all, where the cancel came too late |
 //! | `repeated` | one by drone under an id of its own, sent again once it was accepted | `Processed` as one operation with one set of effects |
@@ -22,7 +22,7 @@ use waybill_engine::{Priority, ProcessState};
 pub enum Kind {
     Drone,
     Remote,
-    Expedited,
+    HighPriority,
     Suspended,
     Cancelled,
     Repeated,
@@ -58,7 +58,7 @@ impl Kind {
         match self {
             Self::Drone => "drone",
             Self::Remote => "remote",
-            Self::Expedited => "expedited",
+            Self::HighPriority => "high-priority",
             Self::Suspended => "suspended",
             Self::Cancelled => "cancelled",
             Self::Repeated => "repeated",
@@ -74,7 +74,7 @@ impl Kind {
     /// The priority that it goes by.
     pub const fn priority(self) -> Priority {
         match self {
-            Self::Expedited => Priority::High,
+            Self::HighPriority => Priority::High,
             _ => Priority::Normal,
         }
     }
@@ -87,7 +87,7 @@ impl Kind {
     /// Whether this is how it must end where nothing fails.
     pub fn may_end(self, state: ProcessState) -> bool {
         match self {
-            Self::Drone | Self::Remote | Self::Expedited | Self::Repeated => {
+            Self::Drone | Self::Remote | Self::HighPriority | Self::Repeated => {
                 state == ProcessState::Processed
             }
             Self::Suspended => state == ProcessState::Compensated,
@@ -102,7 +102,7 @@ impl Kind {
     /// may never end so.
     pub const fn effects(self) -> Option<[&'static str; 3]> {
         match self {
-            Self::Drone | Self::Expedited | Self::Cancelled | Self::Repeated => {
+            Self::Drone | Self::HighPriority | Self::Cancelled | Self::Repeated => {
                 Some(["delivery", "drone", "package"])
             }
             Self::Remote => Some(["delivery", "package", "third-party"]),
@@ -139,7 +139,7 @@ impl Drawn {
             owner,
             index % 1_000,
             place,
-            self.kind == Kind::Expedited,
+            self.kind == Kind::HighPriority,
             index
         );
     }
@@ -189,7 +189,7 @@ mod tests {
         for kind in [
             Kind::Drone,
             Kind::Remote,
-            Kind::Expedited,
+            Kind::HighPriority,
             Kind::Suspended,
             Kind::Cancelled,
             Kind::Repeated,
@@ -215,7 +215,7 @@ mod tests {
         for (kind, ends) in [
             (Kind::Drone, &[S::Processed] as &[S]),
             (Kind::Remote, &[S::Processed]),
-            (Kind::Expedited, &[S::Processed]),
+            (Kind::HighPriority, &[S::Processed]),
             (Kind::Suspended, &[S::Compensated]),
             (Kind::Cancelled, &[S::Processed, S::Cancelled]),
             (Kind::Repeated, &[S::Processed]),

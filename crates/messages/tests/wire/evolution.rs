@@ -7,13 +7,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::rewritten::{PLACE, Registry, answering, read_newer, read_with, registry, written_with};
-use crate::samples::{self, from_hex, golden_file, pairs};
+use crate::samples::{self, pairs};
 use apache_avro::Schema;
 use apache_avro::schema_compatibility::SchemaCompatibility;
 use apache_avro::types::Value;
 use waybill_engine::{
-    Action, AmendRequest, Attempt, CreateRequest, FailedOperation, OperationRequest,
-    OperationStatus, Outcome, OwnerNotice, Position, Priority, ProcessState, StatusKind, StepReply,
+    FailedOperation, OperationRequest, OperationStatus, Outcome, OwnerNotice, StepReply,
     StepRequest,
 };
 use waybill_messages::{
@@ -23,124 +22,6 @@ use waybill_messages::{
 
 fn schemas_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../schemas")
-}
-
-fn golden<R: Record>(name: &str) -> R {
-    R::decode(&from_hex(&fs::read_to_string(golden_file(name)).unwrap())).unwrap()
-}
-
-#[test]
-fn first_versions_are_read_with_the_defaults_of_what_they_did_not_have() {
-    assert_eq!(
-        golden::<OperationRequest>("operation-request.v1"),
-        OperationRequest::Create(CreateRequest {
-            resubmission_of: None,
-            notify: Vec::new(),
-            ..samples::create_request()
-        })
-    );
-    // The Avro library's generic values do not keep the order of maps.
-    let mut request: StepRequest = golden("step-request.v1");
-    request.results.sort_by(|a, b| b.cmp(a));
-    assert_eq!(
-        request,
-        StepRequest {
-            action: Action::Run,
-            shard: None,
-            nonce: None,
-            ..samples::step_request()
-        }
-    );
-    let mut reply: StepReply = golden("step-reply.v1");
-    if let Outcome::Success { outputs } = &mut reply.outcome {
-        outputs.sort();
-    }
-    assert_eq!(
-        reply,
-        StepReply {
-            action: Action::Run,
-            nonce: None,
-            ..samples::step_reply()
-        }
-    );
-    let mut failed: FailedOperation = golden("failed-operation.v1");
-    failed.failure_counts.sort();
-    assert_eq!(
-        failed,
-        FailedOperation {
-            failing_attempt: Attempt(0),
-            failing_action: Action::Run,
-            awaits_decision: false,
-            ..samples::failed_operation()
-        }
-    );
-    assert_eq!(
-        golden::<OperationStatus>("operation-status.v1"),
-        OperationStatus {
-            kind: StatusKind::Final,
-            state: ProcessState::Error,
-            sequence: 1,
-            step: None,
-            ..before_there_were_priorities()
-        }
-    );
-}
-
-#[test]
-fn statuses_of_the_second_version_answer_normal_requests() {
-    assert_eq!(
-        golden::<OperationStatus>("operation-status.v2"),
-        before_there_were_priorities()
-    );
-}
-
-fn before_there_were_priorities() -> OperationStatus {
-    let status = samples::operation_status();
-    OperationStatus {
-        request: Position {
-            priority: Priority::Normal,
-            ..status.request
-        },
-        ..status
-    }
-}
-
-#[test]
-fn step_requests_of_the_second_version_name_no_shard() {
-    let mut request: StepRequest = golden("step-request.v2");
-    request.results.sort_by(|a, b| b.cmp(a));
-    assert_eq!(
-        request,
-        StepRequest {
-            shard: None,
-            nonce: None,
-            ..samples::step_request()
-        }
-    );
-}
-
-#[test]
-fn step_requests_and_replies_from_before_there_were_nonces_have_none() {
-    let mut request: StepRequest = golden("step-request.v3");
-    request.results.sort_by(|a, b| b.cmp(a));
-    assert_eq!(
-        request,
-        StepRequest {
-            nonce: None,
-            ..samples::step_request()
-        }
-    );
-    let mut reply: StepReply = golden("step-reply.v2");
-    if let Outcome::Success { outputs } = &mut reply.outcome {
-        outputs.sort();
-    }
-    assert_eq!(
-        reply,
-        StepReply {
-            nonce: None,
-            ..samples::step_reply()
-        }
-    );
 }
 
 #[test]
@@ -154,43 +35,6 @@ fn a_nonce_of_another_length_is_poison() {
         let read = read_with(&samples::step_request(), "nonce", nonce);
         assert!(matches!(read, Err(DecodeError::Malformed { .. })));
     }
-}
-
-#[test]
-fn requests_of_the_second_version_name_nobody_to_tell() {
-    assert_eq!(
-        golden::<OperationRequest>("operation-request.v2"),
-        OperationRequest::Create(CreateRequest {
-            notify: Vec::new(),
-            ..samples::create_request()
-        })
-    );
-    assert_eq!(
-        golden::<OperationRequest>("operation-request-cancel.v2"),
-        OperationRequest::Amend(AmendRequest {
-            asked_by: String::new(),
-            ..samples::cancel()
-        })
-    );
-    assert_eq!(
-        golden::<OperationRequest>("operation-request-reschedule.v2"),
-        OperationRequest::Amend(samples::reschedule())
-    );
-}
-
-#[test]
-fn amendments_of_the_third_version_are_their_callers() {
-    assert_eq!(
-        golden::<OperationRequest>("operation-request-cancel.v3"),
-        OperationRequest::Amend(AmendRequest {
-            asked_by: String::new(),
-            ..samples::cancel()
-        })
-    );
-    assert_eq!(
-        golden::<OperationRequest>("operation-request-reschedule.v3"),
-        OperationRequest::Amend(samples::reschedule())
-    );
 }
 
 #[test]

@@ -102,16 +102,16 @@ fn verbs() -> Vec<RecoveryVerb> {
 #[test]
 fn records_look_like_their_golden_bytes_and_survive() {
     let amended = OperationRequest::Amend;
-    matches_golden("operation-request.v4", samples::request());
-    matches_golden("operation-request-cancel.v4", amended(samples::cancel()));
+    matches_golden("operation-request.v1", samples::request());
+    matches_golden("operation-request-cancel.v1", amended(samples::cancel()));
     matches_golden(
-        "operation-request-reschedule.v4",
+        "operation-request-reschedule.v1",
         amended(samples::reschedule()),
     );
-    matches_golden("step-request.v4", samples::step_request());
-    matches_golden("step-reply.v3", samples::step_reply());
-    matches_golden("failed-operation.v2", samples::failed_operation());
-    matches_golden("operation-status.v3", samples::operation_status());
+    matches_golden("step-request.v1", samples::step_request());
+    matches_golden("step-reply.v1", samples::step_reply());
+    matches_golden("failed-operation.v1", samples::failed_operation());
+    matches_golden("operation-status.v1", samples::operation_status());
     matches_golden("recovery.v1", samples::recovery());
     let step = "package".to_owned();
     matches_golden(
@@ -387,7 +387,10 @@ fn symbols_are_the_names_of_what_they_stand_for() {
             step: None,
             ..samples::operation_status()
         };
-        assert_eq!(symbols(&status), [&format!("{kind:?}"), state.as_str()]);
+        assert_eq!(
+            symbols(&status),
+            [&format!("{kind:?}"), state.as_str(), "High"]
+        );
     }
     for state in STEP_STATES {
         let failed = FailedOperation {

@@ -247,19 +247,6 @@ pub fn golden_file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{name}.hex"))
 }
 
-/// Bytes out of hexadecimal digits; white space counts for nothing.
-pub fn from_hex(text: &str) -> Vec<u8> {
-    let digits: Vec<u8> = text
-        .bytes()
-        .filter(|byte| !byte.is_ascii_whitespace())
-        .collect();
-    let digit = |byte: u8| (byte as char).to_digit(16).unwrap() as u8;
-    digits
-        .chunks(2)
-        .map(|pair| digit(pair[0]) << 4 | digit(pair[1]))
-        .collect()
-}
-
 /// Bytes as hexadecimal digits, 32 bytes a line.
 pub fn to_hex(bytes: &[u8]) -> String {
     let line = |line: &[u8]| {

@@ -161,7 +161,10 @@ async fn without_auto_register_a_start_names_the_command_that_helps() {
 async fn an_older_version_of_a_subject_is_followed_by_the_current_one() {
     let stub = Stub::start().await;
     let schema = schema_of(RecordKind::StepReply);
-    stub.give(SUBJECT, schema.released[0]);
+    let mut older: serde_json::Value = serde_json::from_str(schema.json).unwrap();
+    let fields = older["fields"].as_array_mut().unwrap();
+    fields.retain(|field| field["name"] != "nonce");
+    stub.give(SUBJECT, &older.to_string());
     let mut world = World::new(&with_registry(&stub, ""));
     let up = begin(&mut world);
     world.ready().await;
