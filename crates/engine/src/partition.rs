@@ -12,11 +12,10 @@
 //! * **The checkpoint never passes unfinished work.** A request is done when its operation is final
 //!   and announced, or handed off to the deadline index; every other record when the batch with
 //!   what it caused, and all batches before it, are settled.
-//! * **Whoever was handed off is never forgotten.** Until it is final and announced, the deadline
+//! * **A handed-off operation is never forgotten.** Until it is final and announced, the deadline
 //!   index has an entry for it whose hint was not settled.
-//! * **Requests are let in fairly.** They wait until there is room, and then go in by turns: so many high-priority ones
-//!   for each normal one, and of each priority one of each tenant (`fair.rs`). Those of one tenant and priority keep
-//!   their order.
+//! * **Requests are admitted fairly.** They wait until there is room: by weight between the priorities, in rotation between the
+//!   tenants of a priority (`fair.rs`). Requests of one tenant and priority keep their order.
 //! * **Time may go back, and stamps may not.** When the engine is given an earlier time, each retry keeps its remaining
 //!   waiting time, and attempts under way are requested again.
 //! * **Bad input harms only itself.** The logic of one operation runs under `catch_unwind`: if it
@@ -44,12 +43,12 @@ use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
 use crate::operation::ProcessState;
 use crate::partition::batch::{OpenBatch, Unsettled};
+use crate::partition::early_cancels::{CLOCKS_AHEAD_MAX, EarlyCancels};
 use crate::partition::fair::{FairQueue, Queued};
 use crate::partition::hasher::IdHash;
-use crate::partition::live::{OperationCx, ResidentOperation};
 use crate::partition::load::{ForRow, Loading};
-use crate::partition::places::{CLOCKS_AHEAD_MAX, EarlyCancels};
 use crate::partition::requests::RequestLog;
+use crate::partition::resident::{OperationCx, ResidentOperation};
 use crate::partition::timers::Timers;
 use crate::partition::unreadable::UnreadableRows;
 use crate::priority::{ByPriority, Position, Priority};
@@ -64,15 +63,15 @@ use crate::workflow::Workflows;
 mod batch;
 mod command;
 mod config;
+mod early_cancels;
 mod event;
 mod fair;
 mod forward;
 mod hasher;
-mod live;
 mod load;
 mod messages;
-mod places;
 mod requests;
+mod resident;
 mod timers;
 mod unreadable;
 
@@ -96,7 +95,7 @@ pub struct PartitionEngine {
     /// Ids whose rows nobody was asked for yet.
     loads: Vec<OperationId>,
     requests: ByPriority<RequestLog>,
-    /// Requests that were begun and are not let in yet.
+    /// Requests that were read and wait for admission.
     queue: FairQueue,
     /// Cancels that came before their creates: these must look for a row though they are new.
     early_cancels: EarlyCancels,
@@ -232,7 +231,7 @@ impl PartitionEngine {
         }
     }
 
-    /// Lets requests in that wait, in their turns, while there is room. Returns what is left of it.
+    /// Admits waiting requests, in fair order, while there is room. Returns the room that is left.
     pub fn admit(&mut self, mut room: Room, now: Timestamp) -> Room {
         self.note_time(now);
         while room.operations > 0
@@ -249,7 +248,7 @@ impl PartitionEngine {
         room
     }
 
-    /// How many requests of a priority wait to be let in.
+    /// How many requests of a priority wait for admission.
     #[must_use]
     pub fn waiting(&self, priority: Priority) -> Waiting {
         self.queue.waiting(priority)
@@ -261,7 +260,7 @@ impl PartitionEngine {
         self.requests[priority].finished.kept()
     }
 
-    /// Whether requests of a priority that were let in are not done.
+    /// Whether admitted requests of a priority are not done.
     #[must_use]
     pub fn has_begun(&self, priority: Priority) -> bool {
         self.requests[priority].finished.pending() > self.queue.waiting(priority).requests

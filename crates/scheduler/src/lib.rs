@@ -266,7 +266,7 @@ impl Scheduler {
             layout_unread: false,
             assigned: input::Generation::default(),
             clock: Clock::default(),
-            first_in_turn: ShardId(0),
+            first_admitted: ShardId(0),
             stopping: None,
             failure: None,
             settings,

@@ -69,13 +69,13 @@ pub(super) struct SchedulerLoop {
     pub layout: Layout,
     /// When the layout was last asked for, and whether the answer is awaited.
     pub layout_asked: (Instant, bool),
-    /// Whether it could not be read, or not be followed, when it was last asked for: that is told once.
+    /// Whether it could not be read, or not be followed, when it was last asked for: logged once.
     pub layout_unread: bool,
     /// The newest assignment of any shard.
     pub assigned: Generation,
     pub clock: Clock,
-    /// Whose requests were let in first in the last turn.
-    pub first_in_turn: ShardId,
+    /// The shard whose requests were admitted first in the last round.
+    pub first_admitted: ShardId,
     pub stopping: Option<Instant>,
     pub failure: Option<anyhow::Error>,
 }
@@ -432,10 +432,12 @@ impl SchedulerLoop {
         let waiting =
             slots.filter(|(_, slot)| slot.has_waiting() && !slot.has_reached_end(&self.layout));
         let mut waiting: Vec<ShardId> = waiting.map(|(&shard, _)| shard).collect();
-        let first = waiting.iter().position(|shard| *shard > self.first_in_turn);
+        let first = waiting
+            .iter()
+            .position(|shard| *shard > self.first_admitted);
         waiting.rotate_left(first.unwrap_or_default());
         if let Some(first) = waiting.first() {
-            self.first_in_turn = *first;
+            self.first_admitted = *first;
         }
         while room.operations > 0 && room.bytes > 0 && !waiting.is_empty() {
             let each = Room {

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use crate::id::{BatchNumber, Offset, OperationId};
 use crate::partition::command::{Batch, Command, Message, RowChange};
-use crate::partition::live::{ResidentOperation, index_at};
 use crate::partition::messages;
+use crate::partition::resident::{ResidentOperation, index_at};
 use crate::partition::{Entry, PartitionEngine};
 use crate::priority::{Position, Priority};
 use crate::time::{Stamp, Timestamp};

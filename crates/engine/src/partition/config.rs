@@ -94,7 +94,7 @@ pub struct Waiting {
     pub bytes: usize,
 }
 
-/// How much may yet be let in.
+/// How much may still be admitted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Room {
     /// Operations.

@@ -1,14 +1,15 @@
-//! Requests that wait to be let in, and in which order they are.
+//! Fair queueing of the requests that wait for admission.
 //!
-//! What must hold: **no tenant waits for another's backlog.** While requests of both priorities wait, so many high-priority ones go
-//! for each normal one; within a priority the tenants take turns, one request each. Requests of one tenant in one priority
-//! keep their order, so that a cancel stays behind its create. One in another tenant's name, which only a writer to the
-//! topic can send, stands in the line of its create, lest it take the operation's place.
+//! What must hold: **no tenant waits for another's backlog.** While requests of both priorities wait, `weight` high-priority
+//! ones are admitted for each normal one; within a priority it is one request of each tenant in rotation. Requests of one
+//! tenant in one priority keep their order, so that a cancel stays behind its create. A cancel in another tenant's name,
+//! which only a writer to the topic can send, waits in the queue of its create; otherwise it could be admitted first and
+//! keep the create out.
 //!
-//! This is fair among those who wait here. What lies further back in the topic waits for all that lies before it: how
-//! far the scheduler reads ahead says how large a backlog can be passed by.
+//! The queue is fair among the requests that it holds. Requests further back in the topic wait for all before them: how
+//! far the scheduler reads ahead limits how large a backlog can be passed.
 //!
-//! Deliberately absent: how much may wait. Whoever reads the topics bounds it by [`FairQueue::waiting`].
+//! Deliberately absent: how many requests may wait. The reader of the topics bounds it by [`FairQueue::waiting`].
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -27,30 +28,30 @@ pub(super) struct Queued {
     pub(super) bytes: usize,
     pub(super) rerouted: bool,
     pub(super) request: OperationRequest,
-    /// Since when.
+    /// Since when it has waited.
     pub(super) since: Timestamp,
 }
 
-/// All that wait.
+/// All requests that wait for admission.
 #[derive(Debug)]
 pub(super) struct FairQueue {
-    priorities: ByPriority<Turns>,
-    /// How many high-priority requests go for each normal one.
+    priorities: ByPriority<TenantQueues>,
+    /// How many high-priority requests are admitted for each normal one.
     weight: u32,
-    /// How many high-priority requests have gone since the last normal one.
+    /// How many high-priority requests were admitted since the last normal one.
     high_in_a_row: u32,
 }
 
-/// Those of one priority.
+/// The requests of one priority.
 #[derive(Debug, Default)]
-struct Turns {
-    /// The only one that waits, as most do: it has its turn at once, whosever it is.
+struct TenantQueues {
+    /// The only request, in the usual case that no other waits: it needs no queue.
     lone: Option<Queued>,
-    /// Of each tenant that has any, in their order, which is that of their offsets.
+    /// The queue of each tenant that has requests, in the order of their offsets.
     tenants: HashMap<Arc<str>, VecDeque<Queued>>,
-    /// Where the creates among those lie, and whose they are.
+    /// The tenants of the creates in these queues.
     creates: BTreeMap<(OperationId, Offset), Arc<str>>,
-    /// The tenants, in the order of their turns.
+    /// The tenants in rotation: the first one is next.
     order: VecDeque<Arc<str>>,
     waiting: Waiting,
 }
@@ -64,12 +65,12 @@ impl FairQueue {
         }
     }
 
-    /// Lets a request wait behind those of its tenant.
+    /// Adds a request behind those of its tenant.
     pub(super) fn push(&mut self, queued: Queued) {
         self.priorities[queued.priority].push(queued);
     }
 
-    /// Takes out the one whose turn it is.
+    /// Takes out the next request to admit.
     pub(super) fn pop(&mut self) -> Option<Queued> {
         let priority = match (
             self.priorities.normal.is_empty(),
@@ -88,26 +89,25 @@ impl FairQueue {
         self.priorities[priority].pop()
     }
 
-    /// How many of a priority wait.
+    /// How many requests of a priority wait.
     pub(super) fn waiting(&self, priority: Priority) -> Waiting {
         self.priorities[priority].waiting
     }
 
-    /// The one that lies there. Looks at all tenants.
+    /// The request at an offset. Looks at all tenants.
     pub(super) fn find(&self, priority: Priority, offset: Offset) -> Option<&Queued> {
-        let Turns { lone, tenants, .. } = &self.priorities[priority];
+        let TenantQueues { lone, tenants, .. } = &self.priorities[priority];
         let lone = lone.as_ref().filter(|queued| queued.offset == offset);
         lone.or_else(|| {
-            let mut lines = tenants.values();
-            lines.find_map(|line| {
-                let at = line.binary_search_by_key(&offset, |queued| queued.offset);
-                line.get(at.ok()?)
+            tenants.values().find_map(|queue| {
+                let at = queue.binary_search_by_key(&offset, |queued| queued.offset);
+                queue.get(at.ok()?)
             })
         })
     }
 }
 
-impl Turns {
+impl TenantQueues {
     fn is_empty(&self) -> bool {
         self.waiting.requests == 0
     }
@@ -121,13 +121,13 @@ impl Turns {
             return;
         }
         if let Some(first) = self.lone.take() {
-            self.line_up(first);
+            self.enqueue(first);
         }
-        self.line_up(queued);
+        self.enqueue(queued);
     }
 
-    /// Lets it wait behind those of its tenant, or behind its create.
-    fn line_up(&mut self, queued: Queued) {
+    /// Adds a request to the queue of its tenant, or of its create.
+    fn enqueue(&mut self, queued: Queued) {
         let operation = queued.request.operation();
         let tenant = match &queued.request {
             OperationRequest::Amend(_) => self.creator_of(operation),
@@ -138,15 +138,15 @@ impl Turns {
             let at = (operation, queued.offset);
             self.creates.insert(at, tenant.clone());
         }
-        if let Some(line) = self.tenants.get_mut(&tenant) {
-            line.push_back(queued);
+        if let Some(queue) = self.tenants.get_mut(&tenant) {
+            queue.push_back(queued);
         } else {
             self.order.push_back(tenant.clone());
             self.tenants.insert(tenant, VecDeque::from([queued]));
         }
     }
 
-    /// The tenant's name, which those who wait share.
+    /// The tenant's name, shared among its requests.
     fn name_of(&self, tenant: &str) -> Arc<str> {
         match self.tenants.get_key_value(tenant) {
             Some((name, _)) => name.clone(),
@@ -154,7 +154,7 @@ impl Turns {
         }
     }
 
-    /// In whose line the newest create of an operation stands.
+    /// The tenant whose queue holds the newest create of an operation.
     fn creator_of(&self, operation: OperationId) -> Option<Arc<str>> {
         let all = (operation, Offset(i64::MIN))..=(operation, Offset(i64::MAX));
         let (_, tenant) = self.creates.range(all).next_back()?;
@@ -167,9 +167,9 @@ impl Turns {
             return Some(lone);
         }
         let tenant = self.order.pop_front()?;
-        let line = self.tenants.get_mut(&tenant)?;
-        let queued = line.pop_front()?;
-        if line.is_empty() {
+        let queue = self.tenants.get_mut(&tenant)?;
+        let queued = queue.pop_front()?;
+        if queue.is_empty() {
             self.tenants.remove(&tenant);
         } else {
             self.order.push_back(tenant);

@@ -12,8 +12,8 @@
 use crate::id::{Offset, OperationId};
 use crate::operation::OperationRow;
 use crate::operation::StepError;
-use crate::partition::live::ResidentOperation;
 use crate::partition::messages;
+use crate::partition::resident::ResidentOperation;
 use crate::partition::{BACK_MIN, Entry, PartitionEngine};
 use crate::priority::Priority;
 use crate::record::{OperationRequest, Recovery, StepReply};

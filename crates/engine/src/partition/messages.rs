@@ -14,7 +14,7 @@ use crate::id::OperationId;
 use crate::operation::{Created, ProcessState, StepError, StepState, input};
 use crate::partition::command::{Command, Message};
 use crate::partition::config::Ownership;
-use crate::partition::live::{Pending, ResidentOperation, is_told};
+use crate::partition::resident::{Pending, ResidentOperation, needs_status};
 use crate::priority::{Position, Priority};
 use crate::record::{
     AlertKind, AmendRequest, Amendment, CreateRequest, FailedOperation, OperationStatus,
@@ -38,7 +38,7 @@ pub(super) fn add(
     }
     for index in pending.tell.iter() {
         // What it had come to may be over again by now.
-        if is_told(live.state.steps[index].state) {
+        if needs_status(live.state.steps[index].state) {
             sends.push(Command::Send(step_status(live, index)));
         }
     }

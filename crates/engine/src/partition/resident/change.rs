@@ -6,7 +6,7 @@
 use crate::advance::next_due;
 use crate::definition::OnFailure;
 use crate::operation::{ProcessState, StepState};
-use crate::partition::live::{OperationCx, Persisted, ResidentOperation, is_told};
+use crate::partition::resident::{OperationCx, Persisted, ResidentOperation, needs_status};
 use crate::workflow::StepSet;
 
 impl ResidentOperation {
@@ -90,7 +90,7 @@ impl ResidentOperation {
             let step = &mut self.state.steps[index];
             let has_number =
                 self.pending.tell.contains(index) && !self.pending.tell_again.contains(index);
-            if tells && is_told(step.state) && !has_number {
+            if tells && needs_status(step.state) && !has_number {
                 self.state.sequence += 1;
                 step.sequence = self.state.sequence;
                 self.pending.tell.insert(index);

@@ -1,7 +1,7 @@
 //! What becomes of an operation when time goes back: the wall clock was ahead, and was set right.
 
 use crate::operation::StepState;
-use crate::partition::live::{OperationCx, ResidentOperation};
+use crate::partition::resident::{OperationCx, ResidentOperation};
 use crate::step::IllegalTransition;
 use crate::time::Timestamp;
 

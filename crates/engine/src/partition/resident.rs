@@ -236,7 +236,7 @@ impl ResidentOperation {
         if self.tells_steps(cx.config) {
             self.pending.received = true;
             for (index, step) in self.state.steps.iter().enumerate() {
-                if step.sequence > 0 && is_told(step.state) {
+                if step.sequence > 0 && needs_status(step.state) {
                     self.pending.tell.insert(index);
                     self.pending.tell_again.insert(index);
                 }
@@ -457,8 +457,8 @@ impl ResidentOperation {
     }
 }
 
-/// Whether callers are told that a step has come to this state.
-pub(super) fn is_told(state: StepState) -> bool {
+/// Whether a step that enters this state causes a status record, if callers want those.
+pub(super) fn needs_status(state: StepState) -> bool {
     match state {
         StepState::Completed
         | StepState::Failed

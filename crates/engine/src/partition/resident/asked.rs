@@ -7,8 +7,10 @@ use crate::advance::Verdict;
 use crate::id::Offset;
 use crate::operation::{Created, HistoryEntry, OperationState, ProcessState, RequestHash};
 use crate::partition::config::Ownership;
-use crate::partition::live::{OPERATION_BYTES, OperationCx, Persisted, ResidentOperation, weight};
 use crate::partition::messages;
+use crate::partition::resident::{
+    OPERATION_BYTES, OperationCx, Persisted, ResidentOperation, weight,
+};
 use crate::priority::{LogPosition, Position, Source};
 use crate::record::{AmendRequest, Amendment, CreateRequest, Recovery, RecoveryVerb};
 use crate::step::IllegalTransition;

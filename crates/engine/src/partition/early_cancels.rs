@@ -1,10 +1,9 @@
-//! Cancels that came before their create, of which an id of the server's must not make the engine forget.
+//! Cancels that were admitted before their create.
 //!
-//! Why it exists. A create with an id that ingestion made is not looked up in the store: nobody can have asked
-//! anything of it before. That holds for what lies behind it in its own topic. A cancel that came with the other priority
-//! may be let in first, and has written a row that keeps the operation's place. Whoever cancels knows the id from the
-//! create's answer, so the create was requested before; once it is no longer [young](super::EngineConfig::fresh_for),
-//! it is looked up anyway. So it is enough to remember such places for a while.
+//! Why it exists. A create whose id ingestion generated is not looked up in the store: nobody knew the id before. A cancel
+//! that came behind it through the topic of the other priority may be admitted first, and writes a row that the create has to
+//! find. The caller knows the id from the answer to the create, so the create was requested earlier; once it is no longer
+//! [young](super::EngineConfig::fresh_for), it is looked up anyway. So it is enough to remember such cancels for a while.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
