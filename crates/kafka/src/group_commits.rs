@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rdkafka::error::KafkaError;
+use rdkafka::types::RDKafkaErrorCode;
 
 /// A group is shown once so many of its commits in a row were refused, over so long: a commit may fail while a group
 /// rebalances, or a broker is restarted.
@@ -58,7 +59,7 @@ impl GroupCommits {
             error: String::new(),
         });
         refused.commits = refused.commits.saturating_add(1);
-        refused.error = error.to_string();
+        refused.error = cause(error);
     }
 
     #[cfg(test)]
@@ -71,10 +72,20 @@ impl GroupCommits {
     }
 }
 
+/// The error, and what helps where one setting of the broker is the cause. Apache Kafka never answers a commit with this error.
+fn cause(error: &KafkaError) -> String {
+    match error.rdkafka_error_code() {
+        Some(RDKafkaErrorCode::GroupMaxSizeReached) => {
+            "the broker stores no offsets of further groups: delete groups that nobody uses, or raise \
+             broker.storedGroupsMax"
+                .to_owned()
+        }
+        Some(_) | None => error.to_string(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use rdkafka::types::RDKafkaErrorCode;
-
     use super::*;
 
     const REFUSAL: KafkaError = KafkaError::ConsumerCommit(RDKafkaErrorCode::PolicyViolation);
@@ -96,5 +107,21 @@ mod tests {
         assert_eq!(commits.refused_at(at(6)).len(), 1);
         commits.note("agents", None, at(7));
         assert!(commits.refused_at(at(8)).is_empty());
+    }
+    #[test]
+    fn a_broker_that_is_full_of_groups_is_shown_with_the_setting() {
+        let commits = GroupCommits::default();
+        let start = Instant::now();
+        let full = KafkaError::ConsumerCommit(RDKafkaErrorCode::GroupMaxSizeReached);
+        for second in 0..3 {
+            commits.note("agents", Some(&full), start + Duration::from_secs(second));
+        }
+        assert_eq!(
+            commits.refused_at(start + Duration::from_secs(9)),
+            [
+                "consumer group agents: the broker stores no offsets of further groups: delete groups that nobody uses, or \
+                 raise broker.storedGroupsMax"
+            ]
+        );
     }
 }
