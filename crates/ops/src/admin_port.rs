@@ -22,6 +22,14 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
+    /// Whether it does not have what was asked for, as a process that starts or stops.
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(
+            self.status,
+            StatusCode::NOT_FOUND | StatusCode::SERVICE_UNAVAILABLE
+        )
+    }
+
     /// Whether somebody else may have it done.
     pub(crate) fn is_forbidden(&self) -> bool {
         self.status == StatusCode::FORBIDDEN

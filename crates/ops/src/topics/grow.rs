@@ -4,10 +4,12 @@
 //! request over its admin port.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
+use reqwest::Client;
 use serde_json::json;
+use waybill_config::duration_to_text;
 use waybill_messages::Topics;
 use waybill_node::config::{Config, load_workflows};
 use waybill_store::{CqlStore, LayoutError};
@@ -16,11 +18,13 @@ use waybill_topology::repartition::{Repartition, RepartitionError, RepartitionVi
 use waybill_topology::shards::show::{LayoutView, Shards};
 
 use crate::access::AdminArgs;
-use crate::admin_port;
+use crate::admin_port::{self, Away, Refused};
 use crate::shards::shards;
 
 /// How often it is asked how far it is.
 const ASK_EVERY: Duration = Duration::from_millis(300);
+/// How long a process that has stopped is waited for.
+const RESTART_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The arguments of `waybill topics grow` and `shrink`.
 #[derive(Clone, Debug, Args)]
@@ -40,6 +44,13 @@ pub(super) enum Direction {
 }
 
 impl Direction {
+    fn verb(self) -> &'static str {
+        match self {
+            Self::More => "grow",
+            Self::Fewer => "shrink",
+        }
+    }
+
     /// Refuses a number that is not possible, or that lies in the other direction, which would be a slip.
     fn allows(self, wanted: u32, stands: &LayoutView) -> anyhow::Result<()> {
         let now = stands.partitions;
@@ -61,10 +72,11 @@ impl Direction {
         if is_right {
             return Ok(());
         }
-        let (verb, what) = match self {
-            Self::More => ("shrink", "fewer"),
-            Self::Fewer => ("grow", "more"),
+        let (other, what) = match self {
+            Self::More => (Self::Fewer, "fewer"),
+            Self::Fewer => (Self::More, "more"),
         };
+        let verb = other.verb();
         anyhow::bail!(
             "there are {now} partitions, and {wanted} are {what}: \
              `waybill topics {verb} --partitions {wanted}` goes over to those"
@@ -77,7 +89,7 @@ impl GrowArgs {
         let told = Told::default();
         let Some(cql) = config.store.scylla.cql() else {
             direction.allows(self.partitions, &shards(config, &self.admin, None).await?)?;
-            return self.ask(config, &told).await;
+            return self.ask(config, direction, &told).await;
         };
         let workflows = load_workflows(&config.workflows)?;
         let store = Arc::new(CqlStore::connect(cql).await?);
@@ -90,16 +102,23 @@ impl GrowArgs {
         Ok(growing.run(self.partitions, &tell).await?)
     }
 
-    /// Asks the process that has the embedded store, and follows what it does.
-    async fn ask(&self, config: &Config, told: &Told) -> anyhow::Result<()> {
+    /// Asks the process that has the embedded store, and follows what it does. If that process is restarted meanwhile, it
+    /// is asked again: what it has done is durable, and it continues from there.
+    async fn ask(&self, config: &Config, direction: Direction, told: &Told) -> anyhow::Result<()> {
         let url = self.admin.url(config, "/partitions")?;
         let client = admin_port::client(&self.admin.access)?;
-        let asked = client
-            .put(&url)
-            .json(&json!({ "partitions": self.partitions }));
-        let _: RepartitionView = admin_port::answered(&url, asked).await?;
+        self.begin(&url, &client).await?;
         loop {
-            let view: RepartitionView = admin_port::answered(&url, client.get(&url)).await?;
+            let view: RepartitionView = match admin_port::answered(&url, client.get(&url)).await {
+                Ok(view) => view,
+                Err(error) if is_restart(&error) => {
+                    told.tell("the process no longer answers; waiting until it runs again");
+                    self.begin_again(&url, &client, direction).await?;
+                    told.tell("the process runs again, and continues");
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
             told.tell(&view.step);
             match (view.is_under_way, view.error) {
                 (true, _) => tokio::time::sleep(ASK_EVERY).await,
@@ -108,6 +127,46 @@ impl GrowArgs {
             }
         }
     }
+
+    async fn begin(&self, url: &str, client: &Client) -> anyhow::Result<()> {
+        let asked = client
+            .put(url)
+            .json(&json!({ "partitions": self.partitions }));
+        let _: RepartitionView = admin_port::answered(url, asked).await?;
+        Ok(())
+    }
+
+    /// Asks a process that was restarted, once it answers.
+    async fn begin_again(
+        &self,
+        url: &str,
+        client: &Client,
+        direction: Direction,
+    ) -> anyhow::Result<()> {
+        let since = Instant::now();
+        loop {
+            match self.begin(url, client).await {
+                Err(error) if is_restart(&error) && since.elapsed() >= RESTART_PATIENCE => {
+                    let verb = direction.verb();
+                    let partitions = self.partitions;
+                    return Err(error.context(format!(
+                        "the process that changes the number of partitions has stopped, and was not started again within \
+                         {}. What it has done is kept: start it, and run `waybill topics {verb} --partitions \
+                         {partitions}` again, which continues",
+                        duration_to_text(RESTART_PATIENCE)
+                    )));
+                }
+                Err(error) if is_restart(&error) => tokio::time::sleep(ASK_EVERY).await,
+                outcome => return outcome,
+            }
+        }
+    }
+}
+
+/// Whether the process has stopped, or was started again and has not been asked yet.
+fn is_restart(error: &anyhow::Error) -> bool {
+    let refused = error.downcast_ref::<Refused>();
+    error.is::<Away>() || error.is::<reqwest::Error>() || refused.is_some_and(Refused::is_absent)
 }
 
 /// What was told last: each step once.

@@ -230,6 +230,38 @@ async fn partitions_become_fewer_and_more_again_while_deliveries_and_cancels_flo
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_command_that_grows_continues_when_its_process_is_killed() {
+    let mut world = World::new(CONFIG);
+    let process = world.up();
+    world.ready().await;
+    let world = Arc::new(world);
+    let mut growing = begin(&world, "grow", 4);
+    world
+        .eventually("the topic has more partitions", async || {
+            goes_on(&mut growing);
+            partitions_of(&world, REQUESTS) == 4
+        })
+        .await;
+    process.kill();
+    let process = restart(&world);
+    let grown = tokio::task::spawn_blocking(|| growing.wait_with_output())
+        .await
+        .expect("it is waited for")
+        .expect("it runs");
+    assert!(grown.status.success(), "{grown:?}\n{}", world.log_tail());
+    let steps = String::from_utf8_lossy(&grown.stdout).into_owned();
+    for step in [
+        "the process no longer answers",
+        "the process runs again, and continues",
+        "through: set `partitions` to 4",
+    ] {
+        assert!(steps.contains(step), "{step}: {steps}");
+    }
+    all_run(&world, 4, 4).await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+}
+
 /// Waits until the process runs so many shards, of so many partitions.
 async fn all_run(world: &World, shards: u32, partitions: u32) {
     world
