@@ -32,6 +32,14 @@ pub enum TemplateError {
         /// The template.
         template: String,
     },
+    /// What would be a placeholder with two braces, in one.
+    #[error(
+        "`{{{placeholder}}}` has single braces: placeholders have two, as in `{{{{input.name}}}}`"
+    )]
+    SingleBraces {
+        /// The text between the braces.
+        placeholder: String,
+    },
     /// A placeholder that names nothing known.
     #[error(
         "`{{{{{placeholder}}}}}` is not known: use input.<path>, results.<step>.<name>, operation, \
@@ -294,6 +302,23 @@ impl Placeholder {
     }
 }
 
+/// Refuses a fixed text with a placeholder in single braces, which would be sent as it is. Other braces are text.
+fn refuse_single_braces(literal: &str) -> Result<(), TemplateError> {
+    for behind in literal.split('{').skip(1) {
+        let Some((inner, _)) = behind.split_once('}') else {
+            continue;
+        };
+        // Other tools call the input so.
+        let is_of_request = inner.strip_prefix("request.").is_some_and(is_name);
+        if is_of_request || Placeholder::parse(inner).is_ok() {
+            return Err(TemplateError::SingleBraces {
+                placeholder: inner.to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
 fn is_name(part: &str) -> bool {
     !part.is_empty()
         && part
@@ -365,6 +390,7 @@ impl Text {
         let mut rest = template;
         while let Some(start) = rest.find("{{") {
             if start > 0 {
+                refuse_single_braces(&rest[..start])?;
                 parts.push(Part::Literal(rest[..start].into()));
             }
             let inner = &rest[start + 2..];
@@ -375,6 +401,7 @@ impl Text {
             rest = &inner[end + 2..];
         }
         if !rest.is_empty() {
+            refuse_single_braces(rest)?;
             parts.push(Part::Literal(rest.into()));
         }
         Ok(Self(parts))

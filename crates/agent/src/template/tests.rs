@@ -276,3 +276,34 @@ fn a_number_of_many_digits_names_the_same_thing_in_a_path() {
         .unwrap();
     assert_eq!(out, "/bookings/18446744073709551617");
 }
+
+#[test]
+fn a_placeholder_in_single_braces_is_refused_and_other_braces_are_text() {
+    for written in [
+        "input.name",
+        "operation",
+        "results.package.tag",
+        "request.x",
+    ] {
+        let template = format!("/a/{{{written}}}/b");
+        let refused = TemplateError::SingleBraces {
+            placeholder: written.to_owned(),
+        };
+        assert_eq!(Text::compile(&template).unwrap_err(), refused, "{template}");
+        assert_eq!(Path::compile(&template).unwrap_err(), refused, "{template}");
+        assert_eq!(
+            Body::compile(&json!({"a": [template]})).unwrap_err(),
+            refused
+        );
+    }
+    assert_eq!(
+        TemplateError::SingleBraces {
+            placeholder: "input.name".to_owned()
+        }
+        .to_string(),
+        "`{input.name}` has single braces: placeholders have two, as in `{{input.name}}`"
+    );
+    for template in ["{}", "{ \"a\": 1 }", "{a.b}", "{", "{input"] {
+        assert_eq!(text(template, &json!({})).unwrap(), template);
+    }
+}
