@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_saphyr::{Error, MessageFormatter, UserMessageFormatter};
 use waybill_telemetry::visible::on_one_line;
 
-use self::place::{key_at, key_before, keys_above};
+use self::place::{first_line_of_mapping, indentation, key_at, key_before, keys_above};
 use crate::environment::{key_paths, yaml_options};
 use crate::error::did_you_mean;
 use crate::words::in_our_words;
@@ -138,6 +138,28 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
             None => said,
         }
     };
+    let fault = position.and_then(|position| indentation_fault(text, error, position));
+    if let Some((position, problem)) = fault {
+        return FileError::Wrong {
+            path: name.to_owned(),
+            position: Some(position),
+            problem,
+        };
+    }
+    if let Error::SerdeMissingField { field, .. } = error
+        && let Some((last, column)) = position
+        && let Some(line) = first_line_of_mapping(text, (last, column))
+    {
+        let of = match above.as_slice() {
+            [] => String::new(),
+            above => format!("{}: ", above.join(".")),
+        };
+        return FileError::Wrong {
+            path: name.to_owned(),
+            position: Some((line, column)),
+            problem: format!("{of}missing field `{field}`"),
+        };
+    }
     let problem = match error {
         Error::SerdeUnknownField {
             field, expected, ..
@@ -172,6 +194,41 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
         position,
         problem,
     }
+}
+
+/// A fault of the indentation that the parser reports in terms of its grammar: its place, and what is wrong.
+fn indentation_fault(
+    text: &str,
+    error: &Error,
+    (line, _): (u64, u64),
+) -> Option<((u64, u64), String)> {
+    let message = UserMessageFormatter.format_message(error);
+    let is_of_grammar = ["in this context", "within this context"]
+        .iter()
+        .any(|words| message.contains(words));
+    let lines: Vec<&str> = text.lines().take(usize::try_from(line).ok()?).collect();
+    let (last, before) = lines.split_last().filter(|_| is_of_grammar)?;
+    let place = |column: usize| u64::try_from(column + 1).ok().map(|column| (line, column));
+    let blank = &last[..last.len() - last.trim_start().len()];
+    if let Some(column) = blank.find('\t') {
+        let problem = "a tab in the indentation: YAML indents with spaces";
+        return Some((place(column)?, problem.to_owned()));
+    }
+    let has_content = |line: &&&str| {
+        let content = line.trim_start();
+        !content.is_empty() && !content.starts_with('#')
+    };
+    let (above, here) = (before.iter().rfind(has_content)?, indentation(last));
+    let above = indentation(above);
+    (here > above).then_some((
+        place(here)?,
+        format!(
+            "wrong indentation: this line begins in column {}, and the key above it, which has a value already, in \
+             column {}",
+            here + 1,
+            above + 1
+        ),
+    ))
 }
 
 /// The value that begins with an unquoted placeholder, on the line of a fault or the one before it: line, column and, before a
@@ -248,4 +305,62 @@ fn place(position: &Option<(u64, u64)>) -> String {
     position
         .map(|(line, column)| format!(":{line}:{column}"))
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, Deserialize)]
+    #[expect(dead_code, reason = "only refusals are looked at")]
+    struct Plan {
+        name: String,
+        steps: Vec<Step>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[expect(dead_code, reason = "only refusals are looked at")]
+    struct Step {
+        agent: String,
+        timeout: Option<String>,
+    }
+
+    fn refused(text: &str) -> String {
+        parse::<Plan>("w.yaml", text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_missing_field_is_reported_at_the_first_line_of_its_mapping_with_the_keys_above() {
+        for (text, expected) in [
+            (
+                "name: a\nsteps:\n  - agent: b\n  - name: c\n    timeout: 2s\n    kind: pure\n",
+                "w.yaml:4:5: steps: missing field `agent`",
+            ),
+            (
+                "# A plan.\nsteps:\n  - agent: b\n",
+                "w.yaml:2:1: missing field `name`",
+            ),
+        ] {
+            assert_eq!(refused(text), expected);
+        }
+    }
+
+    #[test]
+    fn wrong_indentation_is_reported_as_such() {
+        for (text, expected) in [
+            (
+                "name: a\nsteps:\n\t- agent: b\n",
+                "w.yaml:3:1: a tab in the indentation: YAML indents with spaces",
+            ),
+            (
+                "name: a\nsteps:\n  - agent: b\n     timeout: 2s\n",
+                "w.yaml:4:6: wrong indentation: this line begins in column 6, and the key above it, which has a value \
+                 already, in column 5",
+            ),
+        ] {
+            assert_eq!(refused(text), expected);
+        }
+    }
 }

@@ -124,8 +124,37 @@ impl Keys {
     }
 }
 
+/// The line with the first key of the block mapping that has a key at a position. `None` in a flow mapping.
+pub(super) fn first_line_of_mapping(text: &str, (line, column): (u64, u64)) -> Option<u64> {
+    let depth = usize::try_from(column).ok()?.checked_sub(1)?;
+    let lines: Vec<(u64, &str)> = (1..=line).zip(text.lines()).collect();
+    let (_, last) = lines.last()?;
+    if indentation(last) != depth || begins_flow(&last[depth..]) {
+        return None;
+    }
+    let mut first = line;
+    for (number, line) in lines.into_iter().rev() {
+        let content = line.trim_start();
+        if content.is_empty() || content.starts_with('#') {
+            continue;
+        }
+        let key = indentation(line);
+        if key < depth {
+            break;
+        }
+        if key == depth {
+            first = number;
+            let is_item = line.len() - content.len() < depth;
+            if is_item {
+                break;
+            }
+        }
+    }
+    Some(first)
+}
+
 /// Where the content of a line begins, behind the dashes of lists.
-fn indentation(line: &str) -> usize {
+pub(super) fn indentation(line: &str) -> usize {
     let mut at = line.len() - line.trim_start_matches(' ').len();
     while let Some(item) = line[at..].strip_prefix("- ") {
         at = line.len() - item.trim_start_matches(' ').len();
@@ -181,6 +210,25 @@ mod tests {
             ("a: http://b:1/{c\nd:\n  x: 1\n", "d.x"),
         ] {
             assert_eq!(path(text, "x"), expected, "{text:?}");
+        }
+    }
+    #[test]
+    fn the_first_line_of_a_mapping_is_that_of_its_item_or_of_its_first_key() {
+        let steps = "steps:\n  - name: a\n    agent: b\n  # the next\n  - name: c\n    input:\n      d: 1\n    after: [a]\n";
+        for (text, position, expected) in [
+            (steps, (3, 5), Some(2)),
+            (steps, (8, 5), Some(5)),
+            (steps, (7, 7), Some(7)),
+            (steps, (1, 1), Some(1)),
+            ("a: 1\nb:\n- c: 1\n  d: 2\n- e: 1\nf: 1\n", (6, 1), Some(1)),
+            ("a: 1\nb:\n- c: 1\n  d: 2\n", (4, 3), Some(3)),
+            ("a: {b: 1}\n", (1, 5), None),
+        ] {
+            assert_eq!(
+                first_line_of_mapping(text, position),
+                expected,
+                "{text:?} {position:?}"
+            );
         }
     }
 }
