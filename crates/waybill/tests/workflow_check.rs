@@ -36,7 +36,11 @@ fn a_workflow_that_can_work_is_said_so_on_one_line() {
     let workflow = dir.write("errand.yaml", WORKFLOW);
     assert_eq!(
         check(&[&workflow], &[]),
-        (Some(0), "ok: errand, version 3, 2 steps\n".to_owned())
+        (
+            Some(0),
+            "ok: errand, version 3, 2 steps; agents not checked: buyer, walker (name their files with --agents)\n"
+                .to_owned()
+        )
     );
     let agents = dir.write("agents.yaml", AGENTS);
     assert_eq!(
@@ -138,7 +142,7 @@ fn a_program_reads_what_a_check_says_as_json() {
     let [workflow, agents] = [&workflow, &agents].map(|path| path.to_str().unwrap());
     assert_eq!(
         json(&["workflow", "check", workflow]),
-        json!({ "workflow": found })
+        json!({ "workflow": found, "agentsNotChecked": ["buyer", "walker"] })
     );
     assert_eq!(
         json(&["workflow", "check", workflow, "--agents", agents]),

@@ -64,15 +64,19 @@ impl WorkflowCommand {
             version: workflow.version(),
             steps: workflow.steps().len(),
         });
-        let elsewhere = match agents.is_empty() {
-            true => None,
-            false => Some(elsewhere),
+        let (elsewhere, not_checked) = match agents.is_empty() {
+            true => {
+                let unknown = |agent: &String| !known.contains(agent);
+                (None, elsewhere.into_iter().filter(unknown).collect())
+            }
+            false => (Some(elsewhere), Vec::new()),
         };
         Ok(written.text(&Verdict {
             role: None,
             workflow,
             input: needed,
             agents_elsewhere: elsewhere,
+            agents_not_checked: not_checked,
             disk: None,
         })?)
     }
@@ -110,6 +114,7 @@ pub fn check_configuration(
         workflow: None,
         input: NeededInputs::new(),
         agents_elsewhere: checked.agents_elsewhere(),
+        agents_not_checked: Vec::new(),
         disk: checked.disk_bounds_exceed(config),
     })?)
 }
@@ -131,6 +136,9 @@ struct Verdict {
     /// Absent where no agents were asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     agents_elsewhere: Option<Vec<String>>,
+    /// Agents that were not checked, because no files of agents were named.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    agents_not_checked: Vec<String>,
     /// That the topics of the embedded broker may take more than the disk of this machine has. Absent where they fit.
     #[serde(skip_serializing_if = "Option::is_none")]
     disk: Option<String>,
@@ -162,6 +170,13 @@ impl fmt::Display for Verdict {
         f.write_str(&named_elsewhere(
             self.agents_elsewhere.as_deref().unwrap_or_default(),
         ))?;
+        if !self.agents_not_checked.is_empty() {
+            let agents = self.agents_not_checked.join(", ");
+            write!(
+                f,
+                "; agents not checked: {agents} (name their files with --agents)"
+            )?;
+        }
         if !self.input.is_empty() {
             f.write_str("\nrequired input fields:")?;
         }
