@@ -88,7 +88,14 @@ impl Followed {
             Some(HistoryEntry {
                 refused: Some(code),
                 ..
-            }) => return Some(self.report(Outcome::Refused, Some(now)).with_note(code)),
+            }) => {
+                let report = self.report(Outcome::Refused, Some(now));
+                let note = match &report.note {
+                    Some(next) => format!("{code}. {next}"),
+                    None => code.clone(),
+                };
+                return Some(report.with_note(&note));
+            }
             Some(_) => {}
             None if self.is_taken => {}
             None => return None,
@@ -117,6 +124,16 @@ impl Followed {
         let report = Report::new(&self.id, &self.verb, outcome);
         let report = match now {
             Some(now) => report.with_state(now),
+            None => report,
+        };
+        // What the operation waits for, where it did not become what was asked.
+        let next = now.and_then(|now| now.what_next.as_deref());
+        let is_other = match outcome {
+            Outcome::Failed | Outcome::Refused | Outcome::Open => true,
+            Outcome::Asked | Outcome::Done | Outcome::Skipped => false,
+        };
+        let report = match next.filter(|_| is_other) {
+            Some(next) => report.with_note(next),
             None => report,
         };
         match self.id_awaited == self.id {
@@ -194,6 +211,35 @@ mod tests {
             .unwrap();
         assert_eq!(report.outcome, Outcome::Refused);
         assert_eq!(report.note.as_deref(), Some("past-pivot"));
+    }
+
+    #[test]
+    fn what_an_operation_waits_for_is_shown_where_it_is_not_what_was_asked() {
+        let seen = operation("Processing", &[]);
+        let followed = followed(&Verb::Cancel, &seen, None);
+        let waits = "It waits for a person: resubmit.";
+        let now = |state: &str, refused: Option<&str>| Operation {
+            what_next: Some(waits.to_owned()),
+            ..operation(state, &[entry("2", "cancel", refused)])
+        };
+        let note = |report: Report| report.note;
+        assert_eq!(
+            followed
+                .judge(&now("Error", Some("past-pivot")))
+                .and_then(note),
+            Some(format!("past-pivot. {waits}"))
+        );
+        assert_eq!(
+            followed
+                .judge(&now("CompensationFailed", None))
+                .and_then(note),
+            Some(waits.to_owned())
+        );
+        assert_eq!(
+            note(followed.given_up(Some(&now("Compensating", None)))),
+            Some(waits.to_owned())
+        );
+        assert_eq!(followed.judge(&now("Cancelled", None)).and_then(note), None);
     }
 
     #[test]
