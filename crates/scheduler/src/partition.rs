@@ -21,6 +21,8 @@ use crate::control::ControlError;
 /// How long a shard counts as blocked after a step request was refused: longer than the engine waits before it asks again,
 /// which is a minute at most, so that readiness does not change while the cause lasts.
 const UNSENT_SHOWN_FOR: Duration = Duration::from_secs(90);
+/// How often the time since then is shown anew, in seconds.
+const SHOWN_EVERY_S: u64 = 5;
 
 /// How long a shard that is being stopped waits for the commit under way.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
@@ -237,8 +239,13 @@ impl Owned {
     pub(super) fn why_blocked(&self) -> Option<String> {
         let refused = self.unsent.iter();
         let refused = refused.filter(|(_, (at, _))| at.elapsed() < UNSENT_SHOWN_FOR);
-        let refused = refused.map(|(agent, (_, why))| {
-            format!("the step requests of agent {agent} are refused: {why}")
+        let refused = refused.map(|(agent, (at, why))| {
+            format!(
+                "a step request of agent {agent} was refused {} s ago: {why}; this is shown until {} s after the last \
+                 refusal",
+                at.elapsed().as_secs() / SHOWN_EVERY_S * SHOWN_EVERY_S,
+                UNSENT_SHOWN_FOR.as_secs()
+            )
         });
         let blocked = self.blocked.iter().map(|(_, why)| why.clone());
         let all: Vec<String> = blocked.chain(refused).collect();

@@ -228,12 +228,13 @@ impl Shown {
         if self.blocked.as_ref().map(|(said, _)| said) == blocked.as_ref() {
             return;
         }
-        if let Some((_, before)) = self.blocked.take() {
-            before.withdraw();
-        }
-        self.blocked = blocked.map(|said| {
+        // First the new one, so that no probe finds the process ready in between.
+        let blocked = blocked.map(|said| {
             let condition = readiness.expect(said.clone());
             (said, condition)
         });
+        if let Some((_, before)) = std::mem::replace(&mut self.blocked, blocked) {
+            before.withdraw();
+        }
     }
 }
