@@ -11,7 +11,8 @@ use waybill_telemetry::visible::to_json;
 use waybill_topology::topics::{Outcome, explained, make, missing};
 
 use super::Site;
-use crate::broker_login::BrokerLogin;
+use crate::access::AdminArgs;
+use crate::shards::shards;
 use crate::shown::Output;
 
 /// The arguments of `waybill topics create`.
@@ -24,12 +25,13 @@ pub struct CreateArgs {
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
-    login: BrokerLogin,
+    admin: AdminArgs,
 }
 
 impl CreateArgs {
     pub(super) async fn run(&self, config: &Config) -> anyhow::Result<()> {
-        let config = &self.login.on(config)?;
+        let config = &self.admin.broker_login(config)?;
+        let config = &self.with_stored_partitions(config).await;
         let site = Site::open(config).await?;
         let outcomes = match self.dry_run {
             true => would_make(&site, config).await?,
@@ -51,6 +53,23 @@ impl CreateArgs {
             }
         }
         Ok(())
+    }
+}
+
+impl CreateArgs {
+    /// The configuration with as many partitions as the state store says. The configured number holds for a new store only.
+    async fn with_stored_partitions(&self, config: &Config) -> Config {
+        match shards(config, &self.admin, None).await {
+            Ok(layout) => config.with_partitions(layout.partitions),
+            Err(error) => {
+                eprintln!(
+                    "the number of partitions is that of the configuration ({}), because the state store cannot be \
+                     asked: {error:#}",
+                    config.partitions
+                );
+                config.clone()
+            }
+        }
     }
 }
 
