@@ -167,15 +167,15 @@ impl Site {
         Ok(self.admin.topics_read().await?)
     }
 
-    /// How many records of a topic a group has not committed; none of one that is not there.
+    /// How many records of a topic a group has not committed; `None` of a topic that does not exist.
     pub(crate) async fn waiting(
         &self,
         config: &Config,
         topic: &str,
         group: &str,
-    ) -> anyhow::Result<u64> {
+    ) -> anyhow::Result<Option<u64>> {
         let Some(partitions) = self.admin.topic_partitions(topic).await? else {
-            return Ok(0);
+            return Ok(None);
         };
         let partitions: Vec<PartitionId> = (0..partitions).map(PartitionId).collect();
         let offsets = self.offsets(topic, &partitions).await?;
@@ -193,6 +193,6 @@ impl Site {
             let from = committed.map_or(start.0, |committed| committed.0.max(start.0));
             u64::try_from(end.0 - from).unwrap_or(0)
         });
-        Ok(waiting.sum())
+        Ok(Some(waiting.sum()))
     }
 }

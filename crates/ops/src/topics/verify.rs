@@ -80,7 +80,10 @@ fn for_people(finding: &Finding) -> String {
         Weight::Harm => " (no role starts with this)",
         Weight::Warning => "",
     };
-    format!("{topic}: {key} is {found}, and must be {expected}{harm}\n  {fix}")
+    match finding.is_missing() {
+        true => format!("{topic}: does not exist, and must be {expected}{harm}\n  {fix}"),
+        false => format!("{topic}: {key} is {found}, and must be {expected}{harm}\n  {fix}"),
+    }
 }
 
 #[derive(Serialize)]

@@ -67,6 +67,11 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// Whether the topic does not exist.
+    pub fn is_missing(&self) -> bool {
+        self.key == EXISTS
+    }
+
     /// How many partitions the topic has, if that is at fault, and operations are spread over them.
     pub fn number_of_operations(&self, needed: &[Needed]) -> Option<u32> {
         let is_of_operations = |topic: &Needed| {
@@ -92,6 +97,10 @@ impl fmt::Display for Finding {
             PARTITIONS => write!(
                 f,
                 "topic {topic} has {found} partition{plural}, not {expected}: {fix}"
+            ),
+            EXISTS => write!(
+                f,
+                "topic {topic} does not exist, and must be {expected}: {fix}"
             ),
             _ => write!(
                 f,

@@ -149,9 +149,15 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
         if read.topics.contains(&topic) {
             continue;
         }
-        let group = config.agents_group();
-        let waiting = site.waiting(config, &topic, &group).await?;
         let is_direct = config.agents.transport == AgentTransport::Direct;
+        let group = config.agents_group();
+        let Some(waiting) = site.waiting(config, &topic, &group).await? else {
+            if !is_direct {
+                let said = format!("the agent {agent} gets no requests: {topic} does not exist");
+                findings.push(Finding::bad(AGENTS, said));
+            }
+            continue;
+        };
         findings.extend(unread(&agent, &topic, waiting, &read.untold, is_direct));
     }
     if findings.is_empty() {
