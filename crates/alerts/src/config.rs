@@ -7,12 +7,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use waybill_config::{ConfigError, Secret, SecretFiles, SecretUrl, units};
+use waybill_config::{ConfigError, Secret, SecretFiles, SecretUrl, duration_to_text, units};
 
 pub use owners::{OwnerEmailConfig, OwnersConfig};
 
 /// A name of a receiver is at most this long: it is a label of metrics.
 const NAME_BYTES_MAX: usize = 64;
+/// The least time for one attempt to send a message.
+const TIMEOUT_MIN: Duration = Duration::from_millis(100);
+/// The least age at which an alert is no longer sent.
+const AGE_MIN: Duration = Duration::from_secs(60);
 
 /// The `alerts` section. Every bound is one receiver's: receivers share nothing.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -90,14 +94,35 @@ impl AlertsConfig {
 
     /// Reports the first value that cannot work.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        let least = [
+            (
+                self.timeout,
+                TIMEOUT_MIN,
+                "alerts.timeout",
+                "a request to another machine takes tens of milliseconds",
+            ),
+            (
+                self.max_age,
+                AGE_MIN,
+                "alerts.maxAge",
+                "an alert reaches its receiver some seconds after its event",
+            ),
+        ];
+        for (value, least, key, reason) in least {
+            if value < least {
+                let [value, least] = [value, least].map(duration_to_text);
+                return Err(ConfigError::invalid(
+                    key,
+                    format!("is {value}, and must be at least {least}: {reason}"),
+                ));
+            }
+        }
         let rules = [
             (!self.dedup_window.is_zero(), "alerts.dedupWindow"),
             (self.folded_max > 0, "alerts.foldedMax"),
             (self.queue_max > 0, "alerts.queueMax"),
             (self.attempts_max > 0, "alerts.attemptsMax"),
             (!self.backoff.is_zero(), "alerts.backoff"),
-            (!self.timeout.is_zero(), "alerts.timeout"),
-            (!self.max_age.is_zero(), "alerts.maxAge"),
         ];
         if let Some((_, key)) = rules.into_iter().find(|(holds, _)| !holds) {
             return Err(ConfigError::invalid(key, "must be more than 0"));

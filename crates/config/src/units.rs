@@ -25,6 +25,10 @@ const SIZE_UNITS: [(&str, u64); 4] = [
     ("B", 1),
 ];
 
+/// The longest duration and the largest size in a configuration: sums of a few of them stay far below what 64 bits hold.
+const DURATION_MAX: (u64, &str) = (36_500 * 86_400_000, "36500d");
+const SIZE_MAX: (u64, &str) = (1 << 50, "1048576GiB");
+
 const DURATION_EXPECTED: &str = "a duration with its unit, such as 200ms, 5s, 2m, 1h or 7d";
 const SIZE_EXPECTED: &str = "a size with its unit, such as 512B, 64KiB, 16MiB or 8GiB";
 
@@ -130,6 +134,7 @@ impl<'de> Deserialize<'de> for ByteSize {
             .deserialize_str(UnitVisitor {
                 expected: SIZE_EXPECTED,
                 units: &SIZE_UNITS,
+                most: SIZE_MAX,
             })
             .map(Self)
     }
@@ -228,6 +233,7 @@ pub mod duration {
         let visitor = UnitVisitor {
             expected: DURATION_EXPECTED,
             units: &TIME_UNITS,
+            most: DURATION_MAX,
         };
         deserializer
             .deserialize_str(visitor)
@@ -269,6 +275,8 @@ impl<'de, T: TryFrom<NonZeroU64>> Deserialize<'de> for AtLeastOne<T> {
 struct UnitVisitor {
     expected: &'static str,
     units: &'static [(&'static str, u64)],
+    /// The most, and how it is written.
+    most: (u64, &'static str),
 }
 
 impl Visitor<'_> for UnitVisitor {
@@ -279,7 +287,14 @@ impl Visitor<'_> for UnitVisitor {
     }
 
     fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<u64, E> {
-        parse(text, self.units).ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))
+        let number = parse(text, self.units)
+            .ok_or_else(|| E::invalid_value(Unexpected::Str(text), &self))?;
+        match self.most {
+            (most, _) if number <= most => Ok(number),
+            (_, most) => Err(E::custom(format_args!(
+                "{text} is too much; the most is {most}"
+            ))),
+        }
     }
 }
 
@@ -374,6 +389,35 @@ mod tests {
         }
         for text in ["", "64", "64KB", "64kib", "-1B", "18446744073709551615GiB"] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+    #[test]
+    fn a_configuration_takes_durations_and_sizes_up_to_a_bound() {
+        #[derive(Debug, Deserialize)]
+        struct Settings {
+            #[serde(with = "super::duration")]
+            wait: Duration,
+            room: ByteSize,
+        }
+        let read = |wait: &str, room: &str| {
+            let text = format!("{{\"wait\": \"{wait}\", \"room\": \"{room}\"}}");
+            let read = serde_json::from_str::<Settings>(&text);
+            read.map_err(|error| error.to_string())
+        };
+        let most = read("36500d", "1048576GiB").unwrap();
+        assert_eq!(most.wait.as_secs(), 36_500 * 86_400);
+        assert_eq!(most.room.as_u64(), 1 << 50);
+        for (wait, room, expected) in [
+            ("36501d", "1B", "36501d is too much; the most is 36500d"),
+            ("213503982334d", "1B", "the most is 36500d"),
+            (
+                "1s",
+                "1048577GiB",
+                "1048577GiB is too much; the most is 1048576GiB",
+            ),
+        ] {
+            let error = read(wait, room).unwrap_err();
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

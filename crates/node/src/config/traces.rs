@@ -90,18 +90,6 @@ impl TracesConfig {
                 problem,
             ));
         }
-        for (key, is_zero) in [
-            ("queueMax", self.queue_max == 0),
-            ("requestTimeout", self.request_timeout.is_zero()),
-        ] {
-            if is_zero {
-                let problem = "must not be zero".to_owned();
-                return Err(ConfigError::invalid(
-                    format!("telemetry.traces.{key}"),
-                    problem,
-                ));
-            }
-        }
         if let Some(endpoint) = &self.endpoint {
             check_endpoint(endpoint)
                 .map_err(|problem| ConfigError::invalid("telemetry.traces.endpoint", problem))?;
@@ -191,14 +179,9 @@ mod tests {
         let endpoint = |text: &'static str| -> Change<'_> {
             Box::new(move |c| c.endpoint = Some(text.to_owned()))
         };
-        let cases: [(&str, Change<'_>); 12] = [
+        let cases: [(&str, Change<'_>); 10] = [
             ("sampleRatio", Box::new(|c| c.sample_ratio = 1.5)),
             ("sampleRatio", Box::new(|c| c.sample_ratio = f64::NAN)),
-            ("queueMax", Box::new(|c| c.queue_max = 0)),
-            (
-                "requestTimeout",
-                Box::new(|c| c.request_timeout = Duration::ZERO),
-            ),
             ("endpoint is not an address", endpoint("collector")),
             (
                 "endpoint must begin with http",

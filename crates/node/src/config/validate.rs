@@ -2,9 +2,12 @@
 
 mod broker;
 mod counts;
+mod durations;
 mod requests;
 
 pub use broker::partitions as check_topics;
+
+use std::time::Duration;
 
 use waybill_broker::BrokerConfig as BrokerLimits;
 use waybill_config::{ByteSize, ConfigError, duration_to_text};
@@ -22,6 +25,13 @@ const MARGINS_PER_LEASE_MIN: u32 = 3;
 
 /// The largest input that HTTP may take: it grows a little on its way, and has to fit into step requests.
 const REQUEST_BYTES_MAX: usize = INPUT_BYTES_MAX - 32 * 1024;
+
+/// What the producers of Waybill send in one request, with room for its head. A larger one closes its connection, and is
+/// sent again.
+const BROKER_REQUEST_BYTES_MIN: ByteSize = ByteSize::mib(2);
+
+/// Positions in a segment fit into 31 bits, as in Apache Kafka.
+const SEGMENT_BYTES_MAX: ByteSize = ByteSize::mib(2047);
 
 /// Reports the first thing that cannot work.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
@@ -62,6 +72,8 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         http.request_bytes_max.as_usize(),
         http.batch_line_bytes_max.as_usize(),
     );
+    let queue_bytes_min = http.request_bytes_max.max(http.batch_line_bytes_max);
+    let queue_bytes_min = ByteSize::bytes(queue_bytes_min.as_u64().saturating_mul(2));
     let lease_min = scheduler.lease_margin * MARGINS_PER_LEASE_MIN;
     let shards = scheduler.shards_per_partition;
     let heard_after = kafka.clients().metadata_refresh();
@@ -71,7 +83,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     };
     let buffers_min = ByteSize::bytes(broker_limits.buffer_bytes_min() as u64);
     let control_min = ByteSize::bytes(broker_limits.control_buffer_bytes_min() as u64);
-    let rules: [(bool, &str, String); 52] = [
+    let rules: [(bool, &str, String); 47] = [
         (
             (1..=PARTITIONS_MAX).contains(&config.partitions),
             "partitions",
@@ -167,11 +179,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             at_least("1h"),
         ),
         (
-            !kafka.steps_retention.is_zero(),
-            "kafka.stepsRetention",
-            not_zero(),
-        ),
-        (
             kafka.repartition_settle > config.http.accept_timeout,
             "kafka.repartitionSettle",
             format!(
@@ -188,11 +195,6 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
                 duration_to_text(kafka.repartition_settle),
                 duration_to_text(heard_after.unwrap_or_default())
             ),
-        ),
-        (
-            !kafka.results_retention.is_zero(),
-            "kafka.resultsRetention",
-            not_zero(),
         ),
         (
             http.tls.is_whole(),
@@ -232,21 +234,27 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
                  one batch (http.batchLineBytesMax) takes"
             ),
         ),
-        (!http.idle_timeout.is_zero(), "http.idleTimeout", not_zero()),
         (
             http.drain_timeout < config.shutdown_timeout,
             "http.drainTimeout",
             "must be less than shutdownTimeout".to_owned(),
         ),
         (
-            !http.accept_timeout.is_zero(),
-            "http.acceptTimeout",
-            not_zero(),
+            http.producer_queue_records_max >= http.batch_lines_max,
+            "http.producerQueueRecordsMax",
+            format!(
+                "is {}, and must be at least http.batchLinesMax ({}): the lines of one batch wait there",
+                http.producer_queue_records_max, http.batch_lines_max
+            ),
         ),
         (
-            http.producer_queue_bytes_max > http.request_bytes_max.max(http.batch_line_bytes_max),
+            http.producer_queue_bytes_max >= queue_bytes_min,
             "http.producerQueueBytesMax",
-            "must be more than http.requestBytesMax and http.batchLineBytesMax".to_owned(),
+            format!(
+                "is {}, and must be at least {queue_bytes_min}, twice http.requestBytesMax and http.batchLineBytesMax: a \
+                 record is larger than its request",
+                http.producer_queue_bytes_max
+            ),
         ),
         (
             broker.requests_disk_bytes_max.as_u64() >= disk_bytes_min(config.partitions),
@@ -259,15 +267,13 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             disk_too_small(config.partitions),
         ),
         (
-            !broker.idle_timeout.is_zero(),
-            "broker.idleTimeout",
-            not_zero(),
-        ),
-        (
-            http.request_bytes_max.max(http.batch_line_bytes_max) < broker.request_bytes_max
-                || kafka.brokers.is_some(),
+            broker.request_bytes_max >= BROKER_REQUEST_BYTES_MIN || kafka.brokers.is_some(),
             "broker.requestBytesMax",
-            "must be more than http.requestBytesMax and http.batchLineBytesMax".to_owned(),
+            format!(
+                "is {}, and must be at least {BROKER_REQUEST_BYTES_MIN}: Waybill's own producers send batches of up to \
+                 1MiB, and dead letters that are larger",
+                broker.request_bytes_max
+            ),
         ),
         (
             broker.buffer_bytes_max >= buffers_min || kafka.brokers.is_some(),
@@ -295,9 +301,12 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             at_least("1MiB"),
         ),
         (
-            broker.segment_bytes >= ByteSize::kib(64),
+            (ByteSize::kib(64)..=SEGMENT_BYTES_MAX).contains(&broker.segment_bytes),
             "broker.segmentBytes",
-            at_least("64KiB"),
+            format!(
+                "is {}, and must be from 64KiB to {SEGMENT_BYTES_MAX}",
+                broker.segment_bytes
+            ),
         ),
         (
             scheduler.in_flight_max > 0 && scheduler.in_flight_bytes_max > ByteSize::bytes(0),
@@ -323,12 +332,9 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             not_zero(),
         ),
         (
-            scheduler.lease >= lease_min && !scheduler.lease_margin.is_zero(),
+            scheduler.lease >= lease_min,
             "scheduler.lease",
-            format!(
-                "must be at least {MARGINS_PER_LEASE_MIN} times scheduler.leaseMargin, and that \
-                 more than 0s"
-            ),
+            lease_too_short(scheduler.lease, lease_min),
         ),
         (
             !scheduler.checkpoint_every.is_zero() && scheduler.checkpoint_every < scheduler.lease,
@@ -351,9 +357,13 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "must be at least scheduler.lease".to_owned(),
         ),
         (
-            !supervisor.interval.is_zero() && supervisor.interval < supervisor.lease,
+            supervisor.interval < supervisor.lease,
             "supervisor.interval",
-            "must be more than 0s and less than supervisor.lease".to_owned(),
+            format!(
+                "is {}, and must be less than supervisor.lease ({})",
+                duration_to_text(supervisor.interval),
+                duration_to_text(supervisor.lease)
+            ),
         ),
         (
             supervisor.recoveries_per_second_max > 0,
@@ -361,14 +371,9 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             not_zero(),
         ),
         (
-            !supervisor.audit_interval.is_zero(),
-            "supervisor.auditInterval",
-            not_zero(),
-        ),
-        (
             supervisor.lease >= lease_min,
             "supervisor.lease",
-            format!("must be at least {MARGINS_PER_LEASE_MIN} times scheduler.leaseMargin"),
+            lease_too_short(supervisor.lease, lease_min),
         ),
         (agents.in_flight_max > 0, "agents.inFlightMax", not_zero()),
         (
@@ -395,6 +400,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         ));
     }
     counts::check(config)?;
+    durations::check(config)?;
     requests::check(config)?;
     match rules.into_iter().find(|(holds, ..)| !holds) {
         Some((_, key, problem)) => Err(ConfigError::invalid(key, problem)),
@@ -405,6 +411,14 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
 fn disk_too_small(partitions: u32) -> String {
     let kib = disk_bytes_min(partitions) / 1024;
     format!("must be at least {kib}KiB with this number of partitions: the last file of each stays")
+}
+
+fn lease_too_short(lease: Duration, least: Duration) -> String {
+    format!(
+        "is {}, and must be at least {}: {MARGINS_PER_LEASE_MIN} times scheduler.leaseMargin",
+        duration_to_text(lease),
+        duration_to_text(least)
+    )
 }
 
 fn not_zero() -> String {
@@ -429,8 +443,6 @@ fn is_topic_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -441,7 +453,7 @@ mod tests {
     #[test]
     fn values_that_cannot_work_are_refused_by_key() {
         type Change = fn(&mut Config);
-        let cases: [(&str, Change); 81] = [
+        let cases: [(&str, Change); 111] = [
             ("scheduler.trackedRequestsMax", |c| {
                 c.scheduler.tracked_requests_max = 53_999
             }),
@@ -563,8 +575,10 @@ mod tests {
                 c.http.body_bytes_max = ByteSize::gib(2);
             }),
             ("broker.requestBytesMax", |c| {
-                c.http.batch_line_bytes_max = ByteSize::mib(32);
-                c.http.body_bytes_max = ByteSize::mib(256);
+                c.broker.request_bytes_max = ByteSize::kib(2_047)
+            }),
+            ("http.producerQueueBytesMax", |c| {
+                c.http.producer_queue_bytes_max = ByteSize::kib(127)
             }),
             ("broker.requestsDiskBytesMax", |c| {
                 c.broker.requests_disk_bytes_max = ByteSize::kib(64)
@@ -582,7 +596,7 @@ mod tests {
                 c.broker.request_bytes_max = ByteSize::mib(65)
             }),
             ("broker.bufferBytesMax", |c| {
-                c.broker.request_bytes_max = ByteSize::mib(1);
+                c.broker.request_bytes_max = ByteSize::mib(2);
                 c.broker.buffer_bytes_max = ByteSize::mib(15);
             }),
             ("broker.controlBufferBytesMax", |c| {
@@ -639,6 +653,92 @@ mod tests {
             ("workflows.files", |c| c.workflows.built_in = false),
             ("telemetry.logFilter", |c| {
                 c.telemetry.log_filter = "waybill=loud".to_owned()
+            }),
+            ("broker.segmentBytes", |c| {
+                c.broker.segment_bytes = ByteSize::kib(63)
+            }),
+            ("broker.segmentBytes", |c| {
+                c.broker.segment_bytes = ByteSize::gib(2)
+            }),
+            ("kafka.stepPartitions", |c| c.kafka.step_partitions = 0),
+            ("kafka.stepsRetention", |c| {
+                c.kafka.steps_retention = Duration::from_millis(1)
+            }),
+            ("kafka.resultsRetention", |c| {
+                c.kafka.results_retention = Duration::from_secs(3_599)
+            }),
+            ("shutdownTimeout", |c| {
+                c.shutdown_timeout = Duration::from_secs(1)
+            }),
+            ("http.acceptTimeout", |c| {
+                c.http.accept_timeout = Duration::from_millis(99)
+            }),
+            ("http.idleTimeout", |c| {
+                c.http.idle_timeout = Duration::from_millis(999)
+            }),
+            ("http.connectionsPerAddressMax", |c| {
+                c.http.connections_per_address_max = Some(5)
+            }),
+            ("http.producerQueueRecordsMax", |c| {
+                c.http.batch_lines_max = 1;
+                c.http.producer_queue_records_max = 15;
+            }),
+            ("http.producerQueueRecordsMax", |c| {
+                c.http.producer_queue_records_max = 999
+            }),
+            ("services.connectionsMax", |c| {
+                c.services.connections_max = 7
+            }),
+            ("broker.idleTimeout", |c| {
+                c.broker.idle_timeout = Duration::from_secs(9)
+            }),
+            ("scheduler.checkpointRecords", |c| {
+                c.scheduler.checkpoint_records = 0
+            }),
+            ("scheduler.leaseMargin", |c| {
+                c.scheduler.lease_margin = Duration::from_millis(99)
+            }),
+            ("scheduler.lease", |c| {
+                c.scheduler.lease = Duration::from_millis(999)
+            }),
+            ("scheduler.lease", |c| {
+                c.scheduler.lease = Duration::from_secs(3_601)
+            }),
+            ("supervisor.lease", |c| {
+                c.supervisor.lease = Duration::from_millis(999)
+            }),
+            ("supervisor.interval", |c| {
+                c.supervisor.interval = Duration::from_millis(9)
+            }),
+            ("supervisor.auditInterval", |c| {
+                c.supervisor.audit_interval = Duration::from_millis(999)
+            }),
+            ("agents.sessionTimeout", |c| {
+                c.agents.session_timeout = Duration::ZERO
+            }),
+            ("agents.sessionTimeout", |c| {
+                c.agents.session_timeout = Duration::from_secs(301)
+            }),
+            ("schemaRegistry.requestTimeout", |c| {
+                c.schema_registry.url = Some("http://registry.example".to_owned());
+                c.schema_registry.request_timeout = Duration::from_millis(99);
+            }),
+            ("telemetry.traces.requestTimeout", |c| {
+                c.telemetry.traces.endpoint = Some("http://collector.example/v1/traces".to_owned());
+                c.telemetry.traces.request_timeout = Duration::from_millis(99);
+            }),
+            ("telemetry.traces.queueMax", |c| {
+                c.telemetry.traces.queue_max = usize::MAX
+            }),
+            ("alerts.foldedMax", |c| c.alerts.folded_max = usize::MAX),
+            ("alerts.queueMax", |c| c.alerts.queue_max = usize::MAX),
+            ("store.scylla.requestTimeout", |c| {
+                c.store.scylla.nodes = Some(vec!["a:1".to_owned()]);
+                c.store.scylla.request_timeout = Duration::from_millis(99);
+            }),
+            ("store.scylla.dueIndexRetention", |c| {
+                c.store.scylla.nodes = Some(vec!["a:1".to_owned()]);
+                c.store.scylla.due_index_retention = Duration::from_secs(60);
             }),
         ];
         for (key, change) in cases {

@@ -1,14 +1,126 @@
-//! The lowest limits of the embedded broker that a configuration may set, on a running process.
+//! The least that a configuration may set, on a running process.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use waybill_test_support::world::World;
+use waybill_test_support::world::{World, delivery};
 
 use crate::{deliver_all, is_remote};
 
 /// 32 for one address, which gets three quarters of them.
 const CONFIG: &str =
     "broker: { connectionsMax: 42, groupsMax: 10, storedGroupsMax: 10, partitionsMax: 80 }\n";
+
+/// Every duration, count and size at its least, but the time to stop: with all of the others at their least, a stop takes
+/// longer than with each alone.
+const ALL: &str = "
+partitions: 1
+shutdownTimeout: 30s
+kafka: { stepPartitions: 1, requestsRetention: 1h, stepsRetention: 10m, resultsRetention: 1h, repartitionSettle: 10001ms }
+http:
+  requestBytesMax: 1KiB
+  batchLineBytesMax: 1KiB
+  batchLinesMax: 1
+  headerBytesMax: 4KiB
+  headersMax: 32
+  bodyBytesMax: 516KiB
+  jsonDepthMax: 4
+  connectionsMax: 8
+  connectionsPerAddressMax: 6
+  requestsMax: 1
+  headerReadTimeout: 1s
+  bodyReadTimeout: 1s
+  bodyTimeout: 1s
+  idleTimeout: 1s
+  acceptTimeout: 100ms
+  drainTimeout: 0s
+  producerQueueRecordsMax: 16
+  producerQueueBytesMax: 2KiB
+  recentAcceptedMax: 0
+  pendingReadsMax: 0
+  pendingReadTimeout: 0s
+  eventStreamsMax: 0
+  listsMax: 0
+  tenantLimits: { perSecond: 1, burst: 1 }
+admin:
+  connectionsMax: 8
+  connectionsPerAddressMax: 6
+  requestsMax: 1
+  headerBytesMax: 4KiB
+  headersMax: 32
+  headerReadTimeout: 1s
+  bodyBytesMax: 1KiB
+  bodyTimeout: 1s
+broker:
+  segmentBytes: 64KiB
+  requestBytesMax: 2MiB
+  bufferBytesMax: 16MiB
+  controlBufferBytesMax: 18MiB
+  requestsInFlightMax: 5
+  partitionsMax: 25
+  groupsMax: 11
+  groupMembersMax: 10
+  groupBytesMax: 1MiB
+  storedGroupsMax: 11
+  connectionsMax: 35
+  connectionsPerAddressMax: 35
+  idleTimeout: 10s
+  requestsDiskBytesMax: 256KiB
+  recoveriesDiskBytesMax: 256KiB
+storage: { freeMin: 0B }
+store: { cacheBytes: 0B, retention: 3601s }
+scheduler:
+  inFlightMax: 1
+  inFlightBytesMax: 1B
+  readAheadMax: 1
+  readAheadBytesMax: 1B
+  trackedRequestsMax: 2
+  highPriorityWeight: 1
+  handOffAfter: 0s
+  checkpointEvery: 1ms
+  checkpointRecords: 1
+  lease: 1s
+  leaseMargin: 100ms
+  timeoutGrace: 0s
+  drain: 0s
+  supervisorDecisionTimeout: 1ms
+  stuckAfter: 1s
+supervisor: { interval: 10ms, recoveriesPerSecondMax: 1, auditInterval: 1s, lease: 1s, clockSkew: 0s }
+agents: { inFlightMax: 1, sessionTimeout: 1s }
+services: { connectionsMax: 8, requestsMax: 1 }
+alerts:
+  dedupWindow: 1ms
+  foldedMax: 1
+  queueMax: 1
+  attemptsMax: 1
+  backoff: 1ms
+  backoffMax: 1ms
+  retryAfterMax: 0s
+  timeout: 100ms
+  maxAge: 1m
+  receivers: { nobody: { webhook: { url: 'http://127.0.0.1:9/', template: '{}', contentType: application/json } } }
+telemetry:
+  traces: { endpoint: 'http://127.0.0.1:9/v1/traces', requestTimeout: 100ms, queueMax: 1 }
+";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_works_with_every_setting_at_its_least() {
+    const DELIVERIES: usize = 12;
+    let mut world = World::new(ALL);
+    let process = world.up();
+    world.ready().await;
+    let mut ids = Vec::new();
+    for index in 0..DELIVERIES {
+        let delivery = delivery(&format!("least-{index}"), is_remote(index));
+        ids.push(world.deliver(&delivery).await);
+        // A tenant may send one in a second.
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+    }
+    world.all_reach(&ids, "Processed").await;
+    world.assert_one_effect_per_step(&ids, is_remote).await;
+    world.ready().await;
+    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_role_has_its_connections_at_the_lowest_limits_of_the_broker() {

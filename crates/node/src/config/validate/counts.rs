@@ -9,13 +9,17 @@ use super::Config;
 
 /// Connections of the API or the admin port: health probes, a scraper of metrics, a command, and clients.
 const CONNECTIONS_MIN: usize = 8;
-/// Of these, from one address.
-const CONNECTIONS_PER_ADDRESS_MIN: usize = 4;
+/// Of these, from one address: a browser opens six, which is also what one address gets of the least connections.
+const CONNECTIONS_PER_ADDRESS_MIN: usize = 6;
 /// Connections of a listener: more than a machine has file descriptors for.
 const CONNECTIONS_MAX: usize = 1_000_000;
 /// Requests under way at a listener: each takes some kilobytes.
 const REQUESTS_MAX: usize = 1_000_000;
-/// Lines of a batch that wait for the broker, and accepted requests that are remembered.
+/// Connections of the simulated services: each of the five agents keeps one, and needs more for requests at once.
+const SERVICES_CONNECTIONS_MIN: usize = 8;
+/// Requests that wait for the broker: clients send some at once.
+const QUEUE_RECORDS_MIN: usize = 16;
+/// Lines of a batch that wait for the broker, accepted requests that are remembered, alerts and spans that wait.
 const RECORDS_MAX: usize = 10_000_000;
 /// Reads of pending requests that wait.
 const READS_MAX: usize = 100_000;
@@ -34,9 +38,34 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         admin,
         broker,
         services,
+        kafka,
+        scheduler,
+        alerts,
+        telemetry,
         ..
     } = config;
-    let counts: [(&str, usize, usize, usize); 20] = [
+    let checkpoint_records = usize::try_from(scheduler.checkpoint_records).unwrap_or(usize::MAX);
+    let counts: [(&str, usize, usize, usize); 25] = [
+        (
+            "kafka.stepPartitions",
+            kafka.step_partitions as usize,
+            1,
+            BROKER_MAX,
+        ),
+        (
+            "scheduler.checkpointRecords",
+            checkpoint_records,
+            1,
+            usize::MAX,
+        ),
+        ("alerts.foldedMax", alerts.folded_max, 1, RECORDS_MAX),
+        ("alerts.queueMax", alerts.queue_max, 1, RECORDS_MAX),
+        (
+            "telemetry.traces.queueMax",
+            telemetry.traces.queue_max,
+            1,
+            RECORDS_MAX,
+        ),
         (
             "http.connectionsMax",
             http.connections_max,
@@ -58,7 +87,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         (
             "services.connectionsMax",
             services.connections_max,
-            1,
+            SERVICES_CONNECTIONS_MIN,
             CONNECTIONS_MAX,
         ),
         ("http.requestsMax", http.requests_max, 1, REQUESTS_MAX),
@@ -73,7 +102,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         (
             "http.producerQueueRecordsMax",
             http.producer_queue_records_max,
-            1,
+            QUEUE_RECORDS_MIN,
             RECORDS_MAX,
         ),
         (
@@ -134,7 +163,10 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     match wrong {
         Some((key, count, least, most)) => Err(ConfigError::invalid(
             key,
-            format!("is {count}, and must be from {least} to {most}"),
+            match most {
+                usize::MAX => format!("is {count}, and must be at least {least}"),
+                most => format!("is {count}, and must be from {least} to {most}"),
+            },
         )),
         None => Ok(()),
     }

@@ -1,0 +1,185 @@
+//! Durations that have a lower bound other than 0, and some an upper one.
+//!
+//! Why it exists: a process whose timeout is shorter than what it bounds answers nothing, or loses its leases or its
+//! connections again and again. It is refused at the start, with the key and the reason.
+
+use std::time::Duration;
+
+use waybill_config::{ConfigError, duration_to_text};
+
+use super::Config;
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(60 * 60);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A request to a service on another machine takes tens of milliseconds.
+const REQUEST_TIMEOUT_MIN: Duration = Duration::from_millis(100);
+const REQUEST_TIMEOUT_REASON: &str = "a request to another machine takes tens of milliseconds";
+/// A renewal that waits for a slow disk or a busy CPU still has to arrive in time.
+const LEASE_MIN: Duration = SECOND;
+/// As long as this a killed process keeps what it owned from others.
+const LEASE_MAX: Duration = HOUR;
+const LEASE_REASON: &str = "a shorter lease runs out while its owner is busy, and after a longer one others wait too \
+    long for what a killed process owned";
+const RETENTION_REASON: &str = "records that are deleted sooner may not have been read";
+
+struct Bound {
+    key: &'static str,
+    value: Duration,
+    least: Duration,
+    most: Option<Duration>,
+    reason: &'static str,
+}
+
+/// Reports the first duration out of its range.
+pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
+    let wrong = bounds(config).into_iter().find(|bound| {
+        bound.value < bound.least || bound.most.is_some_and(|most| bound.value > most)
+    });
+    let Some(Bound {
+        key,
+        value,
+        least,
+        most,
+        reason,
+    }) = wrong
+    else {
+        return Ok(());
+    };
+    let [value, least] = [value, least].map(duration_to_text);
+    let range = match most {
+        Some(most) => format!("from {least} to {}", duration_to_text(most)),
+        None => format!("at least {least}"),
+    };
+    Err(ConfigError::invalid(
+        key,
+        format!("is {value}, and must be {range}: {reason}"),
+    ))
+}
+
+fn bounds(config: &Config) -> Vec<Bound> {
+    let Config {
+        kafka,
+        http,
+        broker,
+        store,
+        scheduler,
+        supervisor,
+        agents,
+        ..
+    } = config;
+    let at_least = |key, value, least, reason| Bound {
+        key,
+        value,
+        least,
+        most: None,
+        reason,
+    };
+    let lease = |key, value| Bound {
+        most: Some(LEASE_MAX),
+        ..at_least(key, value, LEASE_MIN, LEASE_REASON)
+    };
+    let mut bounds = vec![
+        at_least(
+            "shutdownTimeout",
+            config.shutdown_timeout,
+            2 * SECOND,
+            "an idle process takes about a second to stop",
+        ),
+        at_least(
+            "kafka.stepsRetention",
+            kafka.steps_retention,
+            10 * MINUTE,
+            RETENTION_REASON,
+        ),
+        at_least(
+            "kafka.resultsRetention",
+            kafka.results_retention,
+            HOUR,
+            RETENTION_REASON,
+        ),
+        at_least(
+            "http.idleTimeout",
+            http.idle_timeout,
+            SECOND,
+            "clients reuse connections",
+        ),
+        at_least(
+            "http.acceptTimeout",
+            http.accept_timeout,
+            100 * MILLISECOND,
+            "the broker syncs a record before it acknowledges it, which takes tens of milliseconds",
+        ),
+        at_least(
+            "broker.idleTimeout",
+            broker.idle_timeout,
+            10 * SECOND,
+            "Waybill's own clients send nothing for up to 10s",
+        ),
+        lease("scheduler.lease", scheduler.lease),
+        at_least(
+            "scheduler.leaseMargin",
+            scheduler.lease_margin,
+            100 * MILLISECOND,
+            "an owner may take that long to stop acting",
+        ),
+        at_least(
+            "supervisor.interval",
+            supervisor.interval,
+            10 * MILLISECOND,
+            "each look reads the state store",
+        ),
+        at_least(
+            "supervisor.auditInterval",
+            supervisor.audit_interval,
+            SECOND,
+            "each audit reads all live operations",
+        ),
+        lease("supervisor.lease", supervisor.lease),
+        Bound {
+            key: "agents.sessionTimeout",
+            value: agents.session_timeout,
+            least: SECOND,
+            most: Some(5 * MINUTE),
+            reason: "an agent that is busy must not lose its share, and the share of one that was killed is not worked \
+                     on for so long",
+        },
+    ];
+    let scylla = &store.scylla;
+    if scylla.nodes.is_some() {
+        bounds.extend([
+            at_least(
+                "store.scylla.requestTimeout",
+                scylla.request_timeout,
+                REQUEST_TIMEOUT_MIN,
+                REQUEST_TIMEOUT_REASON,
+            ),
+            at_least(
+                "store.scylla.dueIndexRetention",
+                scylla.due_index_retention,
+                DAY,
+                "operations whose entries are gone are found by the audit only",
+            ),
+        ]);
+    }
+    if config.schema_registry.url.is_some() {
+        bounds.push(at_least(
+            "schemaRegistry.requestTimeout",
+            config.schema_registry.request_timeout,
+            REQUEST_TIMEOUT_MIN,
+            REQUEST_TIMEOUT_REASON,
+        ));
+    }
+    if config.telemetry.traces.endpoint.is_some() {
+        bounds.push(at_least(
+            "telemetry.traces.requestTimeout",
+            config.telemetry.traces.request_timeout,
+            REQUEST_TIMEOUT_MIN,
+            REQUEST_TIMEOUT_REASON,
+        ));
+    }
+    bounds
+}
