@@ -2,7 +2,7 @@
 //! an embedded key-value store.
 //!
 //! Topics and blocks of producer ids are synced before they are used. Group offsets and log
-//! starts survive the death of the process; after a power loss they may be a little older, as a
+//! starts survive the death of the process; after a power loss they may be ten seconds older, as a
 //! consumer that repeats records and a log that begins earlier can both bear.
 
 mod store;
@@ -140,8 +140,8 @@ impl Meta {
         Ok(self.get(&self.store()?.cluster, &key)?.unwrap_or_default())
     }
 
-    /// Notes for how long brokers have run, and ages that have changed. After a power loss both may be
-    /// those of a little earlier, which makes segments younger.
+    /// Notes for how long brokers have run, and ages that have changed, and makes everything durable. After a power loss both
+    /// may be those of a little earlier, which makes segments younger.
     pub(crate) fn put_ages<'a>(
         &self,
         run_time_ms: u64,
@@ -149,13 +149,13 @@ impl Meta {
     ) -> Result<(), MetaError> {
         keyspaces::copy(&self.path);
         let store = self.store()?;
-        let mut batch = store.database.batch().durability(Some(PersistMode::Buffer));
+        let mut batch = store.database.batch();
         batch.insert(&store.cluster, RUN_TIME, self.encode(&run_time_ms)?);
         for (topic, partition, ages) in changed {
             let key = partition_key(AGES_PREFIX, topic, partition);
             batch.insert(&store.cluster, key, self.encode(ages)?);
         }
-        self.wrote(store.commit(batch))
+        self.wrote(store.commit(batch, PersistMode::SyncData))
     }
 
     /// All topics.
@@ -177,8 +177,7 @@ impl Meta {
     /// Removes a topic with its log starts, ages and committed offsets; durable when it returns.
     pub(crate) fn remove_topic(&self, name: &str, id: [u8; 16]) -> Result<(), MetaError> {
         let store = self.store()?;
-        let batch = store.database.batch();
-        let mut batch = batch.durability(Some(PersistMode::SyncAll));
+        let mut batch = store.database.batch();
         batch.remove(&store.cluster, topic_key(name));
         for prefix in [LOG_START_PREFIX, AGES_PREFIX] {
             for entry in store.cluster.prefix([prefix, &id].concat()) {
@@ -191,7 +190,7 @@ impl Meta {
                 batch.remove(&store.offsets, key);
             }
         }
-        self.wrote(store.commit(batch))?;
+        self.wrote(store.commit(batch, PersistMode::SyncAll))?;
         locked(&self.stored_groups).is_outdated = true;
         Ok(())
     }
@@ -215,7 +214,9 @@ impl Meta {
     ) -> Result<(), MetaError> {
         let value = self.encode(&offset)?;
         let key = partition_key(LOG_START_PREFIX, topic, partition);
-        self.wrote(self.store()?.cluster.insert(key, value))
+        let store = self.store()?;
+        let insert = || store.cluster.insert(key, value);
+        self.wrote(store.synced.commit(insert))
     }
 
     /// Whether a group may commit offsets: it has some, or fewer than `groups_max` groups have.
@@ -266,13 +267,12 @@ impl Meta {
         offsets: impl Iterator<Item = (&'a str, i32, CommittedOffset)>,
     ) -> Result<(), MetaError> {
         let store = self.store()?;
-        let batch = store.database.batch();
-        let mut batch = batch.durability(Some(PersistMode::Buffer));
+        let mut batch = store.database.batch();
         for (topic, partition, committed) in offsets {
             let value = self.encode(&committed)?;
             batch.insert(&store.offsets, offset_key(group, topic, partition), value);
         }
-        self.wrote(store.commit(batch))
+        self.wrote(store.commit(batch, PersistMode::Buffer))
     }
 
     /// The committed offset of a group for one partition.
@@ -317,13 +317,12 @@ impl Meta {
     /// Forgets the offsets of a group; `false` if there were none.
     pub(crate) fn remove_group(&self, group: &str) -> Result<bool, MetaError> {
         let store = self.store()?;
-        let batch = store.database.batch();
-        let mut batch = batch.durability(Some(PersistMode::Buffer));
+        let mut batch = store.database.batch();
         for entry in store.offsets.prefix(offset_prefix(group)) {
             batch.remove(&store.offsets, entry.key().map_err(self.failed("read"))?);
         }
         let found = !batch.is_empty();
-        self.wrote(store.commit(batch))?;
+        self.wrote(store.commit(batch, PersistMode::Buffer))?;
         locked(&self.stored_groups).is_outdated |= found;
         Ok(found)
     }
@@ -346,15 +345,16 @@ impl Meta {
         let Some((_, keyspace)) = tables.into_iter().find(|(name, _)| *name == table) else {
             return Ok(false);
         };
-        self.wrote(keyspace.insert(key, value)).map(|()| true)
+        let insert = || keyspace.insert(key, value);
+        self.wrote(store.synced.commit(insert)).map(|()| true)
     }
 
     /// Makes everything durable.
     pub(crate) fn sync(&self) -> Result<(), MetaError> {
         let store = self.store()?;
         store
-            .database
-            .persist(PersistMode::SyncAll)
+            .synced
+            .sync(&store.database)
             .inspect_err(|error| self.store.note(error))
             .map_err(self.failed("sync"))
     }
@@ -381,10 +381,9 @@ impl Meta {
     fn put_synced<T: Serialize>(&self, key: &[u8], value: &T) -> Result<(), MetaError> {
         let value = self.encode(value)?;
         let store = self.store()?;
-        let batch = store.database.batch();
-        let mut batch = batch.durability(Some(PersistMode::SyncAll));
+        let mut batch = store.database.batch();
         batch.insert(&store.cluster, key, value);
-        self.wrote(store.commit(batch))
+        self.wrote(store.commit(batch, PersistMode::SyncAll))
     }
 
     fn encode<T: Serialize>(&self, value: &T) -> Result<Vec<u8>, MetaError> {

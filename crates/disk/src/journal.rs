@@ -6,7 +6,7 @@
 //!
 //! What must hold: an end is torn only if no valid batch follows it. Where one does, the store is not opened.
 //!
-//! A damaged last batch looks like a torn end, and is cut by the key-value store if its end marker is missing.
+//! A damaged last batch looks like a torn end. `synced.rs` notices if the batch was synced before.
 //!
 //! A batch is `1 · items u32 · number u64`, its items, and `3 · XXH3 of the items u64 · "FJL" 3`. An item is
 //! `2 · kind u8 · compression u8 · table u64 · key length u16 · length u32 · length as stored u32 · key ·
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{CheckError, DamagedFile, at};
+use crate::{CheckError, DamagedFile, GiveUp, at, record};
 
 /// How the end marker of a batch ends.
 const TRAILER: &[u8] = b"FJL\x03";
@@ -27,39 +27,76 @@ const START_BYTES: usize = 1 + 4 + 8;
 /// An end marker: tag, checksum, trailer.
 const END_BYTES: usize = 1 + 8 + TRAILER.len();
 
-/// Refuses a store one of whose journals is damaged in front of valid batches.
+/// A journal, as far as its batches are whole.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Journal {
+    pub(crate) number: u64,
+    /// Where its last batch ends.
+    pub(crate) bytes: u64,
+    /// The number of its last batch.
+    pub(crate) last: Option<u64>,
+}
+
+/// Refuses a store one of whose journals is damaged in front of valid batches. Returns the journals, in the order of their
+/// numbers.
 ///
 /// # Errors
 ///
 /// [`CheckError::Damaged`] if one is; [`CheckError::Io`] if one cannot be read.
-pub(crate) fn check(store: &Path) -> Result<(), CheckError> {
-    for file in journals(store).map_err(at(store))? {
+pub(crate) fn check(store: &Path) -> Result<Vec<Journal>, CheckError> {
+    let mut journals = Vec::new();
+    for number in numbers(store).map_err(at(store))? {
+        let file = path(store, number);
         let bytes = fs::read(&file).map_err(at(&file))?;
-        if let Some(Damage { offset, problem }) = damage(&bytes) {
-            return Err(CheckError::Damaged(DamagedFile {
-                file,
-                problem: format!("the batch at offset {offset} cannot be read: {problem}"),
-                intact_bytes: Some(offset as u64),
-            }));
+        match read(&bytes) {
+            Ok(Batches { bytes, last }) => journals.push(Journal {
+                number,
+                bytes: bytes as u64,
+                last,
+            }),
+            Err(Damage { offset, problem }) => {
+                return Err(CheckError::Damaged(DamagedFile {
+                    file,
+                    problem: format!("the batch at offset {offset} cannot be read: {problem}"),
+                    give_up: Some(GiveUp::Damaged {
+                        offset: offset as u64,
+                        record: record::path(store),
+                    }),
+                }));
+            }
         }
     }
-    Ok(())
+    Ok(journals)
 }
 
-pub(crate) fn journals(store: &Path) -> io::Result<Vec<PathBuf>> {
+/// The file of a journal.
+pub(crate) fn path(store: &Path, number: u64) -> PathBuf {
+    store.join(format!("{number}.jnl"))
+}
+
+/// The numbers of the journals in a store, in their order. The key-value store takes no other files for journals.
+pub(crate) fn numbers(store: &Path) -> io::Result<Vec<u64>> {
     let entries = match fs::read_dir(store) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    let mut journals = Vec::new();
+    let mut numbers: Vec<u64> = Vec::new();
     for entry in entries {
-        let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "jnl") {
-            journals.push(path);
-        }
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_suffix(".jnl"));
+        numbers.extend(number.and_then(|number| number.parse::<u64>().ok()));
     }
-    journals.sort();
-    Ok(journals)
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// The whole batches that a journal begins with.
+#[derive(PartialEq, Eq, Debug)]
+struct Batches {
+    /// Where they end.
+    bytes: usize,
+    /// The number of the last one.
+    last: Option<u64>,
 }
 
 /// Where a journal is damaged.
@@ -69,8 +106,12 @@ struct Damage {
     problem: String,
 }
 
-/// Where a journal is damaged; `None` if it is whole, or has a torn end.
-fn damage(journal: &[u8]) -> Option<Damage> {
+/// Reads a journal that is whole, or has a torn end.
+///
+/// # Errors
+///
+/// Where it is damaged.
+fn read(journal: &[u8]) -> Result<Batches, Damage> {
     let (mut at, mut last) = (0, None);
     let found = loop {
         match Batch::read(&journal[at..]) {
@@ -85,10 +126,11 @@ fn damage(journal: &[u8]) -> Option<Damage> {
             None => break "it is no batch",
         }
     };
+    let batches = Batches { bytes: at, last };
     let rest = &journal[at..];
     // Journals are made longer than what is in them.
     if rest.iter().all(|byte| *byte == 0) {
-        return None;
+        return Ok(batches);
     }
     let follows = (1..rest.len())
         .find(|&behind| Batch::read(&rest[behind..]).is_some_and(|batch| batch.is_intact));
@@ -100,9 +142,9 @@ fn damage(journal: &[u8]) -> Option<Damage> {
         ),
         // The key-value store opens no journal that ends so.
         None if is_whole => format!("{found}, and it is the last one"),
-        None => return None,
+        None => return Ok(batches),
     };
-    Some(Damage {
+    Err(Damage {
         offset: at,
         problem,
     })
@@ -181,6 +223,12 @@ mod tests {
         batch
     }
 
+    /// Where the batches of an undamaged journal end, and the number of the last one.
+    fn batches(journal: &[u8]) -> (usize, Option<u64>) {
+        let Batches { bytes, last } = read(journal).unwrap();
+        (bytes, last)
+    }
+
     #[test]
     fn a_whole_journal_an_empty_one_and_a_torn_one_are_not_damaged() {
         let whole = [batch(1, b"one"), batch(2, b"two")].concat();
@@ -191,11 +239,20 @@ mod tests {
             whole.clone(),
             [whole.clone(), room].concat(),
         ] {
-            assert_eq!(damage(&journal), None);
+            let expected = match journal.starts_with(&whole) {
+                true => (whole.len(), Some(2)),
+                false => (0, None),
+            };
+            assert_eq!(batches(&journal), expected);
         }
         // Wherever it ends.
+        let first = batch(1, b"one").len();
         for end in 0..whole.len() {
-            assert_eq!(damage(&whole[..end]), None, "{end}");
+            let expected = match end < first {
+                true => (0, None),
+                false => (first, Some(1)),
+            };
+            assert_eq!(batches(&whole[..end]), expected, "{end}");
         }
     }
 
@@ -206,7 +263,7 @@ mod tests {
         for at in first.len()..first.len() + second.len() {
             let mut damaged = journal.clone();
             damaged[at] ^= 0x80;
-            let found = damage(&damaged).unwrap_or_else(|| panic!("byte {at}"));
+            let found = read(&damaged).expect_err("it is damaged");
             // What the number of a batch was cannot be told from the next one's.
             let of_number = first.len() + 5..first.len() + START_BYTES;
             let offsets = [first.len(), first.len() + second.len()];

@@ -30,8 +30,8 @@ use std::sync::{Mutex, PoisonError};
 use xxhash_rust::xxh3::xxh3_128;
 
 use self::manifest::{Current, Manifest};
-use crate::journal::journals;
-use crate::{CheckError, DamagedFile, at};
+use crate::journal;
+use crate::{CheckError, DamagedFile, at, record};
 
 /// Where the copies are, below the store's directory.
 const COPIES: &str = "copies";
@@ -72,10 +72,11 @@ pub(crate) fn remove_unfinished(dir: &Path) -> Result<(), CheckError> {
             Err(error) => Err(at(&lock)(error)),
         };
     }
-    if !all(dir)?.is_empty() {
+    if !all(dir)?.is_empty() || record::path(dir).exists() {
         return Ok(());
     }
-    let mut files = journals(dir).map_err(at(dir))?;
+    let numbers = journal::numbers(dir).map_err(at(dir))?.into_iter();
+    let mut files: Vec<PathBuf> = numbers.map(|number| journal::path(dir, number)).collect();
     for journal in &files {
         let holds_anything = |bytes: Vec<u8>| bytes.iter().any(|&byte| byte != 0);
         if read(journal)?.is_some_and(holds_anything) {
@@ -131,6 +132,12 @@ pub(crate) fn check(dir: &Path, depth: Depth) -> Result<(), CheckError> {
         replace(&format, FORMAT, &copies)?;
     }
     Ok(())
+}
+
+/// The number of a table's current manifest; `None` if it cannot be read.
+pub(crate) fn manifest_number(dir: &Path, table: u64) -> Option<u64> {
+    let current = fs::read(Table::new(dir, table).current()).ok()?;
+    Current::parse(&current).map(|current| current.number)
 }
 
 fn copy_changed(dir: &Path, verify: bool) -> Result<(), CheckError> {
@@ -398,7 +405,7 @@ fn damaged(file: &Path, problem: impl Into<String>) -> CheckError {
     CheckError::Damaged(DamagedFile {
         file: file.to_owned(),
         problem: problem.into(),
-        intact_bytes: None,
+        give_up: None,
     })
 }
 

@@ -2,6 +2,7 @@
 //!
 //! * [`prepare`] verifies all files that are read to open a store, and restores damaged ones from copies.
 //! * [`keyspaces::copy`] keeps these copies.
+//! * [`Synced`] notes how far the journals are synced, and [`prepare`] verifies that they still reach that far.
 //! * [`write_back`] has the kernel write early, so that no sync waits for much.
 //!
 //! What must hold: **a store with a damaged file is not opened** where that would lose entries or end the process, and one
@@ -11,30 +12,33 @@
 
 mod journal;
 pub mod keyspaces;
+mod record;
 mod rewrite;
+mod synced;
 pub mod write_back;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 pub use self::keyspaces::Depth;
+pub use self::synced::{Prepared, Synced};
 
 /// Prepares the store in `dir` for being opened: verifies its journals and its other files, restores what is damaged from
 /// copies where these are proven to be right, and writes its journals again (see `rewrite.rs`). Does nothing if there is
-/// no store yet.
+/// no store yet. Once the store is open, [`Synced::begin`] takes over.
 ///
 /// The caller has locked the store, or owns the directory that it lies in, and the store is not open.
 ///
 /// # Errors
 ///
 /// [`CheckError::Damaged`] names a damaged file that cannot be restored: the store must not be opened.
-pub fn prepare(dir: &Path, depth: Depth) -> Result<(), CheckError> {
+pub fn prepare(dir: &Path, depth: Depth) -> Result<Prepared, CheckError> {
     keyspaces::remove_unfinished(dir)?;
-    journal::check(dir)?;
+    let prepared = synced::check(dir, journal::check(dir)?)?;
     keyspaces::check(dir, depth)?;
     rewrite::rewrite_journals(dir).map_err(at(dir))?;
     keyspaces::copy_and_verify(dir);
-    Ok(())
+    Ok(prepared)
 }
 
 /// Why a store cannot be opened.
@@ -60,25 +64,49 @@ pub enum CheckError {
     "{} cannot be used: {problem}. Opening the store in spite of it would lose acknowledged entries. Put a good copy of the file in its \
      place, or restore a backup into a new directory: waybill restore BACKUP --data-dir NEW{}",
     file.display(),
-    self.cut()
+    self.give_up()
 )]
 pub struct DamagedFile {
     /// The file.
     pub file: PathBuf,
     /// What is wrong with it.
     pub problem: String,
-    /// Where a journal can be cut off to give up what follows.
-    pub intact_bytes: Option<u64>,
+    /// How to open the store without what a journal has lost.
+    pub give_up: Option<GiveUp>,
+}
+
+/// How to open a store without the entries that a journal has lost.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum GiveUp {
+    /// Cut the journal off where its damage begins, and remove the record of how far it was synced.
+    Damaged {
+        /// Where it begins.
+        offset: u64,
+        /// The record.
+        record: PathBuf,
+    },
+    /// Remove the record of how far the journal was synced.
+    Lost {
+        /// The record.
+        record: PathBuf,
+    },
 }
 
 impl DamagedFile {
-    fn cut(&self) -> String {
+    fn give_up(&self) -> String {
         let file = self.file.display();
-        self.intact_bytes.map_or(String::new(), |bytes| {
-            format!(
-                ". Or, to give up every entry from offset {bytes} on, cut the file: truncate --size {bytes} '{file}'"
-            )
-        })
+        match &self.give_up {
+            None => String::new(),
+            Some(GiveUp::Damaged { offset, record }) => format!(
+                ". Or, to give up every entry from offset {offset} on, cut the file, and remove the record of how far it was synced: \
+                 truncate --size {offset} '{file}' && rm -f '{}'",
+                record.display()
+            ),
+            Some(GiveUp::Lost { record }) => format!(
+                ". Or, to give up the entries that it has lost, remove the record of how far it was synced: rm '{}'",
+                record.display()
+            ),
+        }
     }
 }
 

@@ -16,8 +16,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use fjall::{AbstractTree as _, Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch};
-use waybill_disk::{Depth, prepare};
+use fjall::{
+    AbstractTree as _, Database, Keyspace, KeyspaceCreateOptions, OwnedWriteBatch, PersistMode,
+};
+use waybill_disk::{Depth, Synced, prepare};
 
 use crate::locked;
 use crate::log::{has_room, is_full};
@@ -37,11 +39,12 @@ pub(super) struct Store {
     pub(super) database: Database,
     pub(super) cluster: Keyspace,
     pub(super) offsets: Keyspace,
+    pub(super) synced: Synced,
 }
 
 impl Store {
     fn open(path: &Path) -> Result<Self, Box<dyn Error + Send + Sync>> {
-        prepare(path, Depth::Whole)?;
+        let prepared = prepare(path, Depth::Whole)?;
         let database = Database::builder(path)
             .cache_size(CACHE_BYTES)
             .worker_threads(1)
@@ -52,16 +55,24 @@ impl Store {
         let cluster = database.keyspace("cluster", options)?;
         let offsets = database.keyspace("offsets", options)?;
         Ok(Self {
+            synced: Synced::begin(prepared, [&cluster, &offsets])?,
             database,
             cluster,
             offsets,
         })
     }
 
-    /// Commits a batch, and has full memtables written out. The library would ask its worker for that at each commit, and the
-    /// worker blocks for good once a thousand such requests fill its queue: <https://github.com/fjall-rs/fjall/pull/323>.
-    pub(super) fn commit(&self, batch: OwnedWriteBatch) -> Result<(), fjall::Error> {
-        batch.commit()?;
+    /// Commits a batch, synced or not, and has full memtables written out. The library would ask its worker for that at each commit,
+    /// and the worker blocks for good once a thousand such requests fill its queue: <https://github.com/fjall-rs/fjall/pull/323>.
+    pub(super) fn commit(
+        &self,
+        batch: OwnedWriteBatch,
+        mode: PersistMode,
+    ) -> Result<(), fjall::Error> {
+        match mode {
+            PersistMode::Buffer => self.synced.commit(|| batch.commit())?,
+            mode => self.synced.commit_synced(batch, mode)?,
+        }
         for table in [&self.cluster, &self.offsets] {
             if table.tree.active_memtable().size() > MEMTABLE_BYTES
                 && table.sealed_memtable_count() == 0
@@ -274,7 +285,7 @@ mod tests {
             for table in tables {
                 batch.insert(table, number.to_be_bytes(), [7; 512]);
             }
-            store.commit(batch).unwrap();
+            store.commit(batch, PersistMode::Buffer).unwrap();
         };
         (0..COMMITS).for_each(commit);
         let began = Instant::now();

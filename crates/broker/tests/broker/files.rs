@@ -49,12 +49,16 @@ impl Sample {
         Self { dir, entries }
     }
 
-    /// Starts a broker on a copy of the directory with one changed file. Returns whether it starts, and has all metadata.
-    async fn starts_with(&self, file: &Path, bytes: &[u8], has_copies: bool) -> bool {
+    /// Starts a broker on a copy of the directory with one changed file, or without it. Returns whether it starts, and has all
+    /// metadata.
+    async fn starts_with(&self, file: &Path, bytes: Option<&[u8]>, has_copies: bool) -> bool {
         let dir = temporary();
         copy_dir(self.dir.path(), dir.path());
         let path = dir.path().join(file);
-        fs::write(&path, bytes).unwrap();
+        match bytes {
+            Some(bytes) => fs::write(&path, bytes).unwrap(),
+            None => fs::remove_file(&path).unwrap(),
+        }
         if !has_copies {
             fs::remove_dir_all(dir.path().join("meta/copies")).unwrap();
         }
@@ -152,12 +156,12 @@ async fn a_damaged_file_of_the_metadata_is_restored_from_its_copy_or_named() {
         }
         for bytes in changed {
             assert!(
-                sample.starts_with(file, &bytes, true).await,
+                sample.starts_with(file, Some(&bytes), true).await,
                 "{}",
                 file.display()
             );
             restored += 1;
-            if !sample.starts_with(file, &bytes, false).await {
+            if !sample.starts_with(file, Some(&bytes), false).await {
                 refused += 1;
             }
         }
@@ -169,12 +173,9 @@ async fn a_damaged_file_of_the_metadata_is_restored_from_its_copy_or_named() {
     );
 }
 
-/// Only of the last batch it cannot be told whether it was ever written whole.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_byte_that_changes_in_the_journal_of_the_metadata_loses_nothing_silently() {
-    let sample = Sample::new(false).await;
-    let meta = sample.dir.path().join("meta");
-    let journals = files(&meta).into_iter();
+/// The journal of the metadata, below the data directory, what it holds, and where its batches end.
+fn journal(sample: &Sample) -> (PathBuf, Vec<u8>, Vec<usize>) {
+    let journals = files(&sample.dir.path().join("meta")).into_iter();
     let mut journals = journals.filter(|path| path.extension().is_some_and(|of| of == "jnl"));
     let (path, more) = (journals.next().unwrap(), journals.next());
     assert_eq!(more, None);
@@ -184,11 +185,35 @@ async fn a_byte_that_changes_in_the_journal_of_the_metadata_loses_nothing_silent
     let ends: Vec<usize> = ends.map(|(at, _)| at + 4).collect();
     assert!(ends.len() > 6, "{ends:?}");
     let file = path.strip_prefix(sample.dir.path()).unwrap();
+    (file.to_owned(), whole, ends)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_byte_that_changes_in_the_journal_of_the_metadata_loses_nothing_silently() {
+    let sample = Sample::new(false).await;
+    let (file, whole, ends) = journal(&sample);
     let mut refused = 0;
-    for byte in (0..ends[ends.len() - 2]).step_by(41) {
+    for byte in (0..*ends.last().unwrap()).step_by(41) {
         let mut bytes = whole.clone();
         bytes[byte] ^= 0x55;
-        refused += u32::from(!sample.starts_with(file, &bytes, true).await);
+        refused += u32::from(!sample.starts_with(&file, Some(&bytes), true).await);
     }
     assert!(refused > 5, "{refused}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_journal_of_the_metadata_that_is_deleted_cut_short_zeroed_or_older_is_named() {
+    let sample = Sample::new(false).await;
+    let (file, whole, mut ends) = journal(&sample);
+    let end = ends.pop().unwrap();
+    assert!(!sample.starts_with(&file, None, true).await, "deleted");
+    for at in (0..10).map(|tenth| end * tenth / 10).chain(ends) {
+        // An older copy has the room that the journal was made with.
+        let mut zeroed = whole.clone();
+        zeroed[at..].fill(0);
+        for bytes in [&whole[..at], &zeroed] {
+            let starts = sample.starts_with(&file, Some(bytes), true).await;
+            assert!(!starts, "{at} of {end}");
+        }
+    }
 }

@@ -13,7 +13,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use fjall::{OwnedWriteBatch, PersistMode, Readable, Snapshot};
+use fjall::{OwnedWriteBatch, Readable, Snapshot};
 use tokio::sync::oneshot;
 
 use super::tables::{Tables, failed};
@@ -183,7 +183,7 @@ impl EmbeddedRestore {
     /// [`StoreError::Unavailable`] if the disk fails.
     pub fn finish(mut self) -> Result<(), StoreError> {
         self.write()?;
-        let synced = self.tables.db.persist(PersistMode::SyncAll);
+        let synced = self.tables.synced.sync(&self.tables.db);
         synced.map_err(failed("syncing a restored store"))
     }
 

@@ -27,14 +27,24 @@ const RUNS_MAX: usize = 20;
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(2);
 
 impl Tables {
-    /// Commits a batch, once what was written before is written out.
+    /// Commits a batch without a sync, once what was written before is written out.
     ///
     /// # Errors
     ///
     /// If the disk fails, or a flush or a compaction failed before.
     pub(super) fn commit(&self, batch: OwnedWriteBatch) -> Result<(), fjall::Error> {
         self.wait_for_worker()?;
-        batch.commit()
+        self.synced.commit(|| batch.commit())
+    }
+
+    /// The same, and syncs it.
+    ///
+    /// # Errors
+    ///
+    /// If the disk fails, or a flush or a compaction failed before.
+    pub(super) fn commit_synced(&self, batch: OwnedWriteBatch) -> Result<(), fjall::Error> {
+        self.wait_for_worker()?;
+        self.synced.commit_synced(batch, PersistMode::SyncData)
     }
 
     /// Has full memtables written out. Called after each commit.

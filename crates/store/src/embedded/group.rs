@@ -15,7 +15,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use fjall::{PersistMode, UserValue};
+use fjall::UserValue;
 use waybill_engine::{OperationId, PartitionId, Stamp, Timestamp};
 
 use super::recent::RecentStamps;
@@ -295,7 +295,7 @@ impl<'a> Group<'a> {
     /// Writes everything as one batch and syncs it.
     pub(super) fn commit(self) -> Result<(), fjall::Error> {
         let Self { tables, recent, .. } = self;
-        let mut batch = tables.db.batch().durability(Some(PersistMode::SyncData));
+        let mut batch = tables.db.batch();
         let mut encoder = Encoder::default();
         for key in self.due {
             batch.insert(&tables.due, key, []);
@@ -347,7 +347,7 @@ impl<'a> Group<'a> {
                 written.extend(standing.state_stamp.map(|stamp| (id, stamp)));
             }
         }
-        tables.commit(batch)?;
+        tables.commit_synced(batch)?;
         for (id, stamp) in written {
             recent.insert(id, stamp);
         }

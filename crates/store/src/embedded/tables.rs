@@ -25,7 +25,7 @@ use fjall::compaction::Leveled;
 use fjall::config::BlockSizePolicy;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, Readable, Snapshot, UserValue};
 use waybill_clock::wall_clock;
-use waybill_disk::{Depth, prepare};
+use waybill_disk::{Depth, Synced, prepare};
 use waybill_engine::{OperationId, OperationRow, OperationState, PartitionId, Stamp, Timestamp};
 
 use super::EmbeddedConfig;
@@ -60,6 +60,8 @@ pub(super) struct Tables {
     /// `None` where nothing is written out. The first field: its thread holds a handle to `db`, which must go before.
     write_back: Option<WriteBack>,
     pub(super) db: Database,
+    /// All batches are committed through this.
+    pub(super) synced: Synced,
     pub(super) state: Keyspace,
     pub(super) created: Keyspace,
     pub(super) expiry: Keyspace,
@@ -138,7 +140,7 @@ impl Tables {
             error => StoreError::unavailable("opening", error),
         };
         let lock = lock(&config.path)?;
-        prepare(&config.path, Depth::Opening)?;
+        let prepared = prepare(&config.path, Depth::Opening)?;
         // The key-value store locks the directory itself.
         drop(lock);
         let db = Database::builder(&config.path)
@@ -166,18 +168,31 @@ impl Tables {
                 }
             }
         };
+        let table = |name, options: &dyn Fn() -> KeyspaceCreateOptions| {
+            db.keyspace(name, options).map_err(failed)
+        };
+        let [state, created] = [table("state", &rows)?, table("created", &rows)?];
+        let [expiry, due] = [table("expiry", &small)?, table("due", &small)?];
+        let [attention, cursors] = [table("attention", &small)?, table("cursors", &small)?];
+        let corrupt = table("corrupt", &small)?;
+        let all = [
+            &state, &created, &expiry, &due, &attention, &leases, &cursors, &corrupt,
+        ];
+        let synced = Synced::begin(prepared, all)
+            .map_err(|error| StoreError::unavailable("opening", error))?;
         let mut tables = Self {
             write_back: None,
             lasting,
             row_memtable_bytes: config.memtable_bytes,
-            state: db.keyspace("state", rows).map_err(failed)?,
-            created: db.keyspace("created", rows).map_err(failed)?,
-            expiry: db.keyspace("expiry", small).map_err(failed)?,
-            due: db.keyspace("due", small).map_err(failed)?,
-            attention: db.keyspace("attention", small).map_err(failed)?,
+            synced,
+            state,
+            created,
+            expiry,
+            due,
+            attention,
             leases,
-            cursors: db.keyspace("cursors", small).map_err(failed)?,
-            corrupt: db.keyspace("corrupt", small).map_err(failed)?,
+            cursors,
+            corrupt,
             db,
         };
         if worker_threads > 0 {

@@ -117,6 +117,18 @@ impl Writer {
                 drop(self.tables.failed("writing out a full table", error.into()));
             }
         }
+        self.sync();
+    }
+
+    /// Syncs what was purged. The key-value store would do that as well, but nobody would note it.
+    fn sync(&self) {
+        if let Ok(tables) = self.tables.get()
+            && self.tables.failure().is_none()
+            && let Err(error) = tables.synced.sync(&tables.db)
+        {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "the state store was not synced at its end");
+        }
     }
 
     /// Commits `first` and what waits behind it, up to what is done between two groups, which it returns.

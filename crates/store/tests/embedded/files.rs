@@ -1,4 +1,4 @@
-//! Every file of a store's directory but its journals, damaged in every way that is likely: no row is lost silently.
+//! Every file of a store's directory, damaged in every way that is likely: no row is lost silently.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -89,7 +89,7 @@ impl Sample {
                 }
             }
         }
-        // Journals have tests of their own, and nothing is in the lock.
+        // Journals are damaged in another way, and nothing is in the lock.
         found.retain(|path| path.extension().is_none_or(|of| of != "jnl") && path != "lock");
         // Of each kind of table one: the registry, leases, states, the deadline index.
         let is_other = |path: &PathBuf| {
@@ -230,6 +230,7 @@ fn kind(file: &Path) -> &'static str {
     match name {
         _ if file.starts_with("copies") => "copy",
         "version" => "format",
+        "synced" => "record of the journals",
         "current" => "current",
         name if name.starts_with('v') => "manifest",
         _ if is_registry => "table of the registry",
@@ -271,7 +272,7 @@ async fn a_damaged_file_is_restored_from_its_copy() {
             "{kind}: {outcomes:?}"
         );
     }
-    assert_eq!(found.len(), 6, "{found:?}");
+    assert_eq!(found.len(), 7, "{found:?}");
 }
 
 #[tokio::test]
@@ -280,6 +281,7 @@ async fn a_damaged_file_without_a_copy_is_named_and_no_row_is_lost_silently() {
     let found = outcomes(&sample, false).await;
     let of = |kind: &str| -> Vec<Outcome> { found[kind].keys().copied().collect() };
     assert_eq!(of("format"), [Outcome::Whole]);
+    assert_eq!(of("record of the journals"), [Outcome::Whole]);
     // A number that no longer matches is found by the checksum beside it.
     assert_eq!(of("current"), [Outcome::Whole, Outcome::Refused]);
     assert_eq!(of("manifest"), [Outcome::Refused]);
@@ -373,11 +375,53 @@ async fn a_missing_file_is_restored_or_named_and_no_table_is_deleted() {
             }
             let dir = sample.damaged(&file, has_copies, &Change::Cut { len: 0 });
             fs::remove_file(dir.path().join(&file)).unwrap();
+            let wanted = match kind(&file) {
+                "record of the journals" => Outcome::Whole,
+                _ => wanted,
+            };
             // Without `current` it cannot be said which manifest is missing, and the other way round.
             let outcome = sample.outcome(dir.path(), file.parent().unwrap()).await;
             assert_eq!(outcome, wanted, "{}", file.display());
         }
     }
+}
+
+/// Where the batches of a journal end.
+fn batch_ends(journal: &[u8]) -> Vec<usize> {
+    let ends = journal.windows(4).enumerate();
+    let ends = ends.filter(|(_, bytes)| bytes == b"FJL\x03");
+    ends.map(|(at, _)| at + 4).collect()
+}
+
+#[tokio::test]
+async fn a_journal_that_is_deleted_cut_short_zeroed_or_older_is_named() {
+    let sample = Sample::new(200).await;
+    let file = Path::new("0.jnl");
+    let whole = fs::read(sample.dir.path().join(file)).unwrap();
+    let mut ends = batch_ends(&whole);
+    assert_eq!(ends.pop(), Some(whole.len()));
+    assert!(ends.len() > 1, "{ends:?}");
+    let tenths = (0..10).map(|tenth| whole.len() * tenth / 10);
+    for at in tenths.chain(ends) {
+        let mut zeroed = whole.clone();
+        zeroed[at..].fill(0);
+        // An older copy has the room that the journal was made with.
+        for bytes in [&whole[..at], &zeroed] {
+            let dir = temporary();
+            copy_dir(sample.dir.path(), dir.path());
+            fs::write(dir.path().join(file), bytes).unwrap();
+            let outcome = sample.outcome(dir.path(), file).await;
+            assert_eq!(outcome, Outcome::Refused, "{at} of {}", whole.len());
+            let left = fs::read(dir.path().join(file)).unwrap();
+            assert_eq!(left, bytes, "it is left as it was");
+        }
+    }
+    let dir = temporary();
+    copy_dir(sample.dir.path(), dir.path());
+    fs::remove_file(dir.path().join(file)).unwrap();
+    let outcome = sample.outcome(dir.path(), file).await;
+    assert_eq!(outcome, Outcome::Refused);
+    assert!(!dir.path().join(file).exists());
 }
 
 #[tokio::test]

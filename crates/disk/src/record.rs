@@ -1,0 +1,226 @@
+//! The file `synced`: two slots that are written in turn, each with a number that rises and a checksum.
+//!
+//! A slot that was being written when the machine died is not taken, and the other one is only older. A slot is
+//! `"WBJRNLS1" · XXH3 of the body u64 · length of the body u64 · body`, and the body is a list of u64: the slot's number, how many
+//! journals, and for each journal its number, the number of its last batch plus one, how many tables, and for each table its
+//! number and that of its manifest. Numbers are little-endian.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+/// The name of the file, below the store's directory.
+const FILE: &str = "synced";
+const MAGIC: &[u8; 8] = b"WBJRNLS1";
+/// A slot begins on a block of its own, so that a torn write harms one slot alone.
+const SLOT_BYTES: usize = 64 << 10;
+const HEADER_BYTES: usize = MAGIC.len() + 8 + 8;
+/// With eight tables each, as many journals fill about half of a slot.
+const JOURNALS_MAX: usize = 200;
+
+/// What is known of one journal.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct KnownJournal {
+    pub(crate) number: u64,
+    /// The number of the last batch in it that is known to be synced; `None` if none is.
+    pub(crate) last: Option<u64>,
+    /// The tables whose entries may be in this journal alone.
+    pub(crate) unflushed: Vec<Unflushed>,
+}
+
+/// A table with entries in memory, and its manifest at that time. Once they are written out, the manifest has a higher number.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Unflushed {
+    pub(crate) table: u64,
+    pub(crate) manifest: u64,
+}
+
+/// What is stored.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct Record {
+    /// The number of the slot.
+    pub(crate) number: u64,
+    /// In the order of their numbers. Batches are appended to the last one.
+    pub(crate) journals: Vec<KnownJournal>,
+}
+
+/// What a store's directory has of the file.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Stored {
+    Missing,
+    Unreadable,
+    Found(Record),
+}
+
+pub(crate) fn path(store: &Path) -> PathBuf {
+    store.join(FILE)
+}
+
+/// Reads the newest slot.
+///
+/// # Errors
+///
+/// If the file is there and the disk does not give it.
+pub(crate) fn load(store: &Path) -> io::Result<Stored> {
+    let bytes = match fs::read(path(store)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Stored::Missing),
+        bytes => bytes?,
+    };
+    let slots = bytes.chunks(SLOT_BYTES).filter_map(Record::decode);
+    let newest = slots.max_by_key(|record| record.number);
+    Ok(newest.map_or(Stored::Unreadable, Stored::Found))
+}
+
+/// Makes the file with both slots, durably.
+pub(crate) fn create(store: &Path, record: &mut Record) -> io::Result<File> {
+    let file = File::options()
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .open(path(store))?;
+    record.write(&file)?;
+    record.write(&file)?;
+    file.sync_all()?;
+    File::open(store)?.sync_all()?;
+    Ok(file)
+}
+
+impl Record {
+    /// Writes over the older slot. Not synced.
+    pub(crate) fn write(&mut self, file: &File) -> io::Result<()> {
+        self.number += 1;
+        let slot = self.number % 2 * SLOT_BYTES as u64;
+        file.write_all_at(&self.encode(), slot)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        // Of the oldest journals nothing is known then.
+        let from = self.journals.len().saturating_sub(JOURNALS_MAX);
+        let journals = &self.journals[from..];
+        let mut bytes = vec![0; HEADER_BYTES];
+        let mut put = |number: u64| bytes.extend_from_slice(&number.to_le_bytes());
+        put(self.number);
+        put(journals.len() as u64);
+        for journal in journals {
+            put(journal.number);
+            put(journal.last.map_or(0, |last| last + 1));
+            put(journal.unflushed.len() as u64);
+            for Unflushed { table, manifest } in &journal.unflushed {
+                put(*table);
+                put(*manifest);
+            }
+        }
+        let body = &bytes[HEADER_BYTES..];
+        let (sum, length) = (xxh3_64(body), body.len() as u64);
+        let (magic, rest) = bytes.split_at_mut(MAGIC.len());
+        magic.copy_from_slice(MAGIC);
+        rest[..8].copy_from_slice(&sum.to_le_bytes());
+        rest[8..16].copy_from_slice(&length.to_le_bytes());
+        bytes
+    }
+
+    fn decode(slot: &[u8]) -> Option<Self> {
+        let (sum, rest) = slot.strip_prefix(MAGIC)?.split_first_chunk()?;
+        let (length, rest) = rest.split_first_chunk()?;
+        let body = rest.get(..usize::try_from(u64::from_le_bytes(*length)).ok()?)?;
+        if xxh3_64(body) != u64::from_le_bytes(*sum) {
+            return None;
+        }
+        let mut rest = body;
+        let mut take = || {
+            let number;
+            (number, rest) = rest.split_first_chunk()?;
+            Some(u64::from_le_bytes(*number))
+        };
+        let number = take()?;
+        let mut journals = Vec::new();
+        for _ in 0..take()? {
+            let (number, last) = (take()?, take()?.checked_sub(1));
+            let mut unflushed = Vec::new();
+            for _ in 0..take()? {
+                let (table, manifest) = (take()?, take()?);
+                unflushed.push(Unflushed { table, manifest });
+            }
+            journals.push(KnownJournal {
+                number,
+                last,
+                unflushed,
+            });
+        }
+        Some(Self { number, journals })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(last: u64) -> Vec<KnownJournal> {
+        let unflushed = vec![Unflushed {
+            table: 3,
+            manifest: 0,
+        }];
+        let sealed = KnownJournal {
+            number: 0,
+            last: None,
+            unflushed: vec![],
+        };
+        let active = KnownJournal {
+            number: 1,
+            last: Some(last),
+            unflushed,
+        };
+        vec![sealed, active]
+    }
+
+    #[test]
+    fn a_torn_slot_leaves_the_older_record() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(load(dir.path()).unwrap(), Stored::Missing);
+        let mut newest = Record::default();
+        let file = create(dir.path(), &mut newest).unwrap();
+        for last in [0, 10, 20] {
+            newest.journals = record(last);
+            newest.write(&file).unwrap();
+        }
+        let path = path(dir.path());
+        let whole = fs::read(&path).unwrap();
+        assert_eq!(load(dir.path()).unwrap(), Stored::Found(newest.clone()));
+        let older = Record {
+            number: newest.number - 1,
+            journals: record(10),
+        };
+        let slot = usize::try_from(newest.number % 2).unwrap() * SLOT_BYTES;
+        let length = newest.encode().len();
+        for at in slot..slot + length {
+            let mut torn = whole.clone();
+            torn[at] ^= 1;
+            fs::write(&path, &torn).unwrap();
+            let found = load(dir.path()).unwrap();
+            assert_eq!(found, Stored::Found(older.clone()), "byte {at}");
+        }
+        fs::write(&path, b"").unwrap();
+        assert_eq!(load(dir.path()).unwrap(), Stored::Unreadable);
+    }
+
+    #[test]
+    fn as_many_journals_as_are_kept_fit_into_a_slot() {
+        let tables = (0..10).map(|table| Unflushed { table, manifest: 1 });
+        let journal = |number| KnownJournal {
+            number,
+            last: Some(number),
+            unflushed: tables.clone().collect(),
+        };
+        let record = Record {
+            number: 1,
+            journals: (0..1_000).map(journal).collect(),
+        };
+        let bytes = record.encode();
+        assert!(bytes.len() <= SLOT_BYTES, "{}", bytes.len());
+        let kept = Record::decode(&bytes).unwrap().journals;
+        assert_eq!(kept, record.journals[1_000 - JOURNALS_MAX..]);
+    }
+}
