@@ -71,7 +71,7 @@ impl Priority {
 }
 
 /// A value for each priority.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ByPriority<T> {
     /// Of `operation-requests`.
     pub normal: T,

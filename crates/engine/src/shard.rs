@@ -199,8 +199,7 @@ impl KeyHash {
 pub struct TopicOffsets {
     /// On `operation-requests`.
     pub requests: Offset,
-    /// On `high-priority-requests`. The store keeps these apart from the others, whose format is older than this topic.
-    #[serde(skip)]
+    /// On `high-priority-requests`.
     pub high_priority: Offset,
     /// On `step-replies`.
     pub replies: Offset,
@@ -302,11 +301,6 @@ impl ShardHandover {
     #[must_use]
     pub fn resume_offsets(&self) -> &[ResumeOffsets] {
         &self.resume
-    }
-
-    /// The same, to be changed.
-    pub fn resume_offsets_mut(&mut self) -> &mut [ResumeOffsets] {
-        &mut self.resume
     }
 
     /// Whether a record was done by the shard that its operation belonged to.

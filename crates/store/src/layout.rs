@@ -76,14 +76,9 @@ impl Layout {
     /// What holds where no layout is stored: one shard for each partition.
     #[must_use]
     pub const fn first(partitions: u32) -> Self {
-        Self::of_one_number(Vec::new(), ShardingScheme::one_each(partitions))
-    }
-
-    /// A layout of before the number of partitions could change.
-    pub(crate) const fn of_one_number(past: Vec<ShardingScheme>, scheme: ShardingScheme) -> Self {
         Self {
-            past,
-            scheme,
+            past: Vec::new(),
+            scheme: ShardingScheme::one_each(partitions),
             change: None,
             boundaries: Vec::new(),
             retired: Vec::new(),
@@ -393,20 +388,6 @@ impl Layout {
     #[must_use]
     pub fn retired(&self) -> &[Retired] {
         &self.retired
-    }
-
-    /// All offsets in it, in an order that follows from it.
-    pub(crate) fn offsets(&self) -> impl Iterator<Item = &TopicOffsets> {
-        let change = self.change.iter().flat_map(Change::offsets);
-        let retired = self.retired.iter().flat_map(Retired::offsets);
-        self.boundaries.iter().chain(change).chain(retired)
-    }
-
-    /// The same, to be changed.
-    pub(crate) fn offsets_mut(&mut self) -> impl Iterator<Item = &mut TopicOffsets> {
-        let change = self.change.iter_mut().flat_map(Change::offsets_mut);
-        let retired = self.retired.iter_mut().flat_map(Retired::offsets_mut);
-        self.boundaries.iter_mut().chain(change).chain(retired)
     }
 
     /// The numbers of partitions that somebody divides by, besides those of the sharding schemes.

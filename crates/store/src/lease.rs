@@ -83,7 +83,6 @@ pub struct Checkpoint {
     /// The offsets.
     pub at: TopicOffsets,
     /// Of the last request record below each of them, or, at the log's start, of the topic, if that is known.
-    #[serde(with = "normal")]
     pub fingerprints: ByPriority<Option<u64>>,
 }
 
@@ -123,29 +122,6 @@ impl Checkpoint {
     }
 }
 
-/// Serializes the values of the normal priority alone, as it was when there was no other.
-/// The codec puts the rest behind.
-mod normal {
-    use serde::{Deserialize, Deserializer, Serialize, Serializer};
-    use waybill_engine::ByPriority;
-
-    pub(super) fn serialize<T: Serialize, S: Serializer>(
-        of: &ByPriority<T>,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
-        of.normal.serialize(serializer)
-    }
-
-    pub(super) fn deserialize<'de, T: Deserialize<'de> + Default, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<ByPriority<T>, D::Error> {
-        Ok(ByPriority {
-            normal: T::deserialize(deserializer)?,
-            high: T::default(),
-        })
-    }
-}
-
 /// A lease: who owns the work of a shard, or an index shard, until when, and how far it has got. A supervisor
 /// leaves all but owner, epoch and renewal as they are by default: it writes no rows and reads no
 /// partition in order.
@@ -166,7 +142,6 @@ pub struct Lease {
     /// Below these offsets everything is done.
     pub checkpoint: Checkpoint,
     /// The offset of the next request record that the owner has not yet consumed durably.
-    #[serde(with = "normal")]
     pub consumed: ByPriority<Offset>,
     /// The partition that the offsets are of.
     pub partition: PartitionId,
@@ -176,8 +151,7 @@ pub struct Lease {
     pub is_ended: bool,
     /// Whether the checkpoint says where the shard begins: from the first owner on, which stores where each log began
     /// when it took the lease, and in every lease that follows such a one. Until then nobody has run the shard, and
-    /// a checkpoint of 0 means nothing. The codec puts this into the value's format.
-    #[serde(skip)]
+    /// a checkpoint of 0 means nothing.
     pub is_begun: bool,
 }
 

@@ -18,10 +18,8 @@
 //! at once: each statement makes only what is missing, and the version moves by a lightweight
 //! transaction. (On Cassandra up to 5.0 two nodes that make one table at the same moment may
 //! disagree about it; begin one migration there, from one place.) Processes of the older version
-//! go on while a migration is made, so each one may only add. Whether they may go on after it is
-//! another matter: what the tables hold has formats of its own (`codec`). With version 2 came leases of
-//! format 4, and no older scheduler, supervisor or ingestion reads a lease that this version has
-//! written. They have to stop before the first process of this version starts.
+//! continue while a migration is made, so each one may only add. Whether they may continue after it is
+//! another matter: the values in the tables have formats of their own (`codec`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -41,7 +39,7 @@ use super::server::{CqlKeyspace, CqlProblem, CqlReport, CqlServer};
 use crate::{SchemaError, StoreError};
 
 /// The version that this program needs.
-pub(super) const VERSION: u32 = 3;
+pub(super) const VERSION: u32 = 1;
 
 /// What is attempted here, for errors.
 const MIGRATING: &str = "migrating the schema";
@@ -59,48 +57,42 @@ const ASK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 const NAME: &str = "waybill";
 
 /// What makes each version out of the one before; `{ks}` stands for the keyspace.
-const MIGRATIONS: [&[&str]; VERSION as usize] = [
-    &[
-        "CREATE TABLE IF NOT EXISTS {ks}.operations (slot bigint, id uuid, body blob, created blob, \
+const MIGRATIONS: [&[&str]; VERSION as usize] = [&[
+    "CREATE TABLE IF NOT EXISTS {ks}.operations (slot bigint, id uuid, body blob, created blob, \
      state text, epoch bigint, next_due timestamp, failure_count int, updated_at timestamp, \
      PRIMARY KEY (slot, id)) \
      WITH comment = 'one row per operation; body and created are the program''s, the rest is for people'",
-        "CREATE TABLE IF NOT EXISTS {ks}.due (shard bigint, bucket bigint, entry blob, \
+    "CREATE TABLE IF NOT EXISTS {ks}.due (shard bigint, bucket bigint, entry blob, \
      PRIMARY KEY ((shard, bucket), entry)) \
      WITH compaction = {'class': 'TimeWindowCompactionStrategy', 'compaction_window_unit': 'DAYS', \
      'compaction_window_size': '1'} \
      AND gc_grace_seconds = 10800 \
      AND comment = 'the deadline index: hints, expired by TTL'",
-        "CREATE TABLE IF NOT EXISTS {ks}.due_cursors (shard bigint PRIMARY KEY, bucket bigint) \
+    "CREATE TABLE IF NOT EXISTS {ks}.due_cursors (shard bigint PRIMARY KEY, bucket bigint) \
      WITH comment = 'the first bucket of each shard that was not swept to its end'",
-        "CREATE TABLE IF NOT EXISTS {ks}.attention (shard bigint, day bigint, entry blob, \
+    "CREATE TABLE IF NOT EXISTS {ks}.attention (shard bigint, day bigint, entry blob, \
      PRIMARY KEY ((shard, day), entry)) \
      WITH gc_grace_seconds = 10800 \
      AND comment = 'operations that linger, failed or are parked: hints'",
-        "CREATE TABLE IF NOT EXISTS {ks}.attention_days (part int, day bigint, \
+    "CREATE TABLE IF NOT EXISTS {ks}.attention_days (part int, day bigint, \
      PRIMARY KEY (part, day)) \
      WITH gc_grace_seconds = 10800 \
      AND comment = 'the days that attention has entries of'",
-        "CREATE TABLE IF NOT EXISTS {ks}.attention_shards (day bigint, shard bigint, \
+    "CREATE TABLE IF NOT EXISTS {ks}.attention_shards (day bigint, shard bigint, \
      PRIMARY KEY (day, shard)) \
      WITH gc_grace_seconds = 10800 \
      AND comment = 'the shards of each day that attention has entries of'",
-        "CREATE TABLE IF NOT EXISTS {ks}.leases (role text, partition bigint, body blob, owner uuid, \
+    "CREATE TABLE IF NOT EXISTS {ks}.leases (role text, partition bigint, body blob, owner uuid, \
      epoch bigint, renewal bigint, datacenter text, PRIMARY KEY ((role, partition))) \
      WITH comment = 'who owns what; changed by lightweight transactions only'",
-        "CREATE TABLE IF NOT EXISTS {ks}.unreadable (id uuid, part text, stamp bigint, value blob, \
+    "CREATE TABLE IF NOT EXISTS {ks}.unreadable (id uuid, part text, stamp bigint, value blob, \
      found_at timestamp, PRIMARY KEY (id, part, stamp)) \
      WITH comment = 'values that could not be read, kept for a person to see'",
-    ],
-    &[
-        "CREATE TABLE IF NOT EXISTS {ks}.layouts (name text PRIMARY KEY, generation bigint, body blob, \
+    "CREATE TABLE IF NOT EXISTS {ks}.layouts (name text PRIMARY KEY, generation bigint, body blob, \
      datacenter text) WITH comment = 'how many shards a partition has; changed by lightweight transactions only'",
-    ],
-    &[
-        "CREATE TABLE IF NOT EXISTS {ks}.secrets (name text PRIMARY KEY, value blob) \
+    "CREATE TABLE IF NOT EXISTS {ks}.secrets (name text PRIMARY KEY, value blob) \
      WITH comment = 'the key that proves replies; inserted once, and never changed'",
-    ],
-];
+]];
 
 /// Makes what is missing of the keyspace and its tables.
 pub(super) async fn migrate(link: &Link, config: &CqlConfig) -> Result<(), StoreError> {

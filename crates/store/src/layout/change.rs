@@ -83,25 +83,7 @@ impl Change {
     }
 }
 
-impl Change {
-    pub(super) fn offsets(&self) -> impl Iterator<Item = &TopicOffsets> {
-        let begins = self.begins.iter().flat_map(|begins| &begins.at);
-        begins.chain(match &self.step {
-            Step::Moved { ends, .. } => ends.as_slice(),
-            Step::Intended | Step::Cut | Step::Announced => &[],
-        })
-    }
-
-    pub(super) fn offsets_mut(&mut self) -> impl Iterator<Item = &mut TopicOffsets> {
-        let begins = self.begins.iter_mut().flat_map(|begins| &mut begins.at);
-        begins.chain(match &mut self.step {
-            Step::Moved { ends, .. } => ends.as_mut_slice(),
-            Step::Intended | Step::Cut | Step::Announced => &mut [],
-        })
-    }
-}
-
-/// A time in which operations were not spread over a partition that the topics have.
+/// A time in which the sharding scheme did not use a partition that the topics have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Retired {
     /// Which one.
@@ -113,14 +95,6 @@ pub struct Retired {
 }
 
 impl Retired {
-    pub(super) fn offsets(&self) -> impl Iterator<Item = &TopicOffsets> {
-        [&self.from].into_iter().chain(&self.until)
-    }
-
-    pub(super) fn offsets_mut(&mut self) -> impl Iterator<Item = &mut TopicOffsets> {
-        [&mut self.from].into_iter().chain(&mut self.until)
-    }
-
     /// Whether what lies at this place is rerouted.
     #[must_use]
     pub fn has(&self, source: Source, offset: Offset) -> bool {
