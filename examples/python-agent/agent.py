@@ -103,7 +103,7 @@ class Agent:
     def __init__(self, arguments):
         self.topic = f"{arguments.prefix}.{arguments.agent}.requests.v1"
         self.replies = f"{arguments.prefix}.step-replies.v1"
-        self.letters = f"{self.topic}.dlq"
+        self.dead_letters = f"{self.topic}.dlq"
         self.step = arguments.step
         self.store = Store(arguments.store)
         self.requests_reader = wire.Reader(ROOT / "schemas", "step-request")
@@ -259,7 +259,7 @@ class Agent:
         }
         headers = list(message.headers() or [])
         headers += [(f"__connect.errors.{name}", str(value).encode()) for name, value in errors.items()]
-        self.send(self.letters, message.partition(), message.key(), message.value(), headers, done)
+        self.send(self.dead_letters, message.partition(), message.key(), message.value(), headers, done)
 
     def send(self, topic, partition, key, value, headers, done, request=None):
         """Produces; the request is done once the broker has acknowledged it."""

@@ -32,7 +32,7 @@ pub enum TemplateError {
         /// The template.
         template: String,
     },
-    /// What would be a placeholder with two braces, in one.
+    /// A placeholder in single braces.
     #[error(
         "`{{{placeholder}}}` has single braces: placeholders have two, as in `{{{{input.name}}}}`"
     )]
@@ -308,7 +308,7 @@ fn refuse_single_braces(literal: &str) -> Result<(), TemplateError> {
         let Some((inner, _)) = behind.split_once('}') else {
             continue;
         };
-        // Other tools call the input so.
+        // Other tools name input fields `request.NAME`.
         let is_of_request = inner.strip_prefix("request.").is_some_and(is_name);
         if is_of_request || Placeholder::parse(inner).is_ok() {
             return Err(TemplateError::SingleBraces {

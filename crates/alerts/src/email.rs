@@ -77,7 +77,7 @@ impl Email {
     }
 }
 
-/// Writes an email with an id that stays the same however often it is sent.
+/// Writes an e-mail with an id that stays the same however often it is sent.
 pub(super) fn write_email(
     from: &Mailbox,
     to: &[Mailbox],
@@ -241,7 +241,7 @@ impl Server {
         })
     }
 
-    /// Sends an email, within `timeout`.
+    /// Sends an e-mail, within `timeout`.
     pub(super) async fn send(
         &self,
         envelope: &Envelope,

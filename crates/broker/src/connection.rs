@@ -142,8 +142,8 @@ pub(crate) struct Connection<'a> {
     /// The frame at the front of `input`, once its beginning is known.
     expected: Option<Expected>,
     permit: Option<Permit>,
-    /// Since when more memory is waited for.
-    permit_wait: Option<(Instant, Reservation)>,
+    /// More memory that is waited for.
+    permit_wait: Option<Reservation>,
     /// Cancelled if a transfer of the connection is too slow.
     slow: CancellationToken,
     queue: VecDeque<Queued>,
@@ -157,8 +157,11 @@ pub(crate) struct Connection<'a> {
     watch: Pin<Box<Sleep>>,
     watch_interval: Duration,
     last_traffic: Instant,
-    /// Since when the frame at the front of `input` has been incomplete.
+    /// Since when the frame at the front of `input` has been incomplete because of the client: without the time in which the
+    /// connection did not receive.
     incomplete_since: Option<Instant>,
+    /// When it was last seen not to receive.
+    paused_since: Option<Instant>,
     last_written: Instant,
 }
 
@@ -200,6 +203,7 @@ impl<'a> Connection<'a> {
             watch_interval,
             last_traffic: now,
             incomplete_since: None,
+            paused_since: None,
             last_written: now,
         }
     }
@@ -224,6 +228,10 @@ impl<'a> Connection<'a> {
         if !self.stopped && self.stopping.as_mut().poll(cx).is_ready() {
             self.stopped = true;
         }
+        if let Some(paused) = self.paused_since.take() {
+            let pause = paused.elapsed();
+            self.incomplete_since = self.incomplete_since.map(|since| since + pause);
+        }
         loop {
             let mut progress = self.receive(cx)?;
             progress |= self.collect(cx)?;
@@ -235,6 +243,7 @@ impl<'a> Connection<'a> {
         // No request stays incomplete for longer than `stall_timeout`.
         let arriving = usize::from(self.incomplete_since.is_some());
         let requests = self.unanswered().max(arriving);
+        self.paused_since = (!self.is_receiving()).then(Instant::now);
         let awaited = self.incomplete_since.filter(|_| self.is_receiving());
         let bytes = self.input.len();
         let arriving = awaited.map(|since| Arriving { since, bytes });
@@ -266,7 +275,7 @@ impl<'a> Connection<'a> {
         loop {
             progress |= self.handle_frames()?;
             // Also where there is no room: a reservation that is not polled would keep its place and block larger ones.
-            if let Some((asked_at, wait)) = &mut self.permit_wait {
+            if let Some(wait) = &mut self.permit_wait {
                 let Poll::Ready(mut permit) = Pin::new(wait).poll(cx) else {
                     return Ok(progress);
                 };
@@ -274,9 +283,6 @@ impl<'a> Connection<'a> {
                     permit.begin_transfer(self.input.len(), &self.slow);
                 }
                 self.permit = Some(permit);
-                // The wait was not the client's.
-                let waited = asked_at.elapsed();
-                self.incomplete_since = self.incomplete_since.map(|since| since + waited);
                 self.permit_wait = None;
                 // The whole frame may be there.
                 continue;
@@ -427,8 +433,7 @@ impl<'a> Connection<'a> {
         let is_needed = needed > covered && buffers.bytes_max() > covered as u64;
         expected.waits_for_answers = is_needed && is_control && self.owes_answers();
         if is_needed && !expected.waits_for_answers {
-            let wait = buffers.grow(self.permit.take(), needed);
-            self.permit_wait = Some((Instant::now(), wait));
+            self.permit_wait = Some(buffers.grow(self.permit.take(), needed));
         }
         self.expected = Some(expected);
     }

@@ -2,7 +2,7 @@
 //! an embedded key-value store.
 //!
 //! Topics and blocks of producer ids are synced before they are used. Group offsets and log
-//! starts survive the death of the process; after a power loss they may be ten seconds older, as a
+//! starts survive the death of the process; after a power loss they may be up to ten seconds old, as a
 //! consumer that repeats records and a log that begins earlier can both bear.
 
 mod store;
@@ -140,8 +140,8 @@ impl Meta {
         Ok(self.get(&self.store()?.cluster, &key)?.unwrap_or_default())
     }
 
-    /// Notes for how long brokers have run, and ages that have changed, and makes everything durable. After a power loss both
-    /// may be those of a little earlier, which makes segments younger.
+    /// Notes how long brokers have run and which ages changed, and syncs all metadata, committed offsets included. After a power
+    /// loss both may be those of a little earlier, which makes segments younger.
     pub(crate) fn put_ages<'a>(
         &self,
         run_time_ms: u64,

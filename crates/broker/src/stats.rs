@@ -44,7 +44,7 @@ pub struct Stats {
     pub connections_per_address_max: u64,
     /// Idle connections that were closed to make room for a new one.
     pub connections_replaced: u64,
-    /// New connections that were closed because the limit was reached and no connection was idle.
+    /// New connections that were closed because the limit was reached and no connection was idle or slow.
     pub connections_refused: u64,
     /// Connections that were closed because of what they sent.
     pub malformed: u64,

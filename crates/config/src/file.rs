@@ -218,13 +218,16 @@ fn indentation_fault(
         let content = line.trim_start();
         !content.is_empty() && !content.starts_with('#')
     };
-    let (above, here) = (before.iter().rfind(has_content)?, indentation(last));
-    let above = indentation(above);
-    (here > above).then_some((
+    let (line_above, here) = (before.iter().rfind(has_content)?, indentation(last));
+    let has_value = {
+        let content = line_above.split(" #").next().unwrap_or_default();
+        !content.trim_end().ends_with([':', '|', '>', '-'])
+    };
+    let above = indentation(line_above);
+    (has_value && here > above).then_some((
         place(here)?,
         format!(
-            "wrong indentation: this line begins in column {}, and the key above it, which has a value already, in \
-             column {}",
+            "wrong indentation: column {}, but the line above starts in column {} and already has a value",
             here + 1,
             above + 1
         ),
@@ -356,11 +359,12 @@ mod tests {
             ),
             (
                 "name: a\nsteps:\n  - agent: b\n     timeout: 2s\n",
-                "w.yaml:4:6: wrong indentation: this line begins in column 6, and the key above it, which has a value \
-                 already, in column 5",
+                "w.yaml:4:6: wrong indentation: column 6, but the line above starts in column 5 and already has a value",
             ),
         ] {
             assert_eq!(refused(text), expected);
         }
+        let other = refused("name: a\nsteps:\n  note: b: c\n");
+        assert!(!other.contains("indentation"), "{other}");
     }
 }

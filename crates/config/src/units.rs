@@ -275,7 +275,7 @@ impl<'de, T: TryFrom<NonZeroU64>> Deserialize<'de> for AtLeastOne<T> {
 struct UnitVisitor {
     expected: &'static str,
     units: &'static [(&'static str, u64)],
-    /// The most, and how it is written.
+    /// The maximum, and its text.
     most: (u64, &'static str),
 }
 
@@ -292,7 +292,7 @@ impl Visitor<'_> for UnitVisitor {
         match self.most {
             (most, _) if number <= most => Ok(number),
             (_, most) => Err(E::custom(format_args!(
-                "{text} is too much; the most is {most}"
+                "{text} is too large: the maximum is {most}"
             ))),
         }
     }
@@ -391,6 +391,7 @@ mod tests {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }
     }
+
     #[test]
     fn a_configuration_takes_durations_and_sizes_up_to_a_bound() {
         #[derive(Debug, Deserialize)]
@@ -408,12 +409,12 @@ mod tests {
         assert_eq!(most.wait.as_secs(), 36_500 * 86_400);
         assert_eq!(most.room.as_u64(), 1 << 50);
         for (wait, room, expected) in [
-            ("36501d", "1B", "36501d is too much; the most is 36500d"),
+            ("36501d", "1B", "36501d is too large: the maximum is 36500d"),
             ("213503982334d", "1B", "the most is 36500d"),
             (
                 "1s",
                 "1048577GiB",
-                "1048577GiB is too much; the most is 1048576GiB",
+                "1048577GiB is too large: the maximum is 1048576GiB",
             ),
         ] {
             let error = read(wait, room).unwrap_err();

@@ -1,4 +1,7 @@
 //! How fast the requests of a connection arrive.
+//!
+//! Deliberately absent: a rate for each request of an HTTP/2 connection. A connection on which requests keep arriving completely
+//! is in use, whatever else drips on it.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -22,7 +25,7 @@ pub struct Arriving {
     pub bytes: usize,
 }
 
-/// What has arrived of the requests of one connection since one was last complete, or none was awaited.
+/// What has arrived of the requests of one connection since a request last arrived completely, or none was incomplete.
 #[derive(Default, Debug)]
 pub(crate) struct Arrivals {
     bytes: u64,

@@ -4,9 +4,9 @@
 //!
 //! * **Memory follows what arrives, not what is announced.** A request's permit grows with its buffer.
 //! * **Slow transfers share half.** Those that have lasted for [`QUICK`] may have more than half of the memory together while
-//!   nobody waits for it, unless they hardly [move](DRIP_BYTES_PER_SECOND). Beyond half connections are closed, as far as others need
-//!   memory: first those of the slowest transfers; then, of transfers that wait for memory, those of the largest. So requests
-//!   that wait for each other do not wait for good.
+//!   nobody waits for it, unless they hardly [move](DRIP_BYTES_PER_SECOND). Beyond half, connections are closed as far as others
+//!   need memory: first those of the slowest transfers; then, of transfers that wait for memory, those of the largest. So
+//!   requests that wait for each other do not wait for good.
 //! * **The smallest need comes first.** What waits does not wait for those that need more.
 //!
 //! Deliberately absent: the buffers themselves.
@@ -26,7 +26,7 @@ pub const SMALL_BUFFER_BYTES: usize = 64 << 10;
 
 /// How long a transfer may take before it counts as slow.
 const QUICK: Duration = Duration::from_millis(250);
-/// A transfer that moves less keeps no more than its part of half the memory, whether or not others need it.
+/// Transfers below this rate may never hold more than half of the memory together, even if nobody waits.
 const DRIP_BYTES_PER_SECOND: u128 = 64 << 10;
 /// How often to look for slow transfers, while memory is short.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -197,7 +197,7 @@ impl Held {
         self.peak_bytes = self.peak_bytes.max(self.bytes);
     }
 
-    /// How much more those need that wait, beyond what is free, or is as soon as the ended transfers are gone.
+    /// How much the waiting reservations need beyond what is free, or will be free once ended transfers are gone.
     fn missing(&self, bytes_max: usize) -> usize {
         let needed: usize = self.waiting.keys().map(|&(more, _)| more).sum();
         let ended = self

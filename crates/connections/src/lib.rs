@@ -88,7 +88,7 @@ struct Activity {
     closing: CancellationToken,
 }
 
-/// A limit that is reached. Where it is the error of a new connection, none is idle that could be closed instead.
+/// A limit that is reached. Where it is the error of a new connection, none is idle or slow that could be closed instead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Full {
     /// The address of the connection has as many as it may have.
@@ -104,7 +104,7 @@ pub struct Counts {
     pub open: usize,
     /// Connections of the address that has the most.
     pub per_address: usize,
-    /// Idle connections that were closed to make room for a new one, so far.
+    /// Idle or slow connections that were closed to make room for a new one, so far.
     pub replaced: u64,
     /// How often there was no place, so far.
     pub refused: u64,
@@ -143,7 +143,7 @@ impl Connections {
     ///
     /// # Errors
     ///
-    /// If a limit is reached, and no connection is idle that could be closed instead.
+    /// If a limit is reached, and no connection is idle or slow that could be closed instead.
     pub fn admit(
         self: &Arc<Self>,
         now: Instant,
@@ -155,7 +155,7 @@ impl Connections {
         admitted.map(|(place, _)| place)
     }
 
-    /// A place, and the limit at which an idle connection was closed to make it.
+    /// A place, and the limit at which another connection was closed to make it.
     fn place(
         self: &Arc<Self>,
         now: Instant,
@@ -166,10 +166,10 @@ impl Connections {
         let mut open = self.locked();
         let replaced_at = if open.sources.connections_of(source) >= self.limits.per_address_max {
             let is_of_source = |entry: &Connection| entry.source == source;
-            self.replace_longest_idle(&mut open, now, is_of_source, Full::Address)?;
+            self.replace_one(&mut open, now, is_of_source, Full::Address)?;
             Some(Full::Address)
         } else if open.by_id.len() >= self.limits.max {
-            self.replace_longest_idle(&mut open, now, |_| true, Full::All)?;
+            self.replace_one(&mut open, now, |_| true, Full::All)?;
             Some(Full::All)
         } else {
             None
@@ -208,23 +208,23 @@ impl Connections {
                 listener,
                 %address,
                 max = per_address_max,
-                "closed an idle connection for a new one: its address has reached its limit"
+                "closed an idle or slow connection for a new one: its address has reached its limit"
             ),
             Ok(Some(Full::All)) => tracing::warn!(
                 listener,
                 max,
-                "closed an idle connection for a new one: the listener has reached its limit"
+                "closed an idle or slow connection for a new one: the listener has reached its limit"
             ),
             Err(Full::Address) => tracing::warn!(
                 listener,
                 %address,
                 max = per_address_max,
-                "no place for a new connection: its address has reached its limit, and no connection from it is idle"
+                "no place for a new connection: its address has reached its limit, and no connection from it is idle or slow"
             ),
             Err(Full::All) => tracing::warn!(
                 listener,
                 max,
-                "no place for a new connection: the listener has reached its limit, and no connection is idle"
+                "no place for a new connection: the listener has reached its limit, and no connection is idle or slow"
             ),
         }
     }
@@ -258,15 +258,15 @@ impl Connections {
         requests.max().unwrap_or(0)
     }
 
-    fn replace_longest_idle(
+    fn replace_one(
         &self,
         open: &mut Open,
         now: Instant,
         may_close: impl Fn(&Connection) -> bool,
         full: Full,
     ) -> Result<(), Full> {
-        let longest_idle = self.longest_idle(open, now, may_close);
-        let Some(entry) = longest_idle.and_then(|id| open.remove(id)) else {
+        let replaceable = self.replaceable(open, now, may_close);
+        let Some(entry) = replaceable.and_then(|id| open.remove(id)) else {
             self.refused.fetch_add(1, Relaxed);
             return Err(full);
         };
@@ -275,7 +275,7 @@ impl Connections {
         Ok(())
     }
 
-    fn longest_idle(
+    fn replaceable(
         &self,
         open: &Open,
         now: Instant,

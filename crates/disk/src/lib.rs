@@ -98,12 +98,12 @@ impl DamagedFile {
         match &self.give_up {
             None => String::new(),
             Some(GiveUp::Damaged { offset, record }) => format!(
-                ". Or, to give up every entry from offset {offset} on, cut the file, and remove the record of how far it was synced: \
+                ". Or, to give up every entry from offset {offset} on, cut the file, and remove the record of how far all journals were synced: \
                  truncate --size {offset} '{file}' && rm -f '{}'",
                 record.display()
             ),
             Some(GiveUp::Lost { record }) => format!(
-                ". Or, to give up the entries that it has lost, remove the record of how far it was synced: rm '{}'",
+                ". Or, to accept the loss, remove the record of how far all journals were synced: rm '{}'",
                 record.display()
             ),
         }

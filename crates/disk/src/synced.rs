@@ -53,7 +53,7 @@ pub(crate) fn check(store: &Path, journals: Vec<Journal>) -> Result<Prepared, Ch
                 tracing::warn!(
                     file = %file.display(),
                     is_missing = record == Stored::Missing,
-                    "cannot read how far the journals were synced; a journal that lost its end is not noticed at this start"
+                    "cannot read the record of synced journals; a shortened journal is not detected at this start"
                 );
             }
         }
@@ -218,7 +218,7 @@ impl Synced {
         let Some(newest) = newest else { return };
         if let Err(error) = self.advance(&mut state.record.journals, newest, unflushed) {
             tracing::warn!(
-                path = %self.store.display(),
+                file = %self.store.display(),
                 error = &error as &dyn std::error::Error,
                 "cannot read which journals the key-value store has"
             );
@@ -312,7 +312,7 @@ impl State {
             tracing::warn!(
                 file = %record::path(store).display(),
                 error = error as &dyn std::error::Error,
-                "cannot write how far the journals are synced; the record lags"
+                "cannot write how far the journals are synced"
             );
         }
         self.is_failing = written.is_err();

@@ -365,7 +365,7 @@ impl PartitionEngine {
                     && create.requested_at.since(now) <= CLOCKS_AHEAD_MAX
                     && !self
                         .early_cancels
-                        .may_have(create.operation, create.requested_at)
+                        .may_have_cancel(create.operation, create.requested_at)
             }
             OperationRequest::Amend(_) => false,
         };
@@ -461,7 +461,7 @@ impl PartitionEngine {
         };
         // An id of a caller's is looked up whatever is remembered.
         if request.caller_id.is_none() {
-            self.early_cancels.keep(id, now, self.config.fresh_for);
+            self.early_cancels.remember(id, now, self.config.fresh_for);
         }
         let live = ResidentOperation::tombstone(&request, workflow, position, &self.ownership, now);
         self.stats.cancelled += 1;

@@ -1,7 +1,7 @@
 //! Bodies of requests.
 //!
-//! An [`ArrivingBody`] reports to its connection how fast the client sends it. Of a [`RequestBody`] the rest is read where
-//! nobody wants it.
+//! An [`ArrivingBody`] reports to its connection how fast the client sends it. A [`RequestBody`] reads and
+//! discards the rest of a body that its handler leaves unread.
 //!
 //! Why the rest is read. A server that has answered and leaves a body unread resets the stream of HTTP/2 (RFC 9113, 8.1), or closes the
 //! connection of HTTP/1; a client that is still sending may then lose the answer. So the rest of a body is read and thrown

@@ -33,7 +33,7 @@ const REPLACED: Metric<Counter, 1> = Metric::new(
 );
 const REFUSED: Metric<Counter, 1> = Metric::new(
     "waybill_http_connections_refused_total",
-    "New HTTP connections for which there was no place because none was idle, by listener",
+    "New HTTP connections for which there was no place because none was idle or slow, by listener",
     ["listener"],
 );
 

@@ -233,7 +233,7 @@ async fn bodies_that_drip_keep_nobody_out() {
     }));
     let both = server.service.came.acquire_many(2).await.unwrap();
     both.forget();
-    tokio::time::sleep(SLOW_ARRIVAL + Duration::from_millis(100)).await;
+    tokio::time::sleep(2 * SLOW_ARRIVAL).await;
     let mut new = Vec::new();
     for path in ["/b", "/c"] {
         let mut stream = server.connect().await;

@@ -76,7 +76,7 @@ impl GroupCommits {
 fn cause(error: &KafkaError) -> String {
     match error.rdkafka_error_code() {
         Some(RDKafkaErrorCode::GroupMaxSizeReached) => {
-            "the broker stores no offsets of further groups: delete groups that nobody uses, or raise \
+            "the broker stores offsets of no more groups: delete unused groups, or raise \
              broker.storedGroupsMax"
                 .to_owned()
         }
@@ -108,6 +108,7 @@ mod tests {
         commits.note("agents", None, at(7));
         assert!(commits.refused_at(at(8)).is_empty());
     }
+
     #[test]
     fn a_broker_that_is_full_of_groups_is_shown_with_the_setting() {
         let commits = GroupCommits::default();
@@ -119,7 +120,7 @@ mod tests {
         assert_eq!(
             commits.refused_at(start + Duration::from_secs(9)),
             [
-                "consumer group agents: the broker stores no offsets of further groups: delete groups that nobody uses, or \
+                "consumer group agents: the broker stores offsets of no more groups: delete unused groups, or \
                  raise broker.storedGroupsMax"
             ]
         );

@@ -161,7 +161,7 @@ fn head_of(record: Contents) -> (Contents, Vec<(&'static str, Vec<u8>)>) {
 mod tests {
     use super::*;
 
-    const LETTER: DeadLetter<'_> = DeadLetter {
+    const SAMPLE: DeadLetter<'_> = DeadLetter {
         topic: "t",
         partition: PartitionId(3),
         offset: Offset(17),
@@ -187,7 +187,7 @@ mod tests {
         let message = "ä".repeat(MESSAGE_BYTES_MAX);
         let dead_letter = DeadLetter {
             message: &message,
-            ..LETTER
+            ..SAMPLE
         };
         let kept = dead_letter.keep(record.clone());
         assert_eq!((&kept.key, &kept.value), (&record.key, &record.value));
@@ -221,7 +221,7 @@ mod tests {
         });
         assert_eq!(value, expected);
         assert_eq!(
-            text(&LETTER.keep(dead_letter), UNDECODABLE_UNTIL),
+            text(&SAMPLE.keep(dead_letter), UNDECODABLE_UNTIL),
             Some("20")
         );
     }
@@ -232,7 +232,7 @@ mod tests {
             value: Some(vec![7; RECORD_BYTES_MAX as usize]),
             ..Contents::default()
         };
-        let kept = LETTER.keep(largest.clone());
+        let kept = SAMPLE.keep(largest.clone());
         assert_eq!(kept.value, largest.value);
         assert!(kept.bytes() <= DEAD_LETTER_BYTES_MAX as usize);
     }
@@ -244,7 +244,7 @@ mod tests {
             value: Some(vec![b'x'; 2_000_000]),
             headers: vec![("own".to_owned(), Some(vec![2; 1_000_000]))],
         };
-        let kept = LETTER.keep(large);
+        let kept = SAMPLE.keep(large);
         assert_eq!(kept.key, Some(vec![1; HEAD_BYTES]));
         assert_eq!(kept.value, Some(vec![b'x'; HEAD_BYTES]));
         assert_eq!(text(&kept, "own"), None);

@@ -42,7 +42,7 @@ pub struct AccessArgs {
 pub struct AdminArgs {
     /// The admin port's address as a URL, where it is not at --admin
     #[arg(long, global = true, value_name = "URL")]
-    admin_url: Option<ApiAddress>,
+    pub(crate) admin_url: Option<ApiAddress>,
     #[command(flatten)]
     pub(crate) access: AccessArgs,
 }

@@ -22,7 +22,7 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// Whether it does not have what was asked for, as a process that starts or stops.
+    /// Whether the page is not available, as while a process starts or stops.
     pub(crate) fn is_absent(&self) -> bool {
         matches!(
             self.status,

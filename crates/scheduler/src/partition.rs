@@ -21,7 +21,7 @@ use crate::control::ControlError;
 /// How long a shard counts as blocked after a step request was refused: longer than the engine waits before it asks again,
 /// which is a minute at most, so that readiness does not change while the cause lasts.
 const UNSENT_SHOWN_FOR: Duration = Duration::from_secs(90);
-/// How often the time since then is shown anew, in seconds.
+/// The time since the refusal is rounded down to this, in seconds, so that readiness changes rarely.
 const SHOWN_EVERY_S: u64 = 5;
 
 /// How long a shard that is being stopped waits for the commit under way.
@@ -241,8 +241,7 @@ impl Owned {
         let refused = refused.filter(|(_, (at, _))| at.elapsed() < UNSENT_SHOWN_FOR);
         let refused = refused.map(|(agent, (at, why))| {
             format!(
-                "a step request of agent {agent} was refused {} s ago: {why}; this is shown until {} s after the last \
-                 refusal",
+                "a step request for agent {agent} was refused {} s ago: {why} (shown for {} s after the last refusal)",
                 at.elapsed().as_secs() / SHOWN_EVERY_S * SHOWN_EVERY_S,
                 UNSENT_SHOWN_FOR.as_secs()
             )

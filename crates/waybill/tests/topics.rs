@@ -188,7 +188,7 @@ fn what_is_missing_is_found_and_made_once_and_then_nothing_is_found(world: &Worl
     let missing = world.run(&["topics", "verify"]);
     assert_eq!(missing.code, Some(1), "{missing:?}");
     let line = format!(
-        "{requests}: does not exist, and must be a topic of 4 partitions and replication factor 1"
+        "{requests}: does not exist; expected a topic of 4 partitions and replication factor 1"
     );
     assert!(missing.out.contains(&line), "{missing:?}");
     assert!(

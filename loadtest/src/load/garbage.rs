@@ -1,4 +1,4 @@
-//! Records that nobody can read, straight onto the topic of requests; each of them has to be found among the dead
+//! Records that nobody can read, straight onto the topic of requests; each of them has to be found among the
 //! dead letters afterwards, with its own bytes.
 
 use std::collections::HashMap;

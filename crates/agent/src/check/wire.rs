@@ -115,7 +115,7 @@ impl Wire {
         &self.replies
     }
 
-    pub(super) fn letters_topic(&self) -> &str {
+    pub(super) fn dead_letters_topic(&self) -> &str {
         &self.dead_letters
     }
 

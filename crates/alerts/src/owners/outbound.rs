@@ -201,7 +201,7 @@ mod tests {
             ..
         }) = outgoing
         else {
-            panic!("it is an email");
+            panic!("it is an e-mail");
         };
         String::from_utf8(email.bytes).unwrap()
     }

@@ -212,6 +212,7 @@ mod tests {
             assert_eq!(path(text, "x"), expected, "{text:?}");
         }
     }
+
     #[test]
     fn the_first_line_of_a_mapping_is_that_of_its_item_or_of_its_first_key() {
         let steps = "steps:\n  - name: a\n    agent: b\n  # the next\n  - name: c\n    input:\n      d: 1\n    after: [a]\n";

@@ -17,7 +17,7 @@ pub(super) const CLOCKS_AHEAD_MAX: Duration = Duration::from_secs(60);
 /// How many are remembered. Beyond that nothing that was requested before counts as young.
 const KEPT_MAX: usize = 10_000;
 
-/// Places that were kept by a cancel not long ago.
+/// Operations that were cancelled before their create was admitted, for as long as the create may be young.
 #[derive(Debug, Default)]
 pub(super) struct EarlyCancels {
     ids: HashSet<OperationId>,
@@ -27,8 +27,8 @@ pub(super) struct EarlyCancels {
 }
 
 impl EarlyCancels {
-    /// A cancel keeps the place of an operation.
-    pub(super) fn keep(&mut self, id: OperationId, now: Timestamp, fresh_for: Duration) {
+    /// Remembers a cancel that came before its create.
+    pub(super) fn remember(&mut self, id: OperationId, now: Timestamp, fresh_for: Duration) {
         let kept_for = fresh_for + CLOCKS_AHEAD_MAX;
         while let Some(&(at, oldest)) = self.order.front()
             && now.since(at) > kept_for
@@ -46,8 +46,8 @@ impl EarlyCancels {
         }
     }
 
-    /// Whether a cancel may have kept the place of an operation that was requested at this instant.
-    pub(super) fn may_have(&self, id: OperationId, requested_at: Timestamp) -> bool {
+    /// Whether a create that was requested at this time may have a cancel before it.
+    pub(super) fn may_have_cancel(&self, id: OperationId, requested_at: Timestamp) -> bool {
         requested_at < self.blind_until || self.ids.contains(&id)
     }
 }
@@ -63,17 +63,17 @@ mod tests {
     }
 
     #[test]
-    fn a_place_is_remembered_for_as_long_as_its_create_may_be_young() {
+    fn a_cancel_is_remembered_for_as_long_as_its_create_may_be_young() {
         let (fresh_for, start) = (Duration::from_secs(5), Timestamp::from_millis(1_000_000));
         let at_most = fresh_for + CLOCKS_AHEAD_MAX;
         let mut cancels = EarlyCancels::default();
-        cancels.keep(id(1), start, fresh_for);
-        assert!(cancels.may_have(id(1), start));
-        assert!(!cancels.may_have(id(2), start));
-        cancels.keep(id(2), start + at_most, fresh_for);
-        assert!(cancels.may_have(id(1), start));
-        cancels.keep(id(3), start + at_most + fresh_for, fresh_for);
-        assert!(!cancels.may_have(id(1), start) && cancels.may_have(id(2), start));
+        cancels.remember(id(1), start, fresh_for);
+        assert!(cancels.may_have_cancel(id(1), start));
+        assert!(!cancels.may_have_cancel(id(2), start));
+        cancels.remember(id(2), start + at_most, fresh_for);
+        assert!(cancels.may_have_cancel(id(1), start));
+        cancels.remember(id(3), start + at_most + fresh_for, fresh_for);
+        assert!(!cancels.may_have_cancel(id(1), start) && cancels.may_have_cancel(id(2), start));
     }
 
     #[test]
@@ -81,13 +81,13 @@ mod tests {
         let (fresh_for, start) = (Duration::from_secs(5), Timestamp::from_millis(1_000_000));
         let mut cancels = EarlyCancels::default();
         for number in 0..=KEPT_MAX {
-            cancels.keep(id(number), start, fresh_for);
+            cancels.remember(id(number), start, fresh_for);
         }
         assert!(
-            cancels.may_have(id(0), start),
+            cancels.may_have_cancel(id(0), start),
             "it was forgotten, and is looked up"
         );
-        assert!(!cancels.may_have(id(0), start + 2 * CLOCKS_AHEAD_MAX));
+        assert!(!cancels.may_have_cancel(id(0), start + 2 * CLOCKS_AHEAD_MAX));
         assert!(cancels.order.len() <= KEPT_MAX);
     }
 }

@@ -457,7 +457,7 @@ impl ResidentOperation {
     }
 }
 
-/// Whether a step that enters this state causes a status record, if callers want those.
+/// Whether a step that enters this state is reported in a status record.
 pub(super) fn needs_status(state: StepState) -> bool {
     match state {
         StepState::Completed

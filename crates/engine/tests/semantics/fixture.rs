@@ -124,7 +124,7 @@ pub struct Fixture {
     /// The next offset of each topic.
     next: TopicOffsets,
     epoch: Epoch,
-    /// How much is let in; without bound, as it begins.
+    /// How much is admitted; without bound, as it begins.
     pub room: Room,
 }
 

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn a_letter_of_which_only_the_head_was_kept_is_not_sent_again() {
+    fn a_dead_letter_of_which_only_the_head_was_kept_is_not_sent_again() {
         let mut dead_letter = dead("t", &[], "t.dlq");
         assert_eq!(dead_letter.destination(), dead_letter.source());
         let size = Some(b"2000000".to_vec());
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_letter_that_stands_for_undecodable_records_is_not_sent_again() {
+    fn a_dead_letter_for_undecodable_records_is_not_sent_again() {
         let mark = (headers::UNDECODABLE_UNTIL, Some(&b"18"[..]));
         let dead_letter = dead("t", &[mark], "t.dlq");
         assert_eq!(dead_letter.source().unwrap().to_string(), "t/3/17");
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_letter_is_not_believed_to_come_from_a_topic_whose_letters_lie_elsewhere() {
+    fn a_dead_letter_is_not_believed_to_come_from_a_topic_with_another_dead_letter_topic() {
         let dead_letter = dead("t", &[], "other.dlq");
         assert_eq!(dead_letter.source(), Err(Unplaced::Foreign("t".to_owned())));
     }

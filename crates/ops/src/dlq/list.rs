@@ -177,7 +177,7 @@ struct Row<'a> {
 
 impl<'a> Row<'a> {
     const HEADING: &'static str = concat!(
-        "LETTER                                            TIME                         BYTES  ",
+        "DEAD LETTER                                       TIME                         BYTES  ",
         "SOURCE                                        CAUSE"
     );
 
@@ -245,7 +245,7 @@ mod tests {
         };
         let line = row.to_string();
         for (heading, cell) in [
-            ("LETTER", "t.dlq/0/5"),
+            ("DEAD LETTER", "t.dlq/0/5"),
             ("TIME", "1970-"),
             ("SOURCE", "t/0/17"),
             ("CAUSE", "no\\nrecord"),

@@ -29,26 +29,26 @@ use waybill_telemetry::visible::to_json;
 use super::dead_letter::{DeadLetter, Place, Position, REPLAYED_FROM, refuse_arguments};
 use super::outcome::{Line, Outcome, Tally, Target};
 use super::receipts::{REPLAYED, Receipts, is_receipt};
-use super::show::letter_at;
+use super::show::dead_letter_at;
 use crate::broker_login::BrokerLogin;
 use crate::connection::{CLIENT_ID, Connection, chosen};
 use crate::shown::Output;
 
 /// At most so many dead letters wait for their acknowledgement.
-const BATCH_LETTERS_MAX: usize = 100;
+const BATCH_MAX: usize = 100;
 /// At most so much waits for it.
 const QUEUE_KIB_MAX: u32 = 16 * 1024;
 /// How long the producer may take to find room for a record.
 const ROOM_PATIENCE: Duration = Duration::from_secs(30);
 
-type LetterProducer = Producer<Box<oneshot::Sender<Delivery>>>;
+type ReplayProducer = Producer<Box<oneshot::Sender<Delivery>>>;
 
 /// The arguments of `waybill dlq replay`.
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
     /// A dead letter as `dlq list` prints it (topic/partition/offset); or the topic that they came from or lie on, by its
     /// full or short name
-    #[arg(value_name = "LETTER|TOPIC")]
+    #[arg(value_name = "DEAD_LETTER|TOPIC")]
     place: Place,
     /// Behind a topic: the partition that they lie in; with --all, only this one
     partition: Option<u32>,
@@ -138,7 +138,7 @@ struct Replay<'a, W> {
     arguments: &'a ReplayArgs,
     connection: &'a Connection,
     /// None if nothing is to be sent.
-    producer: Option<LetterProducer>,
+    producer: Option<ReplayProducer>,
     pace: Pace,
     batch_max: usize,
     /// Dead letters that are still to be replayed; `None` for all.
@@ -246,7 +246,7 @@ impl<'a, W: Write> Replay<'a, W> {
                 self.say(line(Outcome::Skipped, note.to_owned()))?;
                 continue;
             }
-            match letter_at(self.connection, topic, partition, offset) {
+            match dead_letter_at(self.connection, topic, partition, offset) {
                 Ok(dead_letter) => self.take(dead_letter)?,
                 Err(error) => self.say(line(Outcome::Failed, chain(&*error)))?,
             }
@@ -469,7 +469,7 @@ fn headers<'a>(dead_letter: &'a DeadLetter, mark: &'a str) -> Vec<Header<'a>> {
 /// a replay that is slow on purpose and is killed leaves few without a receipt.
 fn batch_max(rate: Option<Rate>) -> usize {
     let of_rate = rate.and_then(|Rate(rate)| usize::try_from(rate.get()).ok());
-    of_rate.map_or(BATCH_LETTERS_MAX, |rate| rate.min(BATCH_LETTERS_MAX))
+    of_rate.map_or(BATCH_MAX, |rate| rate.min(BATCH_MAX))
 }
 
 /// Keeps to a rate.

@@ -25,7 +25,7 @@ const LINE_BYTES: usize = 16;
 pub struct ShowArgs {
     /// The dead letter as `dlq list` prints it (topic/partition/offset); or the topic that it came from or lies on, by
     /// its full or short name
-    #[arg(value_name = "LETTER|TOPIC")]
+    #[arg(value_name = "DEAD_LETTER|TOPIC")]
     place: Place,
     /// After TOPIC: the partition of the dead letter
     partition: Option<u32>,
@@ -45,7 +45,7 @@ impl ShowArgs {
         let connection = Connection::open(&self.login.on(config)?)?;
         let (topic, partitions) = connection.dead_letter_topic(topic)?;
         chosen(&topic, partitions, Some(partition.0))?;
-        let dead_letter = letter_at(&connection, &topic, partition, offset)?;
+        let dead_letter = dead_letter_at(&connection, &topic, partition, offset)?;
         let mut out = io::stdout().lock();
         if self.raw {
             let value = dead_letter.value.as_deref().context("it has no value")?;
@@ -76,7 +76,7 @@ impl ShowArgs {
 }
 
 /// The dead letter at an offset of a partition that exists.
-pub(super) fn letter_at(
+pub(super) fn dead_letter_at(
     connection: &Connection,
     topic: &str,
     partition: PartitionId,
@@ -116,26 +116,26 @@ fn write(dead_letter: &DeadLetter, out: &mut dyn Write) -> io::Result<()> {
         Ok(source) => source.to_string(),
         Err(unplaced) => format!("{NOTHING} ({unplaced})"),
     };
-    writeln!(out, "dead letter     {}", dead_letter.position)?;
+    writeln!(out, "dead letter  {}", dead_letter.position)?;
     writeln!(
         out,
-        "time       {}",
+        "time         {}",
         time(dead_letter.timestamp_ms).as_deref().unwrap_or(NOTHING)
     )?;
-    writeln!(out, "source     {source}")?;
-    writeln!(out, "stage      {}", said(headers::ERRORS_STAGE))?;
-    writeln!(out, "component  {}", said(headers::ERRORS_CLASS_NAME))?;
+    writeln!(out, "source       {source}")?;
+    writeln!(out, "stage        {}", said(headers::ERRORS_STAGE))?;
+    writeln!(out, "component    {}", said(headers::ERRORS_CLASS_NAME))?;
     writeln!(
         out,
-        "kind       {}",
+        "kind         {}",
         said(headers::ERRORS_EXCEPTION_CLASS_NAME)
     )?;
     writeln!(
         out,
-        "cause      {}",
+        "cause        {}",
         said(headers::ERRORS_EXCEPTION_MESSAGE)
     )?;
-    writeln!(out, "headers    {}", dead_letter.headers.len())?;
+    writeln!(out, "headers      {}", dead_letter.headers.len())?;
     for (name, value) in &dead_letter.headers {
         let name = escaped(name);
         match value {
@@ -150,9 +150,9 @@ fn write(dead_letter: &DeadLetter, out: &mut dyn Write) -> io::Result<()> {
 /// Bytes in hexadecimal, and as text beside it.
 fn dump(name: &str, bytes: Option<&[u8]>, out: &mut dyn Write) -> io::Result<()> {
     let Some(bytes) = bytes else {
-        return writeln!(out, "{name:<9}  none");
+        return writeln!(out, "{name:<11}  none");
     };
-    writeln!(out, "{name:<9}  {} bytes", bytes.len())?;
+    writeln!(out, "{name:<11}  {} bytes", bytes.len())?;
     for (index, line) in bytes.chunks(LINE_BYTES).enumerate() {
         let at = index * LINE_BYTES;
         let digits: String = line.iter().map(|byte| format!("{byte:02x} ")).collect();
@@ -181,11 +181,11 @@ mod tests {
             String::from_utf8(out).unwrap()
         };
         let all = dumped(Some(b"\xc3\x01 poison, byte for byte"));
-        let expected = "value      24 bytes\n  \
+        let expected = "value        24 bytes\n  \
              00000000  c3 01 20 70 6f 69 73 6f 6e 2c 20 62 79 74 65 20  |.. poison, byte |\n  \
              00000010  66 6f 72 20 62 79 74 65                          |for byte|\n";
         assert_eq!(all, expected);
-        assert_eq!(dumped(Some(b"")), "value      0 bytes\n");
-        assert_eq!(dumped(None), "value      none\n");
+        assert_eq!(dumped(Some(b"")), "value        0 bytes\n");
+        assert_eq!(dumped(None), "value        none\n");
     }
 }

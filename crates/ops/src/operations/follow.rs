@@ -126,7 +126,7 @@ impl Followed {
             Some(now) => report.with_state(now),
             None => report,
         };
-        // What the operation waits for, where it did not become what was asked.
+        // What the operation waits for, if the verb did not have its effect.
         let next = now.and_then(|now| now.what_next.as_deref());
         let is_other = match outcome {
             Outcome::Failed | Outcome::Refused | Outcome::Open => true,

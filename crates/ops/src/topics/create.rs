@@ -7,6 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use waybill_kafka::TopicSpec;
 use waybill_node::config::Config;
+use waybill_store::{CqlProblem, SchemaError, StoreError};
 use waybill_telemetry::visible::to_json;
 use waybill_topology::topics::{Outcome, explained, make, missing};
 
@@ -31,7 +32,7 @@ pub struct CreateArgs {
 impl CreateArgs {
     pub(super) async fn run(&self, config: &Config) -> anyhow::Result<()> {
         let config = &self.admin.broker_login(config)?;
-        let config = &self.with_stored_partitions(config).await;
+        let config = &self.with_stored_partitions(config).await?;
         let site = Site::open(config).await?;
         let outcomes = match self.dry_run {
             true => would_make(&site, config).await?,
@@ -54,23 +55,46 @@ impl CreateArgs {
         }
         Ok(())
     }
-}
 
-impl CreateArgs {
-    /// The configuration with as many partitions as the state store says. The configured number holds for a new store only.
-    async fn with_stored_partitions(&self, config: &Config) -> Config {
+    /// The configuration with as many partitions as the state store says. The configured number holds for a new store, and
+    /// where the command is given brokers and no store.
+    ///
+    /// # Errors
+    ///
+    /// If the store, or the process that has it, does not answer.
+    async fn with_stored_partitions(&self, config: &Config) -> anyhow::Result<Config> {
+        let is_cluster = config.store.scylla.cql().is_some();
+        // The process that has the store has the brokers, too.
+        let is_its_process = config.kafka.brokers.is_none() || self.admin.admin_url.is_some();
+        if !is_cluster && !is_its_process && !self.admin.is_named(config) {
+            return Ok(config.clone());
+        }
         match shards(config, &self.admin, None).await {
-            Ok(layout) => config.with_partitions(layout.partitions),
+            Ok(layout) => Ok(config.with_partitions(layout.partitions)),
+            Err(error) if is_without_schema(&error) => Ok(config.clone()),
+            Err(error) if is_cluster || is_its_process => {
+                Err(error.context("the state store did not say how many partitions there are"))
+            }
             Err(error) => {
                 eprintln!(
-                    "the number of partitions is that of the configuration ({}), because the state store cannot be \
-                     asked: {error:#}",
+                    "cannot read the number of partitions from the state store: {error:#}; using the configured one, {}",
                     config.partitions
                 );
-                config.clone()
+                Ok(config.clone())
             }
         }
     }
+}
+
+fn is_without_schema(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<StoreError>();
+    matches!(
+        error,
+        Some(StoreError::Schema(SchemaError::Unfit {
+            problem: CqlProblem::NoSchema,
+            ..
+        }))
+    )
 }
 
 async fn would_make(site: &Site, config: &Config) -> anyhow::Result<Vec<Done>> {

@@ -150,9 +150,9 @@ impl GrowArgs {
                     let verb = direction.verb();
                     let partitions = self.partitions;
                     return Err(error.context(format!(
-                        "the process that changes the number of partitions has stopped, and was not started again within \
-                         {}. What it has done is kept: start it, and run `waybill topics {verb} --partitions \
-                         {partitions}` again, which continues",
+                        "the process that changes the number of partitions has not answered, or has refused, for {}. \
+                         Completed steps are kept: once it runs, `waybill topics {verb} --partitions {partitions}` \
+                         continues",
                         duration_to_text(RESTART_PATIENCE)
                     )));
                 }

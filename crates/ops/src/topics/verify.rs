@@ -81,7 +81,7 @@ fn for_people(finding: &Finding) -> String {
         Weight::Warning => "",
     };
     match finding.is_missing() {
-        true => format!("{topic}: does not exist, and must be {expected}{harm}\n  {fix}"),
+        true => format!("{topic}: does not exist; expected {expected}{harm}\n  {fix}"),
         false => format!("{topic}: {key} is {found}, and must be {expected}{harm}\n  {fix}"),
     }
 }

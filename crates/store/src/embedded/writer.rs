@@ -120,14 +120,14 @@ impl Writer {
         self.sync();
     }
 
-    /// Syncs what was purged. The key-value store would do that as well, but nobody would note it.
+    /// Syncs what was purged. The key-value store would sync it as well, but would not record it.
     fn sync(&self) {
         if let Ok(tables) = self.tables.get()
             && self.tables.failure().is_none()
             && let Err(error) = tables.synced.sync(&tables.db)
         {
             let error = &error as &dyn std::error::Error;
-            tracing::warn!(error, "the state store was not synced at its end");
+            tracing::warn!(error, "could not sync the state store at shutdown");
         }
     }
 

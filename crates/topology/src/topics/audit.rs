@@ -100,7 +100,7 @@ impl fmt::Display for Finding {
             ),
             EXISTS => write!(
                 f,
-                "topic {topic} does not exist, and must be {expected}: {fix}"
+                "topic {topic} does not exist; expected {expected}: {fix}"
             ),
             _ => write!(
                 f,

@@ -97,7 +97,7 @@ static COUNTERS: [Counted<Counter>; 18] = [
     (
         Metric::new(
             "waybill_broker_connections_refused_total",
-            "New connections that were closed because the limit was reached and none was idle",
+            "New connections that were closed because the limit was reached and none was idle or slow",
             [],
         ),
         |s| s.connections_refused,

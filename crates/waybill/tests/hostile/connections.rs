@@ -94,7 +94,7 @@ async fn bodies_that_stop_halfway_keep_nobody_out() {
         crowds.push(crowd(&site, listener, sent.as_bytes()).await);
     }
     // Until then they may be honest.
-    tokio::time::sleep(waybill_connections::SLOW_ARRIVAL + Duration::from_millis(100)).await;
+    tokio::time::sleep(2 * waybill_connections::SLOW_ARRIVAL).await;
     site.deliver("beside-halves-of-bodies").await;
     for listener in ["api", "services"] {
         has_replaced(&site, listener).await;

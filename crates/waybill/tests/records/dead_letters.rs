@@ -132,11 +132,11 @@ fn a_dead_letter_is_shown_in_full_and_given_out_byte_for_byte() {
     let planned = world.text(&format!("dlq replay {cursor} --dry-run"));
     assert!(planned.contains(cursor), "{planned}");
     for part in [
-        "dead letter     waybill.step-replies.v1.dlq/1/0",
-        "source     waybill.step-replies.v1/1/17",
-        "cause      no\\nrecord",
-        "headers    2\n  traceparent: 00-1\n  none: -\n",
-        "value      11 bytes\n",
+        "dead letter  waybill.step-replies.v1.dlq/1/0",
+        "source       waybill.step-replies.v1/1/17",
+        "cause        no\\nrecord",
+        "headers      2\n  traceparent: 00-1\n  none: -\n",
+        "value        11 bytes\n",
         "00 01 70 6f 69 73 6f 6e 0d 0a ff ",
         "|..poison...|",
     ] {

@@ -184,9 +184,9 @@ async fn what_no_client_can_decode_is_put_aside_and_its_partition_goes_on() {
     let topic = world.topic(REQUESTS);
     let dead_letters =
         |world: &World| json_lines(&run(world, &["dlq", "list", "--topic", REQUESTS]));
-    let letters_before = dead_letters(&world);
-    let [dead_letter] = &letters_before[..] else {
-        panic!("one dead letter: {letters_before:?}")
+    let listed_before = dead_letters(&world);
+    let [dead_letter] = &listed_before[..] else {
+        panic!("one dead letter: {listed_before:?}")
     };
     let source = json!({ "topic": topic, "partition": 0, "offset": 1 });
     assert_eq!(dead_letter["source"], source);
@@ -201,7 +201,7 @@ async fn what_no_client_can_decode_is_put_aside_and_its_partition_goes_on() {
     world.ready().await;
     let id = world.deliver(&delivery("after-restart", false)).await;
     world.all_reach(&[id], "Processed").await;
-    assert_eq!(dead_letters(&world), letters_before);
+    assert_eq!(dead_letters(&world), listed_before);
 }
 
 /// Gives the value around a place of a log the length -2, and its batch a right checksum.

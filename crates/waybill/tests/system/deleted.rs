@@ -147,9 +147,9 @@ async fn a_topic_of_an_agent_that_lacks_partitions_holds_up_their_steps_alone() 
     let ids = deliver_all(&world, "held", DELIVERIES, &Arc::default()).await;
     let url = world.url("admin", "/readyz");
     let refused = [
-        ": a step request of agent package was refused ".to_owned(),
+        ": a step request for agent package was refused ".to_owned(),
         format!(" s ago: cannot write to partition 1 of topic {topic}: "),
-        "; this is shown until 90 s after the last refusal".to_owned(),
+        " (shown for 90 s after the last refusal)".to_owned(),
     ];
     world
         .eventually(

@@ -11,8 +11,7 @@ use crate::{deliver_all, is_remote};
 const CONFIG: &str =
     "broker: { connectionsMax: 42, groupsMax: 10, storedGroupsMax: 10, partitionsMax: 80 }\n";
 
-/// Every duration, count and size at its least, but the time to stop: with all of the others at their least, a stop takes
-/// longer than with each alone.
+/// Every duration, count and size at its minimum, except shutdownTimeout: with all others at their minimum, a stop takes longer.
 const ALL: &str = "
 partitions: 1
 shutdownTimeout: 30s

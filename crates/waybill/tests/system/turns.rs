@@ -16,7 +16,7 @@ use waybill_test_support::world::{PATIENCE, World, delivery};
 const CROWD: usize = 300;
 /// Of those that come after it: of another tenant, and of high priority.
 const FEW: usize = 6;
-/// How many of the crowd may end before any of the few: those that were let in by turns with them, and a window.
+/// How many of the crowd may end before any of the few: those that were admitted in rotation with them, and a window.
 const AHEAD_MAX: usize = 80;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

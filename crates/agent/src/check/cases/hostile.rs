@@ -200,7 +200,7 @@ fn check_dead_letters(
     }
     for (poison, record, offset) in sent {
         let fault = match found(harness, record) {
-            None => Some(format!("is not on {}", harness.wire.letters_topic())),
+            None => Some(format!("is not on {}", harness.wire.dead_letters_topic())),
             Some(dead_letter) => {
                 let source = (harness.wire.requests_topic(), *offset);
                 fault_of(&dead_letter, record, source)

@@ -1,4 +1,4 @@
-//! Durations that have a lower bound other than 0, and some an upper one.
+//! Durations with a lower bound above 0, some also with an upper bound.
 //!
 //! Why it exists: a process whose timeout is shorter than what it bounds answers nothing, or loses its leases or its
 //! connections again and again. It is refused at the start, with the key and the reason.
@@ -20,11 +20,11 @@ const REQUEST_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 const REQUEST_TIMEOUT_REASON: &str = "a request to another machine takes tens of milliseconds";
 /// A renewal that waits for a slow disk or a busy CPU still has to arrive in time.
 const LEASE_MIN: Duration = SECOND;
-/// As long as this a killed process keeps what it owned from others.
+/// Until its lease expires, nobody takes over what a killed process owned.
 const LEASE_MAX: Duration = HOUR;
-const LEASE_REASON: &str = "a shorter lease runs out while its owner is busy, and after a longer one others wait too \
-    long for what a killed process owned";
-const RETENTION_REASON: &str = "records that are deleted sooner may not have been read";
+const LEASE_REASON: &str = "a shorter lease expires while its owner is busy; with a longer one, nobody takes over from a \
+    killed process for too long";
+const RETENTION_REASON: &str = "records could be deleted before they are read";
 
 struct Bound {
     key: &'static str,
@@ -117,7 +117,7 @@ fn bounds(config: &Config) -> Vec<Bound> {
             "broker.idleTimeout",
             broker.idle_timeout,
             10 * SECOND,
-            "Waybill's own clients send nothing for up to 10s",
+            "Waybill's own clients may be silent for up to 10s",
         ),
         lease("scheduler.lease", scheduler.lease),
         at_least(
@@ -144,8 +144,7 @@ fn bounds(config: &Config) -> Vec<Bound> {
             value: agents.session_timeout,
             least: SECOND,
             most: Some(5 * MINUTE),
-            reason: "an agent that is busy must not lose its share, and the share of one that was killed is not worked \
-                     on for so long",
+            reason: "a busy agent must keep its share, and the share of a killed one must not wait longer",
         },
     ];
     let scylla = &store.scylla;

@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn a_rate_is_a_number_of_letters_a_second() {
+fn a_rate_is_a_number_of_dead_letters_a_second() {
     for good in ["50", "50/s"] {
         assert_eq!(good.parse(), Ok(Rate(NonZeroU32::new(50).unwrap())));
     }
@@ -11,11 +11,11 @@ fn a_rate_is_a_number_of_letters_a_second() {
 }
 
 #[test]
-fn no_more_than_a_seconds_worth_of_letters_is_unacknowledged() {
+fn no_more_than_a_seconds_worth_of_dead_letters_is_unacknowledged() {
     let batch = |rate: &str| batch_max(Some(rate.parse().unwrap()));
     assert_eq!(batch("3/s"), 3);
-    assert_eq!(batch("5000/s"), BATCH_LETTERS_MAX);
-    assert_eq!(batch_max(None), BATCH_LETTERS_MAX);
+    assert_eq!(batch("5000/s"), BATCH_MAX);
+    assert_eq!(batch_max(None), BATCH_MAX);
 }
 
 #[test]

@@ -350,7 +350,7 @@ fn on_the_embedded_broker_all_that_the_checkpoint_relies_on_is_synced() {
 }
 
 #[test]
-fn letters_need_a_place_for_each_partition_of_their_source_and_may_have_more() {
+fn dead_letters_need_a_place_for_each_partition_of_their_source_and_may_have_more() {
     let mut topology = on_kafka();
     topology.kafka.step_partitions = 8;
     let needed = all(&topology, BrokerKind::Kafka);
