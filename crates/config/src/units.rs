@@ -410,7 +410,7 @@ mod tests {
         assert_eq!(most.room.as_u64(), 1 << 50);
         for (wait, room, expected) in [
             ("36501d", "1B", "36501d is too large: the maximum is 36500d"),
-            ("213503982334d", "1B", "the most is 36500d"),
+            ("213503982334d", "1B", "the maximum is 36500d"),
             (
                 "1s",
                 "1048577GiB",

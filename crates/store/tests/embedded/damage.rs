@@ -23,7 +23,7 @@ async fn a_value_that_cannot_be_read_is_corrupt_and_named() {
 
     for (table, value, what, cause) in [
         ("state", &[9_u8, 0, 0][..], "state", "format 9"),
-        ("state", &[8, 0, 0], "state", "ends early"),
+        ("state", &[1, 0, 0], "state", "ends early"),
         ("created", &[], "immutable part", "empty"),
     ] {
         // Each damage comes on top of an unharmed row.
