@@ -1,19 +1,21 @@
-//! The clock that counts suspended time, and what tells that there was some.
+//! The boot-time clock, which counts suspended time, and the detection of suspensions.
 
 use std::ops::{Add, Sub};
 use std::time::{Duration, Instant};
 
-/// Two clocks that are read further apart than this are read again: the thread stood still in between.
+/// If more time than this passes between reading two clocks, the thread was preempted: read both
+/// again.
 const APART_MAX: Duration = Duration::from_millis(5);
-/// How often they are read again at most. A machine that is so busy gets an inexact answer.
+/// Maximum number of repeated readings. On a very busy machine the result is inexact.
 const READ_AGAIN_MAX: usize = 5;
-/// From how long on a suspension is told of. Less is what the kernel's two clocks round apart.
+/// Shortest suspension that is reported. Shorter differences are rounding between the two kernel
+/// clocks.
 const SUSPENDED_MIN: Duration = Duration::from_secs(1);
 
-/// An instant of the clock that counts from when the machine was started, and goes on while it is
-/// suspended: `CLOCK_BOOTTIME` on Linux, `CLOCK_MONOTONIC_RAW` on macOS.
+/// An instant of the clock that starts at boot and keeps running while the machine is suspended:
+/// `CLOCK_BOOTTIME` on Linux, `CLOCK_MONOTONIC_RAW` on macOS.
 ///
-/// On other systems it is `std::time::Instant`, which may stand still meanwhile.
+/// On other systems it is `std::time::Instant`, which may stop during a suspension.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct BootTime(Duration);
 
@@ -24,7 +26,7 @@ impl BootTime {
         Self(system::since_boot())
     }
 
-    /// So many microseconds after the clock's zero.
+    /// The instant `micros` microseconds after the clock's zero.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         Self(Duration::from_micros(micros))
@@ -36,13 +38,13 @@ impl BootTime {
         i64::try_from(self.0.as_micros()).unwrap_or(i64::MAX)
     }
 
-    /// How long after `earlier` this is; zero if it is not after it.
+    /// The time from `earlier` to this instant; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// How long ago this is.
+    /// The time since this instant.
     #[must_use]
     pub fn elapsed(self) -> Duration {
         Self::now().since(self)
@@ -65,7 +67,8 @@ impl Sub<Duration> for BootTime {
     }
 }
 
-/// Tells that the machine was suspended: the boot-time clock went on, and the monotonic clock did not.
+/// Detects that the machine was suspended: the boot-time clock advanced and the monotonic clock did
+/// not.
 #[derive(Debug)]
 pub struct Suspensions {
     boot: BootTime,
@@ -80,7 +83,7 @@ impl Default for Suspensions {
 }
 
 impl Suspensions {
-    /// For how long the machine was suspended since this was last asked, if for a second at least.
+    /// How long the machine was suspended since the last call; `None` for less than a second.
     pub fn look(&mut self) -> Option<Duration> {
         let (monotonic, boot) = together(Instant::now, BootTime::now);
         self.compare(monotonic, boot)
@@ -94,7 +97,7 @@ impl Suspensions {
     }
 }
 
-/// Reads two clocks at about one instant, however busy the machine is.
+/// Reads two clocks at nearly the same instant, even on a busy machine.
 pub(crate) fn together<A, B>(first: impl Fn() -> A, second: impl Fn() -> B) -> (A, B)
 where
     A: Clock,
@@ -110,7 +113,7 @@ where
     read
 }
 
-/// A clock whose readings tell how far they are apart.
+/// A clock whose readings can be compared.
 pub(crate) trait Clock {
     fn after(&self, earlier: &Self) -> Duration;
 }
@@ -129,8 +132,8 @@ impl Clock for Instant {
 
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 mod system {
-    //! The system's clock. It is asked through the C library, which std does not do for this clock, and where a
-    //! test can put another clock in its place.
+    //! The system's clock, read through the C library: std has no access to this clock, and a test
+    //! can replace a C function.
     #![allow(unsafe_code)]
 
     use std::time::Duration;

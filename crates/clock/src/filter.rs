@@ -1,4 +1,4 @@
-//! Which part of the wall clock's movement is taken for the truth.
+//! Decides which changes of the wall clock to follow.
 
 use std::time::Duration;
 
@@ -6,22 +6,24 @@ use waybill_engine::Timestamp;
 
 use crate::BootTime;
 
-/// How long a step of the wall clock has to stand before it is adopted.
+/// How long a step of the wall clock must last before it is adopted.
 pub const HOLD: Duration = Duration::from_secs(30);
 
-/// A difference between the clocks from which on it counts as a step. Less is drift, and followed at once.
+/// Smallest difference between the clocks that counts as a step. Smaller ones are drift and
+/// followed at once.
 pub const STEP_MIN: Duration = Duration::from_millis(500);
 
-/// After a longer pause between two readings a step has to stand anew: it was not seen to stand meanwhile.
+/// After a longer gap between readings the [`HOLD`] time starts again: nothing observed the step in
+/// the gap.
 const UNSEEN_MAX: Duration = Duration::from_secs(5);
 
-/// Follows the wall clock, but holds a step back that the boot-time clock contradicts.
+/// Follows the wall clock, but holds back a step that the boot-time clock contradicts.
 ///
-/// Time goes on by the boot-time clock while a step is held back. A step that stood for [`HOLD`] is adopted,
-/// forwards or backwards; one that ended before that leaves no trace.
+/// While a step is held back, time advances with the boot-time clock. A step that lasts for
+/// [`HOLD`] is adopted, forwards or backwards. One that ends earlier has no effect.
 #[derive(Debug)]
 pub struct StepFilter {
-    /// Time is the boot time plus so many microseconds.
+    /// Time is the boot time plus this many microseconds.
     offset: i64,
     held: Option<Held>,
 }
@@ -29,31 +31,31 @@ pub struct StepFilter {
 /// A step that is held back.
 #[derive(Debug)]
 struct Held {
-    /// What the offset would be with it.
+    /// The offset after adopting the step.
     offset: i64,
     since: BootTime,
     last_seen: BootTime,
 }
 
-/// What a reading has changed.
+/// What a reading changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// The wall clock has stepped, and the step is held back.
     Held {
-        /// By how many microseconds; negative if it was set back.
+        /// The size of the step in microseconds; negative if the clock was set back.
         by_micros: i64,
     },
-    /// The wall clock is again where it was before the step.
+    /// The step was undone: the wall clock is back where it was before.
     Dropped,
-    /// The step has stood, and time follows it.
+    /// The step lasted, and time now follows it.
     Adopted {
-        /// By how many microseconds time has jumped; negative if it went back.
+        /// By how many microseconds time jumped; negative if it went back.
         by_micros: i64,
     },
 }
 
 impl StepFilter {
-    /// Starts at what the clocks say: nothing contradicts the first reading.
+    /// Starts with the first reading, which nothing can contradict.
     #[must_use]
     pub fn new(wall: Timestamp, boot: BootTime) -> Self {
         Self {
@@ -113,7 +115,7 @@ fn is_step(from: i64, to: i64) -> bool {
 mod tests {
     use super::*;
 
-    /// Where the wall clock stands when the boot-time clock stands at zero.
+    /// The wall clock's reading when the boot-time clock reads zero, in milliseconds.
     const WALL_AT_BOOT: i64 = 1_000_000_000_000;
     const HOUR: i64 = 3_600_000;
 
@@ -132,8 +134,8 @@ mod tests {
             }
         }
 
-        /// Lets time pass with readings four times a second, while the wall clock is `ahead`. Returns how far the
-        /// time is then ahead, and what changed.
+        /// Advances time with four readings a second while the wall clock is `ahead`. Returns how
+        /// far the resulting time is ahead, and what changed.
         fn pass(&mut self, millis: i64, ahead: i64) -> (i64, Vec<Change>) {
             let until = self.at + millis;
             let (mut shown, mut changes) = (0, Vec::new());

@@ -1,16 +1,16 @@
-//! The time of a process, as every part of it reads it.
+//! The clocks that every part of a process reads.
 //!
 //! Two clocks:
 //!
-//! * [`wall_clock`] says what time it is. It follows the system's wall clock, except that it holds back a
-//!   step until the step has stood for [`HOLD`]. Deadlines, complete-by, due times and ids use it. It may
-//!   go back: after a backward step that stood, and by less than [`STEP_MIN`] at any time.
-//! * [`BootTime`] measures how long something took or may take, including the time for which the machine
-//!   was suspended. Leases use it. (`std::time::Instant` stops while a Linux machine is suspended.)
+//! * [`wall_clock`] returns the current time. It follows the system's wall clock, but holds back a
+//!   step until the step has lasted for [`HOLD`]. Deadlines, complete-by, due times and ids use it.
+//!   It may go back: after a backward step that lasted, and by less than [`STEP_MIN`] at any time.
+//! * [`BootTime`] measures durations, including the time for which the machine was suspended.
+//!   Leases use it. (`std::time::Instant` stops while a Linux machine is suspended.)
 //!
-//! [`Suspensions`] tells when the machine was suspended.
+//! [`Suspensions`] detects that the machine was suspended.
 //!
-//! Deliberately absent: stamps. The engine keeps those monotonic whatever this clock does.
+//! Deliberately absent: stamps. The engine keeps stamps monotonic whatever this clock does.
 
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::thread;
@@ -26,8 +26,8 @@ mod boot;
 mod filter;
 mod text;
 
-/// How often the clocks are compared even if nobody asks for the time. A step counts as standing only
-/// while it is seen to stand.
+/// How often the clocks are compared even if no caller reads the time: a step is adopted only after
+/// it was observed for [`HOLD`].
 const COMPARE_EVERY: Duration = Duration::from_secs(1);
 
 /// The filter of this process. The first use starts the thread that compares the clocks.
@@ -45,11 +45,11 @@ static FILTER: LazyLock<Mutex<StepFilter>> = LazyLock::new(|| {
     Mutex::new(StepFilter::new(wall, boot))
 });
 
-/// The time now, without a step of the system's wall clock that has not stood for [`HOLD`].
+/// The current time, without steps of the system's wall clock shorter than [`HOLD`].
 #[must_use]
 pub fn wall_clock() -> Timestamp {
     let mut filter = FILTER.lock().unwrap_or_else(PoisonError::into_inner);
-    // Read under the lock, so that the filter sees readings in their order.
+    // Read under the lock, so that the filter sees readings in order.
     let (wall, boot) = read_both();
     let (now, change) = filter.read(wall, boot);
     drop(filter);
@@ -71,7 +71,7 @@ pub fn wall_clock() -> Timestamp {
     now
 }
 
-/// The system's wall clock as it is, steps included.
+/// The system's wall clock, unfiltered.
 #[must_use]
 pub fn system_clock() -> Timestamp {
     let since_epoch = SystemTime::now()
@@ -81,7 +81,7 @@ pub fn system_clock() -> Timestamp {
     Timestamp(i64::try_from(since_epoch).unwrap_or(i64::MAX))
 }
 
-/// Both clocks at about one instant.
+/// Reads both clocks at nearly the same instant.
 fn read_both() -> (Timestamp, BootTime) {
     let (boot, wall) = boot::together(BootTime::now, system_clock);
     (wall, boot)

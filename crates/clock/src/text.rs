@@ -2,7 +2,7 @@
 
 use waybill_engine::Timestamp;
 
-/// A time as RFC 3339 in UTC, to the microsecond. One after the year 9999 is the last moment of that year.
+/// A time as RFC 3339 in UTC, to the microsecond. Times after the year 9999 become its last moment.
 #[must_use]
 pub fn time_text(time: Timestamp) -> String {
     match jiff::Timestamp::from_microsecond(time.as_micros()) {
