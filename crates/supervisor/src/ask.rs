@@ -1,4 +1,4 @@
-//! Asking: recoveries into the recovery topic, acknowledged, and at a bounded pace.
+//! Publishes recoveries, dead letters and rerouted records, paced and acknowledged.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use waybill_topology::partition_map::PartitionMap;
 
 use super::metrics::SupervisorMetrics;
 
-/// How many recoveries are under way at once.
+/// Maximum number of recoveries in flight.
 const CHUNK_MAX: usize = 500;
 
-/// Why something could not be asked for.
+/// Why a record was not published.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AskError {
     /// The recovery does not fit into a record.
@@ -27,7 +27,7 @@ pub(super) enum AskError {
     Produce(#[from] ProduceError),
 }
 
-/// Puts recoveries where the schedulers read them.
+/// Publishes recoveries to the topic that the schedulers read.
 #[derive(Debug)]
 pub(super) struct Asker {
     producer: Producer<Arc<Settlement>>,
@@ -58,7 +58,7 @@ impl Asker {
         })
     }
 
-    /// Asks for all of them; returns once the broker has acknowledged the last.
+    /// Publishes all recoveries; returns once the broker has acknowledged the last.
     pub(super) async fn ask(&self, recoveries: &[Recovery]) -> Result<(), AskError> {
         for chunk in recoveries.chunks(CHUNK_MAX) {
             self.wait_for_turn(chunk.len()).await;
@@ -76,7 +76,8 @@ impl Asker {
         Ok(())
     }
 
-    /// Publishes dead letters; returns once the broker has acknowledged each, or has refused it for good.
+    /// Publishes dead letters; returns once the broker has acknowledged each, or has rejected it
+    /// for good.
     pub(super) async fn publish_dead_letters(
         &self,
         dead_letters: &[RawRecord],
@@ -84,8 +85,9 @@ impl Asker {
         Ok(publish_dead_letters(&self.producer, dead_letters).await?)
     }
 
-    /// Sends records on, as they are; returns once the broker has acknowledged each. One that no topic would take
-    /// goes to the dead letters of where it `came_from`, the partition before it was sent on.
+    /// Forwards records unchanged; returns once the broker has acknowledged each. A record that the
+    /// broker rejects for good goes to the dead-letter topic of `came_from`, the partition that it
+    /// was read from.
     pub(super) async fn send_on(
         &self,
         records: &[RawRecord],
@@ -134,8 +136,8 @@ impl Asker {
     }
 }
 
-/// Spreads what is asked for evenly: after a burst of `n`, the next waits as long as `n` take at
-/// the highest rate.
+/// Spreads recoveries evenly: after a burst of `n`, the next one waits as long as `n` take at the
+/// maximum rate.
 #[derive(Debug)]
 struct Pace {
     per_second_max: u32,
@@ -150,7 +152,7 @@ impl Pace {
         }
     }
 
-    /// Takes turns for so many; returns how long to wait before the first.
+    /// Reserves slots for `recoveries`; returns how long to wait before the first.
     fn take(&mut self, recoveries: usize, now: Instant) -> Duration {
         let begins = self.free_at.map_or(now, |free_at| free_at.max(now));
         let lasts = Duration::from_secs_f64(recoveries as f64 / f64::from(self.per_second_max));

@@ -1,23 +1,24 @@
-//! Finding live operations that nothing would wake, and waking them.
+//! Finds live operations that nothing would wake, and wakes them.
 //!
-//! What is handed off waits in the deadline index, and wakes when its entry comes up: the supervisor then asks the
-//! scheduler by a recovery. If the entry or the recovery is lost (retention, an old backup, a bug), the operation would
-//! stay live for ever. So whoever has the lease of an index shard walks its attention table, which has every operation that was
-//! handed off.
+//! A handed-off operation wakes when its entry in the deadline index comes up: the supervisor then
+//! sends a recovery to the scheduler. If the entry or the recovery is lost (retention, an old
+//! backup, a bug), the operation would stay live for ever. So the owner of an index shard walks its
+//! attention table, which lists every operation that was handed off.
 //!
 //! What must hold:
 //!
-//! * **It is never the normal way.** An operation counts as unwoken only if its due time lies behind the sweep cursor,
-//!   further than a sweep looks back, or was set by a clock that was ahead; if the same was so one round earlier; and if its
-//!   scheduler has done every recovery that lay in the topic then. A scheduler that is stopped, refused or slow is not the
-//!   audit's business.
-//! * **Waking is idempotent.** The audit asks what the sweep would have asked. The recovery names the attempt that the row
-//!   has, and the scheduler writes the index entry again.
-//! * **A row that cannot be read is reported.** Whether something would wake its operation is unknown. It is counted when a
-//!   round first meets it and logged once, in that round or a later one: a round names [`NAMED_MAX`]. It is reported again
-//!   only if a whole round has not met it in between, or if [`SUSPECTS_MAX`] others are remembered.
-//! * **The work is bounded**: one page at a time in a process, with a pause behind each; at most [`SUSPECTS_MAX`] operations
-//!   of an index shard in a round; recoveries at the pace of all others.
+//! * **It is never the normal way.** An operation counts as unwoken only if its due time is further
+//!   behind the sweep cursor than a sweep looks back, or was set by a clock that was ahead; if the
+//!   same held one round earlier; and if its scheduler has done every recovery that was in the
+//!   topic then. The audit ignores operations whose scheduler is stopped, blocked or slow.
+//! * **Waking is idempotent.** The audit sends the recovery that the sweep would have sent. It
+//!   names the attempt in the row, and the scheduler writes the index entry again.
+//! * **A row that cannot be read is reported.** The audit cannot tell whether anything would wake
+//!   its operation. The row is counted when a round first meets it and logged once, in that round
+//!   or a later one, because a round names at most [`NAMED_MAX`]. It is reported again only if a
+//!   whole round has not met it in between, or if [`SUSPECTS_MAX`] others are remembered.
+//! * **The work is bounded**: one page at a time in a process, with a pause after each; at most
+//!   [`SUSPECTS_MAX`] operations of an index shard in a round; recoveries at the shared rate.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -42,17 +43,16 @@ use super::ask::{AskError, Asker};
 use super::metrics::SupervisorMetrics;
 use super::parked::Turn;
 
-/// How many suspects of an index shard, and how many rows that cannot be read, are remembered from one round to the next. Other
-/// suspects are found later; other rows are reported again in each round.
+/// How many suspects, and how many unreadable rows, an index shard remembers from one round to the
+/// next. Further suspects are found later. Further unreadable rows are reported in each round.
 const SUSPECTS_MAX: usize = 10_000;
-/// How many entries and rows are read at once.
+/// Maximum number of entries or rows in one read.
 const PAGE: usize = 250;
-/// The rest after each page, in which no other index shard of the process reads either.
+/// The pause after each page, in which no other index shard of the process reads either.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How far ahead of this process a row must have been written to count as written by a wrong clock: further than clocks of
-/// the installation lie apart.
+/// A row whose write time is this far ahead of the local clock was written by a wrong clock.
 const CLOCK_AHEAD_MIN: Duration = Duration::from_secs(60);
-/// How many operations that a round wakes the log names, and how many whose rows cannot be read.
+/// How many woken operations, and how many unreadable rows, one round names in the log.
 const NAMED_MAX: usize = 20;
 
 /// Why a round ended early.
@@ -66,7 +66,7 @@ pub(super) enum AuditError {
     Ask(#[from] AskError),
 }
 
-/// What the audits of all index shards of a process share.
+/// State that the audits of all index shards of a process share.
 #[derive(Debug)]
 pub(super) struct Auditor {
     pub(super) name: Arc<str>,
@@ -92,16 +92,16 @@ pub(super) struct Audit {
     unreadable: Unreadable,
 }
 
-/// Operations that nothing would have woken in time, as the last round saw it.
+/// Operations that the last round found to have nothing that would wake them in time.
 #[derive(Debug, Default)]
 struct Suspects {
-    /// When each was due, by its row.
+    /// The due time of each, from its row.
     due: HashMap<OperationId, Timestamp>,
-    /// Where the recoveries ended afterwards, by partition.
+    /// The end of the recovery topic after that round, by partition.
     ends: HashMap<PartitionId, Offset>,
 }
 
-/// Rows that cannot be read, as the last whole round and those after it met them.
+/// Unreadable rows, as met by the last complete round and the rounds after it.
 #[derive(Debug, Default)]
 struct Unreadable {
     rows: HashMap<OperationId, UnreadableRow>,
@@ -112,11 +112,11 @@ struct Unreadable {
 #[derive(Clone, Copy, Debug)]
 struct UnreadableRow {
     is_logged: bool,
-    /// This round has met it.
+    /// The current round has met this row.
     is_met: bool,
 }
 
-/// What to report of a row that cannot be read.
+/// What to report about an unreadable row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Report {
     count: bool,
@@ -126,14 +126,14 @@ struct Report {
 /// What a walk over the attention table found.
 #[derive(Default)]
 struct Findings {
-    /// Operations that are behind the cursor, each with its due time.
+    /// Operations whose due time is behind the cursor, with that due time.
     due: HashMap<OperationId, Timestamp>,
     /// How many operations were woken.
     woken: usize,
 }
 
 impl Suspects {
-    /// The partitions whose recoveries of the last round are done, according to `done`.
+    /// The partitions in which every recovery of the last round is done, according to `done`.
     fn settled(&self, done: &HashMap<PartitionId, Offset>) -> Vec<PartitionId> {
         let ends = self.ends.iter();
         let is_done = |partition, end: &Offset| done.get(partition).is_some_and(|done| done >= end);
@@ -141,14 +141,14 @@ impl Suspects {
         settled.map(|(partition, _)| *partition).collect()
     }
 
-    /// Whether an operation was due at the same time in the last round.
+    /// Whether the last round found the operation with the same due time.
     fn had(&self, row: &OperationRow, due: Timestamp) -> bool {
         self.due.get(&row.id) == Some(&due)
     }
 }
 
 impl Unreadable {
-    /// Begins a round. What an earlier one met that ended early stays.
+    /// Begins a round. Rows that a round met before it ended early stay marked.
     fn begin_round(&mut self) {
         self.logs_left = NAMED_MAX;
         for row in self.rows.values_mut() {
@@ -156,7 +156,7 @@ impl Unreadable {
         }
     }
 
-    /// Takes a row that this round meets. One operation may have several entries.
+    /// Records that this round met an unreadable row. One operation may have several entries.
     fn meet(&mut self, operation: OperationId) -> Report {
         let known = self.rows.get(&operation);
         let count = known.is_none();
@@ -175,14 +175,14 @@ impl Unreadable {
         Report { count, log }
     }
 
-    /// Ends a round that has met every row: others can be read again, or are gone.
+    /// Ends a complete round. Rows that it did not meet can be read again, or were deleted.
     fn end_round(&mut self) {
         self.rows.retain(|_, row| row.is_met);
     }
 }
 
-/// When an operation is due that is live and handed off, if nothing would wake it in time: its due time lies further behind
-/// the cursor than a sweep looks back, or its row was written by a clock that has been set back since.
+/// The due time of a live, handed-off operation that nothing would wake in time: it is too far
+/// behind the cursor for a sweep, or a clock that has been set back since wrote the row.
 fn missed(row: &OperationRow, cursor: DueBucket, now: Timestamp) -> Option<Timestamp> {
     let state = &row.state;
     let due = state
@@ -204,7 +204,7 @@ impl Audit {
         }
     }
 
-    /// Audits the index shard for as long as it is polled.
+    /// Audits the index shard until the future is dropped.
     pub(super) async fn keep(mut self) -> Infallible {
         loop {
             tokio::time::sleep(self.auditor.every).await;
@@ -236,7 +236,7 @@ impl Audit {
         Ok(())
     }
 
-    /// Wakes what the last round had found already, of partitions whose recoveries are `settled`.
+    /// Wakes operations that the last round also found, in `settled` partitions.
     async fn walk(&mut self, settled: &[PartitionId]) -> Result<Findings, AuditError> {
         let auditor = Arc::clone(&self.auditor);
         let mut cursors = Cursors::default();
@@ -302,7 +302,7 @@ impl Audit {
         }
     }
 
-    /// Counts and logs a row that cannot be read, unless that was done before.
+    /// Counts and logs an unreadable row, unless an earlier round did.
     fn report_unreadable(&mut self, corrupt: &CorruptRow) {
         let report = self.unreadable.meet(corrupt.id);
         if report.count {
@@ -319,7 +319,7 @@ impl Audit {
     }
 }
 
-/// How far index shards were swept, each read once in a round.
+/// The sweep cursors of index shards, each read once in a round.
 #[derive(Default)]
 struct Cursors(HashMap<PartitionId, Option<DueBucket>>);
 
@@ -362,7 +362,7 @@ impl Auditor {
         }
     }
 
-    /// Below which offset every recovery of a partition is done.
+    /// The offset below which every recovery of a partition is done.
     async fn done(
         &self,
         partitions: impl Iterator<Item = &PartitionId>,
@@ -376,7 +376,7 @@ impl Auditor {
         Ok(done)
     }
 
-    /// Where the recoveries of partitions end.
+    /// The end offsets of the recovery topic, by partition.
     async fn ends(
         &self,
         partitions: &[PartitionId],
@@ -466,7 +466,7 @@ mod tests {
         assert_eq!(suspects.settled(&HashMap::new()), []);
     }
 
-    /// How many of the first `rows` rows a round counts and logs, all met twice.
+    /// Meets the first `rows` rows twice; returns how many are counted and how many are logged.
     fn reported(unreadable: &mut Unreadable, rows: u128) -> (usize, usize) {
         let ids = (0..rows).map(|number| OperationId(uuid::Uuid::from_u128(number)));
         let reports: Vec<Report> = ids
@@ -483,7 +483,7 @@ mod tests {
         let mut unreadable = Unreadable::default();
         unreadable.begin_round();
         assert_eq!(reported(&mut unreadable, 30), (30, NAMED_MAX));
-        // It ended early.
+        // The round above ended early.
         unreadable.begin_round();
         assert_eq!(reported(&mut unreadable, 30), (0, 10));
         unreadable.end_round();

@@ -1,4 +1,4 @@
-//! What can be configured.
+//! The supervisor's section of the configuration.
 
 use std::time::Duration;
 
@@ -9,22 +9,22 @@ use waybill_config::units;
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct SupervisorConfig {
-    /// Whether it runs in this process. Without one, what was handed off is not tried again, and
-    /// what failed for good waits.
+    /// Whether a supervisor runs in this process. Without any supervisor, handed-off operations are
+    /// not retried, and operations that failed for good wait for a decision.
     pub enabled: bool,
-    /// How often the deadline index is looked at.
+    /// How often the deadline index is swept.
     #[serde(with = "units::duration")]
     pub interval: Duration,
-    /// Recoveries asked for in a second at most: how fast a backlog of due work comes back.
+    /// Maximum number of recoveries per second: limits how fast a backlog of due work returns.
     pub recoveries_per_second_max: u32,
-    /// How often live operations are looked for whose due time has passed and that nothing would wake.
+    /// How often to look for live operations whose due time has passed and that nothing would wake.
     #[serde(with = "units::duration")]
     pub audit_interval: Duration,
     /// How long the lease of an index shard lasts after each renewal.
     #[serde(with = "units::duration")]
     pub lease: Duration,
-    /// How far the clocks of schedulers and supervisors may lie apart before entries of the deadline index are
-    /// written twice.
+    /// Maximum skew between the clocks of schedulers and supervisors before entries of the deadline
+    /// index are written twice.
     #[serde(with = "units::duration")]
     pub clock_skew: Duration,
 }

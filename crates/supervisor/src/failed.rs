@@ -1,8 +1,9 @@
-//! Following failed-operations: forward progress has ended, and somebody has to say what then.
+//! Consumes failed-operations and sends the supervisor's decision about each record to its
+//! scheduler.
 //!
-//! Several supervisors share the topic through a consumer group. A record's offset is committed only
-//! once the recovery that it led to is acknowledged; one that cannot be read is a fault of whoever
-//! wrote it, goes to the dead-letter topic, and holds nothing up.
+//! All supervisors share the topic through one consumer group. The offset of a record is committed
+//! only once the broker has acknowledged the resulting recovery. A record that cannot be decoded
+//! goes to the dead-letter topic and holds nothing up.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,7 +24,7 @@ use super::ask::Asker;
 use super::metrics::SupervisorMetrics;
 use super::{SupervisorParts, SupervisorSettings};
 
-/// The consumer group of all supervisors of an installation, behind the topics' prefix.
+/// The consumer group of all supervisors of an installation, without the topics' prefix.
 const GROUP: &str = "supervisors";
 const POLL_WAIT: Duration = Duration::from_millis(200);
 const POLL_LIMITS: PollLimits = PollLimits {
@@ -31,10 +32,10 @@ const POLL_LIMITS: PollLimits = PollLimits {
     bytes: 4 * 1024 * 1024,
 };
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long to rest before what could not be asked for is asked for again.
+/// The pause before recoveries that could not be published are published again.
 const REST: Duration = Duration::from_secs(1);
 
-/// The follower of the topic.
+/// The consumer of the topic.
 #[derive(Debug)]
 pub(super) struct Following {
     pub(super) name: Arc<str>,
@@ -45,7 +46,7 @@ pub(super) struct Following {
 }
 
 impl Following {
-    /// Follows on a thread of its own until it is stopped.
+    /// Consumes the topic on a thread of its own until it is stopped.
     pub(super) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let topics = &self.parts.topics;
         let options = GroupOptions {
@@ -82,12 +83,13 @@ impl Following {
         while !stop.is_cancelled() {
             consumer.poll(POLL_LIMITS, POLL_WAIT, &mut intake)?;
             if intake.records.is_empty() {
-                // Those that were waited for may be another supervisor's by now.
+                // Records that waited for a schema may belong to another supervisor by now.
                 hold(&consumer, false)?;
                 continue;
             }
             let decided = self.decide(&intake.records);
-            // While a schema is waited for, it polls all the same: who does not poll leaves the group.
+            // Keeps polling while it waits for a schema: a consumer that does not poll leaves the
+            // group.
             hold(&consumer, decided.is_err())?;
             let Ok(Decided {
                 recoveries,
@@ -130,7 +132,7 @@ impl Following {
         Ok(())
     }
 
-    /// What is asked for because of these records; else the schema that has to be known first.
+    /// The recoveries for these records, or the schema that must be fetched first.
     fn decide(&self, records: &[RawRecord]) -> Result<Decided, SchemaId> {
         let framing = self.parts.topics.framing();
         let supervision = Supervision {
@@ -172,10 +174,10 @@ impl Following {
     }
 }
 
-/// What is to be done because of some records.
+/// What to publish for some records.
 struct Decided {
     recoveries: Vec<Recovery>,
-    /// Those that cannot be read, as they are kept.
+    /// Records that cannot be decoded, as stored in the dead-letter topic.
     dead_letters: Vec<RawRecord>,
 }
 
@@ -185,14 +187,14 @@ fn hold(consumer: &GroupConsumer, held: bool) -> anyhow::Result<()> {
         .context("records that wait cannot be left in their topic")
 }
 
-/// What one poll brought.
+/// The records of one poll.
 #[derive(Debug, Default)]
 struct Intake {
     records: Vec<RawRecord>,
 }
 
 impl Intake {
-    /// Forgets the records; tells where to go on in each partition.
+    /// Clears the records; returns the offset at which each partition continues.
     fn take_next(&mut self) -> Vec<(PartitionId, Offset)> {
         let mut next = std::collections::BTreeMap::new();
         for record in self.records.drain(..) {
@@ -214,7 +216,7 @@ impl GroupHandler for Intake {
         partitions: &[TopicPartition],
         _lost: bool,
     ) -> Vec<(TopicPartition, Offset)> {
-        // Whoever gets them reads them again from what is committed.
+        // The next owner of the partition reads them again from the committed offset.
         let is_gone = |record: &RawRecord| {
             partitions
                 .iter()

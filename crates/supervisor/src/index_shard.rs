@@ -1,4 +1,4 @@
-//! Sweeping one index shard of the deadline index, counting what is parked in it and auditing it, while its lease is held.
+//! Sweeps, counts and audits one index shard of the deadline index while its lease is held.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,11 +20,11 @@ use super::parked::{Parked, Turn, Waits};
 use super::reroute::Rerouter;
 use super::sweep::Sweep;
 
-/// How many entries one read takes, and so how many rows are held at once.
+/// Maximum number of entries in one read, and so of rows held at once.
 const PAGE_ENTRIES: usize = 500;
-/// How often it is looked for what lies in a partition that is left over.
+/// How often a partition that is no longer in use is checked for records.
 const REROUTE_EVERY: Duration = Duration::from_secs(3);
-/// How long to rest after something failed.
+/// The pause after a failure.
 const REST: Duration = Duration::from_secs(1);
 
 /// Why a pass over an index shard ended early.
@@ -54,7 +54,7 @@ pub(super) struct IndexShard {
 }
 
 impl IndexShard {
-    /// Takes the lease, sweeps while it is held, and begins anew when it is lost.
+    /// Takes the lease, sweeps while it is held, and starts over when it is lost.
     pub(super) async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         while !stop.is_cancelled() {
             let acquiring = IndexShardLease::acquire(
@@ -72,7 +72,7 @@ impl IndexShard {
                 Ok(lease) => self.hold(lease, &stop).await,
                 Err(error) => Err(error),
             };
-            // Whoever has the index shard now says how far behind it is, and what is parked.
+            // The new owner of the index shard now reports its lag and its parked operations.
             self.metrics.behind(self.index_shard, Duration::ZERO);
             self.metrics
                 .parked(self.index_shard, wall_clock(), |_| Waits::default());
@@ -94,7 +94,7 @@ impl IndexShard {
         mut lease: IndexShardLease,
         stop: &CancellationToken,
     ) -> Result<(), StoreError> {
-        // Before an index shard has a cursor nobody has written an entry.
+        // Until the index shard has a cursor, no scheduler writes entries to it.
         let cursor = loop {
             if let Some(cursor) = self.store.due_cursor(self.index_shard).await? {
                 break cursor;
@@ -144,7 +144,7 @@ impl IndexShard {
             }
             let skips_to = sweep.may_skip_to(wall_clock());
             behind_since = skips_to.and(behind_since.or_else(|| Some(Instant::now())));
-            // Not at once: a clock that is ahead makes the cursor look old, too.
+            // Wait before skipping: a clock that is ahead also makes the cursor look old.
             let is_confirmed =
                 behind_since.is_some_and(|since| since.elapsed() >= self.settings.audit_interval);
             if let Some(cursor) = skips_to.filter(|_| is_confirmed && lease.is_valid()) {
@@ -181,7 +181,8 @@ impl IndexShard {
         Ok(())
     }
 
-    /// Reroutes the records of the index shard's partition, if it is no longer in use. Returns whether the lease is still held.
+    /// Reroutes the records of the index shard's partition, if it is no longer in use. Returns
+    /// whether the lease is still held.
     async fn reroute(&self, lease: &mut IndexShardLease) -> Result<bool, StoreError> {
         let done = lease.rerouted();
         let (now, sent) = self.rerouter.reroute(self.index_shard, done).await;
@@ -195,8 +196,8 @@ impl IndexShard {
         }
     }
 
-    /// Reads what is to be read, asks for what is due, and moves the cursor. Returns whether the next pass
-    /// should follow at once, because the cursor might have moved further.
+    /// Reads the open buckets, sends recoveries for due entries, and moves the cursor. Returns
+    /// whether the next pass should follow at once, because the cursor could have moved further.
     async fn pass(
         &self,
         sweep: &mut Sweep,
@@ -261,7 +262,8 @@ impl IndexShard {
                     }
                     recoveries.extend(supervision.entry_came_up(&row, entry.due, now));
                 }
-                // Its row may still be on its way, or its retention has passed: the scheduler knows.
+                // The row may not be visible yet, or its retention has passed. The scheduler can
+                // tell.
                 Ok(None) => recoveries.push(self.look_at(*entry, now)),
                 Err(corrupt) => {
                     self.metrics.unreadable.increment(1);

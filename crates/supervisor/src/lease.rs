@@ -1,4 +1,4 @@
-//! The lease of one index shard: taken when it is free or its owner is silent, renewed while it is held.
+//! The lease of one index shard: taken when it is free or has expired, renewed while it is held.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use waybill_clock::BootTime;
 use waybill_engine::{OwnerId, PartitionId, TopicOffsets};
 use waybill_store::{Checkpoint, Lease, LeaseKey, Store, StoreError, takeable};
 
-/// An index shard that this process looks after.
+/// An index shard that this process owns.
 #[derive(Debug)]
 pub(super) struct IndexShardLease {
     store: Arc<dyn Store>,
@@ -17,7 +17,7 @@ pub(super) struct IndexShardLease {
 }
 
 impl IndexShardLease {
-    /// Takes the lease of an index shard, waiting for as long as another owner keeps it.
+    /// Takes the lease of an index shard; waits while another owner holds it.
     pub(super) async fn acquire(
         store: Arc<dyn Store>,
         index_shard: PartitionId,
@@ -48,7 +48,7 @@ impl IndexShardLease {
         }
     }
 
-    /// The offsets up to which the index shard's partition was rerouted.
+    /// The offsets up to which the partition of the index shard was rerouted.
     pub(super) fn rerouted(&self) -> TopicOffsets {
         self.row.checkpoint.at
     }
@@ -73,7 +73,7 @@ impl IndexShardLease {
         self.renew(self.row.owner).await
     }
 
-    /// Gives it back, so that another takes it at once.
+    /// Releases the lease, so that another supervisor can take it at once.
     pub(super) async fn release(mut self) -> Result<(), StoreError> {
         self.renew(None).await.map(drop)
     }

@@ -1,23 +1,24 @@
-//! The supervisor: finds what failed or outlived its complete-by, and asks the scheduler for a
-//! retry, for compensation, or to park it.
+//! The supervisor: finds operations that failed or outlived their complete-by, and asks the
+//! scheduler to retry, compensate or park them.
 //!
-//! Two sources: the deadline index, whose index shards are divided between supervisors by lease
-//! (`index_shard`), and the failed-operations topic, whose partitions are divided by a consumer group
-//! (`failed`). What is asked is decided by the engine's [`Supervision`](waybill_engine::Supervision)
-//! alone, and travels through the recovery topic (`ask`). The supervisor that owns an index shard also
-//! reroutes the records of a partition that is no longer in use (`reroute`), counts the parked operations of the index shard
-//! (`parked`), and finds those that nothing would wake (`audit`).
+//! It has two sources. The index shards of the deadline index are divided between supervisors by
+//! lease (`index_shard`). The partitions of the failed-operations topic are divided by a consumer
+//! group (`failed`). The engine's [`Supervision`](waybill_engine::Supervision) alone makes the
+//! decisions, and they travel through the recovery topic (`ask`). The owner of an index shard also
+//! reroutes the records of a partition that is no longer in use (`reroute`), counts the parked
+//! operations of the index shard (`parked`), and finds operations that nothing would wake
+//! (`audit`).
 //!
 //! What must hold here:
 //!
-//! * **It asks and never acts**: no operation row is written, no service is called.
+//! * **It asks and never acts**: it writes no operation row and calls no service.
 //! * **Nothing is forgotten**: a sweep cursor passes an entry, and a group offset a record, only
-//!   once what was asked because of it is acknowledged by the broker.
+//!   once the broker has acknowledged the resulting recovery.
 //! * **It never gets stuck**: a row that cannot be read is counted, and the scheduler is asked to
 //!   look at it; a sweep that fails is repeated; the age of the last full sweep is a gauge.
 //!
-//! Deliberately absent: a memory of what was asked. A recovery names the attempt that it saw, so
-//! that asking twice changes nothing.
+//! Deliberately absent: a memory of past recoveries. A recovery names the attempt that it refers
+//! to, so asking twice changes nothing.
 
 mod ask;
 mod audit;
@@ -54,32 +55,32 @@ use self::metrics::SupervisorMetrics;
 use self::parked::Turn;
 use self::reroute::Rerouter;
 
-/// What the supervisor needs to know.
+/// The supervisor's settings.
 #[derive(Clone, Debug)]
 pub struct SupervisorSettings {
-    /// How often the index is looked at.
+    /// How often the deadline index is swept.
     pub interval: Duration,
     /// How long after its complete-by an attempt counts as timed out.
     pub timeout_grace: Duration,
-    /// How many recoveries are asked for in a second at most.
+    /// Maximum number of recoveries per second.
     pub recoveries_per_second_max: u32,
-    /// How often live operations are looked for that nothing would wake.
+    /// How often to look for live operations that nothing would wake.
     pub audit_interval: Duration,
     /// How long the lease of an index shard lasts after each renewal.
     pub lease: Duration,
-    /// What both sides of a lease allow for drift and delay.
+    /// The allowance for drift and delay on both sides of a lease.
     pub lease_margin: Duration,
-    /// How long a scheduler's lease lasts: an entry of the index may become visible so much after
-    /// it was decided on.
+    /// The duration of a scheduler's lease: an index entry may become visible this long after the
+    /// scheduler decided to write it.
     pub scheduler_lease: Duration,
-    /// How far the clocks of the processes may lie apart.
+    /// Maximum skew between the clocks of the processes.
     pub clock_skew: Duration,
-    /// A name that stays the same over restarts of this process, so that it gets its share of
-    /// failed-operations back at once after it was killed; `None` to join as somebody new.
+    /// A name that survives restarts, so that a killed process gets its share of failed-operations
+    /// back at once; `None` to join the consumer group as a new member.
     pub instance_id: Option<String>,
 }
 
-/// What the supervisor works with.
+/// The supervisor's dependencies.
 #[derive(Clone, Debug)]
 pub struct SupervisorParts {
     /// The state store.
@@ -90,17 +91,18 @@ pub struct SupervisorParts {
     pub topics: Topics,
     /// The workflows, for their policies.
     pub workflows: Arc<Workflows>,
-    /// How operations are spread over partitions; each is an index shard.
+    /// The partition map; each partition is an index shard.
     pub partition_map: PartitionMap,
 }
 
-/// Supervises until it is stopped.
+/// Runs the supervisor until it is stopped.
 ///
-/// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
+/// The future is boxed, so that this crate compiles it and everything it spawns, rather than the
+/// crate that awaits it.
 ///
 /// # Errors
 ///
-/// If a Kafka client or a thread cannot be made, or a part of it panicked.
+/// If a Kafka client or a thread cannot be created, or one of its tasks panicked.
 pub fn run(
     settings: SupervisorSettings,
     parts: SupervisorParts,

@@ -72,7 +72,7 @@ const AUDIT_WOKEN: Metric<Counter> = Metric::new(
     [],
 );
 
-/// All of them.
+/// All metrics of the supervisor.
 pub const METRICS: &[&dyn Declared] = &[
     &RECOVERIES,
     &UNREADABLE,
@@ -88,16 +88,16 @@ pub const METRICS: &[&dyn Declared] = &[
     &AUDIT_WOKEN,
 ];
 
-/// Handles, made once.
+/// Metric handles, created once.
 #[derive(Debug)]
 pub(super) struct SupervisorMetrics {
     /// Rows that cannot be read.
     pub(super) unreadable: Counter,
     /// Passes over an index shard that ended early.
     pub(super) failed_passes: Counter,
-    /// Failed operations that were decided on.
+    /// Failed operations with a decision.
     pub(super) decided: Counter,
-    /// Records that were written to partitions that are left over.
+    /// Records rerouted from partitions that are no longer in use.
     pub(super) rerouted: Counter,
     audit_woken: Counter,
     overdue: Histogram,
@@ -135,9 +135,9 @@ impl SupervisorMetrics {
         }
     }
 
-    /// These were asked for and acknowledged.
+    /// These recoveries were sent and acknowledged.
     pub(super) fn asked(&self, recoveries: &[Recovery]) {
-        // A counter is looked up by its label: once a verb is enough.
+        // A counter is looked up by its label, so count by verb first.
         let mut counts: BTreeMap<&'static str, u64> = BTreeMap::new();
         for recovery in recoveries {
             *counts.entry(recovery.verb.as_str()).or_default() += 1;
@@ -147,12 +147,12 @@ impl SupervisorMetrics {
         }
     }
 
-    /// Something is asked for so long after it was due.
+    /// A recovery was sent this long after its due time.
     pub(super) fn overdue(&self, overdue: Duration) {
         self.overdue.record(overdue);
     }
 
-    /// An index shard was swept whole.
+    /// An index shard was swept completely.
     pub(super) fn swept(&self, index_shard: PartitionId) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         self.of(index_shard, |gauges| {
@@ -160,20 +160,20 @@ impl SupervisorMetrics {
         });
     }
 
-    /// The sweep of an index shard lies so far behind.
+    /// The sweep of an index shard is this far behind.
     pub(super) fn behind(&self, index_shard: PartitionId, behind: Duration) {
         self.of(index_shard, |gauges| {
             gauges.behind.set(behind.as_secs_f64())
         });
     }
 
-    /// An audit of an index shard woke so many operations.
+    /// An audit of an index shard woke this many operations.
     pub(super) fn unwoken(&self, index_shard: PartitionId, count: usize) {
         self.audit_woken.increment(count as u64);
         self.of(index_shard, |gauges| gauges.unwoken.set(count as f64));
     }
 
-    /// So many operations of an index shard are parked.
+    /// This many operations of an index shard are parked.
     pub(super) fn parked(
         &self,
         index_shard: PartitionId,

@@ -1,20 +1,23 @@
-//! How many operations of an index shard are parked, and for how long, as gauges.
+//! Gauges for the parked operations of an index shard: how many there are, and for how long.
 //!
-//! Counters say what was parked lately; whoever waits for a person waits until a person comes. So whoever
-//! has an index shard knows which operations of it are parked: it reads their rows again and again, and what was
-//! added to the attention table since. Each index shard is counted by whoever has its lease, and by nobody else.
+//! Counters show only recent parking, but a parked operation waits until a person acts. So the
+//! owner of an index shard tracks which of its operations are parked: it rereads their rows, and
+//! reads what was added to the attention table since. Each index shard is counted by the holder of
+//! its lease alone.
 //!
 //! What must hold:
 //!
-//! * **Parking is seen by its entry.** Whoever parks an operation writes an entry, before its row or with it. So
-//!   what was read of the table once is not read again, but for what might have been under way then.
-//! * **Every operation is counted once**: one may have several entries, of several times that it was parked, also in
-//!   the index shard that was its own before the number of partitions changed.
-//! * **The work is bounded**: one page at a time in a process, with a pause behind each, and no more than
-//!   [`COUNTED_MAX`] operations of a state in an index shard. Many of one state hide none of another.
+//! * **Parking is seen by its entry.** A scheduler that parks an operation writes an entry, before
+//!   its row or with it. So the table is read only once, except for entries that might have been in
+//!   flight then.
+//! * **Every operation is counted once.** It may have several entries, one for each time that it
+//!   was parked, also in the index shard that owned it before the number of partitions changed.
+//! * **The work is bounded**: one page at a time in a process, with a pause after each, and at most
+//!   [`COUNTED_MAX`] operations of a state in an index shard. The limit of one state does not
+//!   affect the other.
 //!
-//! Once an hour the table is looked at as a whole, for entries that stand under instants long past: those that were
-//! imported, and those of a scheduler whose clock was wrong.
+//! Once an hour the whole table is read, for entries with instants long past: imported entries, and
+//! those of a scheduler whose clock was wrong.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -30,21 +33,21 @@ use waybill_topology::partition_map::PartitionMap;
 
 use super::metrics::SupervisorMetrics;
 
-/// How many parked operations of one state are counted in an index shard.
+/// Maximum number of parked operations of one state that are counted in an index shard.
 const COUNTED_MAX: usize = 10_000;
-/// How often it is looked at what is parked.
+/// How often parked operations are checked.
 const EVERY: Duration = Duration::from_secs(30);
-/// How often the whole table is looked at.
+/// How often the whole table is read.
 const WHOLE_EVERY: Duration = Duration::from_secs(60 * 60);
-/// How many entries or rows are read at once.
+/// Maximum number of entries or rows in one read.
 const PAGE: usize = 250;
-/// The rest after each page, in which no other index shard of the process reads either.
+/// The pause after each page, in which no other index shard of the process reads either.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The turn of one index shard of a process to read a page.
+/// Lets one index shard of a process at a time read a page.
 pub(super) type Turn = Arc<Mutex<()>>;
 
-/// What is parked in one index shard.
+/// The parked operations of one index shard.
 #[derive(Debug)]
 pub(super) struct Parked {
     index_shard: PartitionId,
@@ -52,26 +55,26 @@ pub(super) struct Parked {
     partition_map: PartitionMap,
     metrics: Arc<SupervisorMetrics>,
     turn: Turn,
-    /// How long after its instant an entry and its row may become visible.
+    /// How long after its instant an entry or its row may become visible.
     grace: Duration,
     known: HashMap<OperationId, Waiting>,
-    /// From where on entries are to be looked at; `None` before all of them were.
+    /// The instant of the first entry to read next; `None` until the whole table was read.
     from: Option<Timestamp>,
-    /// When all were last looked at.
+    /// When the whole table was last read.
     whole_at: Option<Timestamp>,
-    /// Whether there was no room for some of them.
+    /// Whether some parked operations exceeded [`COUNTED_MAX`].
     left_out: bool,
     counted_max: usize,
 }
 
-/// An operation that waits for a person.
+/// A parked operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Waiting {
     state: ProcessState,
     since: Timestamp,
 }
 
-/// How many operations of one state wait, and since when the first does.
+/// How many operations of one state are parked, and since when the oldest is.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub(super) struct Waits {
     pub(super) count: usize,
@@ -102,7 +105,7 @@ impl Parked {
         }
     }
 
-    /// Keeps the index shard's gauges for as long as it is polled.
+    /// Keeps the gauges of the index shard current until the future is dropped.
     pub(super) async fn keep(mut self) -> Infallible {
         loop {
             if let Err(error) = self.look(wall_clock()).await {
@@ -114,7 +117,7 @@ impl Parked {
         }
     }
 
-    /// Says what is known to be parked.
+    /// Updates the gauges.
     fn tell(&self) {
         self.metrics
             .parked(self.index_shard, wall_clock(), |state| self.waits(state));
@@ -128,10 +131,10 @@ impl Parked {
         })
     }
 
-    /// Looks at what was parked, and at what came since.
+    /// Rereads the known parked operations, and reads entries added since.
     async fn look(&mut self, now: Timestamp) -> Result<(), StoreError> {
         self.look_again().await?;
-        // What had no room is looked for again, in place of what is parked no more.
+        // There is room again: read the whole table for the operations that were left out.
         if self.left_out && self.room().values().all(|room| *room > 0) {
             self.whole_at = None;
             self.left_out = false;
@@ -140,7 +143,7 @@ impl Parked {
         let whole_lately = self.whole_at.filter(|at| now.since(*at) < WHOLE_EVERY);
         let from = self.from.filter(|_| whole_lately.is_some());
         let from = from.unwrap_or(Timestamp(i64::MIN));
-        // Nothing is too young, not even what another's clock says is yet to come.
+        // No upper bound: another process's clock may be ahead.
         let mut cursor =
             AttentionCursor::new(AttentionOrder::OldestFirst, from, Timestamp(i64::MAX));
         loop {
@@ -170,14 +173,14 @@ impl Parked {
         Ok(())
     }
 
-    /// Forgets what is parked no more.
+    /// Removes operations that are no longer parked.
     async fn look_again(&mut self) -> Result<(), StoreError> {
         let ids: Vec<OperationId> = self.known.keys().copied().collect();
         for ids in ids.chunks(PAGE) {
             let turn = self.turn.clone().lock_owned().await;
             let rows = self.store.get_many(ids.to_vec()).await?;
             for (id, row) in ids.iter().zip(rows) {
-                // The audit reports what cannot be read. It was parked when it was read last.
+                // The audit reports unreadable rows. This operation was parked when last read.
                 let (Ok(row), Some(known)) = (row, self.known.get(id)) else {
                     continue;
                 };
@@ -196,7 +199,7 @@ impl Parked {
         Ok(())
     }
 
-    /// How many more there is room for, by state.
+    /// How many more operations can be counted, by state.
     fn room(&self) -> HashMap<ProcessState, usize> {
         let parked = ProcessState::ALL
             .into_iter()
@@ -210,12 +213,12 @@ impl Parked {
         room
     }
 
-    /// Looks at entries, oldest first.
+    /// Reads the operations of entries, oldest first.
     async fn look_at(&mut self, entries: &[AttentionEntry]) -> Result<(), StoreError> {
         let mut unknown = Vec::new();
         for entry in entries {
             match self.known.get_mut(&entry.operation) {
-                // It went on, and was parked again.
+                // It was resumed, and parked again.
                 Some(known) => known.since = known.since.max(entry.at),
                 None => unknown.push(*entry),
             }
@@ -227,7 +230,7 @@ impl Parked {
         };
         let mut room = self.room();
         for (entry, row) in unknown.into_iter().zip(rows) {
-            // The audit reports what cannot be read.
+            // The audit reports unreadable rows.
             let Ok(Some(row)) = row else { continue };
             let Some(state) = waits_for_a_person(Some(&row)) else {
                 continue;
@@ -251,8 +254,8 @@ impl Parked {
         Ok(())
     }
 
-    /// Whether the operation went on since it was parked at `at`, and so, if it was parked again, has an entry in the
-    /// index shard that is its own now, and not this one.
+    /// Whether the operation was resumed after it was parked at `at`. If it was parked again, its
+    /// entry is in the index shard that owns it now, and not in this one.
     fn is_of_another_index_shard(&self, row: &OperationRow, at: Timestamp) -> bool {
         let mut applied = row.state.history.iter().rev();
         let went_on = applied.find(|entry| entry.refused.is_none());
@@ -261,7 +264,7 @@ impl Parked {
     }
 }
 
-/// In which state an operation waits for a person, if it does.
+/// The state in which an operation is parked, if it is.
 fn waits_for_a_person(row: Option<&OperationRow>) -> Option<ProcessState> {
     let state = &row?.state;
     (state.state.is_parked() && !state.abandoned).then_some(state.state)

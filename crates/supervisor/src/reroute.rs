@@ -1,11 +1,12 @@
 //! Reroutes records of partitions that are no longer in use.
 //!
-//! A topic keeps its partitions: a client that takes their number from Kafka, with the usual partitioner, still writes to
-//! those that the partition map has dropped. The supervisor that owns an index shard reroutes the records of the
-//! partition with that number.
+//! Topics keep their partitions: a client that takes the number from Kafka, with the usual
+//! partitioner, still writes to partitions that the partition map has dropped. The supervisor that
+//! owns an index shard reroutes the records of the partition with that number.
 //!
-//! What must hold: how far that is done is kept in the index shard's lease, behind what was acknowledged. A record that
-//! is rerouted twice still counts as one request, reply or recovery.
+//! What must hold: the lease of the index shard stores the progress, which never passes an
+//! unacknowledged record. A record that is rerouted twice still counts as one request, reply or
+//! recovery.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,16 +24,16 @@ use waybill_topology::partition_map::PartitionMap;
 use super::ask::{AskError, Asker};
 use super::metrics::SupervisorMetrics;
 
-/// How much is rerouted at once.
+/// Maximum amount of one poll.
 const LIMITS: PollLimits = PollLimits {
     records: 500,
     bytes: 4 * 1024 * 1024,
 };
-/// How long one look for records may take.
+/// Maximum duration of one poll.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// After how long it is another topic's turn: the lease has to be renewed, and its index shard to be swept.
+/// After this long the next topic follows: the lease must be renewed, and the index shard swept.
 const TURN: Duration = Duration::from_millis(500);
-/// Of how many partitions at once: each is read by a client of its own.
+/// How many partitions are rerouted concurrently, each by a client of its own.
 const TURNS: usize = 8;
 
 /// Why records were not rerouted.
@@ -83,8 +84,8 @@ impl Rerouter {
         })
     }
 
-    /// Reroutes the records of a partition from `done` on that were written while it was not in use, and stops after a
-    /// while. Returns the offsets that this has reached, and the error that stopped it.
+    /// Reroutes records that were written to a partition while it was not in use, from `done` on,
+    /// for a limited time. Returns the offsets reached, and the error that stopped it.
     pub(super) async fn reroute(
         &self,
         partition: PartitionId,
@@ -93,7 +94,7 @@ impl Rerouter {
         let layout = self.partition_map.layout();
         let retired = layout.retired().iter();
         let times: Vec<&Retired> = retired.filter(|of| of.partition == partition).collect();
-        // Of so many partitions at once.
+        // Limits how many partitions are rerouted concurrently.
         let turn = self.turns.try_acquire();
         let (mut now, mut first) = (done, Ok(()));
         if times.is_empty() || turn.is_err() {
@@ -105,7 +106,7 @@ impl Rerouter {
             for retired in &times {
                 let sent = self.one_time(retired, source, at, by).await;
                 first = first.and(sent);
-                // What follows is later.
+                // This period is not finished; the next one is later.
                 if !retired.is_over(source, *at) {
                     break;
                 }
@@ -114,7 +115,7 @@ impl Rerouter {
         (now, first)
     }
 
-    /// Reroutes what lies on one of the topics from `at` on, and moves that.
+    /// Reroutes the records of one topic from `at` on, and advances `at`.
     async fn one_time(
         &self,
         retired: &Retired,
@@ -128,7 +129,7 @@ impl Rerouter {
         }
         let topic = self.topics.of(source);
         let partition = retired.partition;
-        // One that was made when the partition was left over need not have it.
+        // A topic created after the partition was dropped need not have the partition.
         let has = self.admin.topic_partitions(topic).await?;
         if has.is_none_or(|has| partition.0 >= has) {
             return Ok(());
@@ -167,13 +168,13 @@ impl Rerouter {
             }
             *at = read_to.max(*at);
         }
-        // Its end may wait for the brokers.
+        // Dropping the consumer may block on the brokers.
         tokio::task::spawn_blocking(move || drop(consumer));
         Ok(())
     }
 }
 
-/// Reads records below `end`, and tells how far it has read, which is no further than there.
+/// Reads records below `end`. Returns the offset reached, at most `end`.
 fn read(consumer: &PartitionConsumer, end: Offset) -> Result<(Vec<RawRecord>, Offset), PollError> {
     let mut records = Vec::new();
     let (mut position, mut at_end) = (Offset(0), Offset(0));
@@ -191,8 +192,9 @@ fn read(consumer: &PartitionConsumer, end: Offset) -> Result<(Vec<RawRecord>, Of
     Ok((records, position.max(at_end).min(end)))
 }
 
-/// The record on its way to the partition of its key. It has no mark: its scheduler may have to send it on once
-/// more, because its key is not that of its operation or there is another number of partitions by then.
+/// The record, addressed to the partition of its key. It carries no reroute mark: its scheduler may
+/// have to reroute it once more, if the key is not that of its operation or the number of
+/// partitions has changed by then.
 fn to_own_partition(record: RawRecord, partitions: u32) -> RawRecord {
     let hash = KeyHash::of(record.key.as_deref().unwrap_or_default());
     RawRecord {

@@ -1,15 +1,17 @@
-//! Which buckets of an index shard are read when, and how far the durable cursor may move.
+//! Decides which buckets of an index shard to read, and how far the durable cursor may move.
 //!
-//! An entry is a hint. A bucket is read as soon as it begins and while it lasts, for speed, and once
-//! more after its end and a grace, when whatever was under way is there; then the cursor may pass it.
+//! An entry is a hint. A bucket is read from its beginning on while it lasts, for low latency. It
+//! is read once more after its end and a grace period, when entries that were in flight are
+//! visible. Then the cursor may pass it.
 //!
-//! Which entries are found does not hang on clocks, though. Once the cursor is durable, what it passed is
-//! looked at a last time; and whoever writes an entry reads the cursor afterwards, and writes it again
-//! further on where it lies behind (`scheduler/index.rs`). An entry that is there before the cursor is durable
-//! is met by the last look, and of one that comes later its writer sees the cursor. A sweep that begins
-//! looks at what the one before it may not have looked at again.
+//! Finding every entry does not depend on clocks, though. Once the cursor is durable, the buckets
+//! that it passed are read a last time. The writer of an entry reads the cursor afterwards, and
+//! writes the entry again further on if it is behind the cursor (`scheduler/index.rs`). The last
+//! read finds every entry that was visible before the cursor was durable, and the writer of a later
+//! one sees the cursor. A new sweep also reads the buckets that its predecessor may not have read a
+//! last time.
 //!
-//! Entries that were dealt with are remembered until the last look.
+//! Handled entries are remembered until the last read.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -17,44 +19,46 @@ use std::time::Duration;
 use waybill_engine::Timestamp;
 use waybill_store::{DUE_BUCKETS_AGAIN, DueBucket, DueEntry};
 
-/// How many buckets one pass reads at most; the next goes on from there.
+/// Maximum number of buckets in one pass; the next pass continues from there.
 const BUCKETS_MAX: i64 = 120;
 
-/// A sweep skips only if it lies further behind than this: a stop of a week is swept bucket by bucket.
+/// A sweep skips only if it is further behind than this: a stop of a week is swept bucket by
+/// bucket.
 const BEHIND_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// How many buckets in a row must have been empty before it skips: what a wrong clock left lies together.
+/// How many consecutive buckets must be empty before a skip: the entries of a wrong clock are close
+/// together.
 const EMPTY_MIN: u32 = 600;
-/// How far behind it goes on then. The audit finds what has been due for longer.
+/// How far behind now the sweep continues after a skip. The audit finds operations due for longer.
 const SKIP_TO: Duration = Duration::from_secs(60 * 60);
 
-/// How many dealt-with entries of one bucket are remembered. Of more, some are asked about twice,
-/// which changes nothing.
+/// How many handled entries of one bucket are remembered. Beyond that, some cause a second
+/// recovery, which changes nothing.
 const REMEMBERED_MAX: usize = 100_000;
 
-/// How far an index shard is swept.
+/// The progress of a sweep over an index shard.
 #[derive(Debug)]
 pub(super) struct Sweep {
-    /// The first bucket that was not looked at again since the cursor passed it.
+    /// The first bucket not yet read again since the cursor passed it.
     passed: DueBucket,
     cursor: DueBucket,
     grace: Duration,
     open: BTreeMap<DueBucket, OpenBucket>,
-    /// How many buckets in a row had no entry when they were first read after their end.
+    /// How many consecutive buckets were empty when first read after their end.
     empty: u32,
 }
 
-/// A bucket that was read, and is to be read again.
+/// A bucket that was read, and will be read again.
 #[derive(Debug, Default)]
 struct OpenBucket {
     dealt_with: HashSet<DueEntry>,
-    /// It was read whole after its end.
+    /// It was read completely after its end.
     ended: bool,
-    /// It was read whole after its end and the grace.
+    /// It was read completely after its end and the grace period.
     complete: bool,
 }
 
 impl Sweep {
-    /// Goes on at a durable cursor.
+    /// Continues from a durable cursor.
     pub(super) fn new(cursor: DueBucket, grace: Duration) -> Self {
         Self {
             passed: DueBucket(cursor.0.saturating_sub(DUE_BUCKETS_AGAIN)),
@@ -78,21 +82,22 @@ impl Sweep {
         again.chain(ahead).map(DueBucket).collect()
     }
 
-    /// Whether an entry was not dealt with, and is due or will not be met again.
+    /// Whether an entry was not handled, and is due or will not be read again.
     pub(super) fn is_new(&self, bucket: DueBucket, entry: &DueEntry, now: Timestamp) -> bool {
         let open = self.open.get(&bucket);
         let is_up = entry.due <= now || bucket < self.cursor;
         is_up && !open.is_some_and(|open| open.dealt_with.contains(entry))
     }
 
-    /// Entries of a bucket were dealt with: what was asked because of them is acknowledged.
+    /// Entries of a bucket were handled: their recoveries are acknowledged.
     pub(super) fn dealt_with(&mut self, bucket: DueBucket, entries: &[DueEntry]) {
         let open = self.open.entry(bucket).or_default();
         let room = REMEMBERED_MAX.saturating_sub(open.dealt_with.len());
         open.dealt_with.extend(entries.iter().take(room));
     }
 
-    /// A bucket was read whole, beginning at `began`, and all its due entries were dealt with, if there were any.
+    /// A bucket was read completely, starting at `began`, and all its due entries, if any, were
+    /// handled.
     pub(super) fn was_read(&mut self, bucket: DueBucket, began: Timestamp, is_empty: bool) {
         if bucket < self.cursor {
             if bucket == self.passed {
@@ -112,8 +117,8 @@ impl Sweep {
         open.complete = began >= bucket.end() + self.grace;
     }
 
-    /// Where the durable cursor may be moved to: over complete buckets, and not before what it passed was
-    /// looked at again.
+    /// The next position of the durable cursor: it passes complete buckets, and only once the
+    /// buckets that it passed before were read again.
     pub(super) fn next_cursor(&self) -> Option<DueBucket> {
         let is_complete = |bucket| {
             self.open
@@ -126,25 +131,25 @@ impl Sweep {
         (self.passed == self.cursor && next > self.cursor).then_some(next)
     }
 
-    /// The cursor is durable there. Returns whether it has moved as far as it may at once.
+    /// The cursor is durable there. Returns whether it has moved as far as it could.
     pub(super) fn cursor_moved(&mut self, cursor: DueBucket) -> bool {
         self.cursor = cursor;
         cursor.0 - self.passed.0 >= DUE_BUCKETS_AGAIN
     }
 
-    /// Where it may skip to, if the cursor lies far behind and nothing is found there. To read each bucket of the years that
-    /// a wrong clock was behind would take hours.
+    /// Where the cursor may skip to if it is far behind and finds no entries. Reading every bucket
+    /// of the years by which a wrong clock was behind would take hours.
     pub(super) fn may_skip_to(&self, now: Timestamp) -> Option<DueBucket> {
         let is_far_behind = self.cursor < DueBucket::of(now - BEHIND_MAX);
         (is_far_behind && self.empty >= EMPTY_MIN).then(|| DueBucket::of(now - SKIP_TO))
     }
 
-    /// The cursor is durable there, though nobody read the buckets before it.
+    /// The cursor is durable there, although the buckets before it were not read.
     pub(super) fn skip_to(&mut self, cursor: DueBucket) {
         *self = Self::new(cursor, self.grace);
     }
 
-    /// How far the sweep lies behind.
+    /// How far the sweep is behind.
     pub(super) fn behind(&self, now: Timestamp) -> Duration {
         let unread = (self.cursor.0..=DueBucket::of(now).0).map(DueBucket);
         let mut unread =
@@ -176,7 +181,7 @@ mod tests {
         range.map(DueBucket).collect()
     }
 
-    /// A sweep whose predecessor's last buckets were looked at again.
+    /// A sweep whose predecessor's last buckets were read again.
     fn sweep(cursor: i64) -> Sweep {
         let mut sweep = Sweep::new(DueBucket(cursor), GRACE);
         let again = buckets(cursor - DUE_BUCKETS_AGAIN..=cursor - 1);
@@ -228,7 +233,7 @@ mod tests {
         assert!(!sweep.cursor_moved(next), "it is not behind");
         sweep.was_read(DueBucket(13), at(20, 0), false);
         assert_eq!(sweep.next_cursor(), None, "it looks again first");
-        // Its clock was set back since.
+        // The writer's clock was set back since.
         assert_eq!(sweep.to_read(at(9, 0)), buckets(10..=12));
         assert!(!sweep.is_new(DueBucket(10), &met, at(9, 0)));
         assert!(sweep.is_new(DueBucket(10), &late, at(9, 0)));
@@ -269,7 +274,7 @@ mod tests {
         let now = 11 + WEEK;
         for bucket in 10..10 + i64::from(EMPTY_MIN) {
             assert_eq!(sweep.may_skip_to(at(now, 0)), None, "entries may lie there");
-            // Again after its grace, which says nothing new.
+            // The second read, after the grace period, changes nothing.
             for _ in 0..2 {
                 sweep.dealt_with(DueBucket(bucket), &[]);
                 sweep.was_read(DueBucket(bucket), at(now, 0), true);

@@ -8,7 +8,7 @@ use super::*;
 const INDEX_SHARD: PartitionId = PartitionId(0);
 const GRACE: Duration = Duration::from_secs(20);
 
-/// A store, and who counts what is parked in its only index shard.
+/// A store, and the gauges of its only index shard.
 struct World {
     store: Arc<EmbeddedStore>,
     parked: Parked,
@@ -43,7 +43,7 @@ impl World {
         }
     }
 
-    /// An operation is in this state from the second `stamp` on.
+    /// Writes a row in this state at second `stamp`.
     async fn row(&self, id: OperationId, stamp: i64, state: ProcessState) {
         self.row_with(id, stamp, state, |_| {}).await;
     }
@@ -83,7 +83,8 @@ impl World {
         self.store.write(batch).await.unwrap();
     }
 
-    /// How many are parked in `Error` and in `CompensationFailed` as it is known at this second, and since when.
+    /// The counts of `Error` and `CompensationFailed` at this second, and since when each is
+    /// parked.
     async fn counted(&mut self, second: i64) -> [(usize, Option<Timestamp>); 2] {
         self.parked.look(at(second)).await.unwrap();
         [ProcessState::Error, ProcessState::CompensationFailed].map(|state| {
@@ -130,7 +131,7 @@ async fn one_that_was_repaired_is_counted_no_more_and_one_that_is_parked_again_w
     let mut world = World::new(1);
     for number in [1, 2] {
         world.row(id(number), 100, ProcessState::Error).await;
-        // It lingered first, and then was parked.
+        // It lingered first, and was parked later.
         world.entry(id(number), 90).await;
         world.entry(id(number), 100).await;
     }
@@ -153,7 +154,7 @@ async fn one_that_was_repaired_is_counted_no_more_and_one_that_is_parked_again_w
 async fn what_was_under_way_is_met_again_what_is_older_is_not_read_again_but_once_an_hour() {
     let mut world = World::new(1);
     assert_eq!(world.counted(100).await, [NONE, NONE]);
-    // Its entry is there before its row, and is older than the last look.
+    // The entry is visible before its row, and is older than the last check.
     world.entry(id(1), 90).await;
     assert_eq!(world.counted(105).await, [NONE, NONE]);
     world.row(id(1), 90, ProcessState::Error).await;
@@ -247,7 +248,8 @@ async fn one_that_was_parked_again_after_the_number_of_partitions_changed_is_cou
     }
     assert_eq!(world.counted(400).await, [(1, Some(at(100))), NONE]);
     assert!(world.parked.known.contains_key(&stayed));
-    // Also where it was known before, and was resubmitted and parked again between two looks.
+    // This also covers an operation that was known, resubmitted, and parked again between two
+    // checks.
     let again = HistoryEntry {
         at: at(450),
         ..resubmitted(None)

@@ -37,7 +37,7 @@ struct World {
     cluster: MockCluster<'static, DefaultProducerContext>,
     topics: Topics,
     rerouter: Rerouter,
-    /// What was put into the partition that is left over.
+    /// How many records were written to the dropped partition.
     put: usize,
 }
 
@@ -74,7 +74,7 @@ impl World {
         KafkaSettings::new(self.cluster.bootstrap_servers())
     }
 
-    /// Puts requests into the partition that is left over, each with its offset as its value.
+    /// Writes requests to the dropped partition, each with its offset as its value.
     async fn put(&mut self, count: usize) {
         self.put_on(Source::Requests, count).await;
     }
@@ -93,7 +93,7 @@ impl World {
         }
     }
 
-    /// Reroutes, turn after turn, until requests are done to there.
+    /// Reroutes repeatedly until requests are done up to `until`.
     async fn reroute(&self, done: TopicOffsets, until: i64) -> TopicOffsets {
         self.reroute_on(Source::Requests, done, until).await
     }
@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    /// The requests that were rerouted, in order, by where they had lain.
+    /// The rerouted requests, in order, by their original offset.
     fn rerouted(&self) -> Vec<usize> {
         self.rerouted_on(Source::Requests)
     }
@@ -140,7 +140,7 @@ fn at(requests: i64) -> TopicOffsets {
     }
 }
 
-/// From two partitions to one; the other one ended there.
+/// Two partitions become one; the other one ended at `end`.
 fn shrunk(layout: &Layout, end: i64) -> Layout {
     let layout = layout.intended(1).unwrap().cut(vec![at(0)]).unwrap();
     let layout = layout.announced(Vec::new()).unwrap();
