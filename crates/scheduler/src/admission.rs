@@ -1,13 +1,14 @@
-//! Whether a request may be carried out: the checks of ingestion, once more.
+//! Checks requests again with the rules of ingestion.
 //!
-//! Any Kafka client may write a request straight to its topic. It has passed no ingestion, and is as
-//! good as one that did: held to the same rules, by the same code, and completed in the same way.
+//! Any Kafka client may write a request straight to its topic, bypassing ingestion. Such a request
+//! is equally valid: the same code checks it against the same rules and completes it in the same
+//! way.
 //!
-//! What must hold: whatever ingestion accepted passes here, also after a change of the configuration
-//! or long after it was accepted. So what is judged here follows from the record alone. Deliberately
-//! absent is all that depends on settings or on the hour, which has its judge further on: whether the
-//! workflow is known and the deadline still ahead (the engine), where copies may go (`dispatcher`), and
-//! whom a contact reaches (the alerts' role).
+//! What must hold: every request that ingestion accepted passes here, even after a change of the
+//! configuration or long after it was accepted. So these checks depend on the record alone.
+//! Deliberately absent are the checks that depend on settings or on the time, which other parts
+//! make: whether the workflow is known and the deadline still ahead (the engine), where copies may
+//! go (`dispatcher`), and whom a contact reaches (the alerts' role).
 
 use serde_json::Value;
 use waybill_api::id::{CallerId, is_ours};
@@ -21,25 +22,25 @@ use waybill_http::auth::check_tenant;
 use waybill_http::json;
 use waybill_messages::is_topic_name;
 
-/// The hash of who leaves it to the scheduler to hash the request.
+/// The hash in a request whose writer leaves hashing to the scheduler.
 const NO_HASH: RequestHash = RequestHash([0; 16]);
 
-/// How many faults of one request are named.
+/// Maximum number of faults that are listed for one request.
 const FAULTS_MAX: usize = 8;
-/// How much is said of one fault.
+/// Maximum length of the description of one fault, in bytes.
 const FAULT_BYTES_MAX: usize = 512;
 
-/// Why a request is not carried out: its wrong fields, each with what was expected of it. No contact
-/// is among them.
+/// Why a request is refused: each invalid field, with the expected value. It never contains a
+/// contact.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("the request is refused: {}", .0.join("; "))]
 pub(super) struct Refused(Vec<String>);
 
-/// Checks a request that was decoded. What its writer may leave out, such as the hash, is filled in.
+/// Checks a decoded request. Fields that its writer may leave out, such as the hash, are filled in.
 ///
 /// # Errors
 ///
-/// If ingestion would have refused it, whenever and wherever it was asked.
+/// If ingestion would have refused it, at any time and with any settings.
 pub(super) fn admit(request: OperationRequest) -> Result<OperationRequest, Refused> {
     let mut faults = Faults(Vec::new());
     let admitted = match request {
@@ -55,7 +56,7 @@ pub(super) fn admit(request: OperationRequest) -> Result<OperationRequest, Refus
     }
 }
 
-/// What is wrong with a request.
+/// The faults of a request.
 struct Faults(Vec<String>);
 
 impl Faults {
@@ -79,8 +80,8 @@ impl Faults {
         {
             self.add("reply_to", "must be the name of a topic");
         }
-        // An id of ingestion's own is taken to be new without a look at the store. Nobody else can
-        // promise that: a relay that died sends its record again.
+        // An id that ingestion generated counts as new without a look-up in the store. No other
+        // writer can guarantee that: a relay that restarts sends its record again.
         if !is_ours(create.operation, &create.tenant) {
             create.id_origin = IdOrigin::Caller;
         }
@@ -110,7 +111,7 @@ impl Faults {
         create
     }
 
-    /// A delivery is carried out in its canonical form, with its id, as it comes from ingestion.
+    /// Replaces a delivery by its canonical form, with its id, as ingestion writes it.
     fn delivery(&mut self, create: &mut CreateRequest, input: &Value) {
         let delivery = match drone_delivery::validate(input) {
             Ok(delivery) => delivery,
@@ -126,7 +127,7 @@ impl Faults {
         {
             self.add("input/deliveryId", "differs from the id of the request");
         }
-        // Who resubmits a delivery has decided that its deadline is no reason not to.
+        // A person who resubmits a delivery has accepted that its deadline has passed.
         if create.deadline.is_none() && create.resubmission_of.is_none() {
             let deadline = delivery.deadline;
             create.deadline = deadline.map(|at| Timestamp(at.as_microsecond()));
@@ -146,7 +147,8 @@ impl Faults {
         create.input = input;
     }
 
-    /// Ingestion hashes a request before it writes it. Another hash now means that a byte changed since.
+    /// Ingestion hashes a request before it writes it. A different hash means that a byte has
+    /// changed since.
     fn hashed(&mut self, given: RequestHash, found: RequestHash) {
         if given != found {
             let detail = format!(
@@ -173,7 +175,8 @@ impl Faults {
         }
     }
 
-    /// Whose operation it is: two tenants that choose the same id must not meet.
+    /// Checks that the id belongs to the tenant: two tenants that choose the same id must not
+    /// collide.
     fn whose(&mut self, operation: OperationId, tenant: &str, caller_id: Option<&str>) {
         if let Err(detail) = check_tenant(tenant) {
             self.add("tenant", detail);
@@ -199,13 +202,13 @@ impl Faults {
     }
 }
 
-/// Whether ingestion wrote a request, so that its hash is known to be ingestion's. Others may put a hash of their
-/// own into what they write, and say that they chose the id.
+/// Whether ingestion wrote a request, so that its hash must be ingestion's. Other writers may use a
+/// hash of their own, and declare the id as chosen by the caller.
 fn is_of_ingestion(create: &CreateRequest) -> bool {
     create.id_origin == IdOrigin::Server && create.resubmission_of.is_none()
 }
 
-/// Whether a text is the id by which the caller knows the operation.
+/// Whether a text is the caller's own id of the operation.
 fn is_id_of(create: &CreateRequest, text: &str) -> bool {
     match &create.caller_id {
         Some(caller_id) => caller_id == text,
@@ -213,7 +216,7 @@ fn is_id_of(create: &CreateRequest, text: &str) -> bool {
     }
 }
 
-/// The hash that ingestion would give a request with this input.
+/// The hash that ingestion would compute for a request with this input.
 fn hash(create: &CreateRequest, input: &[u8]) -> RequestHash {
     request_hash(
         &create.workflow,

@@ -1,16 +1,18 @@
-//! Compares a checkpoint with its logs, and decides where a shard begins or why it is refused.
+//! Compares a checkpoint with its logs, and decides where a shard begins or why it must not run.
 //!
-//! What must hold: **nothing is skipped silently**. Requests and recoveries must be read to the end. A log of these that
-//! begins behind the checkpoint, ends before it, or has another record below it is refused. A person may set
-//! `scheduler.skipDeletedRequests`; the shard then begins where the log does.
+//! What must hold: **nothing is skipped silently**. Requests and recoveries must be read to the
+//! end. A shard is refused if one of these logs begins behind the checkpoint, ends before it, or
+//! has another record below it. A person may set `scheduler.skipDeletedRequests`; the shard then
+//! begins where the log does.
 //!
-//! A checkpoint where the log begins has no record below it. Its fingerprint is then that of the topic: the first half of
-//! the ID that the brokers gave it when it was made. So a topic that is made anew before any of its requests was done is
-//! refused as well. A version that does not know this reads such a lease as any other. There is no fingerprint where the
-//! brokers tell no ID, nor in a lease of such a version, before its next owner has written it.
+//! At the beginning of a log there is no record below the checkpoint. The fingerprint is then that
+//! of the topic: the first half of the ID that the brokers assigned when the topic was created. So
+//! a topic that is recreated before any of its requests was done is refused as well. A version
+//! without this check reads such a lease like any other. The fingerprint is missing where the
+//! brokers report no ID, and in a lease that such a version wrote, until its next owner writes it.
 //!
-//! The lease of the first owner stores where each log began when it was taken, so that every checkpoint is one that an
-//! owner has stored: a checkpoint of 0 means that offset 0 was not done.
+//! The lease of the first owner stores where each log began when the lease was taken. So an owner
+//! has stored every checkpoint, and a checkpoint of 0 means that offset 0 was not done.
 
 use std::fmt;
 
@@ -21,22 +23,22 @@ use waybill_store::Lease;
 
 use super::input::LogEnds;
 
-/// The topics whose records must all be read. Replies need not: every running step of a live operation is asked for
-/// again.
+/// The topics whose records must all be read. Replies are exempt: the running steps of live
+/// operations are requested again.
 const READ_WHOLE: [Source; 3] = [Source::Requests, Source::HighPriority, Source::Recoveries];
 
-/// Where the consumers begin.
+/// Where the consumers start.
 #[derive(Clone, Debug)]
 pub(super) struct StartOffsets {
     /// The first record of each topic to apply.
     pub at: TopicOffsets,
-    /// The record below the first request of each priority, which must have this fingerprint.
+    /// The record below the first request of each priority, with its expected fingerprint.
     pub verify: ByPriority<Option<(Offset, u64)>>,
-    /// What of all that was done by those that the shard follows.
+    /// The records beyond these offsets that the shard's predecessors have done.
     pub handover: ShardHandover,
 }
 
-/// A log that does not fit its checkpoint.
+/// A log that does not match its checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct CheckpointMismatch {
     /// Its topic.
@@ -45,7 +47,7 @@ pub(super) struct CheckpointMismatch {
     pub why: MismatchCause,
 }
 
-/// Why a log does not fit its checkpoint.
+/// Why a log does not match its checkpoint.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum MismatchCause {
     /// It begins behind the checkpoint.
@@ -57,7 +59,7 @@ pub(super) enum MismatchCause {
     Overtaken {
         /// The first record that is not done.
         done: Offset,
-        /// The first one that is there.
+        /// The first record in the log.
         begins: Offset,
     },
     /// It ends before the checkpoint.
@@ -67,24 +69,24 @@ pub(super) enum MismatchCause {
          scheduler.skipDeletedRequests: true"
     )]
     Shorter {
-        /// Below it everything was done.
+        /// The checkpoint: every record below it was done.
         done: Offset,
-        /// Where the log ends.
+        /// The end of the log.
         end: Offset,
     },
-    /// Nothing of it was done, and it is of another topic.
+    /// No record was done, and the topic was recreated.
     #[error(
         "nothing of it was done, but its topic was deleted and created again: the ID was {}... and is {found} now, and \
          requests that the old one held are gone; to go on without them, set scheduler.skipDeletedRequests: true",
         TopicId::shown_by_head(*.expected)
     )]
     Recreated {
-        /// The fingerprint of the topic that the checkpoint was taken on.
+        /// The fingerprint of the topic for which the checkpoint was stored.
         expected: u64,
-        /// The topic that there is.
+        /// The ID of the current topic.
         found: TopicId,
     },
-    /// A record below the checkpoint is not the one that was done.
+    /// The record below the checkpoint is not the one that was done.
     #[error(
         "{0}; if the topic was recreated and the unfinished records of the old one may be lost, set \
          scheduler.skipDeletedRequests: true"
@@ -105,7 +107,7 @@ impl fmt::Display for CheckpointMismatch {
 }
 
 impl CheckpointMismatch {
-    /// Has a shard begin where the log does.
+    /// Moves the checkpoint in a lease to the beginning of the log.
     pub(super) fn pass_over(&self, row: &mut Lease, first: &TopicOffsets) {
         let begins = first.on(self.source);
         *row.checkpoint.at.on_mut(self.source) = begins;
@@ -116,7 +118,7 @@ impl CheckpointMismatch {
         row.checkpoint.fingerprints[priority] = None;
         row.consumed[priority] = match self.why {
             MismatchCause::Overtaken { .. } => row.consumed[priority].max(begins),
-            // Offsets of another log say nothing of this one.
+            // The offsets refer to another log.
             MismatchCause::Shorter { .. }
             | MismatchCause::Recreated { .. }
             | MismatchCause::Differs(_) => begins,
@@ -128,8 +130,8 @@ impl CheckpointMismatch {
 ///
 /// # Errors
 ///
-/// [`CheckpointMismatch`] names the first log that lost records which are not done, ends before the checkpoint, or is of another topic
-/// than the one of which nothing was done.
+/// [`CheckpointMismatch`] names the first log that has lost unfinished records, that ends before
+/// the checkpoint, or whose topic was recreated before any record was done.
 pub(super) fn start_offsets(
     row: &Lease,
     ends: &LogEnds,
@@ -184,10 +186,12 @@ pub(super) fn start_offsets(
     })
 }
 
-/// Has a lease hold the fingerprint of a topic where none of a record can be known. Returns whether that changed it.
+/// Stores the topic's fingerprint in a lease where no record has one yet. Returns whether the lease
+/// changed.
 ///
-/// Any other version that compares it with a record does so only where the log has one below the checkpoint, where it
-/// had none before: it refuses another topic, too.
+/// A version that compares fingerprints with records alone does so only if the log has a record
+/// below the checkpoint. There was none when the fingerprint was stored, so that version also
+/// refuses another topic.
 pub(super) fn remember_topics(row: &mut Lease, ends: &LogEnds) -> bool {
     let mut is_changed = false;
     for priority in Priority::ALL {

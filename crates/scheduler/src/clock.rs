@@ -1,15 +1,15 @@
-//! The time that the engines are told, and whether the loop stood still.
+//! The time that the loop passes to the engines, and the detection of pauses of the loop.
 
 use std::time::Duration;
 
 use waybill_clock::{BootTime, Suspensions, wall_clock};
 use waybill_engine::Timestamp;
 
-/// A turn that took this much longer than it may means that the process stood still.
+/// A turn that takes this much longer than allowed means that the process was paused.
 const STANDSTILL: Duration = Duration::from_secs(2);
 
-/// The time as the loop last read it, so that all that is decided in a turn is decided at one time. It may go
-/// back; the engine then looks anew at what it waits for.
+/// The time as the loop last read it, so that all decisions of a turn use the same time. It may go
+/// back; the engine then re-evaluates everything that waits.
 #[derive(Debug)]
 pub(super) struct Clock {
     now: Timestamp,
@@ -17,12 +17,12 @@ pub(super) struct Clock {
     suspensions: Suspensions,
 }
 
-/// Why the loop did not turn for a while.
+/// Why the loop did not run for a while.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Standstill {
-    /// The machine was suspended for so long.
+    /// The machine was suspended for this long.
     Suspended(Duration),
-    /// The process did not run, or was busy, for so long.
+    /// The process was paused or busy for this long.
     Paused(Duration),
 }
 
@@ -37,19 +37,19 @@ impl Default for Clock {
 }
 
 impl Clock {
-    /// The time now.
+    /// Reads the current time.
     pub(super) fn read(&mut self) -> Timestamp {
         self.now = wall_clock();
         self.now
     }
 
-    /// What was read last.
+    /// The last reading.
     pub(super) fn last(&self) -> Timestamp {
         self.now
     }
 
-    /// A turn of the loop begins that was to begin within `patience` of the one before. Returns whether the loop
-    /// stood still in between.
+    /// Marks the start of a turn, which was due within `patience` of the previous one. Returns the
+    /// pause in between, if there was one.
     pub(super) fn turn(&mut self, patience: Duration) -> Option<Standstill> {
         let now = BootTime::now();
         let suspended = self.suspensions.look();

@@ -1,13 +1,13 @@
-//! Group commits: first the rows of everything that changed, then the messages, then, when those
-//! are acknowledged, the word to the engines that may move the checkpoints.
+//! Group commits: first the rows of all changed operations are written, then their messages are
+//! sent. Once the messages are acknowledged, the engines may move their checkpoints.
 //!
-//! One commit is under way at a time. It holds what the engines of all shards had to write when
-//! it began; what they decide meanwhile is in the next one.
+//! One commit is in flight at a time. It holds the batches that the engines of all shards had when
+//! it began; later decisions go into the next one.
 //!
-//! Where a database that others run does not say whether a commit was made, each shard's part of it is written again by
-//! itself, with the same stamps, until it is durable or the shard's lease has ended. Its shard takes no new batch
-//! meanwhile; the other shards go on. A commit without any answer is forgotten after a while, and its shards begin
-//! again.
+//! If an external database does not report whether a commit was made, each shard's part is written
+//! again on its own, with the same stamps, until it is durable or the shard's lease has ended. That
+//! shard takes no new batch meanwhile; the other shards continue. A commit that gets no answer at
+//! all is abandoned after a while, and its shards restart.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -32,11 +32,11 @@ use super::spans;
 use super::tasks::{self, Task, TaskError};
 use super::unreadable::UnreadableRows;
 
-/// How long the loop sleeps at most while messages are not acknowledged: that they are now moves checkpoints and makes
-/// room, for which nobody has to be woken.
+/// Maximum sleep of the loop while messages are unacknowledged. Acknowledgements move checkpoints
+/// and free room, but do not wake the loop.
 const SETTLE_MAX: Duration = Duration::from_millis(5);
 
-/// A batch of one engine that is on its way.
+/// A batch of one engine that is in flight.
 #[derive(Clone, Copy, Debug)]
 struct Part {
     shard: ShardId,
@@ -55,12 +55,12 @@ impl Part {
     }
 }
 
-/// What one shard has in a commit.
+/// One shard's part of a commit.
 struct PartOf {
     part: Part,
-    /// To be sent once its rows are durable.
+    /// Sent once the rows are durable.
     messages: Vec<Message>,
-    /// What is written, to be written again; empty where the store is this process's own.
+    /// The rows, for writing them again; empty if the store belongs to this process alone.
     write: WriteBatch,
 }
 
@@ -70,7 +70,7 @@ struct UnderWay {
     /// When its rows were first written.
     began: Instant,
     parts: Vec<PartOf>,
-    /// What the rows tell. They end with the commit.
+    /// The spans of the rows. They end with the commit.
     spans: Vec<OpenSpan>,
 }
 
@@ -85,10 +85,10 @@ impl UnderWay {
     }
 }
 
-/// How long a part of a commit rests before it is written again.
+/// The pause before a part of a commit is written again.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
-/// Everything between the engines and the store and topics.
+/// The path from the engines to the store and the topics.
 pub(super) struct Commits {
     store: Arc<dyn Store>,
     runtime: Handle,
@@ -97,10 +97,10 @@ pub(super) struct Commits {
     metrics: CommitMetrics,
     replaced: UnreadableRows,
     linger: GroupCommitLinger,
-    /// Commits are given up that have no answer for this long.
+    /// Commits without an answer for this long are abandoned.
     stuck_after: Duration,
     under_way: Option<UnderWay>,
-    /// Parts of earlier commits that are written again, each by itself.
+    /// Parts of earlier commits that are being written again, each on its own.
     again: Vec<UnderWay>,
     last_number: CommitNumber,
     unsettled: BTreeMap<u64, Part>,
@@ -132,7 +132,7 @@ impl Commits {
         }
     }
 
-    /// Begins the next commit, if none is under way and there is something to do.
+    /// Starts the next commit, if none is in flight and there is something to commit.
     pub(super) fn go_on(&mut self, slots: &mut BTreeMap<ShardId, Slot>, now: Timestamp) {
         let began = Instant::now();
         if self.under_way.is_some() || self.linger.holds_back(began) {
@@ -214,7 +214,7 @@ impl Commits {
         self.under_way = Some(under_way);
     }
 
-    /// Writes rows, after a rest, and tells the loop what became of them.
+    /// Writes rows after a pause, and reports the result to the loop.
     fn write(&self, number: CommitNumber, write: WriteBatch, now: Timestamp, rest: Duration) {
         let store = self.store.clone();
         let writing = async move {
@@ -227,7 +227,7 @@ impl Commits {
         tasks::spawn(&self.runtime, &self.sender, Task::Commit, writing, input);
     }
 
-    /// How long the loop may sleep at most for what is done here; `None` if something wakes it.
+    /// Maximum sleep of the loop on behalf of commits; `None` if an event will wake it.
     pub(super) fn patience(&self) -> Option<Duration> {
         match self.linger.rest(Instant::now()) {
             Some(rest) => Some(rest),
@@ -236,14 +236,15 @@ impl Commits {
         }
     }
 
-    /// The rows of a commit are durable: its messages may leave. Where that is not known they are written again, unless
-    /// the store is this process's own. Returns the shards that have to begin again, each with the assignment under
-    /// which its rows were written.
+    /// Handles the result of writing the rows of a commit: if they are durable, sends its messages.
+    /// If that is unknown, writes them again, unless the store belongs to this process alone.
+    /// Returns the shards that must restart, each with the assignment under which its rows were
+    /// written.
     ///
     /// # Errors
     ///
-    /// If the store that this process has to itself could not write, or a store refuses what it is
-    /// given: this process can then promise nothing any more.
+    /// If the store of this process could not write, or a store rejects the write. This process can
+    /// then guarantee nothing any more.
     pub(super) fn committed(
         &mut self,
         number: CommitNumber,
@@ -257,7 +258,7 @@ impl Commits {
             }
             result => result,
         };
-        // One that was given up is forgotten.
+        // Ignore the answer to a commit that was abandoned.
         let Some(under_way) = self.take(number) else {
             return Ok(Vec::new());
         };
@@ -275,7 +276,7 @@ impl Commits {
             Err(error) => error,
         };
         self.metrics.failed.increment(1);
-        // What panics alone would panic again.
+        // A part that panics on its own would panic again.
         let is_of_one = under_way.parts.len() == 1;
         let is_hopeless = is_of_one && matches!(error, TaskError::Panicked(_));
         if self.store.is_exclusive() || is_hopeless {
@@ -310,7 +311,7 @@ impl Commits {
         Ok(Vec::new())
     }
 
-    /// Takes a commit out of those under way.
+    /// Removes a commit from those in flight.
     fn take(&mut self, number: CommitNumber) -> Option<UnderWay> {
         if let Some(under_way) = self.under_way.take_if(|commit| commit.number == number) {
             return Some(under_way);
@@ -319,8 +320,8 @@ impl Commits {
         at.map(|at| self.again.swap_remove(at))
     }
 
-    /// Gives up commits that have had no answer for too long. Returns the shards that have to begin again, each with
-    /// the assignment under which its rows were written.
+    /// Abandons commits that have had no answer for too long. Returns the shards that must restart,
+    /// each with the assignment under which its rows were written.
     pub(super) fn give_up_stuck(&mut self) -> Vec<(ShardId, Generation)> {
         let stuck_after = self.stuck_after;
         let is_stuck = |commit: &mut UnderWay| commit.began.elapsed() >= stuck_after;
@@ -344,8 +345,9 @@ impl Commits {
         stuck.iter().flat_map(UnderWay::shards).collect()
     }
 
-    /// Sends the messages of those shards that are still owned. Whoever lost its lease, or gave it back,
-    /// while the rows were being written sends nothing: a successor may not have read them.
+    /// Sends the messages of the shards that are still owned. A shard that lost or released its
+    /// lease while the rows were being written sends nothing: its successor may not have read these
+    /// rows.
     fn dispatch(&mut self, parts: Vec<PartOf>, slots: &mut BTreeMap<ShardId, Slot>) {
         for PartOf { part, messages, .. } in parts {
             let Some(slot) = slots.get_mut(&part.shard) else {
@@ -363,8 +365,9 @@ impl Commits {
         }
     }
 
-    /// Takes what was acknowledged, and what could not be delivered. Returns the shards that have to begin again
-    /// because a message of theirs may be missing, with the assignments under which those were sent, and why.
+    /// Processes acknowledgements and failed deliveries. Returns the shards that must restart
+    /// because one of their messages may be missing, with the assignments under which those were
+    /// sent, and the reason.
     pub(super) fn settle(
         &mut self,
         slots: &mut BTreeMap<ShardId, Slot>,
@@ -388,48 +391,48 @@ impl Commits {
         failed
     }
 
-    /// Whether anything of a shard is still being written or sent.
+    /// Whether any row or message of a shard is in flight.
     pub(super) fn involve(&self, shard: ShardId) -> bool {
         let mut written = self.under_way.iter().chain(&self.again);
         let mut sent = self.unsettled.values();
         written.any(|commit| commit.involves(shard)) || sent.any(|part| part.shard == shard)
     }
 
-    /// What agents of this process have answered, and to whom.
+    /// The replies of agents in this process, with the shard that each is for.
     pub(super) fn answers(&self) -> Vec<(Asker, StepReply)> {
         self.dispatcher.answers()
     }
 
-    /// Sends an answer where whoever has the operation by now reads it.
+    /// Publishes a reply to the topic from which the current owner of the operation reads it.
     pub(super) fn pass_on(&mut self, asker: &Asker, reply: StepReply) {
         self.dispatcher.pass_on(asker, reply);
     }
 
-    /// A shard has lost its work.
+    /// Forgets a shard that no longer runs here.
     pub(super) fn forget(&mut self, shard: ShardId) {
         self.again.retain(|commit| !commit.involves(shard));
         self.dispatcher.forget(shard);
     }
 
-    /// Shows how busy the agents of this process are.
+    /// Updates the metrics of the agents in this process.
     pub(super) fn show(&self) {
         self.dispatcher.show();
     }
 
-    /// Operations are spread over so many partitions from now on.
+    /// Sets the number of partitions over which operations are spread.
     pub(super) fn written(&mut self, partitions: u32) {
         self.dispatcher.written(partitions);
     }
 
-    /// Lets what was sent leave, and ends the producer.
+    /// Flushes what was sent, and closes the producer.
     pub(super) fn close(self) {
         self.dispatcher.close();
     }
 }
 
-/// Whether a store that failed like this may do what it is asked when it is asked again. The one that belongs to this
-/// process does so once it has opened its files again. An I/O error of a write is not retried: whether the write took effect is
-/// unknown, and the next start finds out.
+/// Whether the operation may succeed when it is repeated after this error. The embedded store can
+/// once it has reopened its files. An I/O error of a write is not retried: it is unknown whether
+/// the write took effect, and the next start finds out.
 fn may_come_back(store: &dyn Store, error: &StoreError) -> bool {
     let is_away = match error {
         StoreError::Full { .. } | StoreError::Reopening { .. } => return true,

@@ -1,8 +1,10 @@
-//! The three consumers: one for each priority of requests, which reads no more than may wait, and `inbox` (replies and
-//! recoveries), which is always read, because what is in it makes room. The two of requests are apart so that no
-//! backlog of the one stands before the other, not even in a client's queue.
+//! The three consumers of a scheduler. Each priority of requests has one, which reads no more than
+//! may wait. The third is `inbox` (replies and recoveries), which is always read, because its
+//! records free room. The priorities are separate so that a backlog of one never blocks the other,
+//! not even in a client's queue.
 //!
-//! Each is polled by a thread of its own, which also decodes, so that the loop sees values only.
+//! Each consumer is polled by a thread of its own, which also decodes, so that the loop receives
+//! values only.
 
 mod consumed_topic;
 mod ends;
@@ -28,10 +30,10 @@ use super::input::{Generation, Input, Inputs, LogEnds};
 use super::nonces::Nonces;
 use super::tasks::{Panicked, Task};
 
-/// The longest that a fetch may wait for records. librdkafka takes a partition that was just added
-/// into its next fetch only.
+/// Maximum time that a fetch waits for records. librdkafka includes a newly added partition only in
+/// its next fetch.
 const FETCH_WAIT_MAX: Duration = Duration::from_millis(100);
-/// The consumer group that shows the checkpoints to lag tools.
+/// The consumer group that lag tools read the checkpoints from.
 fn group_for_lag(kafka: &KafkaSettings) -> String {
     format!("{}-scheduler", kafka.group_prefix)
 }
@@ -56,7 +58,7 @@ impl Consumers {
     ///
     /// # Errors
     ///
-    /// If a client or a thread cannot be made.
+    /// If a client or a thread cannot be created.
     pub(super) fn start(
         kafka: &KafkaSettings,
         topics: &Topics,
@@ -94,12 +96,12 @@ impl Consumers {
         [&self.requests.normal, &self.requests.high, &self.inbox]
     }
 
-    /// The allowance of a consumer.
+    /// The credit of a consumer.
     pub(super) fn credit(&self, source: Source) -> &Credit {
         &self.consumer(source).credit
     }
 
-    /// Begins to read for a shard, whose partition's logs end at `ends`.
+    /// Starts reading for a shard whose partition's logs end at `ends`.
     pub(super) fn add(
         &self,
         shard: ShardId,
@@ -130,7 +132,7 @@ impl Consumers {
         }
     }
 
-    /// The filter of a shard has changed.
+    /// Changes the filter of a shard.
     pub(super) fn set_filter(&self, shard: ShardId, filter: &ShardFilter) {
         for consumer in self.all() {
             let filter = filter.clone();
@@ -138,20 +140,21 @@ impl Consumers {
         }
     }
 
-    /// Has it told once the replies of a shard were read to `end`, also where the last records
-    /// below it are none that are delivered.
+    /// Requests a report once the replies of a shard were read to `end`, even if the last records
+    /// below it are never delivered.
     pub(super) fn read_to(&self, shard: ShardId, end: Offset) {
         self.inbox.order(Order::ReadTo { shard, end });
     }
 
-    /// Ends reading for a shard.
+    /// Stops reading for a shard.
     pub(super) fn remove(&self, shard: ShardId) {
         for consumer in self.all() {
             consumer.order(Order::Remove(shard));
         }
     }
 
-    /// Copies a checkpoint to the consumer group that lag tools look at. Nothing reads it back.
+    /// Copies a checkpoint to the consumer group that lag tools read. The scheduler never resumes
+    /// from it.
     pub(super) fn copy_checkpoint(&self, partition: PartitionId, checkpoint: &Checkpoint) {
         for consumer in self.all() {
             for (source, topic) in &consumer.topics {
@@ -161,14 +164,14 @@ impl Consumers {
         }
     }
 
-    /// Where the requests of a partition end, as far as the last fetch told.
+    /// The end of a partition's requests, as of the last fetch.
     pub(super) fn known_end(&self, priority: Priority, partition: PartitionId) -> Option<Offset> {
         let consumer = &self.requests[priority];
         let (_, topic) = consumer.topics.first()?;
         consumer.client.known_end(topic, partition)
     }
 
-    /// What asks the broker where the logs begin and end.
+    /// Reads the beginnings and ends of logs from the broker.
     pub(super) fn ends_reader(&self) -> EndsReader {
         EndsReader {
             consumer: self.inbox.client.clone(),
@@ -219,7 +222,7 @@ impl PolledConsumer {
             .spawn(move || {
                 let polling = AssertUnwindSafe(|| poller.run(&inbox));
                 if let Err(payload) = std::panic::catch_unwind(polling) {
-                    // The loop has ended where nobody takes it.
+                    // The send fails only after the loop has ended.
                     let _ = told.send(Input::Panicked(Panicked::of(Task::Consume, &*payload)));
                 }
             })?;
@@ -232,7 +235,7 @@ impl PolledConsumer {
         })
     }
 
-    /// Fails only when the thread has panicked, of which it has told the loop.
+    /// Fails only if the thread has panicked, which it has reported to the loop.
     fn order(&self, order: Order) {
         let _ = self.orders.send(order);
     }

@@ -1,17 +1,17 @@
-//! How single shards are shown, stopped and started.
+//! Listing, stopping and starting single shards.
 
 use futures_util::future::BoxFuture;
 use serde::Serialize;
 use waybill_engine::{Epoch, Offset, OperationId, PartitionId, ShardId, Timestamp};
 
-/// How an operator, or a test, starts and stops single shards of a running scheduler.
+/// Lets an operator or a test start and stop single shards of a running scheduler.
 pub trait SchedulerControl: std::fmt::Debug + Send + Sync {
     /// The shards of this process, in order.
     fn list(&self) -> Vec<SchedulerView>;
 
-    /// Stops a shard in order, releasing its lease, or starts it again. Resolves when it
-    /// stands still, or when it has begun to take its lease. Asking for what is already so
-    /// succeeds.
+    /// Stops a shard gracefully, releasing its lease, or starts it again. Resolves when it is
+    /// stopped, or when it has begun to acquire its lease. Succeeds at once if the shard is already
+    /// in the requested state.
     fn set_running(&self, shard: ShardId, running: bool)
     -> BoxFuture<'_, Result<(), ControlError>>;
 }
@@ -20,7 +20,7 @@ pub trait SchedulerControl: std::fmt::Debug + Send + Sync {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SchedulerView {
-    /// The shard; where each partition has one, the partition's number.
+    /// The shard; if each partition has a single shard, the partition's number.
     pub shard: ShardId,
     /// The partition that it reads.
     pub partition: PartitionId,
@@ -28,23 +28,23 @@ pub struct SchedulerView {
     pub layout: u64,
     /// What its scheduler is doing.
     pub state: SchedulerState,
-    /// The number of the ownership that is held, if one is.
+    /// The epoch of the lease, if the shard holds it.
     pub epoch: Option<Epoch>,
     /// Below these offsets every record is done.
     pub checkpoint: CheckpointView,
-    /// The next request record that is not yet consumed durably.
+    /// The next normal-priority request that is not yet consumed durably.
     pub consumed: Offset,
-    /// The next high-priority one.
+    /// The next high-priority request that is not yet consumed durably.
     pub consumed_high_priority: Offset,
     /// Operations in memory.
     pub in_flight: usize,
-    /// Requests that were read and wait for room.
+    /// Requests that were read and wait for admission.
     pub waiting: usize,
-    /// The operation that the checkpoint on the requests waits for, if there is one.
+    /// The operation that holds the checkpoint of normal-priority requests, if there is one.
     pub held_by: Option<HeldView>,
-    /// The one that the checkpoint on the high-priority requests waits for.
+    /// The operation that holds the checkpoint of high-priority requests, if there is one.
     pub high_priority_held_by: Option<HeldView>,
-    /// Why it is refused, and how to fix it.
+    /// Why the shard is blocked or refused, and how to fix it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
 }
@@ -57,9 +57,9 @@ pub struct HeldView {
     pub operation: OperationId,
     /// The offset of its request.
     pub offset: Offset,
-    /// Since when it, or its request, is in memory, in microseconds since the Unix epoch.
+    /// Since when it, or its request, has been in memory, in microseconds since the Unix epoch.
     pub since_us: Timestamp,
-    /// Whether its request was read and waits for room.
+    /// Whether its request was read and waits for admission.
     pub waits: bool,
 }
 
@@ -67,16 +67,16 @@ pub struct HeldView {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum SchedulerState {
-    /// Nothing: an operator stopped it.
+    /// An operator stopped it.
     Stopped,
-    /// Waiting for the lease of the partition, or reading where its owner left off.
+    /// It waits for the lease, or reads where the previous owner stopped.
     Acquiring,
-    /// Owning the partition and working.
+    /// It holds the lease and works.
     Running,
-    /// Finishing what is under way before it lets go.
+    /// It finishes work in flight before it releases the lease.
     Stopping,
-    /// Its checkpoint does not fit the log: it does not run before a person has looked, since going
-    /// on would lose operations. [`SchedulerView::reason`] says what is wrong.
+    /// Its checkpoint does not match the log, and continuing would lose operations. It does not run
+    /// until a person has intervened. [`SchedulerView::reason`] says what is wrong.
     Refused,
 }
 
@@ -95,20 +95,20 @@ pub struct CheckpointView {
 /// Why a shard was not started or stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// Another process runs it, or nobody.
+    /// No scheduler of this process runs the shard.
     #[error("shard {0} is not run by this process")]
     NotHere(ShardId),
-    /// The scheduler is shutting down and takes no orders any more.
+    /// The scheduler is shutting down and accepts no more orders.
     #[error("the scheduler is shutting down")]
     ShuttingDown,
-    /// It was tried and failed.
+    /// The attempt to start or stop it failed.
     #[error("shard {shard} could not be {wanted}: {cause}")]
     Failed {
         /// The shard.
         shard: ShardId,
-        /// `started` or `stopped`.
+        /// The requested state: `started` or `stopped`.
         wanted: &'static str,
-        /// Why not.
+        /// Why it failed.
         cause: String,
     },
 }

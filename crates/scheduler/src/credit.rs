@@ -1,5 +1,5 @@
-//! How much a consumer may still hand to the loop: the bound on everything that is read and not
-//! yet dealt with.
+//! How much a consumer may still hand to the loop: limits the records that were read and not yet
+//! processed.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -40,7 +40,8 @@ impl Amount {
     }
 }
 
-/// How many more requests of a priority may be read, given how many may wait and do, and how many may be known and are.
+/// How many more requests of a priority may be read: `most` may wait and `waiting` do;
+/// `tracked_requests_max` may be tracked and `known` are.
 pub(super) fn room_beside(
     most: Amount,
     waiting: Amount,
@@ -54,10 +55,10 @@ pub(super) fn room_beside(
     }
 }
 
-/// The allowance of one consumer. The loop offers room, the consumer's thread takes of it what it
-/// may read; what it is reading, and what waits in the channel, is counted against the room until
-/// the loop has received it. One record may exceed the bytes, since its size is known only after
-/// it was read.
+/// The allowance of one consumer. The loop offers room, and the consumer's thread takes from it
+/// what it may read. Records being read, or queued in the channel, count against the room until the
+/// loop has received them. One record may exceed the bytes, since its size is known only after it
+/// was read.
 #[derive(Debug, Default)]
 pub(super) struct Credit {
     state: Mutex<State>,
@@ -76,7 +77,7 @@ impl Credit {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The loop has this much room, for what is being read and queued already and for more.
+    /// Offers this much room, which includes records that are being read or queued.
     pub(super) fn offer(&self, room: Amount) {
         let mut state = self.state();
         let was_open = state.left.is_open();
@@ -88,13 +89,13 @@ impl Credit {
         }
     }
 
-    /// The loop has received this from the channel.
+    /// The loop has received this amount from the channel.
     pub(super) fn received(&self, amount: Amount) {
         let mut state = self.state();
         state.queued = state.queued.less(amount);
     }
 
-    /// Takes up to `limit` of what is left; waits up to `patience` for there to be something. Must
+    /// Takes up to `limit` of the remaining room; waits up to `patience` for some to be free. Must
     /// be followed by [`Credit::read`].
     pub(super) fn take(&self, limit: Amount, patience: Duration) -> Option<Amount> {
         let state = self.state();
@@ -111,7 +112,7 @@ impl Credit {
         Some(taken)
     }
 
-    /// This was read with what was taken; the rest of it is free again.
+    /// This amount was read; the rest of the taken room is free again.
     pub(super) fn read(&self, amount: Amount) {
         let mut state = self.state();
         let unused = state.reading.less(amount);
@@ -141,7 +142,7 @@ mod tests {
         assert_eq!(room(amount(0, 0), 0), most);
         let waiting = amount(49_000, 400);
         assert_eq!(room(waiting, 60_000), amount(1_000, 600));
-        // The rest of what is known was done behind one that waits.
+        // The other tracked requests are done, behind one that is not.
         assert_eq!(room(waiting, 249_990), amount(10, 600));
         assert_eq!(room(waiting, 250_001), amount(0, 600));
     }
@@ -152,7 +153,7 @@ mod tests {
         assert_eq!(credit.take(LIMIT, Duration::ZERO), None);
         credit.offer(amount(5, 500));
         assert_eq!(credit.take(LIMIT, Duration::ZERO), Some(amount(5, 500)));
-        // The loop looks again while the consumer reads: nothing is offered twice.
+        // The loop offers again while the consumer reads: no room is offered twice.
         credit.offer(amount(5, 500));
         credit.read(amount(2, 200));
         credit.offer(amount(5, 500));

@@ -1,9 +1,9 @@
-//! From a record's bytes to the engine's event.
+//! Decodes a record into the engine's event.
 //!
-//! Bad input harms only itself. What cannot be decoded, asks for what nobody may ask for (`admission`), or is a reply
-//! without the nonce of its request (`nonces`) becomes an event that carries the bytes and the cause to the dead-letter
-//! topic; a record of another partition becomes an event that reroutes it. What cannot be decoded *yet*, for want of
-//! the schema that it was written with, becomes none.
+//! Bad input harms only itself. A record becomes an event for the dead-letter topic, with its bytes
+//! and the cause, if it cannot be decoded, fails the checks of `admission`, or is a reply without
+//! the nonce of its request (`nonces`). A record of another partition becomes an event that
+//! reroutes it. A record whose schema is not known *yet* produces no event.
 
 use waybill_engine::{
     Event, ForwardRecord, OperationId, OperationRequest, Priority, Recovery, ShardFilter, Source,
@@ -35,11 +35,11 @@ impl Decoder {
         }
     }
 
-    /// What the engine is told of `record`, which belongs to its shard by its key.
+    /// Decodes `record`, which belongs to its shard by its key.
     ///
     /// # Errors
     ///
-    /// The schema that has to be known first.
+    /// The schema that must be known first.
     pub(super) fn event(
         &self,
         record: &RecordRef<'_>,
@@ -53,7 +53,7 @@ impl Decoder {
             Source::HighPriority => return self.request(Priority::High, record, value, filter),
             Source::Replies => {
                 let decoded = self.framing.decode::<StepReply>(value);
-                // Wherever it lies: a forged reply is not sent on either.
+                // In any partition: a forged reply is not rerouted either.
                 if let Ok(reply) = &decoded
                     && let Err(unproven) = self.nonces.verify(reply)
                 {
@@ -89,13 +89,13 @@ impl Decoder {
         }
     }
 
-    /// Whether a schema is still waited for.
+    /// Whether a schema is still being fetched.
     pub(super) fn waits_for(&self, schema: SchemaId) -> bool {
         matches!(self.framing.look_up(schema), Some(Lookup::NotYet))
     }
 
-    /// A request, which anybody may have written: its key must be that of its operation, and what it
-    /// asks for what ingestion would have let through.
+    /// A request, which any client may have written: its key must be that of its operation, and it
+    /// must pass the checks of ingestion.
     fn request(
         &self,
         priority: Priority,
@@ -132,7 +132,8 @@ impl Decoder {
         })
     }
 
-    /// Whether a record lies where it belongs, by as many partitions as there were for whoever put it there.
+    /// Whether a record is in the right partition, by the number of partitions that its writer
+    /// used.
     fn is_home(
         &self,
         operation: OperationId,
@@ -143,7 +144,7 @@ impl Decoder {
         partition_for(operation, partitions) == record.partition()
     }
 
-    /// A record that cannot be decoded: poison, unless its schema is still waited for.
+    /// A record that cannot be decoded: poison, unless its schema is still being fetched.
     fn undecoded(&self, record: &RecordRef<'_>, error: &DecodeError) -> Result<Event, SchemaId> {
         match error.waits_for() {
             Some(schema) => Err(schema),
@@ -179,8 +180,8 @@ impl Decoder {
         }
     }
 
-    /// One that is another shard's, too, though its key says otherwise: shards take records by key, so it is
-    /// rerouted under the key of its operation.
+    /// A record that another shard should process, although its key says otherwise. Shards take
+    /// records by key, so it is rerouted under the key of its operation.
     fn misrouted_by_key(
         &self,
         record: &RecordRef<'_>,
@@ -195,13 +196,13 @@ impl Decoder {
     }
 }
 
-/// Whether a record is its shard's by the operation that it is about, whatever its key says.
+/// Whether the operation of a record belongs to the shard, whatever the record's key.
 fn is_in_shard(filter: &ShardFilter, operation: OperationId, record: &RecordRef<'_>) -> bool {
     filter.is_whole() || record.key() == Some(&operation.key()[..]) || filter.has(operation)
 }
 
-/// Over how many partitions operations were spread when another scheduler sent the record here; `None` if none
-/// did. What cannot be read there counts as 0. Of several the last one counts.
+/// The number of partitions when another scheduler rerouted the record to this one; `None` if none
+/// did. A malformed mark counts as 0. Of several marks the last one counts.
 fn rerouted_by(record: &RecordRef<'_>) -> Option<u32> {
     let marks = record
         .headers()
@@ -211,8 +212,7 @@ fn rerouted_by(record: &RecordRef<'_>) -> Option<u32> {
     Some(partitions.and_then(|text| text.parse().ok()).unwrap_or(0))
 }
 
-/// The trace context that a record came with. A malformed one is left out: it is no reason to refuse
-/// the record.
+/// The trace context of a record. A malformed one is ignored: it is no reason to refuse the record.
 fn traceparent(record: &RecordRef<'_>) -> Option<String> {
     let value = record.header(headers::TRACEPARENT)?;
     let text = std::str::from_utf8(value).ok()?;

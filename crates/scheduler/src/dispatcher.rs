@@ -1,4 +1,5 @@
-//! Where the engine's messages go: to records on topics, by the one producer, and to agents of this process.
+//! Sends the engine's messages: records to topics, through one producer, and step requests to
+//! agents of this process.
 
 mod refused;
 
@@ -29,42 +30,42 @@ use super::metrics::{COPIES_DROPPED, STEPS_UNSENT, UNSENDABLE, alert_raised};
 use super::nonces::Nonces;
 use super::spans;
 
-/// How long a full producer queue is waited for, over all messages of a partition, before the
-/// partition begins again. Well below a lease: the loop renews none meanwhile.
+/// How long to wait for a full producer queue, over all messages of a partition, before the
+/// partition restarts. Well below a lease, because the loop renews no lease meanwhile.
 const QUEUE_PATIENCE: Duration = Duration::from_secs(1);
-/// After how long a step is asked for again whose request the broker refused because of its topic.
+/// When to retry a step whose request the broker refused because of its topic.
 const UNSENT_RETRY_AFTER: Duration = Duration::from_secs(5);
-/// How long an orderly end waits for attempts that agents of this process have begun.
+/// How long a graceful shutdown waits for attempts that agents of this process have started.
 const AGENTS_PATIENCE: Duration = Duration::from_secs(5);
-/// How long an orderly end waits for what was sent.
+/// How long a graceful shutdown waits for acknowledgements.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Which shard an agent of this process is asked by.
+/// The shard that sends requests to an agent of this process.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asker {
     pub shard: ShardId,
     pub generation: Generation,
-    /// The partition that it reads.
+    /// The partition that the shard reads.
     pub partition: PartitionId,
 }
 
-/// Every message that was sent under a number is acknowledged, or one failed for good.
+/// All messages that were sent under a number are acknowledged, or one failed for good.
 #[derive(Debug)]
 pub(super) struct Settled {
     pub number: u64,
     pub result: Result<(), String>,
 }
 
-/// The producer and the names of everything that it writes to.
+/// The producer, and the names of all topics that it writes to.
 pub(super) struct Dispatcher {
     producer: Producer<Arc<Settlement>>,
-    /// Agents that are asked without a record, if there are some.
+    /// Agents that receive requests without a record, if there are any.
     direct: Option<DirectAgents<Asker>>,
     nonces: Nonces,
     inputs: Inputs,
     topics: Topics,
     reply_to_prefixes: Vec<String>,
-    /// Topic of each agent's step requests.
+    /// The topic of each agent's step requests.
     of_agent: HashMap<Arc<str>, Arc<str>>,
     dead_requests: ByPriority<String>,
     dead_replies: String,
@@ -75,7 +76,7 @@ pub(super) struct Dispatcher {
     refused: Arc<RefusedSteps>,
     settled: (mpsc::Sender<Settled>, mpsc::Receiver<Settled>),
     buffer: Vec<u8>,
-    /// Until when the messages being sent may wait for room.
+    /// Until when the messages being sent may wait for room in the queue.
     wait_until: Instant,
 }
 
@@ -84,7 +85,7 @@ impl Dispatcher {
     ///
     /// # Errors
     ///
-    /// If the Kafka client cannot be made.
+    /// If the Kafka client cannot be created.
     pub(super) fn start(
         kafka: &KafkaSettings,
         topics: &Topics,
@@ -99,7 +100,8 @@ impl Dispatcher {
             ..ProducerOptions::new("waybill-scheduler")
         };
         let of_agent = workflows.agents().into_iter().map(|agent| {
-            // Shown from the beginning: an alert cannot see the first value of a counter as an increase.
+            // Exported from the start: an alert cannot see the first value of a counter as an
+            // increase.
             STEPS_UNSENT.of([&agent]).increment(0);
             let topic = topics.step_requests(&agent).into();
             (agent, topic)
@@ -127,18 +129,19 @@ impl Dispatcher {
         })
     }
 
-    /// Asks agents of this process without a record.
+    /// Sends the requests for agents of this process to them directly.
     pub(super) fn with_agents(self, direct: Option<DirectAgents<Asker>>) -> Self {
         Self { direct, ..self }
     }
 
-    /// Operations are spread over so many partitions from now on.
+    /// Sets the number of partitions over which operations are spread.
     pub(super) fn written(&mut self, partitions: u32) {
         self.partitions = partitions;
     }
 
-    /// Sends the messages of a shard; [`Dispatcher::settled`] has `number` when all records are acknowledged. What agents
-    /// of this process are asked needs no acknowledgement: it is lost with the engine, which then asks again.
+    /// Sends the messages of a shard; [`Dispatcher::settled`] returns `number` once all records are
+    /// acknowledged. Requests to agents of this process need no acknowledgement: they are lost
+    /// together with the engine, and the next owner sends them again.
     pub(super) fn send(&mut self, number: u64, from: Asker, mut messages: Vec<Message>) {
         let spans = spans::of_messages(&mut messages, |request| self.topic_for(request));
         if let Some(direct) = &self.direct {
@@ -166,19 +169,20 @@ impl Dispatcher {
         &self.topics
     }
 
-    /// What was settled since this was last asked.
+    /// The numbers settled since the last call.
     pub(super) fn settled(&self) -> impl Iterator<Item = Settled> {
         self.settled.1.try_iter()
     }
 
-    /// What agents of this process have answered, and to whom.
+    /// The replies of agents in this process, with the shard that each is for.
     pub(super) fn answers(&self) -> Vec<(Asker, StepReply)> {
         let direct = self.direct.as_ref();
         direct.map_or_else(Vec::new, DirectAgents::take_answers)
     }
 
-    /// Puts an answer of an agent of this process among the replies of its partition, where the present owner of the
-    /// operation reads it. The agent was asked without a nonce, and the answer needs one there.
+    /// Publishes a reply of an agent of this process to the replies topic, where the current owner
+    /// of the operation reads it. The agent's request had no nonce, but replies on the topic need
+    /// one.
     pub(super) fn pass_on(&mut self, asker: &Asker, mut reply: StepReply) {
         reply.nonce = Some(self.nonces.of_reply(&reply));
         let operation = reply.operation;
@@ -194,14 +198,15 @@ impl Dispatcher {
         self.buffer = buffer;
     }
 
-    /// A shard has lost its work: what agents of this process have not begun for it, its successor asks for.
+    /// Drops requests of a shard that agents of this process have not started. Its next owner sends
+    /// them again.
     pub(super) fn forget(&self, shard: ShardId) {
         if let Some(direct) = &self.direct {
             direct.forget(|asker| asker.shard == shard);
         }
     }
 
-    /// Shows how busy the agents of this process are.
+    /// Updates the metrics of the agents in this process.
     pub(super) fn show(&self) {
         if let Some(direct) = &self.direct {
             direct.show_depths();
@@ -262,8 +267,8 @@ impl Dispatcher {
         }
     }
 
-    /// Tells of an operation that failed for good. One whose request leaves no room for the rest goes
-    /// without it: the operation's row has it.
+    /// Publishes an operation that failed for good. If the input does not fit into the record, it
+    /// is left out: the operation's row has it.
     fn failed(&self, failed: &FailedOperation, buffer: &mut Vec<u8>, settlement: &Arc<Settlement>) {
         let topic = self.topics.failed_operations();
         buffer.clear();
@@ -279,7 +284,7 @@ impl Dispatcher {
         self.told(topic, failed.operation, &without_input, buffer, settlement);
     }
 
-    /// Sends what an operation has to tell to its partition of a topic.
+    /// Sends a record of an operation to its partition of a topic.
     fn told(
         &self,
         topic: &str,
@@ -292,7 +297,7 @@ impl Dispatcher {
         self.keyed(address, operation, message, None, buffer, settlement);
     }
 
-    /// Final states and answers go to the status topic, and with everything else to the caller's
+    /// Sends final states and answers to the status topic, and all status records to the caller's
     /// own topic.
     fn status(&self, status: &OperationStatus, buffer: &mut Vec<u8>, settlement: &Arc<Settlement>) {
         let for_all = match status.kind {
@@ -321,7 +326,7 @@ impl Dispatcher {
         }
     }
 
-    /// The topic by which an agent is asked; `None` if it is asked directly, or is not known.
+    /// The topic of an agent's requests; `None` if it is called directly, or is not known.
     fn topic_for(&self, request: &StepRequest) -> Option<&str> {
         let direct = self.direct.as_ref();
         if direct.is_some_and(|direct| direct.has(&request.agent)) {
@@ -338,7 +343,8 @@ impl Dispatcher {
         settlement: &Arc<Settlement>,
     ) {
         let Some(topic) = self.of_agent.get(&request.agent) else {
-            // An operation only runs workflows that were given at start, and so were their agents.
+            // An operation runs only workflows that were given at start, whose agents are all
+            // known.
             return settlement.fail(ProduceError::Refused {
                 code: ErrorCode::UnknownTopic,
             });
@@ -356,9 +362,10 @@ impl Dispatcher {
         );
     }
 
-    /// A settlement of one step request. If the broker refuses the request because of its topic (it lacks the partition,
-    /// or this client may not write to it), the request counts as sent and the engine gets a reply that the attempt
-    /// was not made: a fault of one agent's topic holds up the steps of that agent alone.
+    /// The settlement of one step request. If the broker refuses the request because of its topic
+    /// (the partition is missing, or this client may not write to it), the request counts as sent
+    /// and the engine receives a reply that the attempt was not made. So a fault of one agent's
+    /// topic delays the steps of that agent alone.
     fn of_step(
         &self,
         from: Asker,
@@ -402,7 +409,7 @@ impl Dispatcher {
                     nonce: None,
                     outcome: not_attempted(STEP_REQUEST_REFUSED, &why, UNSENT_RETRY_AFTER),
                 };
-                // A loop that has ended asks for nothing any more.
+                // The send fails only after the loop has ended.
                 let _ = inputs.send(Input::Unsent {
                     asker: from,
                     agent,
@@ -415,12 +422,12 @@ impl Dispatcher {
         })
     }
 
-    /// Sends the caller its copy of a status record. The topic is the caller's: whatever is wrong
-    /// with it must not hold up the partition, so nothing waits for the acknowledgement but a log
-    /// line. The status topic has the record in any case.
+    /// Sends the caller its copy of a status record. A fault of the caller's topic must not hold up
+    /// the partition, so a failed delivery is only logged. The status topic has the record in any
+    /// case.
     ///
     /// The prefixes are checked here, too: a request that was written straight to the topic has
-    /// passed no ingestion.
+    /// bypassed ingestion.
     fn copy_to_caller(&self, reply_to: &str, status: &OperationStatus, buffer: &[u8]) {
         let operation = status.operation;
         let mut allowed = self.reply_to_prefixes.iter();
@@ -488,9 +495,9 @@ impl Dispatcher {
         self.enqueue(&dead_letter, &settlement);
     }
 
-    /// A settlement of one record that counts as sent where it would be refused for ever: a dead letter that
-    /// nobody takes must not hold up the partition. The record itself stays where it lay for as long as its
-    /// topic keeps it.
+    /// The settlement of a record that counts as sent if the broker would refuse it for ever: an
+    /// undeliverable dead letter must not hold up the partition. The original record stays where it
+    /// is for as long as its topic keeps it.
     fn unless_hopeless(topic: &str, settlement: &Arc<Settlement>) -> Arc<Settlement> {
         let (topic, settlement) = (topic.to_owned(), settlement.clone());
         Settlement::new(1, move |settled| match settled {
@@ -502,13 +509,13 @@ impl Dispatcher {
         })
     }
 
-    /// The partition of an operation on a topic that has as many as the requests.
+    /// The partition of an operation on a topic with as many partitions as the requests.
     fn home<'a>(&self, topic: &'a str, operation: OperationId) -> (&'a str, PartitionId) {
         (topic, partition_for(operation, self.partitions))
     }
 
-    /// Sends a record of an operation to a partition of a topic. `buffer` then holds its value, or
-    /// nothing if it cannot be encoded.
+    /// Sends a record of an operation to a partition of a topic. Afterwards `buffer` holds the
+    /// record's value, or is empty if it cannot be encoded.
     fn keyed(
         &self,
         (topic, partition): (&str, PartitionId),
@@ -589,9 +596,9 @@ impl Dispatcher {
         }
     }
 
-    /// A message that can never be sent, because it is too large, must not hold up its partition
-    /// for ever. It counts as sent: a step request that nobody received times out, and its
-    /// operation ends in `Error` where a person sees it.
+    /// A message that is too large to be sent must not hold up its partition for ever, so it counts
+    /// as sent. A step request that was not sent times out, and its operation ends in `Error`,
+    /// where a person sees it.
     fn unsendable(
         topic: &str,
         operation: Option<OperationId>,
@@ -604,8 +611,8 @@ impl Dispatcher {
         count_as_sent(settlement);
     }
 
-    /// Lets agents of this process end what they have begun, and passes on what they answer; waits for what was
-    /// sent, within bounds, and ends the producer.
+    /// Lets agents of this process finish the attempts that they have started, and publishes their
+    /// replies. Waits for acknowledgements, within bounds, and closes the producer.
     pub(super) fn close(mut self) {
         if let Some(direct) = &self.direct {
             direct.drain(AGENTS_PATIENCE);
@@ -619,7 +626,7 @@ impl Dispatcher {
     }
 }
 
-/// Takes out of `messages` what agents of this process are asked.
+/// Takes the requests to agents of this process out of `messages`.
 fn asked_directly(
     direct: &DirectAgents<Asker>,
     from: Asker,
@@ -635,7 +642,7 @@ fn asked_directly(
     steps.collect()
 }
 
-/// Settles a message for which no record is sent as if one were acknowledged.
+/// Settles a message for which no record is sent as if it were acknowledged.
 fn count_as_sent(settlement: &Settlement) {
     settlement.delivered(Delivery {
         partition: PartitionId(0),
@@ -644,7 +651,7 @@ fn count_as_sent(settlement: &Settlement) {
     });
 }
 
-/// Logs an alert as well, without what services said, which may be anything.
+/// Also logs an alert, without the text of services, which may contain anything.
 fn log_alert(alert: &OperatorAlert, partition: PartitionId) {
     let kind = alert.kind.as_str();
     let message = match alert.kind {

@@ -1,12 +1,13 @@
-//! Telling a partition that nobody ever ran from one whose state lies elsewhere.
+//! Distinguishes a partition that has never run from one whose state is in another store.
 //!
-//! A store without a word of a partition may be a new one, or the wrong one: a mistyped keyspace, a data
-//! directory that was lost. Beginning there would run every request of the log again. So the first owner of all looks for
-//! signs that there was another: the copy of the checkpoint that lag tools see, and a log whose beginning is gone. They
-//! are signs and nothing more: no position is ever taken from them.
+//! A store without a record of a partition may be new, or the wrong one: a mistyped keyspace, a
+//! lost data directory. Starting there would run every request of the log again. So the very first
+//! owner looks for signs of an earlier one: the copy of the checkpoint for lag tools, and a log
+//! that has lost its beginning. They serve only as signs: no offset is ever taken from them.
 //!
-//! A log whose beginning is gone may also have lost what was accepted before anybody owned its partition. Topics are
-//! made empty and begin at offset 0, so both are refused alike until a person has looked.
+//! A log without its beginning may also have lost requests that were accepted before the partition
+//! had an owner. A new topic begins at offset 0, so both cases are refused alike until a person has
+//! intervened.
 
 use waybill_engine::{Offset, PartitionId, Priority, ShardId, Source, TopicOffsets};
 use waybill_store::{Layout, LayoutGeneration, Store};
@@ -15,21 +16,23 @@ use waybill_topology::shards;
 use super::consumers::EndsReader;
 use super::input::{AcquireError, LogEnds};
 
-/// What the first owner of a partition must know of its logs.
+/// What the first owner of a partition needs to know about its logs.
 #[derive(Clone)]
 pub(super) struct FirstOwner {
-    /// Where they begin and end.
+    /// Reads where they begin and end.
     pub(super) logs: EndsReader,
-    /// Whether a person has said that the partition is to be begun anyway (`scheduler.startWithoutState`).
+    /// Whether a person has allowed the partition to start anyway (`scheduler.startWithoutState`).
     pub(super) may_lack_state: bool,
 }
 
 impl FirstOwner {
-    /// Refuses a shard that nobody has begun, according to the store, though its log says that it was run.
+    /// Refuses a shard that has never run according to the store, although its log shows that it
+    /// has.
     ///
     /// # Errors
     ///
-    /// [`AcquireError::StateElsewhere`] if it was; the others if store or broker cannot be asked.
+    /// [`AcquireError::StateElsewhere`] if it has run; the other variants if the store or the
+    /// broker cannot be read.
     pub(super) async fn check(
         &self,
         store: &dyn Store,
@@ -56,12 +59,12 @@ impl FirstOwner {
         whole(&ends.first)
     }
 
-    /// Where the logs of a partition begin for its first owner, and which topics they are of.
+    /// Where the logs of a partition begin for its first owner, and the IDs of their topics.
     ///
     /// # Errors
     ///
-    /// [`AcquireError::StateElsewhere`] if one has lost its beginning; [`AcquireError::Broker`] if the broker does not
-    /// tell.
+    /// [`AcquireError::StateElsewhere`] if a log has lost its beginning; [`AcquireError::Broker`]
+    /// if the broker does not answer.
     pub(super) async fn beginnings(&self, partition: PartitionId) -> Result<LogEnds, AcquireError> {
         let ends = self.logs.read(partition).await?;
         if !self.may_lack_state {
@@ -71,7 +74,7 @@ impl FirstOwner {
     }
 }
 
-/// Refuses logs that have lost their beginnings, but for replies.
+/// Refuses logs that have lost their beginnings, except for replies.
 fn whole(first: &TopicOffsets) -> Result<(), AcquireError> {
     for (source, topic) in [
         (Source::Requests, "requests"),
@@ -87,8 +90,8 @@ fn whole(first: &TopicOffsets) -> Result<(), AcquireError> {
     Ok(())
 }
 
-/// What says that a log of requests was run before. A copy that lies beyond the end was made of another
-/// topic of this name.
+/// The sign that a log of requests was consumed before. A committed offset beyond the end belongs
+/// to another topic of this name.
 fn was_run(end: Offset, committed: Option<Offset>) -> Option<String> {
     let done = committed.filter(|done| Offset(0) < *done && *done <= end)?;
     Some(format!("requests were done up to offset {done}"))

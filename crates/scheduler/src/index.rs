@@ -1,8 +1,9 @@
-//! Writing entries of the deadline index where a sweep finds them, whatever the clocks say.
+//! Writes entries of the deadline index where a sweep finds them, whatever the clocks say.
 //!
-//! A sweep reads a bucket until it lies well in the past, moves its cursor over it, and then looks at it a
-//! last time. So an entry behind the cursor is met only if it was there before the cursor was: whoever wrote
-//! one reads the cursor *afterwards*, and writes an entry that lies behind it once more, further on.
+//! A sweep reads a bucket until it is well in the past, moves its cursor over it, and then reads it
+//! a last time. So it finds an entry behind the cursor only if the entry was visible before the
+//! cursor moved. The writer of an entry therefore reads the cursor *afterwards*, and writes an
+//! entry that is behind it once more, further on.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,11 +13,11 @@ use waybill_clock::BootTime;
 use waybill_engine::{PartitionId, Timestamp};
 use waybill_store::{DueBucket, DueEntry, Store, StoreError, WriteBatch, Written};
 
-/// How far ahead an entry is written that was late.
+/// How far ahead a late entry is written again.
 const INDEX_LEAD: Duration = Duration::from_secs(1);
 
-/// Writes a commit, and its index entries until the sweeps' cursors lie behind none of them. `now` is the time
-/// that the engines were told.
+/// Writes a commit, and writes its index entries again until none is behind its sweep's cursor.
+/// `now` is the time of the engines' decisions.
 pub async fn write(
     store: &dyn Store,
     batch: WriteBatch,
@@ -44,7 +45,7 @@ pub async fn write(
     Ok(written)
 }
 
-/// How far the index shards of these entries were swept.
+/// The sweep cursors of the index shards of these entries.
 async fn cursors(
     store: &dyn Store,
     due: &[(PartitionId, DueEntry)],
@@ -58,8 +59,8 @@ async fn cursors(
     Ok(try_join_all(reads).await?.into_iter().flatten().collect())
 }
 
-/// The entries behind the cursors, as they are to be written once more. The operations' rows may say an
-/// earlier time: an entry that comes up too late for what is due is harmless.
+/// The entries behind the cursors, as they are written once more. The operations' rows may have an
+/// earlier due time; an entry that comes up later than that is harmless.
 fn late(
     due: &[(PartitionId, DueEntry)],
     cursors: &BTreeMap<PartitionId, DueBucket>,

@@ -1,4 +1,4 @@
-//! Everything that the scheduler's loop wakes for, in one type and through one channel.
+//! All inputs of the scheduler's loop, in one type and through one channel.
 
 use std::sync::{Arc, mpsc};
 
@@ -21,7 +21,7 @@ use crate::control::ControlError;
 pub(super) struct Generation(u64);
 
 impl Generation {
-    /// The next number of all assignments of this process: none is ever another's again.
+    /// The next number among all assignments of this process. Numbers are never reused.
     pub(super) fn next(&mut self) -> Self {
         self.0 += 1;
         *self
@@ -33,119 +33,120 @@ impl Generation {
 pub(super) struct CommitNumber(u64);
 
 impl CommitNumber {
-    /// The next number of all writes of this process.
+    /// The next number among all writes of this process.
     pub(super) fn next(&mut self) -> Self {
         self.0 += 1;
         *self
     }
 }
 
-/// A decoded record on its way to an engine.
+/// A decoded record for an engine.
 #[derive(Debug)]
 pub(super) struct Arrived {
     /// The assignment under which it was read.
     pub generation: Generation,
     /// The shard that it is for.
     pub shard: ShardId,
-    /// What it says.
+    /// The event.
     pub event: Event,
 }
 
-/// Where a partition's records stand when its lease was taken.
+/// The bounds of a partition's logs when its lease was taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LogEnds {
     /// The first offset of each topic.
     pub first: TopicOffsets,
-    /// The next one.
+    /// The next offset of each topic.
     pub next: TopicOffsets,
-    /// The IDs of the topics of requests; `None` where the broker does not tell.
+    /// The IDs of the request topics; `None` if the broker does not report them.
     pub topics: ByPriority<Option<TopicId>>,
 }
 
-/// What the loop reacts to.
+/// An input of the loop.
 #[derive(Debug)]
 pub(super) enum Input {
-    /// What one poll of the consumer of `source` brought: so many records, and how far it read.
+    /// The records of one poll of the consumer of `source`, and how far it read.
     Records {
         source: Source,
         amount: Amount,
         records: Vec<Arrived>,
     },
-    /// Agents that were asked directly have answered.
+    /// Agents that are called directly have replied.
     Answered,
-    /// The broker refuses a step request because of its topic: the reply says that the attempt was not made.
+    /// The broker refused a step request because of its topic. `reply` says that the attempt was
+    /// not made.
     Unsent {
         asker: Asker,
         agent: Arc<str>,
         reply: StepReply,
         why: String,
     },
-    /// The consumer of `source` cannot go on with the partition of a shard.
+    /// The consumer of `source` cannot continue with the partition of a shard.
     Lost {
         source: Source,
         generation: Generation,
         shard: ShardId,
         cause: LostCause,
     },
-    /// A lease was taken, or cannot be.
+    /// The result of acquiring a lease.
     Acquired {
         shard: ShardId,
         generation: Generation,
         result: Result<(HeldLease, LogEnds), AcquireError>,
     },
-    /// A renewal was answered: whether it was written.
+    /// The result of a renewal: whether it was written.
     Renewed {
         shard: ShardId,
         generation: Generation,
         renewal: Renewal,
         result: Result<bool, TaskError>,
-        /// The checkpoint of the whole partition, if it may have moved and is known.
+        /// The checkpoint of the whole partition, if it is known and may have moved.
         copy: Option<Checkpoint>,
     },
-    /// The rows of a commit are durable, or may not be.
+    /// The result of a commit: its rows are durable, or may not be.
     Committed {
         number: CommitNumber,
         result: Result<Written, TaskError>,
     },
-    /// Rows were read.
+    /// The result of reading rows.
     Loaded {
         shard: ShardId,
         generation: Generation,
         result: Result<Vec<(OperationId, RowRead)>, TaskError>,
     },
-    /// Where the inbox ends, asked after the loop had stood still.
+    /// The end of the inbox, read after a pause of the loop.
     InboxEnd {
         shard: ShardId,
         generation: Generation,
         end: Result<Offset, Panicked>,
     },
-    /// A topic of a shard stands still at damaged records, or is read again.
+    /// A topic of a shard is blocked at damaged records, or is read again.
     Blocked {
         source: Source,
         generation: Generation,
         shard: ShardId,
         why: Option<String>,
     },
-    /// Which layout the store has.
+    /// The layout in the store.
     Layout(Result<Option<Layout>, TaskError>),
-    /// A consumer's thread panicked: nothing is read any more.
+    /// A consumer's thread panicked: it reads nothing any more.
     Panicked(Panicked),
-    /// A person or a test starts or stops a shard.
+    /// An operator or a test starts or stops a shard.
     SetRunning {
         shard: ShardId,
         running: bool,
         answer: oneshot::Sender<Result<(), ControlError>>,
     },
-    /// Stop in order.
+    /// Shut down gracefully.
     Shutdown,
 }
 
 /// Why a consumer lost the partition of a shard.
 #[derive(Clone, Debug)]
 pub(super) enum LostCause {
-    /// The offset to read is not in the log (any more, or yet).
+    /// The log does not have the offset to read (any more, or yet).
     OutOfRange,
-    /// The record below the checkpoint is not the one that the checkpoint saw.
+    /// The record below the checkpoint is not the one that the checkpoint was stored for.
     Fingerprint { expected: u64, found: u64 },
     /// The client failed for good.
     Client(String),
@@ -165,34 +166,35 @@ impl std::fmt::Display for LostCause {
     }
 }
 
-/// Why a shard's work could not be owned.
+/// Why a lease could not be acquired.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AcquireError {
     /// The store failed.
     #[error("the lease cannot be taken")]
     Store(#[from] StoreError),
-    /// Its log was run before, and the store knows nothing of it.
+    /// The shard has run before according to its log, but the store has no record of it.
     #[error(
         "the state store has no record of this partition, but {sign}: check that it is the right store (keyspace, data \
          directory) and that no accepted request is missing from the log; to start from what the log still has, set \
          scheduler.startWithoutState: true"
     )]
     StateElsewhere {
-        /// What says so.
+        /// The sign.
         sign: String,
     },
-    /// The work is divided in another way by now.
+    /// The layout has changed since.
     #[error("the layout of shards was changed")]
     LayoutChanged,
-    /// The broker did not tell where the log begins and ends.
+    /// The broker did not report where the log begins and ends.
     #[error("the ends of the log cannot be read: {0}")]
     Broker(String),
-    /// The task that took it panicked.
+    /// The task that acquired it panicked.
     #[error(transparent)]
     Panicked(#[from] Panicked),
 }
 
-/// The sending side of the loop's channel. It never blocks: what may wait there is bounded by the credit of the consumers,
-/// by the one commit, by the one load and renewal a shard that may be under way, and by the step requests that wait for an
-/// acknowledgement. That agents have answered is said once until it is heard; their answers wait with them.
+/// The sending side of the loop's channel. It never blocks. Its length is bounded by the consumers'
+/// credit, by the single commit, by the one load and renewal per shard in flight, and by the
+/// unacknowledged step requests. [`Input::Answered`] is queued once until the loop receives it; the
+/// agents queue the replies themselves.
 pub(super) type Inputs = mpsc::Sender<Input>;

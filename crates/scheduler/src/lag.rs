@@ -4,27 +4,27 @@ use std::collections::VecDeque;
 
 use waybill_engine::{Offset, Timestamp};
 
-/// How many instants are remembered at most. Beyond that every other one is forgotten, and half as many are remembered
-/// from then on, until nothing waits any more.
+/// Maximum number of instants to keep. Beyond it every other one is dropped, and the minimum
+/// distance doubles until no request waits any more.
 const REMEMBERED_MAX: usize = 512;
-/// How far apart they are at least, in microseconds, before any was forgotten.
+/// Initial minimum distance between instants, in microseconds.
 const APART: i64 = 100_000;
 
 /// How far a shard is behind.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
 pub(super) struct Lag {
-    /// Requests that it has not consumed.
+    /// Requests that the shard has not consumed.
     pub records: i64,
-    /// Since when the oldest of them was known to be there, in seconds.
+    /// For how long the oldest of them has been known to exist, in seconds.
     pub seconds: f64,
 }
 
-/// Remembers when the log was seen to end where.
+/// Remembers when the log had which end.
 #[derive(Debug)]
 pub(super) struct LagClock {
-    /// Ends in ascending order, each with the instant at which it was first seen, or one soon after.
+    /// Ends in ascending order, each with the instant at which it was first seen, or shortly after.
     ends: VecDeque<(Offset, Timestamp)>,
-    /// How far apart the next ones are at least, in microseconds.
+    /// Minimum distance between the next instants, in microseconds.
     apart: i64,
 }
 
@@ -38,7 +38,7 @@ impl Default for LagClock {
 }
 
 impl LagClock {
-    /// The log ends at `end` at `now`, of which all below `consumed` is consumed.
+    /// The lag at `now`, with the log ending at `end` and everything below `consumed` consumed.
     pub(super) fn lag(&mut self, end: Offset, consumed: Offset, now: Timestamp) -> Lag {
         if self.ends.back().is_some_and(|(_, at)| *at > now) {
             // The clock was ahead, and was set back.
@@ -61,7 +61,7 @@ impl LagClock {
             let span = now.as_micros() - self.ends[0].1.as_micros();
             self.apart = span / (REMEMBERED_MAX as i64 / 2);
             let mut is_kept = false;
-            // The first stays: since when it has been behind is what is asked for.
+            // The first entry stays: it determines the lag in seconds.
             self.ends.retain(|_| {
                 is_kept = !is_kept;
                 is_kept
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(lag(&mut clock, 1, 20, 10), (10, 0.0));
         assert_eq!(lag(&mut clock, 2, 30, 10), (20, 1.0));
         assert_eq!(lag(&mut clock, 3, 30, 19), (11, 2.0));
-        // What was there at second 1 is consumed; what came at 2 is not.
+        // The records of second 1 are consumed; those of second 2 are not.
         assert_eq!(lag(&mut clock, 4, 30, 20), (10, 2.0));
         assert_eq!(lag(&mut clock, 5, 30, 30), (0, 0.0));
         assert_eq!(lag(&mut clock, 6, 31, 30), (1, 0.0));
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn an_end_that_is_known_late_is_no_lag() {
-        // The end is as of the last fetch, what was consumed is newer.
+        // The end is from the last fetch and may be behind the consumed offset.
         assert_eq!(lag(&mut LagClock::default(), 1, 10, 15), (0, 0.0));
     }
 

@@ -1,14 +1,14 @@
-//! The scheduler: owns the work of shards, each of one partition of the operation topics, and drives
+//! The scheduler: owns shards, each a part of one partition of the operation topics, and drives
 //! their engines.
 //!
-//! One thread runs the loop (`scheduler_loop`) with the engines of all shards of this process; three more
-//! poll the consumers (`consumers`); one producer and one group commit (`commit`) serve all of them, so
-//! that cost does not grow with the number of partitions. `upkeep` takes and keeps the leases that
-//! carry the checkpoints, by the rules of `ownership`. What is due for operations that were handed off
-//! comes from the supervisor, as recoveries.
+//! One thread runs the loop (`scheduler_loop`) with the engines of all shards of this process.
+//! Three more poll the consumers (`consumers`). One producer and one group commit (`commit`) serve
+//! all shards, so that cost does not grow with the number of partitions. `upkeep` acquires and
+//! renews the leases, which carry the checkpoints, by the rules of `ownership`. Recoveries from the
+//! supervisor wake operations that were handed off.
 //!
-//! What must hold here is said where it is kept: rows before messages in `commit`, no act past the
-//! lease in `ownership`, no read beyond the room in `credit`.
+//! The invariants are documented with the code that keeps them: rows before messages in `commit`,
+//! no action after the lease has ended in `ownership`, no read beyond the room in `credit`.
 
 mod admission;
 mod checkpoint_check;
@@ -74,56 +74,59 @@ use self::scheduler_loop::SchedulerLoop;
 use self::unreadable::UnreadableRows;
 use self::view::Views;
 
-/// What the scheduler needs to know.
+/// The scheduler's settings.
 #[derive(Clone, Debug)]
 pub struct SchedulerSettings {
     /// The number of partitions of each agent's topic.
     pub step_partitions: u32,
-    /// The shards that this process is to run.
+    /// The shards that this process runs.
     pub own: Own,
-    /// How many operations may be in memory, over all partitions of the process.
+    /// Maximum number of operations in memory, over all partitions of the process.
     pub in_flight_max: usize,
-    /// How many bytes of requests may be in memory.
+    /// Maximum size of requests in memory, in bytes.
     pub in_flight_bytes_max: usize,
-    /// How many requests of each priority may wait for room, over all partitions of the process.
+    /// Maximum number of requests of each priority that wait for admission, over all partitions of
+    /// the process.
     pub read_ahead_max: usize,
-    /// How many bytes of requests of each priority may wait.
+    /// Maximum size of the waiting requests of each priority, in bytes.
     pub read_ahead_bytes_max: usize,
-    /// How many requests of each priority may be known: those that wait or are under way, and those that are done behind one
-    /// of these, of which each takes some 50 bytes.
+    /// Maximum number of tracked requests of each priority: waiting, in flight, or done behind one
+    /// that is not. Each of the latter takes about 50 bytes.
     pub tracked_requests_max: usize,
-    /// How many high-priority requests go ahead for each normal one, while both wait.
+    /// How many high-priority requests are admitted for each normal one, while both wait.
     pub high_priority_weight: u32,
     /// After how long an operation is handed off to the deadline index.
     pub hand_off_after: Duration,
     /// How long rows of final operations are kept.
     pub retention: Duration,
-    /// How long after complete-by an attempt still has time for its reply to arrive.
+    /// How long after its complete-by an attempt's reply may still arrive.
     pub timeout_grace: Duration,
-    /// How young a request with an id of the server's must be to need no look-up.
+    /// Maximum age of a request with a server-generated id that needs no look-up.
     pub fresh_for: Duration,
-    /// How often the checkpoint moves while records are done.
+    /// How often the checkpoint is stored while records are done.
     pub checkpoint_every: Duration,
-    /// After how many records it moves earlier.
+    /// The number of done records after which it is stored earlier.
     pub checkpoint_records: i64,
     /// How long a lease lasts after each renewal.
     pub lease: Duration,
-    /// How much earlier its owner stops to act.
+    /// How long before its end the owner of a lease stops acting.
     pub lease_margin: Duration,
-    /// Whether a partition that the store knows nothing of is begun though its log was run before.
+    /// Whether to start a partition that the store has no record of, although its log has been
+    /// consumed.
     pub start_without_state: bool,
-    /// After how long without an answer from the store a shard is given up.
+    /// How long a shard waits for an answer from the store before it is given up.
     pub stuck_after: Duration,
-    /// Whether a partition goes on behind requests or recoveries that were not done and are gone from its log.
+    /// Whether a partition continues if unfinished requests or recoveries were deleted from its
+    /// log.
     pub skip_deleted_requests: bool,
-    /// How long a stop waits for operations in flight.
+    /// How long a shutdown waits for operations in flight.
     pub drain: Duration,
     /// How long the supervisor may take to decide about an operation that failed for good, before
-    /// the deadline index reminds it.
+    /// the deadline index triggers the decision again.
     pub supervisor_decision_timeout: Duration,
-    /// Whether every operation's steps are told on the status topic.
+    /// Whether the step states of every operation are published on the status topic.
     pub publish_step_status: bool,
-    /// What the name of a caller's own status topic must begin with, any of these.
+    /// The allowed prefixes of a caller's own status topic.
     pub reply_to_prefixes: Vec<String>,
 }
 
@@ -135,8 +138,8 @@ impl SchedulerSettings {
         }
     }
 
-    /// What may wait between the inbox and the loop: as many replies as operations may be in
-    /// flight, and room for one to arrive while none is.
+    /// How much may be queued between the inbox and the loop: as many replies as operations may be
+    /// in flight, and room for one to arrive while none is.
     fn inbox_room(&self) -> Amount {
         Amount {
             records: self.in_flight_max.max(1),
@@ -145,7 +148,7 @@ impl SchedulerSettings {
     }
 }
 
-/// What the scheduler works with.
+/// The scheduler's dependencies.
 #[derive(Clone)]
 pub struct SchedulerParts {
     /// The state store.
@@ -156,14 +159,14 @@ pub struct SchedulerParts {
     pub topics: Topics,
     /// The workflows that operations may run.
     pub workflows: Arc<Workflows>,
-    /// The layout of shards that the store has.
+    /// The layout of shards in the store.
     pub layout: Layout,
-    /// The reply key of the installation: replies are held against it.
+    /// The reply key of the installation, which verifies replies.
     pub reply_key: ReplyKey,
-    /// Agents that run in this process and are asked without a record; those that are none of these are asked
-    /// over their topics.
+    /// Agents that run in this process and are called without a record. All others are requested
+    /// through their topics.
     pub agents: Vec<NamedHandler>,
-    /// How much each of them may hold.
+    /// Limits of the requests that each of them may queue.
     pub agents_hold: DirectConfig,
 }
 
@@ -175,12 +178,12 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// Starts the scheduler and begins to take the leases of its shards. It reports to `readiness` and
-    /// `liveness`.
+    /// Starts the scheduler, which begins to acquire the leases of its shards. It reports to
+    /// `readiness` and `liveness`.
     ///
     /// # Errors
     ///
-    /// If a Kafka client or a thread cannot be made.
+    /// If a Kafka client or a thread cannot be created.
     pub fn start(
         settings: SchedulerSettings,
         parts: SchedulerParts,
@@ -287,7 +290,7 @@ impl Scheduler {
         })
     }
 
-    /// What starts and stops single shards.
+    /// Starts and stops single shards.
     #[must_use]
     pub fn control(&self) -> Arc<dyn SchedulerControl> {
         Arc::new(Control {
@@ -296,8 +299,9 @@ impl Scheduler {
         })
     }
 
-    /// What asks the scheduler to stop: it reads no further request, lets what is in flight finish
-    /// for as long as its drain lasts, moves the checkpoints and releases the leases.
+    /// Returns a function that stops the scheduler: it reads no further request, waits for
+    /// operations in flight for as long as its drain lasts, stores the checkpoints and releases the
+    /// leases.
     pub fn stopper(&self) -> impl FnOnce() + Send + 'static {
         let sender = self.sender.clone();
         move || {
@@ -305,7 +309,7 @@ impl Scheduler {
         }
     }
 
-    /// Resolves when the scheduler has ended: in order after a stop, or because it failed.
+    /// Resolves when the scheduler has ended: gracefully after a stop, or because it failed.
     ///
     /// # Errors
     ///

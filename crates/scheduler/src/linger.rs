@@ -1,36 +1,37 @@
-//! The linger of group commits: when a commit waits for more rows.
+//! The linger of group commits: how long a commit waits for more rows.
 
 use std::time::{Duration, Instant};
 
-/// A commit behind one of many rows begins no sooner than this after it: decisions gather that share the rows' sync and
-/// the messages' requests.
+/// Minimum time between a commit of many rows and the next one. Decisions that accumulate meanwhile
+/// share the sync of the rows and the requests of the messages.
 const LINGER: Duration = Duration::from_millis(1);
-/// So many rows are many. Behind fewer there is little to share, and operations that are alone must not wait at each of
-/// their steps.
+/// This many rows are many. With fewer there is little to share, and a lone operation must not wait
+/// at each of its steps.
 const MANY_ROWS: usize = 4;
 
-/// Whether the next commit waits.
+/// Decides whether the next commit waits.
 #[derive(Debug, Default)]
 pub(super) struct GroupCommitLinger {
-    /// Before this no commit begins.
+    /// No commit begins before this.
     until: Option<Instant>,
-    /// Whether one was held back since the last one began.
+    /// Whether a commit was held back since the last one began.
     holds: bool,
 }
 
 impl GroupCommitLinger {
-    /// Whether the next commit has to wait at `now`. Asked whenever one could begin.
+    /// Whether the next commit must wait at `now`. Called whenever a commit could begin.
     pub(super) fn holds_back(&mut self, now: Instant) -> bool {
         self.holds = self.until.is_some_and(|until| now < until);
         self.holds
     }
 
-    /// A commit of so many rows began.
+    /// A commit of this many rows began.
     pub(super) fn began(&mut self, now: Instant, rows: usize) {
         self.until = (rows >= MANY_ROWS).then(|| now + LINGER);
     }
 
-    /// How long that what was held back has to wait still: none at all, if its time came since. `None` if nothing was.
+    /// The remaining wait of a held-back commit: zero if it may begin now. `None` if none is held
+    /// back.
     pub(super) fn rest(&self, now: Instant) -> Option<Duration> {
         let until = self.until.filter(|_| self.holds)?;
         Some(until.saturating_duration_since(now))

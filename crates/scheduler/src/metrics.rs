@@ -1,4 +1,4 @@
-//! The scheduler's metrics. Handles are made once; nothing is looked up by name on the way.
+//! The scheduler's metrics. Handles are created once, so that hot paths look nothing up by name.
 
 use std::time::Duration;
 
@@ -132,7 +132,7 @@ const OLDEST: Metric<Gauge, 3> = Metric::new(
     ["partition", "shard", "state"],
 );
 
-/// All of them.
+/// All metrics of the scheduler.
 pub fn declared() -> Vec<&'static dyn Declared> {
     const OTHERS: &[&dyn Declared] = &[
         &COMMIT_DURATION,
@@ -171,15 +171,15 @@ const fn of_shard<K: Kind>(name: &'static str, help: &'static str) -> Metric<K, 
     Metric::new(name, help, ["partition", "shard"])
 }
 
-/// Of the requests of a priority: `normal` or `high`.
+/// A metric of the requests of a priority: `normal` or `high`.
 const fn of_priority<K: Kind>(name: &'static str, help: &'static str) -> Metric<K, 3> {
     Metric::new(name, help, ["partition", "shard", "priority"])
 }
 
-/// Where the engine counts something.
+/// Returns the engine's count.
 type CountOf = fn(&EngineStats) -> u64;
 
-/// Counters of a shard, and where the engine counts each.
+/// The counters of a shard, each with the function that returns the engine's count.
 static ENGINE_COUNTERS: [(Metric<Counter, 2>, CountOf); 29] = [
     (
         of_shard("waybill_operations_created_total", "Operations created"),
@@ -383,36 +383,36 @@ static ENGINE_COUNTERS: [(Metric<Counter, 2>, CountOf); 29] = [
     ),
 ];
 
-/// So many shards divide the work.
+/// Sets the number of shards.
 pub(super) fn show_layout(shards: u32) {
     LAYOUT_SHARDS.of([]).set(f64::from(shards));
 }
 
-/// Requests are kept for so long.
+/// Sets how long requests are kept.
 pub fn show_requests_retention(retention: Duration) {
     REQUESTS_RETENTION.of([]).set(retention.as_secs_f64());
 }
 
-/// An alert of this kind was raised.
+/// Counts an alert of this kind.
 pub(super) fn alert_raised(kind: AlertKind) {
     ALERTS_RAISED.of([kind.as_str()]).increment(1);
 }
 
-/// Of the group commits.
+/// The metrics of group commits.
 pub(super) struct CommitMetrics {
-    /// How long a commit takes, from its beginning until it is durable.
+    /// The duration of a commit, from its beginning until it is durable.
     pub duration: Histogram,
-    /// How many rows it writes.
+    /// The number of rows in a commit.
     pub rows: Histogram,
     /// Batches whose messages were not sent because the lease had ended.
     pub fenced: Counter,
-    /// Commits that the store did not say were durable, though it was asked for as long as it may be.
+    /// Commits that the store did not confirm as durable within the allowed time.
     pub failed: Counter,
 }
 
 impl CommitMetrics {
     pub(super) fn new() -> Self {
-        // Shown from the beginning, though their handles are only taken when something happens.
+        // Exported from the start, although their handles are only created when something happens.
         for rare in [LEASES_LOST, UNSENDABLE, COPIES_DROPPED] {
             rare.of([]).increment(0);
         }
@@ -431,7 +431,7 @@ impl CommitMetrics {
     }
 }
 
-/// Of one shard.
+/// The metrics of one shard.
 pub(super) struct PartitionMetrics {
     in_flight: Gauge,
     priorities: ByPriority<PriorityMetrics>,
@@ -440,7 +440,7 @@ pub(super) struct PartitionMetrics {
     counters: Vec<(Counter, CountOf)>,
 }
 
-/// Of the requests of one priority.
+/// The metrics of the requests of one priority.
 struct PriorityMetrics {
     waiting: Gauge,
     checkpoint: Gauge,
@@ -450,18 +450,18 @@ struct PriorityMetrics {
     lag_seconds: Gauge,
 }
 
-/// How far a shard is with the requests of one priority.
+/// The progress of a shard with the requests of one priority.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PriorityView {
-    /// Requests that wait for room.
+    /// Requests that wait for admission.
     pub waiting: usize,
-    /// Below it all are done.
+    /// The offset below which all are done.
     pub checkpoint: Offset,
-    /// What holds it.
+    /// The operation that holds the checkpoint.
     pub held_by: Option<HeldView>,
-    /// Below it all have a row or an answer.
+    /// The offset below which all have a row or an answer.
     pub consumed: Offset,
-    /// How far that is behind the end.
+    /// How far `consumed` is behind the end.
     pub lag: Lag,
 }
 
@@ -481,7 +481,7 @@ impl PriorityMetrics {
     fn show(&self, view: &PriorityView, now: Timestamp) {
         self.waiting.set(view.waiting as f64);
         self.checkpoint.set(view.checkpoint.0 as f64);
-        // What waits for room holds it up as the backlog does, of which the lag tells.
+        // A request that waits for admission is part of the backlog, which the lag shows.
         let held = view.held_by.filter(|held| !held.waits);
         let held = held.map(|held| seconds_between(held.since_us, now));
         self.checkpoint_age.set(held.unwrap_or_default());
@@ -490,7 +490,7 @@ impl PriorityMetrics {
         self.lag_seconds.set(view.lag.seconds);
     }
 
-    /// Those that say nothing of a shard that another process has.
+    /// The gauges to reset when another process owns the shard.
     fn gauges(&self) -> [&Gauge; 4] {
         [
             &self.waiting,
@@ -520,14 +520,14 @@ impl PartitionMetrics {
         }
     }
 
-    /// Adds what the engine has counted.
+    /// Adds the engine's counts.
     pub(super) fn count(&self, stats: &EngineStats) {
         for (counter, count) in &self.counters {
             counter.increment(count(stats));
         }
     }
 
-    /// Shows what is in memory.
+    /// Updates the number of operations in memory and their ages.
     pub(super) fn show_census(&self, census: &[Census], now: Timestamp) {
         for ((operations, oldest), counted) in self.operations.iter().zip(census) {
             operations.set(counted.operations as f64);
@@ -535,7 +535,7 @@ impl PartitionMetrics {
         }
     }
 
-    /// The shard is not one of this process any more.
+    /// Resets the gauges: the shard no longer belongs to this process.
     pub(super) fn forget(&self) {
         let of_priorities = Priority::ALL
             .into_iter()
@@ -551,7 +551,7 @@ impl PartitionMetrics {
             .for_each(|gauge| gauge.set(0.0));
     }
 
-    /// Shows how far the shard is.
+    /// Updates the gauges of the shard's progress.
     pub(super) fn show(
         &self,
         view: &SchedulerView,

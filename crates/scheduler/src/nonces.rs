@@ -1,11 +1,12 @@
-//! Nonces: the proof that a reply answers a request that the scheduler has sent.
+//! Nonces prove that a reply answers a request that the scheduler has sent.
 //!
-//! The nonce of an attempt is the first 16 bytes of HMAC-SHA256, under the reply key of the installation, over what names
-//! the attempt: operation, epoch, attempt, action and step. So nothing is stored for it, every scheduler of the
-//! installation derives the same one, and an attempt that is sent again has the nonce that it had before.
+//! The nonce of an attempt is the first 16 bytes of an HMAC-SHA256 under the installation's reply
+//! key, over the identity of the attempt: operation, epoch, attempt, action and step. So nothing is
+//! stored for it, every scheduler of the installation derives the same nonce, and a request that is
+//! sent again has the same nonce.
 //!
-//! What must hold: a reply without the nonce of its attempt never reaches an engine. A writer on `step-replies` that
-//! cannot read the agents' topics cannot make an operation go on.
+//! What must hold: a reply without the nonce of its attempt never reaches an engine. A client that
+//! can write to `step-replies` but cannot read the agents' topics cannot advance an operation.
 
 use anyhow::Context as _;
 use hmac::{Hmac, KeyInit as _, Mac as _};
@@ -28,7 +29,7 @@ pub async fn reply_key(store: &dyn Store) -> anyhow::Result<ReplyKey> {
 /// Derives and verifies nonces.
 #[derive(Clone)]
 pub(super) struct Nonces {
-    /// With the key hashed in: an attempt costs no key schedule and no allocation.
+    /// With the key already hashed in: a nonce costs no key schedule and no allocation.
     keyed: Hmac<Sha256>,
 }
 
@@ -52,7 +53,7 @@ impl Nonces {
         Self { keyed }
     }
 
-    /// The nonce that a request is sent with.
+    /// The nonce for a request.
     pub(super) fn of_request(&self, request: &StepRequest) -> Nonce {
         let StepRequest {
             operation,
@@ -70,7 +71,7 @@ impl Nonces {
         first_bytes(self.over_reply(reply))
     }
 
-    /// Whether a reply has the nonce of its request, in a time that does not depend on how much of it is right.
+    /// Verifies the nonce of a reply in constant time.
     pub(super) fn verify(&self, reply: &StepReply) -> Result<(), Unproven> {
         let Nonce(nonce) = reply.nonce.ok_or(Unproven::Missing)?;
         let expected = self.over_reply(reply);
@@ -90,7 +91,8 @@ impl Nonces {
         self.over(*operation, *epoch, *attempt, *action, step)
     }
 
-    /// All but the step has a fixed length, and the step ends it: no two attempts have the same bytes.
+    /// All fields but the step have a fixed length, and the step comes last: no two attempts have
+    /// the same bytes.
     fn over(
         &self,
         operation: OperationId,
@@ -146,7 +148,7 @@ mod tests {
         StepReply::to(&request(), Outcome::Success { outputs })
     }
 
-    /// Made by Python's `hmac`: schedulers of two versions have to agree.
+    /// Expected value from Python's `hmac`: schedulers of two versions must agree.
     #[test]
     fn the_derivation_has_not_changed_by_accident() {
         let Nonce(nonce) = request().nonce.unwrap();

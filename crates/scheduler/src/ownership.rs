@@ -1,16 +1,16 @@
-//! Owning a shard's work: taking its lease, keeping it, and knowing when it has ended.
+//! Ownership of a shard: acquiring its lease, renewing it, and knowing when it has ended.
 //!
 //! What must hold here:
 //!
 //! * **The owner is a nonce of this process**, never a host or pod name.
-//! * **Time is counted from before the request left.** A lease ends `duration - margin` after the
-//!   instant at which its last successful renewal was *sent*, on a clock that also counts the time for which
-//!   the machine was suspended. A commit that is acknowledged later than that does not count.
-//! * **A silent owner is waited for.** A candidate takes a foreign lease only after it has seen it
-//!   unchanged for its duration and the margin; an exclusive store needs no waiting, since no older
-//!   owner can live.
-//! * **The first act of an owner is reading**: checkpoint, end offsets and rows are read only after
-//!   the lease was taken.
+//! * **Time is counted from before the request was sent.** A lease ends `duration - margin` after
+//!   the instant at which its last successful renewal was *sent*, on a clock that also counts
+//!   suspended time. A commit that is acknowledged later than that does not count.
+//! * **A candidate waits for a silent owner.** It takes another owner's lease only after it has
+//!   seen it unchanged for its duration plus the margin. An exclusive store needs no wait, since no
+//!   older owner can be running.
+//! * **A new owner reads first**: it reads checkpoint, end offsets and rows only after it has the
+//!   lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,12 +28,12 @@ use super::checkpoint_check::remember_topics;
 use super::foreign_state::FirstOwner;
 use super::input::AcquireError;
 
-/// How long leases last and how they are judged.
+/// How long leases last.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeaseTerms {
     /// How long an owner may act after a renewal.
     pub duration: Duration,
-    /// What both sides allow for clock drift and delay.
+    /// The allowance for clock drift and delay on both sides.
     pub margin: Duration,
 }
 
@@ -42,17 +42,19 @@ pub(super) struct LeaseTerms {
 pub(super) struct HeldLease {
     /// The row as it was last written.
     pub row: Lease,
-    /// The stamps of this ownership lie above this.
+    /// The lower bound of this ownership's stamps.
     pub stamp_floor: Stamp,
     /// Until when this owner may act.
     pub valid_until: BootTime,
 }
 
-/// Takes the lease of a shard of a generation of `layout`, waiting for a silent owner's to run out, and for
-/// the owners of those that it follows. Gives up only when the store fails, or has another layout by then.
+/// Acquires the lease of a shard of a generation of `layout`. Waits for the lease of a silent owner
+/// to expire, and for the owners of the shards that it follows. Returns early only if the store
+/// fails, or has another layout by then.
 ///
-/// The first owner of all stores where the logs begin, and which topics they are of, in the same write that takes the
-/// lease: whatever becomes of it, a log that has lost its beginning since, or was made anew, is not taken for a new one.
+/// The very first owner stores where the logs begin, and the IDs of their topics, in the same write
+/// that takes the lease. So a log that later loses its beginning, or is recreated, is never
+/// mistaken for a new one.
 pub(super) async fn acquire(
     store: Arc<dyn Store>,
     layout: &Layout,
@@ -109,10 +111,10 @@ pub(super) async fn acquire(
     }
 }
 
-/// Sees to it that the sweep of a shard begins no later than now: one that never had a cursor gets one,
-/// durably, before anything is written that is to be found.
+/// Ensures that the sweep of a shard begins no later than now: stores a cursor if there is none,
+/// before any entry is written.
 pub async fn begin_index(store: &dyn Store, shard: PartitionId) -> Result<(), StoreError> {
-    // The time from before it is looked: somebody else may set it, and write entries, meanwhile.
+    // Read the clock first: another process may set the cursor and write entries meanwhile.
     let cursor = DueBucket::of(wall_clock());
     match store.due_cursor(shard).await? {
         Some(_) => Ok(()),
@@ -120,14 +122,15 @@ pub async fn begin_index(store: &dyn Store, shard: PartitionId) -> Result<(), St
     }
 }
 
-/// The stamp limit of a new ownership: two leases above the old limit, which is its floor, or above
-/// the time, whichever is later.
+/// The stamp limit of a new ownership: two lease durations above the old limit, which is its floor,
+/// or above the current time, whichever is later.
 fn first_limit(limit_before: Stamp, now: Timestamp, duration: Duration) -> Stamp {
     Stamp((Timestamp(limit_before.0).max(now) + duration * 2).as_micros())
 }
 
-/// The stamp limit of a renewed lease: two leases ahead of the time and of the last stamp, and never lowered. (After
-/// a backward step of the clock the stamps go on where they are, however long it takes the time to get there.)
+/// The stamp limit of a renewed lease: two lease durations ahead of the time and of the last stamp,
+/// and never lower than before. (After a backward step of the clock stamps continue from their last
+/// value, however long the time takes to catch up.)
 fn raised_limit(limit: Stamp, last: Stamp, now: Timestamp, duration: Duration) -> Stamp {
     Stamp(
         limit
@@ -136,7 +139,7 @@ fn raised_limit(limit: Stamp, last: Stamp, now: Timestamp, duration: Duration) -
     )
 }
 
-/// What a renewal writes.
+/// A renewal and its effect.
 #[derive(Clone, Debug)]
 pub(super) struct Renewal {
     /// The row to write.
@@ -146,8 +149,8 @@ pub(super) struct Renewal {
 }
 
 impl HeldLease {
-    /// The renewal that moves the lease to `checkpoint` and `consumed`; with `release`, the last
-    /// one, after which the partition has no owner. `last_stamp` is the engine's.
+    /// The renewal that stores `checkpoint` and `consumed`; with `release`, the last one, after
+    /// which the shard has no owner. `last_stamp` is the engine's.
     pub(super) fn renewal(
         &self,
         terms: LeaseTerms,
@@ -174,7 +177,7 @@ impl HeldLease {
         }
     }
 
-    /// Takes over what a successful renewal wrote.
+    /// Adopts a successful renewal.
     pub(super) fn renewed(&mut self, renewal: Renewal) {
         self.row = renewal.row;
         self.valid_until = renewal.valid_until;
@@ -225,7 +228,8 @@ mod tests {
         let renewed_at = BootTime::from_micros(60_000_000);
         let lease = held(renewed_at + Duration::from_secs(9));
         assert!(lease.is_valid_at(renewed_at + Duration::from_secs(8)));
-        // The machine was suspended for an hour right after the renewal, and its monotonic clock stood still.
+        // The machine was suspended for an hour right after the renewal, and its monotonic clock
+        // was stopped.
         assert!(!lease.is_valid_at(renewed_at + Duration::from_secs(3_600)));
     }
 

@@ -1,4 +1,5 @@
-//! One shard as the loop sees it: wanted or not, owned or not, and what it owns with it.
+//! One shard in the loop: whether it should run, whether it is owned, and the state of its
+//! ownership.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,50 +19,51 @@ use super::input::Generation;
 use super::ownership::HeldLease;
 use crate::control::ControlError;
 
-/// How long a shard counts as blocked after a step request was refused: longer than the engine waits before it asks again,
-/// which is a minute at most, so that readiness does not change while the cause lasts.
+/// How long a shard counts as blocked after a refused step request. It exceeds the engine's wait
+/// before a retry, which is at most a minute, so that readiness does not change while the cause
+/// persists.
 const UNSENT_SHOWN_FOR: Duration = Duration::from_secs(90);
 /// The time since the refusal is rounded down to this, in seconds, so that readiness changes rarely.
 const SHOWN_EVERY_S: u64 = 5;
 
-/// How long a shard that is being stopped waits for the commit under way.
+/// How long a stopping shard waits for the commit in flight.
 const RELEASE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// A shard that this process is to run.
+/// A shard that this process is assigned.
 pub(super) struct Slot {
     /// Whether it should run.
     pub wanted: bool,
-    /// Its newest assignment.
+    /// Its latest assignment.
     pub generation: Generation,
-    /// Not taken again before this.
+    /// It is not acquired again before this.
     pub rest_until: Option<Instant>,
-    /// Who waits for it to run or to stand still.
+    /// Callers that wait for it to run or to stop.
     pub answers: Vec<(bool, oneshot::Sender<Result<(), ControlError>>)>,
-    /// Its logs that are other ones than a checkpoint was taken on, and it is to go on all the same.
+    /// Logs that do not match the checkpoint, if the shard is to continue anyway.
     pub differing: Option<Differing>,
-    /// Why it was dropped, until it runs again.
+    /// Why it was dropped; cleared when it runs again.
     pub dropped_for: Option<String>,
-    /// What it is doing.
+    /// Its current state.
     pub state: SlotState,
 }
 
-/// Logs of requests that do not fit a checkpoint, as was found out while they were read.
+/// Request logs whose mismatch with the checkpoint was found while they were read.
 pub(super) struct Differing {
-    /// The checkpoint, as it stands in the store.
+    /// The checkpoint in the store at that time.
     pub judged: Checkpoint,
-    /// How each of them differs.
+    /// The mismatch of each.
     pub logs: ByPriority<Option<CheckpointMismatch>>,
 }
 
-/// What a shard is doing.
+/// The state of a shard.
 pub(super) enum SlotState {
-    /// Nothing.
+    /// It does not run.
     Idle,
-    /// Its lease is being taken.
+    /// Its lease is being acquired.
     Acquiring,
     /// It runs.
     Owned(Box<Owned>),
-    /// It cannot run until a person has looked at the reason.
+    /// It cannot run until a person has intervened.
     Refused(String),
 }
 
@@ -69,26 +71,27 @@ pub(super) enum SlotState {
 pub(super) struct Owned {
     pub engine: PartitionEngine,
     pub lease: HeldLease,
-    /// What it takes of its partition.
+    /// Which records of its partition it takes.
     pub filter: ShardFilter,
-    /// The checkpoint as it stands in the store. The lease's own may pass over what is gone before that is written.
+    /// The checkpoint in the store. The lease's own may be ahead, past deleted records, until it is
+    /// written.
     pub stored: Checkpoint,
-    /// Since when a read of rows is under way, if one is.
+    /// Since when a read of rows has been in flight, if one is.
     pub loading_since: Option<Instant>,
-    /// Whether a renewal is under way.
+    /// Whether a renewal is in flight.
     pub renewing: bool,
-    /// Whether the lease row is as it was last written: not after a renewal that had no answer.
+    /// Whether the lease row is known to be as last written: not after a renewal without an answer.
     pub row_is_known: bool,
-    /// Whether the lease may have been given back: nothing is sent from then on.
+    /// Whether the lease may have been released: no message is sent from then on.
     pub release_sent: bool,
     pub renewal_sent_at: BootTime,
-    /// Since when the shard is being stopped: it takes no new batch from then on.
+    /// Since when the shard has been stopping: it takes no new batch from then on.
     pub releasing_since: Option<Instant>,
-    /// Whether the end of the inbox is being asked for, and no time-out may be applied before.
+    /// Whether the end of the inbox is being read. No time-out may be applied before that.
     pub inbox_end_awaited: bool,
-    /// Which of its topics stand still at damaged records, and what is said of them.
+    /// Its topics that are blocked at damaged records, each with a description.
     pub blocked: Vec<(Source, String)>,
-    /// Agents of which a step request was refused because of its topic: when that was last, and why.
+    /// Agents with a step request that was refused because of its topic: when last, and why.
     pub unsent: BTreeMap<Arc<str>, (Instant, String)>,
 }
 
@@ -113,7 +116,7 @@ impl Slot {
         }
     }
 
-    /// Whether requests wait with it that it may begin with.
+    /// Whether requests wait for admission that it may start.
     pub(super) fn has_waiting(&self) -> bool {
         let SlotState::Owned(owned) = &self.state else {
             return false;
@@ -123,7 +126,8 @@ impl Slot {
             && priorities.any(|priority| owned.engine.waiting(priority).requests > 0)
     }
 
-    /// Whether it has done all that a layout leaves to it: what waits beyond is for others.
+    /// Whether it has done all records below its end in a layout. Later records belong to other
+    /// shards.
     pub(super) fn has_reached_end(&self, layout: &Layout) -> bool {
         let SlotState::Owned(owned) = &self.state else {
             return false;
@@ -132,20 +136,20 @@ impl Slot {
         end.is_some_and(|end| owned.engine.checkpoint().at.reach(&end))
     }
 
-    /// Drops what is owned and rests before the lease is taken again.
+    /// Drops the ownership, and pauses before the lease is acquired again.
     pub(super) fn rest(&mut self, duration: Duration) {
         self.state = SlotState::Idle;
         self.rest_until = Some(Instant::now() + duration);
     }
 
-    /// The lease was given back.
+    /// The lease was released.
     pub(super) fn released(&mut self) {
         self.dropped_for = None;
         self.state = SlotState::Idle;
         self.rest_until = None;
     }
 
-    /// Whether it runs under another layout than this one, and has nothing left to do there.
+    /// Whether it runs under another layout than this one, and has finished its part there.
     pub(super) fn is_to_follow(&self, layout: &Layout) -> bool {
         let SlotState::Owned(owned) = &self.state else {
             return false;
@@ -154,14 +158,15 @@ impl Slot {
         let Some(end) = owned.end_in(layout) else {
             return row.key.generation != layout.generation();
         };
-        // What it had begun before it knew of the end, it finishes; what only waits beyond it is left.
+        // It finishes the operations that it started before it knew the end; requests beyond the
+        // end stay.
         let mut priorities = Priority::ALL.into_iter();
         !priorities.any(|priority| owned.engine.has_begun(priority))
             && row.checkpoint.at.reach(&end)
     }
 
-    /// Begins anew under a layout, if it was not running: what was being taken, or stood in the way, was
-    /// another's.
+    /// Starts over under a new layout, if it was not running: an acquisition or a refusal belonged
+    /// to the old layout.
     pub(super) fn look_again(&mut self, next: Generation) {
         if let SlotState::Acquiring | SlotState::Refused(_) = self.state {
             self.state = SlotState::Idle;
@@ -170,7 +175,7 @@ impl Slot {
         self.rest_until = None;
     }
 
-    /// Whether it is in the state that a caller asked for.
+    /// Whether it is in the state that a caller requested.
     pub(super) fn is(&self, running: bool) -> bool {
         match &self.state {
             SlotState::Owned(_) => running,
@@ -180,7 +185,7 @@ impl Slot {
         }
     }
 
-    /// Answers those who waited for the state that it is in now.
+    /// Answers the callers that wait for its current state.
     pub(super) fn answer(&mut self, shard: ShardId) {
         for (running, answer) in std::mem::take(&mut self.answers) {
             if self.is(running) {
@@ -229,13 +234,14 @@ impl Owned {
         }
     }
 
-    /// Notes that a step request for an agent was refused. Returns whether that is news.
+    /// Notes that a step request for an agent was refused. Returns whether it is the first, or
+    /// the first for [`UNSENT_SHOWN_FOR`].
     pub(super) fn note_unsent(&mut self, agent: Arc<str>, why: String) -> bool {
         let before = self.unsent.insert(agent, (Instant::now(), why));
         before.is_none_or(|(at, _)| at.elapsed() >= UNSENT_SHOWN_FOR)
     }
 
-    /// What blocks it, or some of its operations; `None` if nothing does.
+    /// Why it, or some of its operations, are blocked; `None` if they are not.
     pub(super) fn why_blocked(&self) -> Option<String> {
         let refused = self.unsent.iter();
         let refused = refused.filter(|(_, (at, _))| at.elapsed() < UNSENT_SHOWN_FOR);
@@ -251,7 +257,7 @@ impl Owned {
         (!all.is_empty()).then(|| all.join("; "))
     }
 
-    /// The partition that it reads.
+    /// The partition that the shard reads.
     pub(super) fn partition(&self) -> PartitionId {
         self.lease.row.partition
     }
@@ -276,8 +282,8 @@ impl Owned {
             || (records > 0 && since >= settings.checkpoint_every)
     }
 
-    /// Whether a stopping shard may give its lease back: nothing of it is on its way any more,
-    /// or it has waited long enough. What is not acknowledged then is found again by replaying.
+    /// Whether a stopping shard may release its lease: no row or message of it is in flight, or it
+    /// has waited long enough. The next owner replays what is not acknowledged by then.
     pub(super) fn may_release(&self, involved: bool) -> bool {
         self.releasing_since
             .is_some_and(|since| !involved || since.elapsed() >= RELEASE_PATIENCE)

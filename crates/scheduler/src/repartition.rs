@@ -1,10 +1,10 @@
-//! Following the layout: which shards this process runs, and what becomes of them when the layout is
-//! replaced by another.
+//! Follows the layout: which shards this process runs, and how they end when another layout
+//! replaces it.
 //!
-//! What must hold: the shards of a layout that has ended take no new batch, finish the commit that is
-//! under way, and give their leases back; those of the new one begin when all that they follow were taken
-//! (`ownership`), wherever those ran. Shards whose partition is another in the new layout go on until they have
-//! read the one that they leave to its end.
+//! What must hold: the shards of a layout that has ended take no new batch, finish the commit in
+//! flight, and release their leases. A shard of the new layout begins once all shards that it
+//! follows were taken over (`ownership`), wherever they ran. A shard whose partition changes in the
+//! new layout continues until it has read its old partition to the end.
 
 use std::time::Instant;
 
@@ -20,19 +20,19 @@ use super::tasks::{self, Task, TaskError};
 /// Which shards a process runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Own {
-    /// All of whatever layout is in force.
+    /// All shards of the current layout.
     All,
-    /// From the first to the last, those that the layout has.
+    /// The shards from the first to the last, as far as the layout has them.
     Range {
-        /// The first one.
+        /// The first shard.
         first: ShardId,
-        /// The last one, included.
+        /// The last shard, inclusive.
         last: ShardId,
     },
 }
 
 impl Own {
-    /// Those of a sharding scheme.
+    /// The shards of a sharding scheme.
     pub fn of(self, scheme: ShardingScheme) -> impl Iterator<Item = ShardId> {
         scheme.all().filter(move |shard| match self {
             Self::All => true,
@@ -42,11 +42,11 @@ impl Own {
 }
 
 impl SchedulerLoop {
-    /// Asks for the layout, as often as leases are renewed: it is one small read for all shards.
+    /// Reads the layout, as often as leases are renewed: it is one small read for all shards.
     pub(super) fn read_layout(&mut self) {
         let (asked_at, is_awaited) = self.layout_asked;
         let rest = match is_awaited {
-            // An answer that is this late is not waited for any longer.
+            // Stop waiting for the answer after this long.
             true => self.settings.stuck_after,
             false => self.settings.lease / 3,
         };
@@ -65,7 +65,7 @@ impl SchedulerLoop {
         );
     }
 
-    /// Takes over the layout that the store has, if it is a newer one.
+    /// Adopts the layout in the store, if it is newer.
     pub(super) fn layout_read(&mut self, result: Result<Option<Layout>, TaskError>) {
         self.layout_asked.1 = false;
         let layout = match result {
@@ -75,7 +75,7 @@ impl SchedulerLoop {
                 return;
             }
             Err(error) => {
-                // Once for each time that it cannot be read: it is asked for again and again.
+                // Log once for each series of failures, since the read is repeated.
                 if !std::mem::replace(&mut self.layout_unread, true) {
                     tracing::warn!(error = %chain(&error), "the layout of shards cannot be read");
                 }
@@ -109,7 +109,7 @@ impl SchedulerLoop {
         self.views.relay(self.settings.own, &self.layout);
     }
 
-    /// Forgets the shards that the layout does not have, once they stand still.
+    /// Forgets the shards that the layout does not have, once they are stopped.
     pub(super) fn forget_gone(&mut self) {
         let scheme = self.layout.scheme();
         self.slots.retain(|shard, slot| {

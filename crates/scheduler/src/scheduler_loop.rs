@@ -1,19 +1,19 @@
 //! The loop that drives the engines of all shards of this process.
 //!
-//! One thread owns every engine. It takes what arrived, applies all of it, hands everything that
-//! changed to one group commit, sends the messages once the commit is durable, and lets their
-//! acknowledgements move the checkpoints. While a commit is under way it goes on applying: what
-//! comes meanwhile is the next commit. So batches grow with the load; a commit waits for company only
-//! when another with many rows began less than a millisecond before it.
+//! One thread owns every engine. It receives inputs, applies them, hands everything that changed to
+//! one group commit, sends the messages once the commit is durable, and lets their acknowledgements
+//! move the checkpoints. While a commit is in flight it keeps applying inputs, whose changes form
+//! the next commit. So batches grow with the load. A commit waits for more rows only if another
+//! with many rows began less than a millisecond before.
 //!
 //! What must hold here:
 //!
 //! * a message is sent only after the commit that holds its row, and only while the lease is valid;
-//! * a shard whose lease is lost drops its engine and everything that was on its way for it;
-//! * whatever the loop waits for ends: a task that panics says so, and a shard whose rows are written or read for too
-//!   long without an answer is given up;
-//! * the loop never blocks on the store, on a lease or on a consumer; on a full producer queue it
-//!   waits for a second a shard at most, and then begins it again.
+//! * a shard whose lease is lost drops its engine and all its work in flight;
+//! * every wait ends: a task that panics reports it, and a shard whose rows are written or read for
+//!   too long without an answer is given up;
+//! * the loop never blocks on the store, on a lease or on a consumer. On a full producer queue it
+//!   waits for at most a second per shard, and then restarts the shard.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -44,14 +44,14 @@ use super::upkeep::RETRY_AFTER;
 use super::view::Views;
 use crate::control::ControlError;
 
-/// How many inputs are applied before the loop looks after commits and leases again.
+/// Maximum number of inputs that are applied before the loop handles commits and leases again.
 const INPUTS_PER_TURN_MAX: usize = 256;
-/// How long the loop sleeps at most when nothing arrives.
+/// Maximum sleep of the loop when no input arrives.
 const TURN_MAX: Duration = Duration::from_millis(50);
-/// How often the views that the admin port shows are renewed.
+/// How often the views on the admin port are updated.
 const VIEW_INTERVAL: Duration = Duration::from_millis(200);
 
-/// The loop and all that it owns.
+/// The loop and its state.
 pub(super) struct SchedulerLoop {
     pub settings: SchedulerSettings,
     pub engine_config: Arc<EngineConfig>,
@@ -67,11 +67,11 @@ pub(super) struct SchedulerLoop {
     pub unloadable: UnreadableRows,
     pub slots: BTreeMap<ShardId, Slot>,
     pub layout: Layout,
-    /// When the layout was last asked for, and whether the answer is awaited.
+    /// When the layout was last requested, and whether the answer is outstanding.
     pub layout_asked: (Instant, bool),
-    /// Whether it could not be read, or not be followed, when it was last asked for: logged once.
+    /// Whether the last attempt to read or follow the layout failed; logged once.
     pub layout_unread: bool,
-    /// The newest assignment of any shard.
+    /// The latest assignment of any shard.
     pub assigned: Generation,
     pub clock: Clock,
     /// The shard whose requests were admitted first in the last round.
@@ -81,7 +81,7 @@ pub(super) struct SchedulerLoop {
 }
 
 impl SchedulerLoop {
-    /// Runs until a shutdown is through, or the store fails.
+    /// Runs until a shutdown is complete, or the store fails.
     pub(super) fn run(mut self) -> anyhow::Result<()> {
         let mut viewed = Instant::now();
         loop {
@@ -114,7 +114,7 @@ impl SchedulerLoop {
         self.failure.map_or(Ok(()), Err)
     }
 
-    /// Takes an input and those that wait behind it, up to a limit. Returns whether all were taken.
+    /// Takes an input and those queued behind it, up to a limit. Returns whether all were taken.
     fn take_all(&mut self, first: Input) -> bool {
         self.take(first);
         for _ in 1..INPUTS_PER_TURN_MAX {
@@ -126,8 +126,8 @@ impl SchedulerLoop {
         false
     }
 
-    /// What the loop does after it took what had arrived. While more waits there is no tick: a
-    /// reply that waits must not be overtaken by its time-out.
+    /// The work of the loop after it took its inputs. While inputs are queued there is no tick: a
+    /// queued reply must not be overtaken by its time-out.
     fn turn(&mut self, all_taken: bool) {
         let now = self.clock.read();
         for (shard, generation, error) in self.commits.settle(&mut self.slots, now) {
@@ -243,7 +243,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// Gives up those of the shards that still run under their assignments.
+    /// Gives up those of the shards that still run under these assignments.
     fn begin_again(
         &mut self,
         parts: impl IntoIterator<Item = (ShardId, Generation)>,
@@ -275,8 +275,8 @@ impl SchedulerLoop {
         }
     }
 
-    /// Takes what agents of this process have answered. What is for a shard that does not run any more, or
-    /// takes no further batch, goes where its successor finds it.
+    /// Takes the replies of agents in this process. A reply for a shard that no longer runs, or
+    /// takes no further batch, is published for its next owner.
     fn answered(&mut self) {
         let now = self.clock.read();
         for (asker, reply) in self.commits.answers() {
@@ -289,8 +289,8 @@ impl SchedulerLoop {
         }
     }
 
-    /// Takes the reply that an attempt was not made because its request could not be sent. A successor of the shard
-    /// waits for that attempt's time-out.
+    /// Takes the reply that an attempt was not made because its request could not be sent. If the
+    /// shard has a new owner by then, the attempt times out there.
     fn unsent(&mut self, asker: &Asker, agent: Arc<str>, reply: StepReply, why: String) {
         let now = self.clock.read();
         let Some(owned) = self.owned(asker.shard, asker.generation) else {
@@ -354,7 +354,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// Reads the rows that engines asked for: one read a shard at a time.
+    /// Reads the rows that engines requested: one read per shard at a time.
     fn load(&mut self) {
         for (&shard, slot) in &mut self.slots {
             let generation = slot.generation;
@@ -383,8 +383,8 @@ impl SchedulerLoop {
         }
     }
 
-    /// Gives up shards whose rows have been written or read for too long without an answer: while they wait, their
-    /// leases are renewed, and nobody else could run them.
+    /// Gives up shards whose rows have been written or read for too long without an answer.
+    /// Otherwise their leases would be renewed, and no other process could run them.
     fn give_up_stuck(&mut self) {
         let commits = self.commits.give_up_stuck();
         self.begin_again(commits, "a commit of its rows had no answer");
@@ -404,7 +404,7 @@ impl SchedulerLoop {
         self.begin_again(loads, "a read of its rows had no answer");
     }
 
-    /// What is held by all engines together.
+    /// The total that all engines hold.
     pub(super) fn in_flight(&self) -> Amount {
         let mut sum = Amount::default();
         for slot in self.slots.values() {
@@ -417,8 +417,9 @@ impl SchedulerLoop {
         sum
     }
 
-    /// Lets requests in that wait, while the window has room: of each engine as many, and the rest of whoever has
-    /// more. Another one is the first each time, so that the last few places are nobody's for good.
+    /// Admits waiting requests while the window has room: an equal share for each engine, and the
+    /// rest for engines with more requests. Each round starts with another engine, so that the last
+    /// free places rotate.
     fn admit(&mut self, now: Timestamp) {
         if self.stopping.is_some() {
             return;
@@ -463,7 +464,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// Has the consumers read on, as far as more may wait.
+    /// Lets the consumers read on, as far as more requests may wait.
     fn offer_room(&mut self) {
         let most = Amount {
             records: self.settings.read_ahead_max,
@@ -473,7 +474,7 @@ impl SchedulerLoop {
             let mut waiting = Amount::default();
             let mut known = 0;
             for slot in self.slots.values() {
-                // What waits with one that stops goes with it.
+                // Requests that wait in a stopping shard are dropped with it.
                 if let SlotState::Owned(owned) = &slot.state
                     && owned.releasing_since.is_none()
                 {
@@ -494,8 +495,8 @@ impl SchedulerLoop {
             .offer(self.settings.inbox_room());
     }
 
-    /// The machine was suspended, or moved to another host. Other owners may have taken over by any clock but
-    /// this machine's, so every lease is taken anew.
+    /// Handles a suspension of the machine, or its move to another host. Other processes may have
+    /// taken the shards over, whatever this machine's clock says, so every lease is acquired again.
     fn was_suspended(&mut self, suspended: Duration) {
         tracing::warn!(
             ?suspended,
@@ -507,9 +508,9 @@ impl SchedulerLoop {
         }
     }
 
-    /// The process stood still for longer than a turn takes: replies may wait in the inbox that are
-    /// older than the time-outs that would be applied now. So none is, until the inbox was read to
-    /// the end that it has now.
+    /// Handles a pause of the process. The inbox may hold replies that are older than the time-outs
+    /// that would be applied now. So no time-out is applied until the inbox was read to its current
+    /// end.
     fn stood_still(&mut self, pause: Duration) {
         tracing::warn!(
             ?pause,

@@ -1,9 +1,10 @@
-//! The spans of operations: that a request was taken up, that an agent was asked, and how it all ended.
+//! The spans of operations: the start of an operation, each request to an agent, and the end.
 //!
-//! What follows from the request of an operation belongs to one span, whose name follows from the operation's: every
-//! owner knows it, and it needs no place in the row. It is recorded when the operation is created and not when it ends,
-//! so that a trace is whole at any time, however long its operation lingers; and once more, as the same, by an owner
-//! that takes the request up again, for the first may have been lost with its process.
+//! All spans of an operation are children of one span, whose ID follows from the operation's ID:
+//! every owner can derive it, and it needs no column in the row. It is recorded when the operation
+//! is created and not when it ends, so that a trace is complete at any time, however long the
+//! operation takes. An owner that takes the request up again records it once more with the same ID,
+//! because the first may have been lost with its process.
 
 use std::time::{Duration, SystemTime};
 
@@ -13,8 +14,8 @@ use waybill_telemetry::trace::{self, OpenSpan, SpanId, SpanKind, TraceContext, T
 
 const SCOPE: &str = "waybill.scheduler";
 
-/// The context of a request that came without one: a trace that begins with the operation, and has its id. `None` if
-/// nothing is recorded.
+/// The trace context for a request without one: a trace that begins with the operation, and has its
+/// ID. `None` if tracing is off.
 pub(super) fn context_of(operation: OperationId) -> Option<String> {
     trace::is_on().then(|| {
         let trace = TraceId(*operation.0.as_bytes());
@@ -22,12 +23,12 @@ pub(super) fn context_of(operation: OperationId) -> Option<String> {
     })
 }
 
-/// The spans of what a row tells: its operation was taken up from its topic, or has ended.
+/// The spans of a row: its operation was started, or has ended.
 pub(super) fn of_row(row: &RowChange, topics: &Topics, spans: &mut Vec<OpenSpan>) {
     if !trace::is_on() {
         return;
     }
-    // The unchanging part is there in the first row and in each of a final state.
+    // The immutable part is present in the first row and in each row of a final state.
     let Some(created) = row.created.as_deref() else {
         return;
     };
@@ -80,8 +81,8 @@ pub(super) fn of_row(row: &RowChange, topics: &Topics, spans: &mut Vec<OpenSpan>
     }
 }
 
-/// Begins the spans of asking agents, and puts what is asked into them. Agents with a topic, which `topic` knows, are
-/// asked by a record.
+/// Begins the spans of requests to agents, and stores their contexts in the requests. Agents with a
+/// topic, which `topic` returns, receive a record.
 pub(super) fn of_messages<'t>(
     messages: &mut [Message],
     topic: impl Fn(&StepRequest) -> Option<&'t str>,
@@ -110,7 +111,7 @@ fn of_request(request: &mut StepRequest, topic: Option<&str>) -> Option<OpenSpan
     }
     let parent = parent.to_string();
     let Some(topic) = topic else {
-        // Its agent is of this process: nothing is sent.
+        // The agent runs in this process: no record is sent.
         request.traceparent = Some(parent.into());
         return None;
     };
@@ -134,7 +135,7 @@ fn of_request(request: &mut StepRequest, topic: Option<&str>) -> Option<OpenSpan
     Some(span)
 }
 
-/// What was sent is acknowledged, or is not for this reason.
+/// Ends the spans of sent records, with the failure if they were not acknowledged.
 pub(super) fn sent(spans: Vec<OpenSpan>, failure: Option<&str>) {
     for mut span in spans {
         if let Some(failure) = failure {
@@ -151,7 +152,7 @@ fn about(span: &mut OpenSpan, operation: OperationId, workflow: &str, tenant: &s
     }
 }
 
-/// The span in which an operation was taken up.
+/// The span of the start of an operation.
 fn taken_up(operation: OperationId) -> SpanId {
     SpanId::of(operation.0)
 }

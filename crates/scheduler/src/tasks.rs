@@ -1,7 +1,7 @@
-//! Tasks whose end the loop waits for.
+//! Tasks whose results the loop waits for.
 //!
-//! What must hold: **every task answers**. The loop keeps a flag for what is under way, and does nothing of the kind until
-//! the task has answered; so a panic in a task is an answer, too.
+//! What must hold: **every task answers**. The loop sets a flag while a task is in flight, and
+//! starts no other of its kind until the task has answered. So a panic in a task is an answer, too.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -13,14 +13,14 @@ use waybill_store::StoreError;
 use super::input::{Input, Inputs};
 use super::metrics::TASK_PANICS;
 
-/// What a task of the scheduler does.
+/// A task of the scheduler.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Task {
     Acquire,
     Commit,
     /// Polls a consumer.
     Consume,
-    /// Finds the end that the inbox has.
+    /// Reads the end of the inbox.
     InboxEnd,
     /// Reads the layout of shards.
     Layout,
@@ -43,7 +43,7 @@ impl Task {
         Self::Renew,
     ];
 
-    /// How it is called in logs and metrics.
+    /// The name in logs and metrics.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Acquire => "acquire",
@@ -58,7 +58,7 @@ impl Task {
     }
 }
 
-/// A task panicked. What it had begun may have happened.
+/// A task panicked. Its effects may have taken place.
 #[derive(Debug, thiserror::Error)]
 #[error("the task {} panicked: {message}", .task.name())]
 pub(super) struct Panicked {
@@ -67,7 +67,7 @@ pub(super) struct Panicked {
 }
 
 impl Panicked {
-    /// This task panicked. Counts it.
+    /// Counts the panic of a task.
     pub(super) fn of(task: Task, payload: &(dyn Any + Send)) -> Self {
         TASK_PANICS.of([task.name()]).increment(1);
         let text = payload.downcast_ref::<&str>().copied();
@@ -78,7 +78,7 @@ impl Panicked {
     }
 }
 
-/// Why a task on the store did not do what it was to do.
+/// Why a task on the store failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum TaskError {
     /// The store failed.
@@ -89,7 +89,7 @@ pub(super) enum TaskError {
     Panicked(#[from] Panicked),
 }
 
-/// Runs `work` and sends the loop what `input` makes of its end.
+/// Runs `work` and sends its result, converted by `input`, to the loop.
 pub(super) fn spawn<T, E: From<Panicked>>(
     runtime: &Handle,
     sender: &Inputs,
@@ -101,12 +101,12 @@ pub(super) fn spawn<T, E: From<Panicked>>(
     runtime.spawn(async move {
         let ended = AssertUnwindSafe(work).catch_unwind().await;
         let result = ended.unwrap_or_else(|payload| Err(E::from(Panicked::of(task, &*payload))));
-        // The loop has ended where nobody takes it.
+        // The send fails only after the loop has ended.
         let _ = sender.send(input(result));
     });
 }
 
-/// Runs `work`, for whose end nobody waits. A panic in it is counted and logged.
+/// Runs `work` without waiting for its result. A panic in it is counted and logged.
 pub(super) fn spawn_unawaited(
     runtime: &Handle,
     task: Task,

@@ -1,4 +1,5 @@
-//! The scheduler on librdkafka's mock cluster and a store that panics, falls silent, or does not say what it has done.
+//! The scheduler on librdkafka's mock cluster and a store that panics, stops answering, or does not
+//! report the result of a write.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -21,20 +22,20 @@ use waybill_store::{
 use super::dispatcher::tests::{settings, workflow};
 use super::*;
 
-/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+/// Timeout for anything that a test waits for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PARTITIONS: u32 = 2;
 const LEASE: Duration = Duration::from_secs(2);
 
-/// What becomes of a call on an operation.
+/// What happens to a call for an operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
     Panics,
-    /// It never answers.
+    /// The call never returns.
     Silent,
-    /// It is done, and the answer is that this is not known.
+    /// The call takes effect, but returns that the outcome is unknown.
     Unknown,
-    /// It is done once it is let go.
+    /// The call completes once the test releases it.
     Held,
 }
 
@@ -249,7 +250,7 @@ impl World {
         }
     }
 
-    /// Asks for a new operation.
+    /// Requests a new operation.
     fn request(&self, operation: OperationId, id_origin: IdOrigin) {
         let request = OperationRequest::Create(CreateRequest {
             operation,
@@ -280,7 +281,7 @@ impl World {
         producer.flush(PATIENCE).unwrap();
     }
 
-    /// The steps that were asked for, by partition of the agent's topic.
+    /// The step requests on the agent's topic, by partition.
     fn steps(&self) -> Vec<StepRequest> {
         let topic = self.topics.step_requests("here");
         let consumer: BaseConsumer = self.client();
@@ -316,7 +317,7 @@ impl World {
     }
 }
 
-/// An operation of a partition, with an id that says nothing of its age.
+/// An operation of a partition, with an id that does not contain its age.
 fn operation(partition: u32, number: u128) -> OperationId {
     let ids = (0..).map(|n: u128| OperationId(Uuid::from_u128(number << 64 | n)));
     let mut of_it = ids.filter(|id| partition_for(*id, PARTITIONS).0 == partition);
@@ -335,7 +336,7 @@ async fn a_write_of_unknown_outcome_is_repeated_and_costs_no_partition_its_lease
             world.store.writes.lock().unwrap()[&first].is_empty()
         })
         .await;
-    // The next commit is of both partitions.
+    // The next commit has rows of both partitions.
     for id in [other, fails] {
         world.request(id, IdOrigin::Server);
     }
@@ -376,7 +377,7 @@ async fn a_write_or_a_read_that_panics_or_never_answers_is_given_up_and_its_part
 
 async fn is_taken_again(is_exclusive: bool, fault: Fault, is_read: bool) {
     let case = (is_exclusive, fault, is_read);
-    // Only what never answers waits for the watchdog.
+    // Only a call that never returns waits for the watchdog.
     let stuck_after = match fault {
         Fault::Silent => LEASE,
         _ => 2 * PATIENCE,

@@ -1,5 +1,4 @@
-//! Rows of the state store that cannot be read: each is counted, and the log tells of them without
-//! being flooded when many are damaged at once.
+//! Counts the rows of the state store that cannot be read, and logs them at a limited rate.
 
 use std::time::{Duration, Instant};
 
@@ -8,12 +7,12 @@ use waybill_store::CorruptRow;
 
 use super::metrics::{ROWS_REPLACED, ROWS_UNREADABLE};
 
-/// How many lines are written in each period at most.
+/// Maximum number of lines in each period.
 const LINES_MAX: u32 = 10;
-/// How long a period lasts.
+/// The length of a period.
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// Counts unreadable rows and tells of them.
+/// Counts and logs unreadable rows.
 pub(super) struct UnreadableRows {
     counter: Counter,
     what_came_of_it: &'static str,
@@ -21,7 +20,7 @@ pub(super) struct UnreadableRows {
 }
 
 impl UnreadableRows {
-    /// For rows that an engine asked for.
+    /// For rows that an engine requested.
     pub(super) fn loaded() -> Self {
         Self {
             counter: ROWS_UNREADABLE.of([]),
@@ -30,7 +29,7 @@ impl UnreadableRows {
         }
     }
 
-    /// For rows that a commit took the place of.
+    /// For rows that a commit replaced.
     pub(super) fn replaced() -> Self {
         Self {
             counter: ROWS_REPLACED.of([]),
@@ -39,7 +38,7 @@ impl UnreadableRows {
         }
     }
 
-    /// Such a row was met.
+    /// Reports an unreadable row.
     pub(super) fn met(&mut self, row: &CorruptRow) {
         self.counter.increment(1);
         if let Some(untold) = self.pace.line(Instant::now()) {
@@ -54,19 +53,19 @@ impl UnreadableRows {
     }
 }
 
-/// How many lines the log gets.
+/// Limits the number of log lines.
 #[derive(Default)]
 struct Pace {
     /// When the current period began.
     began: Option<Instant>,
-    /// How many lines it has.
+    /// The number of lines in the current period.
     lines: u32,
-    /// How often no line was written since the last one.
+    /// The number of rows without a line since the last line.
     untold: u64,
 }
 
 impl Pace {
-    /// Whether a line is to be written now; with it, how many there were none for before it.
+    /// Whether to write a line now; if so, the number of rows without a line before it.
     fn line(&mut self, now: Instant) -> Option<u64> {
         if self.began.is_none_or(|began| now >= began + PERIOD) {
             self.began = Some(now);

@@ -1,5 +1,5 @@
-//! Keeping shards: taking their leases, renewing them, moving checkpoints with the renewals,
-//! and letting go, in order or because the lease is lost.
+//! Upkeep of shards: acquires and renews their leases, stores checkpoints with the renewals, and
+//! releases shards, gracefully or because the lease is lost.
 
 use std::time::{Duration, Instant};
 
@@ -22,14 +22,14 @@ use super::partition::{Differing, Owned, Slot, SlotState};
 use super::scheduler_loop::SchedulerLoop;
 use super::tasks::{self, Task, TaskError};
 
-/// How long a shard rests after it failed, before its lease is taken again.
+/// The pause after a failure of a shard, before its lease is acquired again.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// After how long a new owner asks again where the logs end.
+/// The pause before a new owner reads the ends of the logs again.
 const ENDS_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 impl SchedulerLoop {
-    /// Asks for the lease of every shard that is wanted and idle.
+    /// Starts acquiring the lease of every shard that should run and is idle.
     pub(super) fn start_wanted(&mut self) {
         if self.stopping.is_some() {
             return;
@@ -101,10 +101,11 @@ impl SchedulerLoop {
                 return slot.rest(RETRY_AFTER);
             }
         };
-        // What is passed over or remembered here stands in no row before the first renewal.
+        // The store does not have these changes of the lease until the first renewal.
         let mut row_is_known = true;
         let stored = lease.row.checkpoint;
-        // What was found out of a checkpoint says nothing of one that another owner has moved since.
+        // A mismatch with one checkpoint does not apply to another, which a different owner has
+        // stored since.
         let differing = slot.differing.take();
         slot.differing = differing.filter(|differing| differing.judged == stored);
         let mut pass_over = |mismatch: &CheckpointMismatch, row: &mut Lease| {
@@ -186,7 +187,7 @@ impl SchedulerLoop {
         slot.dropped_for = None;
     }
 
-    /// Gives back a lease that was taken for a partition that is not run.
+    /// Releases a lease that was acquired for a shard that is not run.
     fn hand_back(&self, lease: HeldLease) {
         let store = self.store.clone();
         let releasing = async move {
@@ -202,7 +203,7 @@ impl SchedulerLoop {
         tasks::spawn_unawaited(&self.runtime, Task::Release, releasing);
     }
 
-    /// A consumer cannot go on with a partition.
+    /// Handles a consumer that cannot continue with a partition.
     pub(super) fn lost(
         &mut self,
         source: Source,
@@ -233,14 +234,14 @@ impl SchedulerLoop {
                     differing.logs[priority] = Some(differs);
                     slot.differing = Some(differing);
                 }
-                // Its lease runs out: what it had begun to write may still be on its way.
+                // Let the lease expire: writes of this owner may still be in flight.
                 false => slot.state = SlotState::Refused(differs.to_string()),
             }
         }
     }
 
-    /// Drops the engine of a shard without a further write. What was on its way is found again by
-    /// whoever owns its work next.
+    /// Drops the engine of a shard without another write. The next owner replays its work in
+    /// flight.
     pub(super) fn give_up(&mut self, shard: ShardId, reason: &str) {
         let Some(slot) = self.slots.get_mut(&shard) else {
             return;
@@ -255,7 +256,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// Drops every shard whose lease has run out.
+    /// Drops every shard whose lease has expired.
     pub(super) fn fence_expired(&mut self) {
         let expired: Vec<ShardId> = self
             .slots
@@ -271,7 +272,7 @@ impl SchedulerLoop {
         }
     }
 
-    /// Renews leases, and with them moves checkpoints.
+    /// Renews leases, and stores checkpoints with them.
     pub(super) fn renew(&mut self) {
         let terms = self.settings.terms();
         let now = self.clock.last();
@@ -301,7 +302,8 @@ impl SchedulerLoop {
                 }),
             };
             let ends = owned.may_release(self.commits.involve(shard));
-            // It is given back as it stands, and after a renewal without an answer that is not known.
+            // A release writes the row as it is, which is unknown after a renewal without an
+            // answer.
             let release = ends && owned.row_is_known;
             if !ends && !owned.renewal_due(checkpoint, reached.consumed, &self.settings) {
                 continue;
@@ -395,15 +397,16 @@ impl SchedulerLoop {
             Ok(false) => self.give_up(shard, "another owner took the lease"),
             Err(error) => {
                 tracing::warn!(%shard, error = %chain(&error), "the lease was not renewed");
-                // It may have been, or may be yet: the next one must not have its number.
+                // The write may have happened or may happen yet, so the next renewal must not reuse
+                // its number.
                 owned.lease.row.renewal = renewal.row.renewal;
             }
         }
     }
 }
 
-/// What a shard takes of its partition, from where its lease says that it is. (Its layout may have ended since
-/// the lease was taken, but then the lease's own generation says so, and it is handed back.)
+/// The filter of a shard, from the offsets in its lease. (If its layout has ended since the lease
+/// was acquired, the lease's own generation shows it, and the lease is released.)
 fn filter_of(layout: &Layout, lease: &HeldLease, handover: ShardHandover) -> ShardFilter {
     let (row, generation) = (&lease.row, lease.row.key.generation);
     let shard = ShardId(row.key.number);
@@ -414,8 +417,9 @@ fn filter_of(layout: &Layout, lease: &HeldLease, handover: ShardHandover) -> Sha
         .beyond(&row.checkpoint.at)
 }
 
-/// How far a whole partition is done, as the lease that was just written and those of the other shards
-/// say; `None` while one of them has not begun, or cannot be read, or where the lease is of a shard that will leave.
+/// The checkpoint of a whole partition, from the lease that was just written and those of the other
+/// shards; `None` while one of them has not begun or cannot be read, or if the lease is of a shard
+/// that will leave the partition.
 async fn of_partition(store: &dyn Store, layout: &Layout, written: &Lease) -> Option<Checkpoint> {
     let (generation, partition) = (written.key.generation, written.partition);
     if layout.generation() != generation {
@@ -439,8 +443,8 @@ async fn of_partition(store: &dyn Store, layout: &Layout, written: &Lease) -> Op
     Some(lowest)
 }
 
-/// Asks where the logs end, again and again while the lease lasts: given up now, it would have to be
-/// waited for. (The leader of a topic that was just made may not know of it yet.)
+/// Reads the ends of the logs, and retries while the lease lasts: giving up now would mean waiting
+/// for the lease to expire. (The leader of a new topic may not know the topic yet.)
 async fn read_ends(
     ends: &EndsReader,
     partition: PartitionId,

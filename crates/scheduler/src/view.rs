@@ -1,4 +1,4 @@
-//! What the admin port shows of the shards, copied out of the loop a few times a second.
+//! The state of the shards for the admin port, copied out of the loop a few times a second.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,28 +15,28 @@ use super::partition::{Slot, SlotState};
 use super::repartition::Own;
 use crate::control::{CheckpointView, HeldView, SchedulerState, SchedulerView};
 
-/// A loop that gives no sign of life for this long counts as dead.
+/// A loop without a heartbeat for this long counts as dead.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// The newest views. Clones share them.
+/// The latest views. Clones share them.
 #[derive(Clone)]
 pub(super) struct Views {
     shown: Arc<Mutex<BTreeMap<ShardId, Shown>>>,
     readiness: Readiness,
-    /// Whether any shard of the layout is one of this process.
+    /// Whether this process runs any shard of the layout.
     has_any: Condition,
     heartbeat: Arc<Heartbeat>,
 }
 
 struct Shown {
     view: SchedulerView,
-    /// Whether it has its lease, or is stopped.
+    /// Whether the shard has its lease, or is stopped.
     ready: Condition,
-    /// Readiness while something blocks it though it has its lease, and what that is.
+    /// Not ready while the shard has its lease but is blocked; with the reason.
     blocked: Option<(String, Condition)>,
     metrics: PartitionMetrics,
     lag: ByPriority<LagClock>,
-    /// What was shown last.
+    /// The values that were last shown.
     priorities: ByPriority<PriorityView>,
 }
 
@@ -51,7 +51,7 @@ impl Views {
         }
     }
 
-    /// Shows the shards of this process in a layout; others go when they stand still.
+    /// Shows the shards of this process in a layout. Other shards disappear once they are stopped.
     pub(super) fn relay(&self, own: Own, layout: &Layout) {
         let scheme = layout.scheme();
         show_layout(scheme.shards());
@@ -99,7 +99,7 @@ impl Views {
         shown.values().map(|shown| shown.view.clone()).collect()
     }
 
-    /// Copies the state of all shards, and answers those who waited for a change of it.
+    /// Copies the state of all shards, and answers callers that wait for a change.
     pub(super) fn show(
         &self,
         slots: &mut BTreeMap<ShardId, Slot>,
@@ -154,7 +154,7 @@ impl Shown {
         self.view.epoch = None;
         self.view.in_flight = 0;
         for priority in Priority::ALL {
-            // Where it was stays to be seen; what it has is nobody's.
+            // Keep showing its last offsets; the counts belong to no owner.
             self.priorities[priority] = PriorityView {
                 checkpoint: self.priorities[priority].checkpoint,
                 consumed: self.priorities[priority].consumed,
@@ -201,7 +201,7 @@ impl Shown {
         self.view.held_by = normal.held_by;
         self.view.high_priority_held_by = high.held_by;
         self.view.waiting = normal.waiting + high.waiting;
-        // A partition that a person stopped is as it should be.
+        // A partition that a person stopped is in the wanted state.
         let is_as_wanted = matches!(
             self.view.state,
             SchedulerState::Running | SchedulerState::Stopped | SchedulerState::Stopping
@@ -211,7 +211,7 @@ impl Shown {
         self.metrics.show(&self.view, &self.priorities, now);
     }
 
-    /// What readiness says of a shard that has its lease, and stands still or holds up steps.
+    /// Why a shard with a lease is not ready: it is blocked, or some of its steps are.
     fn why_blocked(&self) -> Option<String> {
         let reason = self.view.reason.as_ref()?;
         let is_blocked = matches!(self.view.state, SchedulerState::Running);
@@ -228,7 +228,7 @@ impl Shown {
         if self.blocked.as_ref().map(|(said, _)| said) == blocked.as_ref() {
             return;
         }
-        // First the new one, so that no probe finds the process ready in between.
+        // Add the new condition first, so that no probe finds the process ready in between.
         let blocked = blocked.map(|said| {
             let condition = readiness.expect(said.clone());
             (said, condition)

@@ -47,7 +47,7 @@ fn delivery_body() -> Value {
     })
 }
 
-/// What ingestion makes of a body of the general form.
+/// The request that ingestion makes of a body of the general form.
 fn accepted(body: &Value, envelope: &Envelope) -> CreateRequest {
     operation(body.to_string().as_bytes(), envelope, &rules(), NOW)
         .unwrap()
@@ -62,7 +62,7 @@ fn admitted(create: CreateRequest) -> Result<CreateRequest, Vec<String>> {
     }
 }
 
-/// A request of a workflow without rules of its own, as a stranger may write it.
+/// A request of a workflow without rules of its own, as an external client may write it.
 fn written(input: &str) -> CreateRequest {
     CreateRequest {
         operation: OperationId::of_caller("acme", "order-17"),
@@ -336,7 +336,7 @@ fn who_asks_for_an_amendment_has_a_name_of_visible_characters() {
     }
 }
 
-/// A byte that changes after a request was accepted is found, whatever it is part of.
+/// Detects a changed byte in any part of an accepted request.
 #[test]
 fn a_request_that_was_changed_after_ingestion_accepted_it_is_refused() {
     let body = json!({
@@ -378,7 +378,7 @@ fn a_request_that_was_changed_after_ingestion_accepted_it_is_refused() {
     }
 }
 
-/// It may be anything by which its writer tells repeats from conflicts.
+/// A client may choose any hash that separates its repeats from conflicts.
 #[test]
 fn a_strangers_own_hash_is_taken_as_it_is() {
     let own = RequestHash([7; 16]);

@@ -50,7 +50,7 @@ fn logs(requests: (i64, i64), replies: (i64, i64)) -> LogEnds {
     }
 }
 
-/// The same, of topics with these IDs.
+/// The logs of topics with these IDs.
 fn logs_of(ids: (u128, u128), requests: (i64, i64)) -> LogEnds {
     LogEnds {
         topics: ByPriority {
@@ -141,7 +141,7 @@ fn an_owner_that_has_consumed_nothing_is_refused_a_log_whose_beginning_is_gone()
     let (done, begins) = (Offset(0), Offset(40));
     assert_eq!(overtaken.why, MismatchCause::Overtaken { done, begins });
 
-    // The same on logs that had lost their beginnings before anybody owned them.
+    // The same, for logs that had lost their beginnings before they had an owner.
     let of_old_logs = logs((40, 60), (5, 9));
     let idle = new.beginning_at(of_old_logs.first);
     let start = start_offsets(&idle, &of_old_logs).unwrap();
@@ -169,7 +169,7 @@ fn a_topic_of_which_nothing_was_done_is_known_by_its_id() {
     for (ids, ends, source, expected) in [
         ((7, 6), (0, 0), Source::Requests, 5),
         ((7, 6), (0, 9), Source::Requests, 5),
-        // Whatever retention has taken from it since.
+        // Whatever retention has deleted since.
         ((7, 6), (4, 9), Source::Requests, 5),
         ((5, 8), (0, 0), Source::HighPriority, 6),
     ] {
@@ -251,7 +251,7 @@ fn a_fingerprint_of_a_record_is_neither_replaced_nor_taken_for_one_of_a_topic() 
     assert!(!remember_topics(&mut row, &ends), "it is that of a record");
 }
 
-/// The shard of such a log has done nothing either, but not from offset 0 on.
+/// The shard of such a log has not done any record either, but does not begin at offset 0.
 #[test]
 fn a_topic_that_was_read_from_a_later_offset_on_is_not_taken_for_a_fuller_one() {
     let mut row = held(3, 50, 0);

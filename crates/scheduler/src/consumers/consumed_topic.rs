@@ -1,5 +1,5 @@
-//! What one consumer's thread reads, and for whom: a partition once, for all shards of this process that
-//! share it.
+//! The topics that one consumer's thread reads. It reads each partition once, for all shards of
+//! this process that share it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,14 +15,14 @@ use waybill_messages::{SchemaId, undecodable};
 use crate::decode::Decoder;
 use crate::input::{Arrived, Generation, LostCause};
 
-/// A partition as the polling thread knows it: read once, for all shards of this process that share it.
+/// A partition in the polling thread: read once, for all shards of this process that share it.
 pub(super) struct Assigned {
     pub(super) shards: Vec<Reading>,
-    /// One past the last record that came.
+    /// One past the last record received.
     pub(super) next: Offset,
-    /// The record that cannot be read (yet). The partition waits at it, and no other does.
+    /// The record that cannot be decoded (yet). Only this partition waits at it.
     pub(super) waits_at: Option<WaitsAt>,
-    /// Whether its shards were told that it stands still at damaged records.
+    /// Whether its shards were notified that it is blocked at damaged records.
     pub(super) is_blocked: bool,
 }
 
@@ -31,17 +31,17 @@ pub(super) struct Reading {
     pub(super) shard: ShardId,
     pub(super) generation: Generation,
     pub(super) filter: ShardFilter,
-    /// The first record that it has not seen.
+    /// The first record that the shard has not received.
     pub(super) next: Offset,
     pub(super) verify: Option<(Offset, u64)>,
-    /// Of replies: what the engine waits to be read to.
+    /// For replies: the end up to which the engine waits for them to be read.
     pub(super) unread_end: Option<Offset>,
-    /// The last record that it passed over and has not told of, with its fingerprint.
+    /// The last skipped record that was not reported yet, with its fingerprint.
     pub(super) passed: Option<(Offset, u64)>,
 }
 
 impl Reading {
-    /// An event for its engine.
+    /// Addresses an event to the shard's engine.
     pub(super) fn arrived(&self, event: Event) -> Arrived {
         Arrived {
             generation: self.generation,
@@ -50,15 +50,15 @@ impl Reading {
         }
     }
 
-    /// The last record that it has to get to before it counts as having gone over to another number of
-    /// partitions, if that has not come.
+    /// The last record that the shard must reach to complete a change of the number of partitions,
+    /// if it has not reached it.
     pub(super) fn last_unseen(&self, source: Source) -> Option<Offset> {
         let end = self.filter.awaited_end(source);
         let end = end.filter(|end| self.next < *end)?;
         Some(Offset(end.0 - 1))
     }
 
-    /// What tells of the records that it has passed over since it was last asked.
+    /// The event for the records skipped since the last call.
     pub(super) fn tell_passed(&mut self, source: Source) -> Option<Arrived> {
         let (offset, fingerprint) = self.passed.take()?;
         Some(self.arrived(Event::Passed {
@@ -68,12 +68,12 @@ impl Reading {
         }))
     }
 
-    /// What tells its engine that no client can decode the records from `log.offset` up to `next`. The checkpoint passes
-    /// them, and one of those who share the partition has them put aside.
+    /// The events for records that no client can decode, from `log.offset` up to `next`. The
+    /// checkpoint passes them, and one of the shards that share the partition sends a dead letter.
     ///
     /// # Errors
     ///
-    /// If the checkpoint has seen another record there.
+    /// If the checkpoint's fingerprint is that of another record.
     pub(super) fn pass_over(
         &mut self,
         source: Source,
@@ -107,7 +107,7 @@ impl Reading {
                 }),
             }));
         }
-        // What lies beyond is for those who stay.
+        // Later records belong to the shards that stay in the partition.
         let last = match self.filter.awaited_end(source) {
             Some(end) if !self.filter.reads(source, Offset(next.0 - 1)) => end.min(next),
             Some(_) | None => next,
@@ -124,7 +124,8 @@ impl Reading {
         Ok(arrived)
     }
 
-    /// Holds the first record of an assignment against the checkpoint's fingerprint, if it has one.
+    /// Compares the first record of an assignment with the checkpoint's fingerprint, if there is
+    /// one.
     pub(super) fn verified(&mut self, record: &RecordRef<'_>) -> Verified {
         match self.verify {
             Some((below, _)) if record.offset() > below => {
@@ -156,9 +157,9 @@ pub(super) struct WaitsAt {
 /// What it waits for.
 #[derive(Clone, Copy)]
 pub(super) enum Until {
-    /// The schema registry has told a schema.
+    /// Until the schema registry has returned a schema.
     Known(SchemaId),
-    /// Damaged records are read again: another replica may lead by then.
+    /// Until damaged records are read again: another replica may lead by then.
     ReadAgain(Instant),
 }
 
@@ -171,13 +172,13 @@ pub(super) struct ConsumedTopic {
 }
 
 impl ConsumedTopic {
-    /// A shard of any of the partitions.
+    /// A shard, in any of the partitions.
     pub(super) fn reading(&mut self, shard: ShardId) -> Option<&mut Reading> {
         let mut readings = self.assigned.values_mut().flat_map(|of| &mut of.shards);
         readings.find(|reading| reading.shard == shard)
     }
 
-    /// Gives a shard another filter.
+    /// Replaces the filter of a shard.
     pub(super) fn set_filter(
         &mut self,
         shard: ShardId,
@@ -192,7 +193,7 @@ impl ConsumedTopic {
             };
             reading.filter = filter.clone();
             if reading.last_unseen(source).is_some() && assigned.waits_at.is_none() {
-                // Read on from where it stands, so that its end is told again.
+                // Resume at the current position, so that the end of the log is reported again.
                 let at = (&*self.topic, partition);
                 let from = [(at.0, at.1, assigned.next)];
                 let again = consumer.remove(&[at]).and_then(|()| consumer.add(&from));
@@ -202,8 +203,9 @@ impl ConsumedTopic {
         Ok(())
     }
 
-    /// Reads a partition for one more shard. One that is read already is read on from where the shard
-    /// begins, if that is further back; the others pass over what they have seen.
+    /// Reads a partition for one more shard. If the partition is already assigned, it is read again
+    /// from the new shard's offset, if that is lower; the other shards skip the records that they
+    /// have received.
     pub(super) fn add(
         &mut self,
         partition: PartitionId,
@@ -217,7 +219,7 @@ impl ConsumedTopic {
                 .waits_at
                 .map_or(assigned.next, |waits| waits.offset);
             from = from.min(goes_on_at);
-            // Also from where it stands, so that its end is told again.
+            // Resume even from the current position, so that the end of the log is reported again.
             if assigned.waits_at.take().is_none() {
                 consumer.remove(&[(&self.topic, partition)])?;
             }
@@ -234,7 +236,7 @@ impl ConsumedTopic {
         consumer.add(&[(&self.topic, partition, from)])
     }
 
-    /// Reads for a shard no more.
+    /// Stops reading for a shard.
     pub(super) fn remove(&mut self, shard: ShardId, consumer: &PartitionConsumer) {
         let mut left = Vec::new();
         for (&partition, assigned) in &mut self.assigned {
@@ -252,12 +254,12 @@ impl ConsumedTopic {
     }
 }
 
-/// What the first record of an assignment says of the log.
+/// Result of comparing the first record of an assignment with the checkpoint.
 pub(super) enum Verified {
-    /// A record that belongs to an engine.
+    /// The record is for an engine.
     Go,
-    /// The record below the checkpoint, as it was.
+    /// The record below the checkpoint, unchanged.
     Below,
-    /// Another record than the checkpoint saw.
+    /// The record differs from the one that the checkpoint was stored for.
     Differs { expected: u64, found: u64 },
 }

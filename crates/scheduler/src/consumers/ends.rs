@@ -1,4 +1,4 @@
-//! Where logs begin and end.
+//! Reads where logs begin and end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use waybill_telemetry::chain;
 
 use crate::input::{AcquireError, LogEnds};
 
-/// How long a broker may take to tell where a log ends, and which topic it is of.
+/// Broker timeout for reading the end of a log and the ID of its topic.
 const ENDS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Asks the broker where the logs of a partition begin and end.
+/// Reads from the broker where the logs of a partition begin and end.
 #[derive(Clone)]
 pub(crate) struct EndsReader {
     pub(super) consumer: Arc<PartitionConsumer>,
@@ -32,7 +32,7 @@ impl EndsReader {
                     .map_err(|error| chain(&error))?;
                 *ends.first.on_mut(*source) = first;
                 *ends.next.on_mut(*source) = next;
-                // Last, so that a topic that is made anew meanwhile is noticed.
+                // Read last, so that a topic that is recreated meanwhile is noticed.
                 if let Some(priority) = source.priority() {
                     let id = reader.consumer.topic_id(topic, partition, ENDS_TIMEOUT);
                     ends.topics[priority] = id.map_err(|error| chain(&error))?;
@@ -43,9 +43,8 @@ impl EndsReader {
         blocking(read).await
     }
 
-    /// Asks the broker for the copy of the checkpoint on one of the topics, as lag tools see it; `None`
-    /// where there is none, or where the broker does not let this process see it. Nobody goes on from
-    /// there.
+    /// Reads the copy of the checkpoint for lag tools from the broker; `None` if there is none, or
+    /// if this process is not authorized to read it. The scheduler never resumes from it.
     pub(crate) async fn committed(
         &self,
         source: Source,
@@ -69,7 +68,7 @@ impl EndsReader {
     }
 }
 
-/// Asks the broker from a thread that may wait for it.
+/// Runs a request to the broker on a thread that may block.
 async fn blocking<T: Send + 'static>(
     ask: impl FnOnce() -> Result<T, String> + Send + 'static,
 ) -> Result<T, AcquireError> {

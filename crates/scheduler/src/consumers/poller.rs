@@ -1,4 +1,4 @@
-//! The thread of one consumer: it polls, decodes, and does what the loop orders.
+//! The thread of one consumer: it polls, decodes, and executes the loop's orders.
 
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
@@ -16,20 +16,20 @@ use crate::credit::{Amount, Credit};
 use crate::decode::Decoder;
 use crate::input::{Arrived, Generation, Input, Inputs, LostCause};
 
-/// How much one poll takes at most.
+/// Maximum amount of one poll.
 const POLL_MAX: Amount = Amount {
     records: 2_000,
     bytes: 4 * 1024 * 1024,
 };
-/// How long a thread waits for records, or for room, before it looks after orders again.
+/// How long a thread waits for records, or for room, before it checks for orders again.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// How long a partition stands still at damaged records before they are read again.
+/// How long a partition is blocked at damaged records before they are read again.
 const DAMAGED_AGAIN: Duration = Duration::from_secs(30);
 
-/// What the loop tells a consumer's thread.
+/// An order from the loop to a consumer's thread.
 pub(super) enum Order {
-    /// Begin to read a partition for a shard.
+    /// Start reading a partition for a shard.
     Add {
         source: Source,
         partition: PartitionId,
@@ -40,19 +40,19 @@ pub(super) enum Order {
         verify: Option<(Offset, u64)>,
         end: Offset,
     },
-    /// A shard has another filter from now on.
+    /// Replace the filter of a shard.
     SetFilter { shard: ShardId, filter: ShardFilter },
-    /// Tell once replies were read to here.
+    /// Report once replies were read to this offset.
     ReadTo { shard: ShardId, end: Offset },
-    /// End reading for a shard.
+    /// Stop reading for a shard.
     Remove(ShardId),
-    /// End.
+    /// End the thread.
     Stop,
 }
 
-/// What a consumer's thread works with.
+/// The state of a consumer's thread.
 pub(super) struct Poller {
-    /// One or two: whose record is in hand is found by comparing names.
+    /// One or two topics: the topic of a record is found by comparing names.
     consumed_topics: Vec<ConsumedTopic>,
     consumer: Arc<PartitionConsumer>,
     credit: Arc<Credit>,
@@ -60,7 +60,7 @@ pub(super) struct Poller {
 }
 
 impl Poller {
-    /// A thread's work, with nothing assigned.
+    /// A poller with nothing assigned.
     pub(super) fn new(
         consumer: Arc<PartitionConsumer>,
         topics: &[(Source, Arc<str>)],
@@ -82,7 +82,7 @@ impl Poller {
         }
     }
 
-    /// Polls until it is ordered to stop.
+    /// Polls until it receives [`Order::Stop`].
     pub(super) fn run(mut self, orders: &Receiver<Order>) {
         loop {
             while let Ok(order) = orders.try_recv() {
@@ -108,7 +108,7 @@ impl Poller {
         }
     }
 
-    /// Follows an order. Returns whether to go on.
+    /// Executes an order. Returns whether to continue.
     fn obey(&mut self, order: Order) -> bool {
         match order {
             Order::Stop => return false,
@@ -210,11 +210,11 @@ impl Poller {
             assigned.next = offset.next();
             let mut key = None;
             for reading in &mut assigned.shards {
-                // Another shard may have had the partition read again from further back.
+                // The partition may be read again from a lower offset for another shard.
                 if offset < reading.next {
                     continue;
                 }
-                // What lies beyond is for those who stay.
+                // Later records belong to the shards that stay in the partition.
                 if !reading.filter.reads(source, offset) {
                     continue;
                 }
@@ -332,8 +332,8 @@ impl Poller {
                         self.lost(consumed.source, of.partition, &LostCause::OutOfRange);
                         continue;
                     }
-                    // The topic was made anew, or has lost its end: those of its partitions that have grown
-                    // beyond where they were read are other ones as well.
+                    // The topic was recreated, or has lost its end. So partitions that have grown
+                    // beyond the read position have lost records as well.
                     for &partition in consumed.assigned.keys() {
                         self.lost(consumed.source, partition, &LostCause::OutOfRange);
                     }
@@ -350,8 +350,8 @@ impl Poller {
         }
     }
 
-    /// Whether an engine waits for a topic to be read to an end. To ask for positions has its price,
-    /// and records tell how far was read, unless the last ones are none that are delivered.
+    /// Whether an engine waits for a topic to be read to an end. Querying positions is expensive,
+    /// and records show how far was read, unless the last ones are never delivered.
     fn waits_for_end(&self) -> bool {
         self.consumed_topics.iter().any(|consumed| {
             let mut readings = consumed.assigned.values().flat_map(|of| &of.shards);
@@ -361,8 +361,8 @@ impl Poller {
         })
     }
 
-    /// The engines are told that a topic was read to the end that they wait for, for records that are
-    /// never delivered (those of transactions' ends) may be the last ones.
+    /// Notifies the engines that a topic was read to the end that they wait for. The last records
+    /// may be ones that are never delivered (those that end transactions).
     fn read_to(
         &mut self,
         topic: &str,
@@ -382,7 +382,8 @@ impl Poller {
             return;
         }
         for reading in &mut assigned.shards {
-            // Replies that were lost with a machine are not waited for by who leaves.
+            // A shard that leaves the partition does not wait for replies that were lost with a
+            // broker.
             let is_short = source == Source::Replies && reading.filter.leaves();
             if let Some(last) = reading.last_unseen(source)
                 && (last < end || is_short)
@@ -402,8 +403,8 @@ impl Poller {
         }
     }
 
-    /// Stops fetching a partition whose next record cannot be read yet, unless the client has stopped at damage behind
-    /// that record already. What was fetched behind the record is read again.
+    /// Stops fetching a partition whose next record cannot be decoded yet, unless the client has
+    /// already stopped at damage behind that record. Records fetched behind it are read again.
     fn wait(&self, source: Source, partition: PartitionId, damaged: &[DamagedLog]) {
         let mut consumed_topics = self.consumed_topics.iter();
         let Some(consumed) = consumed_topics.find(|consumed| consumed.source == source) else {
@@ -425,7 +426,7 @@ impl Poller {
         }
     }
 
-    /// Reads partitions on whose next record can be read by now.
+    /// Resumes partitions whose next record can be decoded by now.
     fn read_on(&mut self) {
         let mut unreadable = Vec::new();
         for consumed in &mut self.consumed_topics {
@@ -452,8 +453,9 @@ impl Poller {
         }
     }
 
-    /// The partition of a damaged log, if it is still assigned, and no record before the damage waits for its schema.
-    /// Where one does, it is read again once the schema has come, and the damage is met again behind it.
+    /// The partition of a damaged log, if it is still assigned and no record before the damage
+    /// waits for its schema. If one does, the partition is read again once the schema is known, and
+    /// the client meets the damage again.
     fn stopped(&mut self, log: &DamagedLog) -> Option<(Source, &mut Assigned)> {
         let mut consumed_topics = self.consumed_topics.iter_mut();
         let consumed = consumed_topics.find(|consumed| *consumed.topic == *log.topic)?;
@@ -462,8 +464,8 @@ impl Poller {
         assigned.waits_at.is_none().then_some((source, assigned))
     }
 
-    /// Lets a partition stand still at damaged records: the client has stopped to read it. Its other topics are
-    /// read on, and nothing of this one is passed over.
+    /// Blocks a partition at damaged records, where the client has stopped reading. Its other
+    /// topics are still read, and no record of this one is skipped.
     fn stop_at(&mut self, log: &DamagedLog) {
         let Some((source, assigned)) = self.stopped(log) else {
             return;
@@ -479,8 +481,8 @@ impl Poller {
         }
     }
 
-    /// Reads a partition on behind records that no client can decode: the client has stopped to read it. What stands
-    /// for them goes to the dead-letter topic, and the checkpoint passes them.
+    /// Continues behind records that no client can decode and at which the client has stopped. A
+    /// dead letter describes them, and the checkpoint passes them.
     fn pass_over(&mut self, log: &DamagedLog, next: Offset) {
         let Some((source, assigned)) = self.stopped(log) else {
             return;
@@ -523,7 +525,8 @@ impl Poller {
         }
     }
 
-    /// Tells the loop that a partition cannot be read, which makes it order the removal of its shards.
+    /// Reports to the loop that a partition cannot be read. The loop then orders the removal of its
+    /// shards.
     fn lost(&self, source: Source, partition: PartitionId, cause: &LostCause) {
         let mut consumed_topics = self.consumed_topics.iter();
         let consumed = consumed_topics.find(|consumed| consumed.source == source);
@@ -542,13 +545,13 @@ impl Poller {
         });
     }
 
-    /// Fails only when the loop has ended, and then it orders this thread to stop.
+    /// Fails only when the loop has ended, which then orders this thread to stop.
     fn send(&self, input: Input) {
         let _ = self.sender.send(input);
     }
 }
 
-/// Tells the shards of a partition why it stands still, or that it is read again.
+/// Notifies the shards of a partition why it is blocked, or that it is read again.
 fn blocked(source: Source, shards: &[Reading], why: Option<String>) -> Vec<Input> {
     let told = shards.iter().map(|reading| Input::Blocked {
         source,

@@ -1,4 +1,4 @@
-//! Replies on librdkafka's mock cluster, and the event that the engine gets for each.
+//! Replies on librdkafka's mock cluster, and the event that the engine receives for each.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use waybill_store::ReplyKey;
 
 use super::*;
 
-/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+/// Timeout for anything that a test waits for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(20);
 const TOPIC: &str = "replies";
 const READERS: u32 = 2;
@@ -25,7 +25,7 @@ fn nonces() -> Nonces {
     Nonces::new(&ReplyKey::new([1; ReplyKey::BYTES]))
 }
 
-/// A request that was sent, for the operation of this number.
+/// A request that was sent for the operation with this number.
 fn sent(number: u128) -> StepRequest {
     let builder = StepRequestBuilder::new("drone", "fly")
         .operation(OperationId(uuid::Uuid::from_u128(number)))
@@ -47,7 +47,8 @@ fn encoded(reply: &StepReply) -> Vec<u8> {
     value
 }
 
-/// The events of each shard of a partition that takes a reply, for each of these replies under its operation's key.
+/// Produces each reply under its operation's key; returns the events of each shard that takes a
+/// reply.
 fn events_of(replies: &[StepReply], shards_per_partition: u32) -> Vec<Vec<Event>> {
     let cluster = MockCluster::new(1).unwrap();
     cluster.create_topic(TOPIC, 1, 1).unwrap();
@@ -96,7 +97,7 @@ fn events_of(replies: &[StepReply], shards_per_partition: u32) -> Vec<Vec<Event>
     events
 }
 
-/// The one event of a reply that is refused, and why it is.
+/// Asserts that a reply is refused; returns the reason.
 #[track_caller]
 fn refused(events: &[Event], reply: &StepReply) -> String {
     match events {

@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use waybill_engine::PartitionId;
 
-/// Agents and partitions of their topics whose last step request was refused.
+/// Agents and partitions of their topics whose last step request the brokers refused.
 #[derive(Debug, Default)]
 pub(super) struct RefusedSteps {
     refused: Mutex<BTreeSet<(Arc<str>, PartitionId)>>,
-    /// How many there are, so that no request takes the lock while there are none.
+    /// The number of entries, so that no request takes the lock while there are none.
     count: AtomicUsize,
 }
 

@@ -1,4 +1,5 @@
-//! The dispatcher on librdkafka's mock cluster: what leaves it, and what the loop hears of it.
+//! The dispatcher on librdkafka's mock cluster: which records it sends, and what it reports to the
+//! loop.
 
 use std::sync::mpsc::{self, Receiver};
 
@@ -19,7 +20,7 @@ use super::*;
 use crate::Own;
 use crate::input::{Input, Inputs};
 
-/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+/// Timeout for anything that a test waits for. Generous: it bounds a failure, not a success.
 const PATIENCE: Duration = Duration::from_secs(20);
 const KIB: usize = 1024;
 
@@ -43,7 +44,7 @@ fn asker() -> Asker {
     }
 }
 
-/// Does whatever it is asked.
+/// An agent that succeeds at every request.
 struct Willing;
 
 impl Handler for Willing {
@@ -57,7 +58,7 @@ impl World {
         Self::with_agents(|_| None)
     }
 
-    /// One with agents that are asked directly.
+    /// A fixture with agents that are called directly.
     fn with_agents(agents: impl FnOnce(Inputs) -> Option<DirectAgents<Asker>>) -> Self {
         let cluster = MockCluster::new(1).unwrap();
         let topics = Topics::default();
@@ -85,25 +86,25 @@ impl World {
         }
     }
 
-    /// Sends messages and waits until the loop hears that all are settled.
+    /// Sends messages and waits until all are settled.
     fn send(&mut self, messages: impl Into<Vec<Message>>) {
         self.dispatcher.send(7, asker(), messages.into());
         assert_eq!(self.settled(), Ok(()));
     }
 
-    /// What became of the messages that were sent under number 7, once that is known.
+    /// The result of the messages that were sent under number 7, once it is known.
     fn settled(&self) -> Result<(), String> {
         let settled = self.dispatcher.settled.1.recv_timeout(PATIENCE).unwrap();
         assert_eq!(settled.number, 7);
         settled.result
     }
 
-    /// The failed operations that were told of, in order.
+    /// The published failed operations, in order.
     fn told(&self) -> Vec<FailedOperation> {
         self.values(self.topics.failed_operations())
     }
 
-    /// What lies on a topic.
+    /// The records on a topic.
     fn values<R: Record>(&self, topic: &str) -> Vec<R> {
         let consumer: BaseConsumer = ClientConfig::new()
             .set("bootstrap.servers", self.cluster.bootstrap_servers())
@@ -154,7 +155,7 @@ pub(crate) fn settings() -> SchedulerSettings {
     }
 }
 
-/// One with a step for an agent of this process, and one for another's.
+/// A workflow with one step for an agent of this process, and one for an agent with a topic.
 pub(crate) fn workflow() -> Workflow {
     let steps = vec![
         StepDefinition::new("here", "here"),
@@ -167,7 +168,7 @@ fn request(agent: &str) -> StepRequest {
     StepRequestBuilder::new(agent, agent).build()
 }
 
-/// An operation that failed with an input and an error's message of so many bytes.
+/// A failed operation with an input and an error message of these sizes, in bytes.
 fn failed(caller_id: &str, input: usize, message: usize) -> FailedOperation {
     let operation = OperationId::of_caller("", caller_id);
     FailedOperation {
@@ -238,7 +239,8 @@ fn a_step_whose_partition_is_missing_is_not_attempted_and_holds_up_no_other_mess
             .find(|request| partition_for(request.operation, 2) == PartitionId(partition))
             .unwrap()
     };
-    // First the client learns from the broker that the partition is missing, then it knows.
+    // The client first learns from the broker that the partition is missing, and knows it
+    // afterwards.
     let steps = [(); 2].map(|()| (of_partition(0), of_partition(1)));
     for (there, missing) in &steps {
         world.send([missing.clone(), there.clone()].map(Message::Step));
@@ -295,7 +297,7 @@ fn agents_of_this_process_are_asked_without_a_record_and_others_over_their_topic
     there.nonce = Some(nonces().of_request(&there));
     assert_eq!(world.values::<StepRequest>(&elsewhere), [there]);
 
-    // An answer for whoever has the partition by now.
+    // A reply for the current owner of the partition.
     world.dispatcher.pass_on(&asker(), reply.clone());
     world.dispatcher.producer.flush(PATIENCE).unwrap();
     let replies = world.values::<StepReply>(world.topics.step_replies());

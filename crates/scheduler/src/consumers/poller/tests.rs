@@ -15,11 +15,11 @@ use waybill_test_support::batches;
 use super::*;
 use crate::nonces::Nonces;
 
-/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+/// Timeout for anything that a test waits for. Generous: it bounds a failure, not a success.
 const LONG: Duration = Duration::from_secs(30);
 const TOPIC: &str = "requests";
 
-/// A registry that does not answer, and then has no schema.
+/// A registry that does not answer at first, and then does not have the schema.
 #[derive(Default)]
 struct Registry {
     answers: AtomicBool,
@@ -102,7 +102,7 @@ fn a_record_that_waits_for_its_schema_is_read_before_the_damage_behind_it_is_met
     let record = BaseRecord::to(TOPIC).partition(0).key(&b"key"[..]);
     producer.send(record.payload(&of_schema_7)).unwrap();
     producer.flush(LONG).unwrap();
-    // It says that it is compressed with zstd.
+    // Its header declares zstd compression.
     let damaged = batches::batch(4, &[b"not compressed".to_vec()]);
     assert_eq!(
         batches::produce(cluster.bootstrap_servers(), TOPIC, &damaged),
@@ -117,7 +117,8 @@ fn a_record_that_waits_for_its_schema_is_read_before_the_damage_behind_it_is_met
 
     registry.answers.store(true, Ordering::Relaxed);
     poller.read_on();
-    // The damage may have been met before, with the record that waited: then it is passed over now, and else waited for.
+    // The damage may have been met together with the waiting record, and is skipped now. Otherwise
+    // wait for it.
     let (mut records, mut blocked) = (Vec::new(), None);
     while blocked.is_none() && records.len() < 2 {
         for input in poll(&mut poller, &inputs) {
