@@ -1,5 +1,5 @@
-//! What the engine itself costs: nanoseconds per delivery on the happy path of five steps, with a
-//! window of operations in flight, batches as a poll brings them, and one output per step.
+//! Measures the engine alone: nanoseconds per delivery on the happy path of five steps, with a
+//! window of operations in flight, batches as large as a poll, and one output per step.
 //!
 //! `cargo run --release -p waybill-engine --example happy_path`
 
@@ -29,7 +29,7 @@ const BATCH: usize = 200;
 const STEPS: [&str; 5] = ["account", "package", "transport", "drone", "delivery"];
 
 fn main() {
-    // The best of several runs: whatever else the machine does only adds to the others.
+    // The best of several runs: other load on the machine only slows runs down.
     let best = (0..ROUNDS).map(|_| run()).min().expect("there are rounds");
     let nanos = best.as_nanos() / u128::from(DELIVERIES);
     println!(
@@ -39,8 +39,8 @@ fn main() {
     );
 }
 
-/// Brings all deliveries to their end; returns the time that the engine took, without that for
-/// making its events and dropping its commands.
+/// Runs all deliveries until they have ended. Returns the time spent in the engine, without the
+/// time for making events and dropping commands.
 fn run() -> Duration {
     let mut engine = engine();
     let mut now = Timestamp::from_millis(1_700_000_000_000);

@@ -1,11 +1,11 @@
-//! What an operation does next: which steps start, which are skipped, tried again, given up or
-//! undone, and when the whole has ended.
+//! Decides what an operation does next: which steps start, are skipped, retried, given up or
+//! undone, and when the operation ends.
 //!
-//! Every function here changes an [`OperationState`] through the steps' transition function alone
-//! and then lets the operation go as far as it can. What must hold when one returns: no step that
-//! could start stands still, and an operation that is neither final nor waits for the supervisor's
-//! decision has a step that is under way or waits to be tried again. Deliberately absent: rows,
-//! messages and memory; see [`PartitionEngine`](crate::PartitionEngine).
+//! Every function changes an [`OperationState`] through the steps' transition function alone, and
+//! then advances the operation as far as possible. What must hold when it returns: every step that
+//! can start has started, and an operation that is neither final nor waiting for the supervisor's
+//! decision has a step in progress or waiting for a retry. Deliberately absent: rows, messages and
+//! memory; see [`PartitionEngine`](crate::PartitionEngine).
 
 use std::time::Duration;
 
@@ -26,73 +26,73 @@ mod undo;
 pub use amend::INPUT_BYTES_MAX;
 pub use recover::Verdict;
 
-/// Most bytes that the outputs of all steps of an operation may take: they go into its row, and into
-/// the requests of the steps behind, which have to fit into a record beside the input.
+/// Maximum size of the outputs of all steps, in bytes: they are stored in the operation's row and
+/// sent in later step requests, which must fit into a record together with the input.
 pub const OUTPUTS_BYTES_MAX: usize = 256 * 1024;
 
-/// Most bytes of an error's code, and of its message, that are kept.
+/// Maximum size of a stored error code or error message, in bytes.
 const ERROR_BYTES_MAX: usize = 4 * 1024;
 
-/// About how many bytes an output takes beside its name and value.
+/// Approximate overhead of an output beside its name and value, in bytes.
 const PAIR_BYTES: usize = 48;
 
-/// An operation in the hands of its workflow, at one instant.
+/// An operation and its workflow at one instant.
 #[derive(Debug)]
 pub struct Advance<'a> {
     /// The operation.
     pub id: OperationId,
-    /// What never changes of it.
+    /// The part of the operation that never changes.
     pub created: &'a Created,
-    /// Its workflow; its steps are those of `state`.
+    /// Its workflow, with the steps of `state`.
     pub workflow: &'a Workflow,
     /// Its state.
     pub state: &'a mut OperationState,
-    /// How fast agents may be asked.
+    /// The throttling state of the agents.
     pub gates: &'a mut Gates,
-    /// Collects the steps whose attempt under way has to be asked for.
+    /// Collects the steps whose attempt must be requested.
     pub ask: &'a mut StepSet,
     /// Collects the steps whose state changed.
     pub touched: &'a mut StepSet,
     /// Counts what happens.
     pub stats: &'a mut EngineStats,
-    /// The time.
+    /// The current time.
     pub now: Timestamp,
 }
 
-/// What may be held against an attempt under way.
+/// When an attempt in progress may be timed out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Patience {
-    /// How long after its complete-by it counts as timed out.
+    /// How long after its complete-by an attempt counts as timed out.
     pub grace: Duration,
-    /// Whether replies were read so far that a missing one is missing.
+    /// Whether replies were read far enough to conclude that a missing reply was not sent.
     pub time_outs: bool,
 }
 
-/// What became of what was due.
+/// The result of handling due steps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DueOutcome {
     /// The state was changed.
     pub changed: bool,
-    /// An attempt is overdue, but it is not known yet whether its reply lies unread.
+    /// An attempt is overdue, but its reply may still be unread.
     pub held_back: bool,
 }
 
 impl Advance<'_> {
-    /// Begins a new operation.
+    /// Starts a new operation.
     ///
     /// # Errors
     ///
-    /// If the steps are in a state that the engine never makes.
+    /// If a step is in a state that the engine never produces.
     pub fn start(&mut self) -> Result<(), IllegalTransition> {
         self.go_on()
     }
 
-    /// Takes an operation over from an earlier owner: what is under way is asked for again, for the
-    /// request may never have been sent.
+    /// Takes an operation over from an earlier owner. Attempts in progress are requested again,
+    /// because the earlier request may not have been sent.
     ///
     /// # Errors
     ///
-    /// If the steps are in a state that the engine never makes.
+    /// If a step is in a state that the engine never produces.
     pub fn resume(&mut self) -> Result<(), IllegalTransition> {
         for index in 0..self.state.steps.len() {
             if self.state.steps[index].is_under_way() {
@@ -103,13 +103,13 @@ impl Advance<'_> {
         self.go_on()
     }
 
-    /// Applies a reply. Returns whether it changed anything: a reply to an attempt that is not
-    /// under way changes nothing, except that a success in it is kept as evidence, and undone if
-    /// everything else is. `is_repeat` tells that the record was read before, and what it proves is in the state.
+    /// Applies a reply. Returns whether it changed the state. A reply to an attempt that is not in
+    /// progress changes nothing, except that a late success is kept, and undone if everything else
+    /// is. `is_repeat`: the record was read before, and the state already reflects it.
     ///
     /// # Errors
     ///
-    /// If the steps are in a state that the engine never makes.
+    /// If a step is in a state that the engine never produces.
     pub fn reply(&mut self, reply: StepReply, is_repeat: bool) -> Result<bool, IllegalTransition> {
         let Some(index) = self.workflow.step_index(&reply.step) else {
             self.stats.stale_replies += 1;
@@ -136,7 +136,7 @@ impl Advance<'_> {
         }
         let event = match reply.outcome {
             Outcome::Success { outputs } if self.is_too_long(index, &outputs) => {
-                // It was performed, and will be undone.
+                // The step was performed, and will be undone.
                 self.state.failure_count += 1;
                 StepEvent::FailedPermanently {
                     error: StepError {
@@ -149,7 +149,7 @@ impl Advance<'_> {
             }
             Outcome::Success { outputs } => StepEvent::Succeeded { outputs },
             Outcome::NotPerformed if reply.action == Action::Run => {
-                // No answer to the question. Taken for what it cannot be, it would cost no failure.
+                // The reply does not fit the request. Count it as a failure.
                 self.state.failure_count += 1;
                 StepEvent::FailedTransiently {
                     error: StepError {
@@ -199,8 +199,8 @@ impl Advance<'_> {
         Ok(true)
     }
 
-    /// Whether a step's outputs would make the operation too large for its row, and for the requests
-    /// of the steps behind it.
+    /// Whether a step's outputs would make the operation too large for its row, and for the
+    /// requests of later steps.
     fn is_too_long(&self, index: usize, outputs: &Outputs) -> bool {
         let is_undo = self.state.steps[index].action == Action::Compensate;
         let others = self
@@ -211,8 +211,7 @@ impl Advance<'_> {
         !is_undo && others.sum::<usize>() + pair_bytes(outputs) > OUTPUTS_BYTES_MAX
     }
 
-    /// Ends forward progress at once if a step that failed, or was not attempted, has to wait past the
-    /// deadline.
+    /// Ends forward progress at once if a failed or unattempted step would wait past the deadline.
     fn give_up_if_late(&mut self, index: usize) {
         let is_forward =
             self.state.state == ProcessState::Processing && !self.state.awaits_decision();
@@ -221,12 +220,11 @@ impl Advance<'_> {
         }
     }
 
-    /// Gives up attempts that outlived their complete-by, if that may be said, and makes the
-    /// attempts whose time has come.
+    /// Times out overdue attempts, if `patience` allows it, and starts attempts that are due.
     ///
     /// # Errors
     ///
-    /// If the steps are in a state that the engine never makes.
+    /// If a step is in a state that the engine never produces.
     pub fn due(&mut self, patience: Patience) -> Result<DueOutcome, IllegalTransition> {
         let mut outcome = DueOutcome::default();
         if self.state.state.is_final() {
@@ -252,7 +250,7 @@ impl Advance<'_> {
         Ok(outcome)
     }
 
-    /// Gives up the attempt under way, or makes the next.
+    /// Times out the attempt in progress, or starts the next one.
     fn step_is_due(
         &mut self,
         index: usize,
@@ -278,8 +276,8 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// Puts the attempt off that would begin now, if its agent is throttled. Otherwise it counts
-    /// as asked for.
+    /// Delays the attempt that would start now if its agent is throttled; else counts it as
+    /// requested.
     fn put_off_if_throttled(&mut self, index: usize) -> Result<bool, IllegalTransition> {
         let step = &self.workflow.steps()[index];
         let progress = &self.state.steps[index];
@@ -305,26 +303,26 @@ impl Advance<'_> {
 
     fn answers_attempt_under_way(&self, index: usize, reply: &StepReply) -> bool {
         let step = &self.state.steps[index];
-        // One that is parked in `Error` may go on: what runs beside the failure still counts.
+        // An operation parked in `Error` may resume, so steps in progress still count.
         (!self.state.state.is_final() || self.state.state == ProcessState::Error)
             && step.is_under_way()
             && step.attempt == reply.attempt
             && step.action == reply.action
     }
 
-    /// Whether this answers the attempt that was under way when the step's undo began, and that the undo waits for.
+    /// Whether this is the reply that an undo waits for: to the attempt in progress when it began.
     fn is_awaited(&self, index: usize, reply: &StepReply) -> bool {
         let step = &self.state.steps[index];
         step.awaited_until.is_some() && (step.attempt, step.action) == (reply.attempt, reply.action)
     }
 
-    /// The answer that an undo waited for. If it says how the attempt ended, the undo begins.
+    /// Applies the reply that an undo waited for. The undo begins if the reply is conclusive.
     fn awaited(&mut self, index: usize, reply: StepReply) -> Result<bool, IllegalTransition> {
         let outputs = match reply.outcome {
             Outcome::Unknown { .. } => return Ok(false),
             Outcome::Success { outputs } => {
                 self.stats.late_successes += 1;
-                // Those that fit into no row are of no use to the undo either.
+                // The undo cannot use outputs that do not fit into the row.
                 let is_too_long = self.is_too_long(index, &outputs);
                 Some(outputs).filter(|_| !is_too_long)
             }
@@ -338,10 +336,10 @@ impl Advance<'_> {
         Ok(true)
     }
 
-    /// A reply to an attempt that is not under way: of use only if it proves an effect that nothing
-    /// else accounts for. Before the step's undo began that is the success of another attempt than the one that is known
-    /// to have succeeded. Once it began it is any success: an attempt may have been made more than once, and the undo may
-    /// have come before the effect of the copy that this answers.
+    /// A reply to an attempt that is not in progress matters only if it proves an effect that is
+    /// not accounted for. Before the step's undo began, that is a success of an attempt not yet
+    /// known to have succeeded. Afterwards it is any success: an attempt may have been made more
+    /// than once, and the undo may have preceded the effect of this copy.
     fn late(
         &mut self,
         index: usize,
@@ -356,7 +354,7 @@ impl Advance<'_> {
         } else {
             [step.succeeded, step.late_success].contains(&Some(reply.attempt))
         };
-        // Of a step that never has an effect nothing can be left to undo.
+        // A step without effects has nothing to undo.
         let is_over = step.state == StepState::Compensated
             && self.workflow.steps()[index].undo == Undo::Nothing;
         if !is_success
@@ -387,7 +385,7 @@ impl Advance<'_> {
         Ok(true)
     }
 
-    /// Lets the operation go as far as it can.
+    /// Advances the operation as far as possible.
     fn go_on(&mut self) -> Result<(), IllegalTransition> {
         match self.state.state {
             ProcessState::Processing => self.go_forward(),
@@ -417,12 +415,12 @@ impl Advance<'_> {
     }
 }
 
-/// How long an agent that did not try is left alone.
+/// How long to leave an agent alone after it did not try.
 fn retry_after(asked_ms: u32) -> Duration {
     Duration::from_millis(u64::from(asked_ms)).min(RETRY_AFTER_MAX)
 }
 
-/// An error as it is kept: an agent may say anything, and a row has to hold the errors of all steps.
+/// Truncates an error for storage, because an agent controls its size.
 fn clipped(error: StepError) -> StepError {
     let clip = |mut text: String| {
         text.truncate(text.floor_char_boundary(ERROR_BYTES_MAX));
@@ -434,7 +432,7 @@ fn clipped(error: StepError) -> StepError {
     }
 }
 
-/// About how many bytes outputs take.
+/// Approximate size of outputs in memory, in bytes.
 pub(crate) fn pair_bytes(pairs: &[(String, String)]) -> usize {
     let sizes = pairs
         .iter()
@@ -442,8 +440,8 @@ pub(crate) fn pair_bytes(pairs: &[(String, String)]) -> usize {
     sizes.sum()
 }
 
-/// When something is due for a step: its time-out, or its next attempt. While the supervisor is to
-/// decide, nothing is tried again; and while the operation is undone, nothing but undos.
+/// When a step is next due: its time-out, or its next attempt. While the supervisor has yet to
+/// decide, no step is retried; while the operation is undone, only undos are.
 fn step_due(state: &OperationState, index: usize, grace: Duration) -> Option<Timestamp> {
     let step: &StepProgress = &state.steps[index];
     let is_concerned = match state.state {
@@ -464,7 +462,7 @@ fn step_due(state: &OperationState, index: usize, grace: Duration) -> Option<Tim
     }
 }
 
-/// When something is due next, of what is due after `after`.
+/// The earliest time after `after` at which a step is due.
 #[must_use]
 pub fn next_due(
     state: &OperationState,
@@ -477,8 +475,8 @@ pub fn next_due(
         .min()
 }
 
-/// What an attempt at a step may know, as (`step.name`, value): what the steps before it produced,
-/// and to undo it, what it produced itself.
+/// The outputs that an attempt at a step receives, as (`step.name`, value): those of earlier steps,
+/// and for an undo also the step's own.
 #[must_use]
 pub fn results_for(workflow: &Workflow, state: &OperationState, index: usize) -> Outputs {
     let is_undo = state.steps[index].action == Action::Compensate;

@@ -1,16 +1,16 @@
-//! Where a person wants to be told of an operation.
+//! Where a person is notified about an operation.
 //!
-//! A contact is personal data. It travels with the operation and lies in its row, and shows in no
-//! `Debug` output, so that no log, panic or failed assertion can tell it.
+//! A contact is personal data. It travels with the operation and is stored in its row, but no
+//! `Debug` output shows it, so that no log, panic or failed assertion can leak it.
 //!
-//! Deliberately absent: what a contact may look like, and whether people are told that way at all.
-//! Whoever takes a request in judges that, and whoever tells people judges it again.
+//! Deliberately absent: validation, and whether the channel is enabled. Ingestion checks both when
+//! it accepts a request, and the alerts role checks again before it sends.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A URI at which a person is told: `mailto:` with an address, or `tel:` with a number.
+/// A URI of a person: `mailto:` with an address, or `tel:` with a number.
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Contact(String);
@@ -19,16 +19,16 @@ impl Contact {
     /// The longest contact, in bytes.
     pub const BYTES_MAX: usize = 320;
 
-    /// The most contacts of one operation.
+    /// Maximum number of contacts of one operation.
     pub const COUNT_MAX: usize = 4;
 
-    /// Takes a URI as it is.
+    /// Wraps a URI without validation.
     #[must_use]
     pub fn new(uri: impl Into<String>) -> Self {
         Self(uri.into())
     }
 
-    /// The URI itself, which is to be shown to nobody.
+    /// The URI itself. Never log or display it.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0

@@ -1,7 +1,7 @@
-//! Workflows as a file says them: data without checks beyond their shape.
+//! Workflow definitions as read from files: data, checked only for their shape.
 //!
-//! The engine has no parser; the program reads these values from YAML. Whether a definition makes
-//! sense is decided when it becomes a [`Workflow`](crate::Workflow).
+//! The engine has no parser; the program reads these values from YAML. The conversion to a
+//! [`Workflow`](crate::Workflow) validates a definition.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ pub struct WorkflowDefinition {
     pub name: String,
     /// Its version. Operations keep the version that they started with.
     pub version: u32,
-    /// Until when its caller may cancel it.
+    /// Until when a caller may cancel an operation.
     #[serde(default)]
     pub cancel: CancelPolicy,
-    /// What happens once a step has failed for good, unless the step says otherwise.
+    /// What happens after a step has failed for good, unless the step overrides it.
     #[serde(default)]
     pub on_failure: Option<OnFailure>,
-    /// How long an operation may take, from its creation, if its caller sets no deadline.
+    /// How long an operation may take from its creation, if its caller sets no deadline.
     #[serde(default, deserialize_with = "optional_duration")]
     pub deadline: Option<Duration>,
     /// Its steps, at most 64.
@@ -47,30 +47,30 @@ impl WorkflowDefinition {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum CancelPolicy {
-    /// Until it is final.
+    /// Until the operation is final.
     #[default]
     UntilFinal,
-    /// Also after it is `Processed`: then all of it is undone.
+    /// Also after it is `Processed`: then all steps are undone.
     Always,
 }
 
-/// What happens once a step has failed for good.
+/// What happens after a step has failed for good.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum OnFailure {
-    /// What was done is undone.
+    /// The completed steps are undone.
     Compensate,
-    /// The operation is parked and a person alerted.
+    /// The operation is parked, and operators are alerted.
     Park,
-    /// It is tried again at long intervals, for as long as it takes. (A refusal ends that.)
+    /// The step is retried at long intervals without limit. (A refusal ends that.)
     Retry,
 }
 
-/// What performing a step means for undoing it.
+/// Whether and how a step can be undone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StepKind {
-    /// It has no effect: there is nothing to undo.
+    /// It has no effect, so it needs no undo.
     Pure,
     /// Its agent can undo it.
     #[default]
@@ -85,24 +85,24 @@ pub enum StepKind {
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct CompensationDefinition {
-    /// A person undoes it, and says so.
+    /// A person undoes it, and confirms that.
     pub manual: bool,
-    /// The agent that undoes it. Left out: the one that performs it.
+    /// The agent that undoes it; by default the one that performs it.
     pub agent: Option<String>,
     /// How long one attempt may take.
     #[serde(deserialize_with = "duration")]
     pub timeout: Duration,
-    /// How often and when it is attempted again.
+    /// How often and when an undo is retried.
     pub retry: RetryPolicy,
-    /// How long after its complete-by an attempt of unknown outcome may still take effect: the
-    /// step is undone no earlier.
+    /// How long after its complete-by an attempt of unknown outcome may still take effect. The step
+    /// is not undone before that.
     #[serde(deserialize_with = "duration")]
     pub settle: Duration,
-    /// Whether the step's service refuses to perform the step once it was undone, whatever comes late. Left out: it
-    /// does not, and an undo counts only once no late attempt can follow it.
+    /// Whether the step's service refuses late requests to perform the step after it was undone. By
+    /// default it does not, and an undo counts only once no late attempt can follow it.
     pub tombstones: bool,
-    /// What the agent needs to undo it, as `step.output`: outputs of the step itself, or of steps
-    /// that come before it.
+    /// The outputs that the agent needs to undo the step, as `step.output`: of the step itself, or
+    /// of earlier steps.
     pub needs: Vec<String>,
 }
 
@@ -121,7 +121,7 @@ impl Default for CompensationDefinition {
 }
 
 impl CompensationDefinition {
-    /// The default of `retry.maxAttempts`: a compensation is attempted more often than the step.
+    /// The default of `retry.maxAttempts`: compensations have more attempts than steps.
     #[must_use]
     pub const fn max_attempts_default() -> u32 {
         16
@@ -136,11 +136,11 @@ pub struct StepDefinition {
     pub name: String,
     /// The agent that performs it: `[a-z0-9-]`, at most 64 characters.
     pub agent: String,
-    /// The steps that must be completed or skipped first. Left out: the step above it, if there is
-    /// one. Empty: none.
+    /// The steps that must be completed or skipped first; by default the preceding step in the
+    /// file, if there is one. Empty: none.
     #[serde(default)]
     pub after: Option<Vec<String>>,
-    /// The step is skipped unless this holds.
+    /// The step is skipped unless this condition holds.
     #[serde(default)]
     pub when: Option<Condition>,
     /// How long one attempt may take, for example `10s`.
@@ -149,30 +149,30 @@ pub struct StepDefinition {
         deserialize_with = "duration"
     )]
     pub timeout: Duration,
-    /// What performing it means for undoing it.
+    /// Whether and how it can be undone.
     #[serde(default)]
     pub kind: StepKind,
-    /// How it is undone. Only `compensable` steps need one, and it may be left out.
+    /// How it is undone; optional, and for `compensable` steps only.
     #[serde(default)]
     pub compensation: Option<CompensationDefinition>,
-    /// What happens once it has failed for good. Left out: as the workflow says.
+    /// What happens after it has failed for good; by default as the workflow says.
     #[serde(default)]
     pub on_failure: Option<OnFailure>,
-    /// After an attempt of unknown outcome its agent is asked whether it took effect, before it is
-    /// repeated.
+    /// Whether the agent is asked if an attempt of unknown outcome took effect, before the attempt
+    /// is repeated.
     #[serde(default)]
     pub probe: bool,
-    /// The fields of the input that it uses and that a reschedule may change: once it was asked
-    /// for, they stand.
+    /// The input fields that the step uses and that a reschedule may change. They are fixed once
+    /// the step was requested.
     #[serde(default)]
     pub uses: Vec<String>,
-    /// How often and when it is attempted again.
+    /// How often and when it is retried.
     #[serde(default)]
     pub retry: RetryPolicy,
 }
 
 impl StepDefinition {
-    /// A step with everything else at its default.
+    /// A step with default values for all other fields.
     #[must_use]
     pub fn new(name: impl Into<String>, agent: impl Into<String>) -> Self {
         Self {
@@ -210,24 +210,24 @@ impl StepDefinition {
 }
 
 /// How often an action is attempted, and how the waits between attempts grow: `initial_interval`,
-/// times `multiplier` after each failure, up to `max_interval`. Between half and all of it is
-/// waited, so that what failed together does not return together.
+/// multiplied by `multiplier` after each failure, up to `max_interval`. The actual wait is between
+/// half and all of it, so that steps that failed together do not retry together.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct RetryPolicy {
-    /// It fails for good once so many attempts have failed or timed out. Left out: 8 for a step, 16
+    /// After this many failed or timed-out attempts it fails for good; by default 8 for a step, 16
     /// for its compensation.
     pub max_attempts: Option<u32>,
     /// The wait after the first failure.
     #[serde(deserialize_with = "duration")]
     pub initial_interval: Duration,
-    /// By how much the wait grows.
+    /// The factor by which the wait grows after each failure.
     pub multiplier: f64,
     /// The longest wait.
     #[serde(deserialize_with = "duration")]
     pub max_interval: Duration,
-    /// With `onFailure: retry`, the wait before each attempt after `max_attempts`; 10 minutes if
-    /// left out. Not for compensations.
+    /// With `onFailure: retry`, the wait before each attempt after `max_attempts`; by default 10
+    /// minutes. Not for compensations.
     #[serde(deserialize_with = "optional_duration")]
     pub long_interval: Option<Duration>,
 }
@@ -244,8 +244,8 @@ impl Default for RetryPolicy {
     }
 }
 
-/// A condition on what an earlier step produced. It holds if that step is completed and its output
-/// has the value. A skipped step has no outputs: it does not hold.
+/// A condition on an output of an earlier step. It holds if that step is completed and the output
+/// has the value. A skipped step has no outputs, so the condition does not hold.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Condition {
@@ -253,11 +253,11 @@ pub struct Condition {
     pub step: String,
     /// The name of the output.
     pub output: String,
-    /// The value that it must have.
+    /// The required value.
     pub equals: String,
 }
 
-/// Why a text is no duration.
+/// Why a text is not a duration.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "{text:?} is no duration: expected a whole number and a unit of ms, s, m or h, as in 200ms"
@@ -266,11 +266,11 @@ pub struct DurationError {
     text: String,
 }
 
-/// Reads a duration: a whole number and its unit, `ms`, `s`, `m` or `h`, without a space.
+/// Parses a duration: a whole number and its unit, `ms`, `s`, `m` or `h`, without a space.
 ///
 /// # Errors
 ///
-/// If the text is anything else, or more than a `u64` of milliseconds.
+/// If the text has another form, or exceeds a `u64` of milliseconds.
 pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     let refuse = || DurationError {
         text: text.to_owned(),
@@ -289,7 +289,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, DurationError> {
     Ok(Duration::from_millis(ms))
 }
 
-/// For fields of other definitions that hold durations as text: `deserialize_with`.
+/// Deserializes fields that hold durations as text; for `deserialize_with`.
 fn duration<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
     struct Text;
 

@@ -1,15 +1,15 @@
-//! How fast an agent is asked: no attempts while it refuses them, a few trial attempts when its pause is over,
-//! more as they succeed; and retries are a bounded share of its traffic.
+//! Throttles the attempts at an agent: none while it refuses them, a few trial attempts after its
+//! pause, and more as they succeed. Retries are limited to a share of its traffic.
 //!
-//! An attempt that is throttled here waits in its operation, with a time to try again, and costs no failure.
-//! The gates are memory of the engine alone: a new owner begins with open ones.
+//! A throttled attempt waits in its operation, with a time to check again, and does not count as a
+//! failure. The gates are in the engine's memory only: a new owner starts with open gates.
 //!
-//! Waiting attempts check again one after the other, and not all at once: each is given an instant of its
-//! own, so that thousands of them cost no more checks a second than a few.
+//! Waiting attempts check again one after the other: each gets an instant of its own, so that
+//! thousands of them cost no more checks per second than a few.
 //!
-//! What must hold: each throttled attempt gets a time to check again, at most [`WAIT_MAX`] after the
-//! gate may be open, and retries are admitted at a least rate even where there is no other
-//! traffic, so that nothing waits for ever.
+//! What must hold: each throttled attempt gets a time to check again, at most [`WAIT_MAX`] after
+//! the gate may be open. Retries are admitted at a minimum rate even without other traffic. So no
+//! attempt waits for ever.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,50 +17,50 @@ use std::time::Duration;
 
 use crate::time::Timestamp;
 
-/// Attempts that are admitted when an agent's pause is over.
+/// Attempts admitted after an agent's pause.
 const TRIALS: u32 = 3;
-/// Further attempts that are admitted after each success.
+/// Further attempts admitted after each success.
 const GROWTH: u32 = 2;
-/// After so many successes since the last refusal a gate is open again.
+/// After this many successes since the last refusal a gate is open again.
 const SUCCESSES_TO_OPEN: u32 = 100;
 /// The minimum wait of an attempt for which there is no room.
 const NO_ROOM_WAIT: Duration = Duration::from_millis(500);
-/// The time between the checks of two waiting attempts.
+/// Minimum time between the checks of two waiting attempts.
 const CHECKS_APART: Duration = Duration::from_millis(2);
-/// However many wait, none waits longer than this before it checks again.
+/// Maximum wait before the next check, however many attempts wait.
 const WAIT_MAX: Duration = Duration::from_secs(20);
-/// If no admitted attempt has succeeded, another is admitted so long after the last.
+/// If no admitted attempt has succeeded, another is admitted this long after the last.
 const TRIAL_WAIT: Duration = Duration::from_secs(2);
-/// The share of retries in an agent's traffic.
+/// The maximum share of retries in an agent's traffic.
 const RETRY_SHARE: f64 = 0.25;
-/// Retries that are admitted in a second whatever else there is.
+/// Retries admitted per second, regardless of other traffic.
 const RETRIES_PER_SECOND_MIN: f64 = 50.0;
-/// How many retries may be saved up.
+/// How many unused retries may accumulate.
 const RETRIES_SAVED_MAX: f64 = 200.0;
-/// How long a retry waits that is over the share, at least.
+/// Minimum wait of a retry that exceeds the share.
 const RETRY_WAIT: Duration = Duration::from_secs(1);
-/// The time between the checks of two waiting retries.
+/// Minimum time between the checks of two waiting retries.
 const RETRY_CHECKS_APART: Duration = Duration::from_millis(5);
 
-/// The gates of all agents, as one partition knows them.
+/// The gates of all agents, for one partition.
 #[derive(Debug, Default)]
 pub struct Gates {
     by_agent: BTreeMap<Arc<str>, Gate>,
 }
 
-/// What an attempt is to its agent's traffic.
+/// The kind of an attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Traffic {
-    /// It was not tried before.
+    /// The first attempt.
     First,
-    /// It follows a failure.
+    /// An attempt after a failure.
     Retry,
 }
 
 #[derive(Debug)]
 struct Gate {
     throttled: Option<Throttled>,
-    /// Retries that may be asked for at once.
+    /// Retries that may start now.
     retries: f64,
     refilled_at: Timestamp,
     /// Attempts that wait for room.
@@ -72,7 +72,7 @@ struct Gate {
 /// Gives each waiting attempt an instant at which to check again.
 #[derive(Debug, Default)]
 struct Queue {
-    /// The next one that nobody has.
+    /// The next instant that is not assigned.
     free: Timestamp,
 }
 
@@ -82,12 +82,12 @@ struct Throttled {
     closed_until: Timestamp,
     room: u32,
     successes: u32,
-    /// When it was last asked.
+    /// When the agent last refused an attempt, or the last attempt was admitted.
     asked_at: Timestamp,
 }
 
 impl Gates {
-    /// Admits an attempt, or returns how long to wait before it is asked for again.
+    /// Admits an attempt, or returns how long to wait before the next check.
     ///
     /// # Errors
     ///
@@ -113,7 +113,8 @@ impl Gates {
                 let pause = throttled.closed_until.since(now);
                 return Err(gate.waiters.wait(pause, CHECKS_APART, now));
             }
-            // Failures and time-outs make no room: without this no attempt would ever be admitted again.
+            // Failures and time-outs free no room: without this no attempt would ever be admitted
+            // again.
             if throttled.room == 0 && now >= throttled.asked_at + TRIAL_WAIT {
                 throttled.room = 1;
             }
@@ -135,7 +136,7 @@ impl Gates {
         Ok(())
     }
 
-    /// For how long an agent has asked for no attempts. Waiting attempts may wait longer.
+    /// The rest of the pause that an agent has asked for. Waiting attempts may wait longer.
     #[must_use]
     pub fn pause(&self, agent: &str, now: Timestamp) -> Duration {
         let throttled = self
@@ -147,7 +148,7 @@ impl Gates {
         })
     }
 
-    /// The agent did not try, and asks for no attempts for so long.
+    /// The agent did not try, and asks for no attempts for `retry_after`.
     pub fn refused(&mut self, agent: &str, retry_after: Duration, now: Timestamp) {
         if let Some(gate) = self.by_agent.get_mut(agent) {
             let until = now + retry_after;
@@ -187,7 +188,7 @@ impl Gates {
 }
 
 impl Queue {
-    /// How long to wait: at least `least`, and `apart` from all others that wait.
+    /// Assigns a wait of at least `least`, and `apart` from all other waiting attempts.
     fn wait(&mut self, least: Duration, apart: Duration, now: Timestamp) -> Duration {
         let earliest = now + least;
         let at = self.free.max(earliest).min(earliest + WAIT_MAX);

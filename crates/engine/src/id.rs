@@ -1,4 +1,4 @@
-//! Identifiers and counters, each its own type so that they cannot be mixed up.
+//! Identifiers and counters. Each is its own type, so that they cannot be confused.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,14 +6,14 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// The id of one operation: a UUIDv7 of the server's, or the UUIDv5 of a tenant and the caller's
+/// The id of one operation: a UUIDv7 from the server, or the UUIDv5 of a tenant and the caller's
 /// own id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct OperationId(pub Uuid);
 
 impl OperationId {
-    /// The name space of callers' ids: a random constant that must never change.
+    /// The namespace of callers' ids: a random constant that must never change.
     const CALLER_NAMESPACE: Uuid = Uuid::from_u128(0x9d5f_57c3_0c0e_4c1b_8a53_6e1f_2f5a_b7d4);
 
     /// The id of the operation that `tenant` calls `caller_id`. Two tenants that choose the same
@@ -62,7 +62,7 @@ impl FromStr for OperationId {
     }
 }
 
-/// The name of one process's ownership: a nonce made at process start, never a host or pod name.
+/// The name of one process as owner: a nonce made at process start, never a host or pod name.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct OwnerId(pub Uuid);
@@ -112,12 +112,12 @@ counter! {
     Offset(i64)
 }
 counter! {
-    /// One try at a step. Attempts of a step are numbered from 1; 0 means that none was made.
+    /// One try at a step. Attempts of a step are numbered from 1; 0 means that there was none.
     Attempt(u32)
 }
 counter! {
-    /// The number of a shard's ownership; every new owner has a higher one, and so have those of the shards
-    /// that follow it.
+    /// The number of a shard's ownership. Every new owner has a higher one, also an owner of a
+    /// shard that follows this one.
     Epoch(u64)
 }
 
@@ -126,9 +126,9 @@ counter! {
     Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize,
 )]
 pub struct LayoutShard {
-    /// The layout that it belongs to, which counts the changes of the numbers of partitions and shards.
+    /// The number of its layout, which counts the changes of partitions and shards.
     pub layout: u64,
-    /// Its number in the layout.
+    /// Its number within the layout.
     pub number: u32,
 }
 

@@ -1,10 +1,10 @@
-//! Everything that Waybill decides, and nothing that it does.
+//! The engine: all of Waybill's decisions, and none of its effects.
 //!
-//! The engine turns events into commands: records, replies, loaded rows and ticks go in; rows to
-//! persist, messages to send and checkpoints to move come out. It holds no clock, no socket, no
-//! store and no random number: time arrives as an argument, ids are made elsewhere, jitter is
-//! derived from ids. Its manifest cannot reach tokio, rdkafka or a database, and its `clippy.toml`
-//! bans the parts of `std` that would let it cheat.
+//! The engine turns events into commands. Records, replies, loaded rows and ticks go in; rows to
+//! persist, messages to send and checkpoints to move come out. It has no clock, socket, store or
+//! random number generator: time is an argument, ids are created elsewhere, and jitter is derived
+//! from ids. Its manifest cannot reach tokio, rdkafka or a database, and its `clippy.toml` bans the
+//! parts of `std` that would give it such access.
 //!
 //! What must hold here: no message leaves before the row that intends it is durable, a checkpoint
 //! never passes unfinished work, and the same events in the same order give the same commands.

@@ -1,4 +1,4 @@
-//! The state of one operation, as it is kept in the store.
+//! The state of one operation, as stored.
 
 use std::fmt;
 use std::sync::Arc;
@@ -37,25 +37,26 @@ pub enum ProcessState {
     /// Accepted; no scheduler has read it yet. Never stored.
     #[default]
     Pending,
-    /// Its steps are being performed, or one has failed for good and the supervisor is being asked.
+    /// Its steps are being performed, or one has failed for good and the supervisor has yet to
+    /// decide.
     Processing,
     /// Every step is completed or skipped. Final.
     Processed,
     /// It failed for good and waits for a person. Parked.
     Error,
-    /// What was done is being undone.
+    /// The completed steps are being undone.
     Compensating,
-    /// It failed for good and nothing is left standing. Final.
+    /// It failed for good and all its effects were undone. Final.
     Compensated,
-    /// Its caller cancelled it and nothing is left standing. Final.
+    /// Its caller cancelled it and all its effects were undone. Final.
     Cancelled,
     /// It could not be undone and waits for a person. Parked.
     CompensationFailed,
 }
 
 impl ProcessState {
-    /// The states that a list can be asked for. Whatever failed has an entry in the attention table, and so
-    /// has what lingers; an operation that ended well or was cancelled need not have one.
+    /// The states that can be listed. Operations that failed or linger have an entry in the
+    /// attention table; those that succeeded or were cancelled need not have one.
     pub const LISTED: [Self; 5] = [
         Self::Processing,
         Self::Error,
@@ -63,7 +64,7 @@ impl ProcessState {
         Self::Compensated,
         Self::CompensationFailed,
     ];
-    /// All of them, in the order of an operation's life.
+    /// All states, in the order of an operation's life.
     pub const ALL: [Self; 8] = [
         Self::Pending,
         Self::Processing,
@@ -75,7 +76,7 @@ impl ProcessState {
         Self::CompensationFailed,
     ];
 
-    /// Whether the scheduler has nothing left to do for it, unless a person asks.
+    /// Whether the scheduler has no work left for it, unless a person asks.
     #[must_use]
     pub const fn is_final(self) -> bool {
         match self {
@@ -88,13 +89,13 @@ impl ProcessState {
         }
     }
 
-    /// Whether it waits for a person. The row of a parked operation is kept for good.
+    /// Whether it is parked. The row of a parked operation is kept until a person acts.
     #[must_use]
     pub const fn is_parked(self) -> bool {
         matches!(self, Self::Error | Self::CompensationFailed)
     }
 
-    /// The design's word for it, as it stands in answers, records and metrics.
+    /// Its name in answers, records and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -113,27 +114,27 @@ impl ProcessState {
 /// The state of a step.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub enum StepState {
-    /// Not asked for, or asked for and not attempted by the agent.
+    /// Not requested, or requested and not attempted by the agent.
     #[default]
     NotStarted,
-    /// An attempt is under way.
+    /// An attempt is in progress.
     Running,
     /// Done.
     Completed,
     /// The last attempt failed; another follows if `retry_at` is set.
     Failed,
-    /// The last attempt outlived its complete-by; another follows if `retry_at` is set.
+    /// The last attempt exceeded its complete-by; another follows if `retry_at` is set.
     TimedOut,
     /// Its condition did not hold; it is not performed.
     Skipped,
-    /// It is being undone, or waits for its turn to be.
+    /// It is being undone, or waits for its turn.
     Compensating,
-    /// It is undone, or was found to have had no effect.
+    /// It was undone, or turned out to have no effect.
     Compensated,
 }
 
 impl StepState {
-    /// The design's word for it.
+    /// Its name in answers, records and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -152,7 +153,7 @@ impl StepState {
 /// Why an attempt failed.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct StepError {
-    /// Stable and meant for programs: kebab-case, for example `owner-suspended`.
+    /// Stable, for programs: kebab-case, for example `owner-suspended`.
     pub code: String,
     /// For people.
     pub message: String,
@@ -161,70 +162,71 @@ pub struct StepError {
 /// Why an operation failed for good.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct OperationError {
-    /// The step that failed, if it was a step.
+    /// The step that failed, if a step did.
     pub step: Option<String>,
     /// What went wrong.
     pub error: StepError,
 }
 
-/// How far a step has got.
+/// The progress of a step.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct StepProgress {
     /// Its state.
     pub state: StepState,
-    /// What the newest attempt does.
+    /// The action of the latest attempt.
     pub action: Action,
-    /// The newest attempt, whatever it does; 0 if none was made.
+    /// The latest attempt, whatever its action; 0 if there was none.
     pub attempt: Attempt,
-    /// By when the attempt under way must finish; `None` if none is.
+    /// The complete-by of the attempt in progress; `None` if there is none.
     pub complete_by: Option<Timestamp>,
-    /// When to try again, if another attempt follows.
+    /// When to retry, if another attempt follows.
     pub retry_at: Option<Timestamp>,
     /// How often it has failed or timed out.
     pub failure_count: u32,
-    /// How often undoing it has failed or timed out.
+    /// How often its undo has failed or timed out.
     pub undo_failure_count: u32,
-    /// How often in a row its agent did not try.
+    /// How many times in a row its agent did not try.
     pub not_attempted_count: u32,
-    /// Until when an attempt of unknown outcome, or another copy of one that was asked for more than once, may still
-    /// take effect: the step is not undone before.
+    /// Until when an attempt of unknown outcome, or another copy of a repeated request, may still
+    /// take effect. The step is not undone before that.
     pub unsettled_until: Option<Timestamp>,
-    /// While the step waits to be undone: until when the answer to the attempt is awaited that was under way when that
-    /// began. The undo begins when it comes, or then.
+    /// While the step waits to be undone: how long to wait for the reply to the attempt that was in
+    /// progress when that began. The undo begins with the reply, or at this time.
     pub awaited_until: Option<Timestamp>,
-    /// When no attempt at performing it can take effect any more, where its service does not refuse what comes after an
-    /// undo. Only an undo that was asked for later is conclusive.
+    /// For a service that may perform a step after its undo: the time after which no attempt can
+    /// take effect any more. Only an undo that is requested later is conclusive.
     pub settled_at: Option<Timestamp>,
-    /// It was undone before that, and is asked about once more then. It stays so if that fails for good.
+    /// It was undone before `settled_at`, and the undo is confirmed then. It stays undone if that
+    /// fails for good.
     pub is_to_be_confirmed: bool,
     /// The attempt whose success completed it.
     pub succeeded: Option<Attempt>,
-    /// The attempt at performing it that was last found to have succeeded when it was superseded, or when the step was
+    /// The latest attempt whose success was found after it was superseded, or while the step was
     /// being undone.
     pub late_success: Option<Attempt>,
-    /// The last failure.
+    /// The latest failure.
     pub error: Option<StepError>,
-    /// What it produced.
+    /// Its outputs.
     pub outputs: Outputs,
     /// When its state last changed.
     pub changed_at: Timestamp,
-    /// The number of its last status record; 0 if there was none.
+    /// The number of its latest status record; 0 if there was none.
     pub sequence: u32,
 }
 
 impl StepProgress {
-    /// Whether an attempt is under way.
+    /// Whether an attempt is in progress.
     #[must_use]
     pub fn is_under_way(&self) -> bool {
         self.complete_by.is_some()
     }
 
-    /// From when on it may be undone; `None` if that is now.
+    /// The earliest time of its undo; `None` if that is now.
     pub(crate) fn undo_from(&self) -> Option<Timestamp> {
         self.unsettled_until.max(self.awaited_until)
     }
 
-    /// Whether the step may have been performed, for all that is known: it was asked for.
+    /// Whether the step may have been performed, because it was requested.
     #[must_use]
     pub fn was_asked_for(&self) -> bool {
         self.attempt > Attempt(0)
@@ -237,29 +239,29 @@ impl StepProgress {
     }
 }
 
-/// What somebody asked of an operation, and what came of it.
+/// A request about an operation, and its result.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HistoryEntry {
-    /// The request: a repeat has the same.
+    /// The id of the request. A repeat has the same id.
     pub id: Uuid,
     /// When it was applied or refused.
     pub at: Timestamp,
     /// Who asked: the caller, a supervisor, or an operator by name.
     pub by: String,
-    /// What was asked, for example `cancel` or `resubmit`.
+    /// The request, for example `cancel` or `resubmit`.
     pub verb: String,
-    /// Why, for people.
+    /// The reason, for people.
     pub reason: String,
-    /// The stable code of why it was refused; `None` if it was applied.
+    /// The stable code of the refusal; `None` if it was applied.
     pub refused: Option<String>,
 }
 
-/// What a reschedule replaced.
+/// The values that a reschedule replaced.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Amended {
-    /// The input in place of the one that the operation was created with.
+    /// The new input, if it was replaced.
     pub input: Option<Arc<[u8]>>,
-    /// The deadline in place of the one that it was created with: `Some(None)` lifts it.
+    /// The new deadline, if it was replaced: `Some(None)` removes it.
     pub deadline: Option<Option<Timestamp>>,
 }
 
@@ -274,27 +276,27 @@ pub struct Created {
     pub step_names: Vec<Arc<str>>,
     /// The tenant; empty for the only tenant.
     pub tenant: Arc<str>,
-    /// The id that the caller knows it by.
+    /// The caller's own id for it.
     pub caller_id: Option<String>,
     /// The workflow's input: a JSON object, as UTF-8.
     pub input: Arc<[u8]>,
     /// By when the operation should be final.
     pub deadline: Option<Timestamp>,
-    /// A topic of the caller's for status records.
+    /// The caller's topic for status records, if it has one.
     pub reply_to: Option<String>,
-    /// Tells a repeat from a conflict.
+    /// Distinguishes a repeated request from a conflicting one.
     pub request_hash: RequestHash,
-    /// Where the request lies that created it.
+    /// The position of the request that created it.
     pub request: Position,
-    /// When ingestion took the request.
+    /// When ingestion accepted the request.
     pub requested_at: Timestamp,
     /// When the scheduler created the operation.
     pub created_at: Timestamp,
-    /// The W3C trace context that the request came with.
+    /// The W3C trace context of the request.
     pub traceparent: Option<Arc<str>>,
     /// The operation that this one runs again, if an operator resubmitted it as a new one.
     pub resubmission_of: Option<OperationId>,
-    /// Who is told how it ended.
+    /// The people to notify when it has ended.
     pub notify: Vec<Contact>,
 }
 
@@ -303,23 +305,23 @@ pub struct Created {
 pub struct OperationState {
     /// The process state.
     pub state: ProcessState,
-    /// The owner that holds it; `None` while handed off to the deadline index.
+    /// The owner that holds it; `None` after a hand-off to the deadline index.
     pub locked_by: Option<OwnerId>,
-    /// The ownership under which it was last written.
+    /// The epoch of its latest write.
     pub epoch: Epoch,
-    /// When something is next due for it, if it is not final.
+    /// When it is next due, if it is not final.
     pub next_due: Option<Timestamp>,
-    /// Whether it was ever handed off: if so, an entry in the deadline index stands at or before
+    /// Whether it was ever handed off. If so, the deadline index has an entry at or before
     /// `next_due` until it is final and its messages are acknowledged.
     pub handed_off: bool,
-    /// How often its steps have failed or timed out, in all.
+    /// How often its steps have failed or timed out in total.
     pub failure_count: u32,
-    /// The number of the last status record.
+    /// The number of its latest status record.
     pub sequence: u32,
-    /// When it was last changed.
+    /// When it last changed.
     pub updated_at: Timestamp,
-    /// The last record on `step-replies` that its owner read for it before the row was written. A record at or
-    /// before it is one that is read again.
+    /// The last record on `step-replies` that its owner read for it before the row was written. A
+    /// record at or before it is a repeat.
     pub last_reply: Option<LogPosition>,
     /// Why it failed for good, if it did.
     pub error: Option<OperationError>,
@@ -327,24 +329,24 @@ pub struct OperationState {
     pub failed_count: u32,
     /// Why it could not be undone, if it could not.
     pub undo_error: Option<OperationError>,
-    /// While it is undone, and after: whether its caller asked for that. It then ends `Cancelled`.
+    /// During and after an undo: whether its caller has cancelled it. It then ends `Cancelled`.
     pub cancelled: bool,
-    /// A person ended it where it was parked: it waits for nobody any more.
+    /// An operator abandoned it while it was parked: it no longer waits for a person.
     pub abandoned: bool,
-    /// The row only keeps the place of an operation that was cancelled before it was created.
+    /// The row is a placeholder for an operation that was cancelled before it was created.
     pub tombstone: bool,
-    /// What a reschedule replaced.
+    /// The values that a reschedule replaced.
     pub amended: Option<Box<Amended>>,
-    /// What was asked of it beside its request, oldest first; at most [`HISTORY_MAX`] entries.
+    /// The requests about it after its creation, oldest first; at most [`HISTORY_MAX`] entries.
     pub history: Vec<HistoryEntry>,
-    /// The last record of each topic that led to an entry of the history. A record at or before it is one that is read
-    /// again, also where the history has no room for its entry any more.
+    /// The last record of each topic that led to an entry of the history. A record at or before it
+    /// is a repeat, even if the history no longer has its entry.
     pub last_asked: Vec<(Source, LogPosition)>,
     /// Its steps, in the workflow's order.
     pub steps: Vec<StepProgress>,
 }
 
-/// Most entries of an operation's history. Of more, the first half stays and the newest follow.
+/// Maximum number of history entries. Beyond it, the first half and the newest entries are kept.
 pub const HISTORY_MAX: usize = 64;
 
 impl OperationState {
@@ -360,14 +362,15 @@ impl OperationState {
         }
     }
 
-    /// Whether forward progress has ended for good and the supervisor is to say what becomes of it.
+    /// Whether forward progress has ended for good and the supervisor has yet to decide how it
+    /// ends.
     #[must_use]
     pub fn awaits_decision(&self) -> bool {
         self.state == ProcessState::Processing && self.error.is_some()
     }
 
-    /// The code with which a recovery is refused that needs the operation's workflow, where that is not known. A
-    /// tombstone never had one.
+    /// The refusal code of a recovery that needs the operation's workflow, if the workflow is
+    /// unknown. A placeholder never had one.
     pub(crate) fn code_without_workflow(&self) -> &'static str {
         match self.tombstone {
             true => "never-created",
@@ -375,7 +378,7 @@ impl OperationState {
         }
     }
 
-    /// What went wrong, if something did: why it failed for good, or why it could not be undone.
+    /// The error, if there is one: why it failed for good, or why it could not be undone.
     #[must_use]
     pub fn failure(&self) -> Option<&OperationError> {
         match self.state {
@@ -390,14 +393,15 @@ impl OperationState {
         }
     }
 
-    /// Whether a record was read before whose entry the history may have lost. While it has lost none, ids tell.
+    /// Whether the history may have dropped the entry of a record. Until it drops one, ids identify
+    /// repeats.
     pub(crate) fn was_forgotten(&self, topic: Source, record: LogPosition) -> bool {
         let mut last = self.last_asked.iter();
         self.history.len() >= HISTORY_MAX
             && last.any(|(source, last)| *source == topic && last.covers(record))
     }
 
-    /// Adds an entry to the history, for a record of a topic.
+    /// Adds a history entry for a record of a topic.
     pub(crate) fn note(&mut self, entry: HistoryEntry, topic: Source, record: LogPosition) {
         match self
             .last_asked
@@ -414,20 +418,20 @@ impl OperationState {
         self.history.push(entry);
     }
 
-    /// What became of a request that was applied or refused before.
+    /// The history entry of an earlier request with this id.
     pub(crate) fn noted(&self, id: Uuid) -> Option<&HistoryEntry> {
         self.history.iter().find(|entry| entry.id == id)
     }
 }
 
 impl OperationRow {
-    /// The workflow's input as it is now: a JSON object, as UTF-8.
+    /// The current input of the workflow: a JSON object, as UTF-8.
     #[must_use]
     pub fn input(&self) -> &Arc<[u8]> {
         input(&self.created, &self.state)
     }
 
-    /// By when the operation should be final, as it is now.
+    /// The current deadline of the operation.
     #[must_use]
     pub fn deadline(&self) -> Option<Timestamp> {
         deadline(&self.created, &self.state)
@@ -447,7 +451,7 @@ pub(crate) fn deadline(created: &Created, state: &OperationState) -> Option<Time
     amended.unwrap_or(created.deadline)
 }
 
-/// One operation as the store has it.
+/// One operation, as stored.
 #[derive(Clone, PartialEq, Debug)]
 pub struct OperationRow {
     /// Its id.
@@ -456,6 +460,6 @@ pub struct OperationRow {
     pub created: Arc<Created>,
     /// What changes.
     pub state: OperationState,
-    /// The stamp of the newest write.
+    /// The stamp of the latest write.
     pub stamp: Stamp,
 }

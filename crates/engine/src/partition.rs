@@ -1,30 +1,32 @@
-//! The engine of one shard of a partition: what its records, replies, rows and hours do to its operations.
+//! The engine of one shard: applies records, replies, rows and the time to its operations.
 //!
-//! [`PartitionEngine::apply`] changes operations in memory; [`PartitionEngine::take_batch`] hands
-//! over, as one ordered list of commands, what has to become of that. The scheduler's loop around it executes
-//! the list (durable first, then sent) and reports [`Event::Settled`]; only then is what the list
-//! carried done, and the checkpoint may pass it.
+//! [`PartitionEngine::apply`] changes operations in memory. [`PartitionEngine::take_batch`] returns
+//! the effects as one ordered list of commands. The scheduler's loop executes the list (durable
+//! first, then sent) and reports [`Event::Settled`]. Only then are the records behind the list
+//! done, and the checkpoint may pass them.
 //!
 //! What must hold:
 //!
-//! * **No message without its row.** A step request or a status leaves in the batch that writes
-//!   the row which intends it, or after it.
+//! * **No message without its row.** A step request or a status is sent in the batch that writes
+//!   the row which intends it, or later.
 //! * **The checkpoint never passes unfinished work.** A request is done when its operation is final
-//!   and announced, or handed off to the deadline index; every other record when the batch with
-//!   what it caused, and all batches before it, are settled.
+//!   and announced, or handed off to the deadline index; every other record when the batch with its
+//!   effects, and all batches before it, are settled.
 //! * **A handed-off operation is never forgotten.** Until it is final and announced, the deadline
 //!   index has an entry for it whose hint was not settled.
-//! * **Requests are admitted fairly.** They wait until there is room: by weight between the priorities, in rotation between the
-//!   tenants of a priority (`fair.rs`). Requests of one tenant and priority keep their order.
-//! * **Time may go back, and stamps may not.** When the engine is given an earlier time, each retry keeps its remaining
-//!   waiting time, and attempts under way are requested again.
-//! * **Bad input harms only itself.** The logic of one operation runs under `catch_unwind`: if it
-//!   panics, or meets a state that cannot be, that operation is parked in `Error` with the code
-//!   `internal-error`, and the partition goes on.
+//! * **Requests are admitted fairly.** They wait until there is room: by weight between the
+//!   priorities, in rotation between the tenants of a priority (`fair.rs`). Requests of one tenant
+//!   and priority keep their order.
+//! * **Time may go back, but stamps may not.** When the engine is given an earlier time, each retry
+//!   keeps its remaining waiting time, and attempts in progress are requested again.
+//! * **Bad input harms only itself.** The logic of one operation runs under `catch_unwind`. If it
+//!   panics, or meets an impossible state, that operation is parked in `Error` with the code
+//!   `internal-error`, and the partition continues.
 //!
-//! Deliberately absent: limits. The engine says how much it holds ([`PartitionEngine::in_flight`]) and how much waits
-//! ([`PartitionEngine::waiting`]); the scheduler's loop decides what to admit, and reads no more than may wait. Replies, rows
-//! and hints are always taken, for they are what empties it.
+//! Deliberately absent: limits. The engine reports how much it holds
+//! ([`PartitionEngine::in_flight`]) and how much waits ([`PartitionEngine::waiting`]). The
+//! scheduler's loop decides how much to admit, and reads no more than may wait. Replies, rows and
+//! hints are always applied, because they free room.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -75,51 +77,52 @@ mod resident;
 mod timers;
 mod unreadable;
 
-/// Time that goes back by less than this delays what waits by as much, and nothing else.
+/// A smaller step back in time only delays waiting attempts by as much.
 const BACK_MIN: Duration = Duration::from_secs(1);
 
 /// The engine of one partition: a state machine over [`Event`]s without clock, I/O or randomness.
 ///
-/// Events are applied in memory and cause commands, which are handed over as a [`Batch`]. The
-/// checkpoint moves only behind what is finished, or handed off, and acknowledged.
+/// Events are applied in memory and cause commands, which are returned as a [`Batch`]. The
+/// checkpoint passes a record only once its work is finished or handed off, and acknowledged.
 #[derive(Debug)]
 pub struct PartitionEngine {
     config: Arc<EngineConfig>,
     workflows: Arc<Workflows>,
     ownership: Ownership,
     entries: HashMap<OperationId, Entry, IdHash>,
-    /// How many of `entries` are loading.
+    /// How many of `entries` are waiting for their row.
     loading: usize,
-    /// About how much memory `entries` take.
+    /// Approximate memory of `entries`, in bytes.
     bytes: usize,
-    /// Ids whose rows nobody was asked for yet.
+    /// Ids whose rows were not requested yet.
     loads: Vec<OperationId>,
     requests: ByPriority<RequestLog>,
-    /// Requests that were read and wait for admission.
+    /// Requests that wait for admission.
     queue: FairQueue,
-    /// Cancels that came before their creates: these must look for a row though they are new.
+    /// Cancels that came before their creates, which must therefore be looked up although they are
+    /// new.
     early_cancels: EarlyCancels,
     replies: OffsetTracker,
-    /// Where the inbox ended when the lease was taken.
+    /// The end of the inbox when the lease was taken.
     replies_end_before: Offset,
     recoveries: OffsetTracker,
-    /// Below this offset the inbox holds no reply that was not given.
+    /// Every reply below this offset in the inbox was applied.
     replies_read: Offset,
     timers: Timers,
     /// Operations with an overdue attempt that wait for the inbox to be read.
     held_back: Vec<OperationId>,
     open: OpenBatch,
-    /// Batches that were handed over, in order.
+    /// Batches that were handed over and are not settled, in order.
     unsettled: VecDeque<Unsettled>,
     last_stamp: Stamp,
-    /// The latest time that it was given since time last went back.
+    /// The latest time since time last went back.
     latest: Timestamp,
     gates: Gates,
     unreadable: UnreadableRows,
     stats: EngineStats,
 }
 
-/// An operation that the engine has to do with.
+/// An operation in memory, or one that waits for its row.
 #[derive(Debug)]
 enum Entry {
     Loading(Loading),
@@ -127,7 +130,7 @@ enum Entry {
 }
 
 impl PartitionEngine {
-    /// An engine for an ownership that was just taken.
+    /// Creates the engine of a new ownership.
     #[must_use]
     pub fn new(config: Arc<EngineConfig>, workflows: Arc<Workflows>, ownership: Ownership) -> Self {
         Self {
@@ -159,8 +162,8 @@ impl PartitionEngine {
         }
     }
 
-    /// Applies one event in memory. What must become of it is collected; see
-    /// [`PartitionEngine::take_batch`] and [`PartitionEngine::loads`].
+    /// Applies one event in memory, and collects its effects; see [`PartitionEngine::take_batch`]
+    /// and [`PartitionEngine::loads`].
     pub fn apply(&mut self, event: Event, now: Timestamp) {
         self.note_time(now);
         match event {
@@ -231,7 +234,7 @@ impl PartitionEngine {
         }
     }
 
-    /// Admits waiting requests, in fair order, while there is room. Returns the room that is left.
+    /// Admits waiting requests, in fair order, while there is room. Returns the remaining room.
     pub fn admit(&mut self, mut room: Room, now: Timestamp) -> Room {
         self.note_time(now);
         while room.operations > 0
@@ -254,24 +257,25 @@ impl PartitionEngine {
         self.queue.waiting(priority)
     }
 
-    /// How many requests of a priority are known: begun, or done behind one that is not.
+    /// How many requests of a priority are tracked: started, or done behind one that is not.
     #[must_use]
     pub fn tracked(&self, priority: Priority) -> usize {
         self.requests[priority].finished.kept()
     }
 
-    /// Whether admitted requests of a priority are not done.
+    /// Whether any admitted request of a priority is unfinished.
     #[must_use]
     pub fn has_begun(&self, priority: Priority) -> bool {
         self.requests[priority].finished.pending() > self.queue.waiting(priority).requests
     }
 
-    /// Ids whose rows are to be read from the store, each answered with [`Event::Loaded`].
+    /// Takes the ids whose rows must be read from the store. Each is answered with
+    /// [`Event::Loaded`].
     pub fn loads(&mut self) -> Vec<OperationId> {
         std::mem::take(&mut self.loads)
     }
 
-    /// How much is held.
+    /// How much the engine holds.
     #[must_use]
     pub fn in_flight(&self) -> InFlight {
         InFlight {
@@ -287,15 +291,15 @@ impl PartitionEngine {
         self.timers.first()
     }
 
-    /// The stamp of the last batch that had rows. Stamps grow from one batch to the next, also while time goes back;
-    /// the limit has to stay ahead of them.
+    /// The stamp of the last batch that had rows. Stamps increase from one batch to the next, even
+    /// if time goes back, so the limit must stay ahead of them.
     #[must_use]
     pub fn last_stamp(&self) -> Stamp {
         self.last_stamp
     }
 
-    /// How many operations are in memory in each process state, in the order of [`ProcessState::ALL`], and when the
-    /// oldest of each was requested. Looks at all operations.
+    /// The number of operations in memory in each process state, in the order of
+    /// [`ProcessState::ALL`], and when the oldest of each was requested. Visits all operations.
     #[must_use]
     pub fn census(&self) -> [Census; ProcessState::ALL.len()] {
         let mut census = ProcessState::ALL.map(Census::none);
@@ -315,12 +319,12 @@ impl PartitionEngine {
         census
     }
 
-    /// The counters since they were last taken.
+    /// Takes the counters since the last call.
     pub fn take_stats(&mut self) -> EngineStats {
         std::mem::take(&mut self.stats)
     }
 
-    /// Looks anew at everything that waits if time went back.
+    /// Re-evaluates everything that waits if time went back.
     fn note_time(&mut self, now: Timestamp) {
         let latest = self.latest;
         if latest.since(now) < BACK_MIN {
@@ -340,7 +344,7 @@ impl PartitionEngine {
         for id in live {
             self.with_live(id, now, |live, cx| live.time_went_back(latest, cx));
         }
-        // Their entries of the deadline index come up too late.
+        // Their entries in the deadline index come up too late.
         let again_at = now + self.config.unreadable_again;
         let unreadable = self.unreadable.look_again_at(again_at);
         self.open.reminders.extend(unreadable);
@@ -361,7 +365,7 @@ impl PartitionEngine {
                     && !rerouted
                     && offset >= self.ownership.requests_end[priority]
                     && now.since(create.requested_at) < self.config.fresh_for
-                    // A request of a time that is yet to come may be of any age.
+                    // A request with a time in the future may have any age.
                     && create.requested_at.since(now) <= CLOCKS_AHEAD_MAX
                     && !self
                         .early_cancels
@@ -388,7 +392,7 @@ impl PartitionEngine {
         }
     }
 
-    /// A request of an operation that is in memory if it has a row.
+    /// Applies a request. If the operation has a row, it is in memory.
     fn request_known_row(
         &mut self,
         (priority, offset): (Priority, Offset),
@@ -428,8 +432,8 @@ impl PartitionEngine {
             self.open.done.request(position);
         } else if live.created.request != position {
             self.stats.duplicates += 1;
-            // Sent here from a partition that has lost its shard to this one, it may be all that leads to the
-            // operation if this owner dies.
+            // The record was rerouted from a partition that has lost the shard. If this owner dies,
+            // the record may be the only one that leads to the operation.
             let is_from_elsewhere = live.created.request.partition != position.partition;
             let is_safe = live.state.state.is_final() || live.state.handed_off;
             if is_from_elsewhere && !is_safe && live.held.is_none() {
@@ -444,7 +448,7 @@ impl PartitionEngine {
         }
     }
 
-    /// A cancel or a reschedule of an operation that is in memory if it has a row.
+    /// Applies a cancel or a reschedule. If the operation has a row, it is in memory.
     fn amend(&mut self, position: Position, request: AmendRequest, now: Timestamp) {
         let id = request.operation;
         if self.entries.contains_key(&id) {
@@ -459,7 +463,7 @@ impl PartitionEngine {
             self.open.done.request(position);
             return;
         };
-        // An id of a caller's is looked up whatever is remembered.
+        // A caller's own id is always looked up.
         if request.caller_id.is_none() {
             self.early_cancels.remember(id, now, self.config.fresh_for);
         }
@@ -504,7 +508,7 @@ impl PartitionEngine {
         }
     }
 
-    /// A reply to an operation that is in memory if it has a row.
+    /// Applies a reply. If the operation has a row, it is in memory.
     fn reply_known_row(&mut self, offset: Option<Offset>, reply: StepReply, now: Timestamp) {
         self.open.done.replies.extend(offset);
         self.apply_reply(offset, reply, now);
@@ -531,7 +535,7 @@ impl PartitionEngine {
         }
     }
 
-    /// A recovery of an operation that is in memory if it has a row.
+    /// Applies a recovery. If the operation has a row, it is in memory.
     fn recovery_known_row(&mut self, offset: Offset, recovery: Recovery, now: Timestamp) {
         self.open.done.recoveries.push(offset);
         let id = recovery.operation;
@@ -566,8 +570,8 @@ impl PartitionEngine {
         self.replies.next().max(self.replies_read) >= self.ownership.replies_end
     }
 
-    /// Runs the logic of one operation in memory so that a failure of it harms that operation
-    /// alone, and sees to all that follows from a change: its place in the batch, its timer.
+    /// Runs the logic of one operation in memory so that a failure harms that operation alone. Then
+    /// handles the consequences of a change: its place in the batch and its timer.
     fn with_live(
         &mut self,
         id: OperationId,

@@ -1,9 +1,9 @@
-//! What the scheduler would say to a request if it came now, without saying it.
+//! Predicts the scheduler's answer to a request, without sending the request.
 //!
-//! Why it exists: whoever takes requests of callers and operators can refuse at once what is sure to
-//! be refused, and can tell a person what may be asked. What must hold: it is the scheduler's own
-//! judgement, made by the same functions on a copy. It is never the decision: the operation may
-//! have gone on since its row was read.
+//! Ingestion and the operator API can refuse at once what the scheduler would refuse, and can show
+//! which requests are possible. What must hold: the answer comes from the scheduler's own
+//! functions, applied to a copy. It is never the decision: the operation may have changed since its
+//! row was read.
 
 use std::sync::Arc;
 
@@ -15,17 +15,17 @@ use crate::record::{Amendment, RecoveryVerb};
 use crate::time::Timestamp;
 use crate::workflow::{StepSet, Workflow, Workflows};
 
-/// What is asked of an operation.
+/// A request about an operation.
 #[derive(Clone, Copy, Debug)]
 pub enum Asked<'a> {
-    /// What an operator asks for.
+    /// A request of an operator.
     Recovery(&'a RecoveryVerb),
-    /// What its caller asks for.
+    /// A request of the caller.
     Amendment(&'a Amendment),
 }
 
-/// The workflow of an operation, in its version; `None` if that is not known, or has other steps than those that the
-/// operation started with. Such an operation cannot go on.
+/// The workflow of an operation, in its version; `None` if it is unknown, or has other steps than
+/// those that the operation started with. Such an operation cannot continue.
 #[must_use]
 pub fn workflow_of<'a>(row: &OperationRow, workflows: &'a Workflows) -> Option<&'a Arc<Workflow>> {
     let created = &row.created;
@@ -35,7 +35,7 @@ pub fn workflow_of<'a>(row: &OperationRow, workflows: &'a Workflows) -> Option<&
     has_its_steps.then_some(workflow)
 }
 
-/// The stable code with which the scheduler would refuse it; `None` if it would not.
+/// The stable code with which the scheduler would refuse the request; `None` if it would not.
 #[must_use]
 pub fn refusal(
     row: &OperationRow,
@@ -69,7 +69,7 @@ pub fn refusal(
     };
     match verdict {
         Ok(Verdict::Refused(code)) => Some(code),
-        // Of a row that no engine makes only the scheduler can say what becomes of it.
+        // Only the scheduler can judge a row in an impossible state.
         Ok(Verdict::Applied | Verdict::Void | Verdict::HeldBack) | Err(_) => None,
     }
 }

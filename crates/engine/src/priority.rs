@@ -1,19 +1,19 @@
-//! The topics that a scheduler reads, and the two priorities that requests have.
+//! The topics that a scheduler reads, and the two priorities of requests.
 
 use serde::{Deserialize, Serialize};
 
 use crate::id::{Offset, PartitionId};
 
-/// A topic that a scheduler reads its partition of.
+/// A topic of which a scheduler reads its partition.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum Source {
-    /// `operation-requests`: what callers ask for.
+    /// `operation-requests`: requests of callers.
     Requests,
-    /// `step-replies`: what agents answer.
+    /// `step-replies`: replies of agents.
     Replies,
-    /// `recovery`: what the supervisor and operators ask of the scheduler.
+    /// `recovery`: requests of supervisors and operators to the scheduler.
     Recoveries,
-    /// `high-priority-requests`: what callers ask for, and is not to wait behind the rest.
+    /// `high-priority-requests`: requests of callers that go ahead of the others.
     HighPriority,
 }
 
@@ -26,7 +26,7 @@ impl Source {
         Self::Recoveries,
     ];
 
-    /// Which requests lie there; `None` where none do.
+    /// The priority of its requests; `None` for other topics.
     #[must_use]
     pub const fn priority(self) -> Option<Priority> {
         match self {
@@ -37,13 +37,13 @@ impl Source {
     }
 }
 
-/// Which of the two topics of requests a request comes by.
+/// The priority of a request, which determines its topic.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default)]
 pub enum Priority {
-    /// `operation-requests`: each in its turn.
+    /// `operation-requests`.
     #[default]
     Normal,
-    /// `high-priority-requests`: ahead of the normal ones, but for their share.
+    /// `high-priority-requests`: admitted ahead of normal requests, by weight.
     High,
 }
 
@@ -73,14 +73,14 @@ impl Priority {
 /// A value for each priority.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ByPriority<T> {
-    /// Of `operation-requests`.
+    /// The value for `operation-requests`.
     pub normal: T,
-    /// Of `high-priority-requests`.
+    /// The value for `high-priority-requests`.
     pub high: T,
 }
 
 impl<T> ByPriority<T> {
-    /// What `of` says of each priority.
+    /// Calls `of` for each priority.
     pub fn of(mut of: impl FnMut(Priority) -> T) -> Self {
         Self {
             normal: of(Priority::Normal),
@@ -109,14 +109,14 @@ impl<T> std::ops::IndexMut<Priority> for ByPriority<T> {
     }
 }
 
-/// Where a request lies: its priority, partition and offset.
+/// The position of a request: its priority, partition and offset.
 ///
-/// Serialized, that of a high-priority one is a number below the least that any other has: -1 has what lies in no topic.
-/// So rows have the form that they had when there was one priority.
+/// A high-priority position is serialized as an offset of at most -2. (-1 marks a request
+/// without a topic.) So rows keep the format that they had when there was one priority.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(from = "Place", into = "Place")]
 pub struct Position {
-    /// The topic.
+    /// The priority.
     pub priority: Priority,
     /// The partition.
     pub partition: PartitionId,
@@ -124,10 +124,10 @@ pub struct Position {
     pub offset: Offset,
 }
 
-/// What the first offset of `high-priority-requests` is serialized as; others lie below.
+/// The serialized form of the first offset of `high-priority-requests`; further ones are lower.
 const HIGH_PRIORITY: i64 = -2;
 
-/// A [`Position`] as it is serialized.
+/// The serialized form of a [`Position`].
 #[derive(Serialize, Deserialize)]
 struct Place {
     partition: PartitionId,
@@ -162,7 +162,7 @@ impl From<Place> for Position {
     }
 }
 
-/// Where a record lies on a topic of which each partition has one log.
+/// The position of a record on a topic with one log per partition.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct LogPosition {
     /// The partition.
@@ -172,7 +172,7 @@ pub struct LogPosition {
 }
 
 impl LogPosition {
-    /// Whether a record lies at or before this one. One of another partition does not.
+    /// Whether a record is at or before this position, in the same partition.
     #[must_use]
     pub fn covers(self, record: Self) -> bool {
         self.partition == record.partition && self.offset >= record.offset

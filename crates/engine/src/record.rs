@@ -1,5 +1,4 @@
-//! What travels between the roles, as values. How they look on the wire is the business of the
-//! `messages` crate.
+//! The records between the roles, as values. The `messages` crate defines their encoding.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,10 +16,10 @@ use crate::time::Timestamp;
 /// Who chose an operation's id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum IdOrigin {
-    /// Ingestion made a fresh UUIDv7: no other record with this id exists, unless this very record
-    /// is read twice.
+    /// Ingestion generated a UUIDv7. No other record has this id, unless this very record is read
+    /// twice.
     Server,
-    /// The caller's, or not known: others with this id may exist.
+    /// The caller, or unknown: other records with this id may exist.
     Caller,
 }
 
@@ -35,37 +34,37 @@ pub struct CreateRequest {
     pub workflow: String,
     /// The tenant on whose behalf it runs; empty for the only tenant.
     pub tenant: String,
-    /// The id that the caller knows it by, if it chose one.
+    /// The caller's own id for it, if it chose one.
     pub caller_id: Option<String>,
     /// The workflow's input: a JSON object, as UTF-8.
     pub input: Vec<u8>,
     /// By when the operation should be final.
     pub deadline: Option<Timestamp>,
-    /// A topic of the caller's for status records.
+    /// The caller's topic for status records, if it has one.
     pub reply_to: Option<String>,
-    /// A hash over the canonical form of the request, which tells a repeat from a conflict.
+    /// A hash over the canonical form of the request. It distinguishes a repeat from a conflict.
     pub request_hash: RequestHash,
-    /// When ingestion took it.
+    /// When ingestion accepted it.
     pub requested_at: Timestamp,
-    /// The W3C trace context that it came with.
+    /// The W3C trace context of the request.
     pub traceparent: Option<String>,
     /// The operation that this one runs again, if an operator resubmitted it as a new one.
     pub resubmission_of: Option<OperationId>,
-    /// Who is told how it ended; at most [`Contact::COUNT_MAX`].
+    /// The people to notify when it has ended; at most [`Contact::COUNT_MAX`].
     pub notify: Vec<Contact>,
 }
 
-/// A record on `operation-requests`: what a caller asks for.
+/// A record on `operation-requests` or `high-priority-requests`: a request of a caller.
 #[derive(Clone, PartialEq, Debug)]
 pub enum OperationRequest {
     /// Run a new operation.
     Create(CreateRequest),
-    /// Change an operation that exists, or will.
+    /// Change an operation that exists, or will exist.
     Amend(AmendRequest),
 }
 
 impl OperationRequest {
-    /// The operation that it is about.
+    /// The operation of the request.
     #[must_use]
     pub fn operation(&self) -> OperationId {
         match self {
@@ -74,7 +73,7 @@ impl OperationRequest {
         }
     }
 
-    /// On whose behalf; empty for the only tenant.
+    /// The tenant; empty for the only tenant.
     #[must_use]
     pub fn tenant(&self) -> &str {
         match self {
@@ -87,34 +86,35 @@ impl OperationRequest {
 /// A request to cancel or to reschedule an operation.
 #[derive(Clone, PartialEq, Debug)]
 pub struct AmendRequest {
-    /// Stable over repeats of the request: a repeat changes nothing.
+    /// The same in all repeats of the request. A repeat changes nothing.
     pub id: Uuid,
     /// The operation.
     pub operation: OperationId,
-    /// The tenant on whose behalf it is asked; empty for the only tenant. An operation of another
-    /// tenant is not touched.
+    /// The tenant that sends the request; empty for the only tenant. Operations of other tenants
+    /// are not changed.
     pub tenant: String,
-    /// The id that the caller knows the operation by, if it chose one.
+    /// The caller's own id for the operation, if it chose one.
     pub caller_id: Option<String>,
-    /// What is asked.
+    /// The change.
     pub amendment: Amendment,
-    /// Why, for people; may be empty.
+    /// The reason, for people; may be empty.
     pub reason: String,
-    /// Who asks, for people; empty for the operation's caller.
+    /// The requester, for people; empty for the operation's caller.
     pub asked_by: String,
-    /// When ingestion took it.
+    /// When ingestion accepted it.
     pub requested_at: Timestamp,
 }
 
 /// How a caller changes its operation.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Amendment {
-    /// Undo what was done and end `Cancelled`. One that comes before its create wins over it.
+    /// Undo the completed steps and end `Cancelled`. A cancel that comes before its create takes
+    /// precedence.
     Cancel {
-        /// The workflow, for the row that keeps the place of an operation which is not there yet.
+        /// The workflow, for the placeholder row of an operation that does not exist yet.
         workflow: String,
     },
-    /// Replace fields of the input, if no step that uses one of them was asked for yet.
+    /// Replace fields of the input, if no step that uses one of them was requested yet.
     Reschedule {
         /// The fields and their new values: a JSON object, as UTF-8.
         fields: Vec<u8>,
@@ -123,7 +123,7 @@ pub enum Amendment {
     },
 }
 
-/// What a step request asks an agent to do.
+/// The action of a step request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub enum Action {
     /// Perform the step.
@@ -131,12 +131,12 @@ pub enum Action {
     Run,
     /// Undo the step, whether or not it was performed.
     Compensate,
-    /// Say whether the step was performed, without performing it.
+    /// Report whether the step was performed, without performing it.
     Probe,
 }
 
 impl Action {
-    /// Its name, as it stands in answers, records and metrics.
+    /// Its name in answers, records and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -147,76 +147,76 @@ impl Action {
     }
 }
 
-/// What a supervisor or an operator asks of the scheduler: a record on `recovery`.
+/// A request of a supervisor or an operator to the scheduler: a record on `recovery`.
 ///
-/// Whatever it asks is judged again by the scheduler, against the row as it is then: an attempt
-/// that is not the one that was seen, or a state in which the verb means nothing, makes it void.
+/// The scheduler judges it against the current row. It is void if the named attempt is not the
+/// latest one, or if the verb has no meaning in the current state.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Recovery {
-    /// Stable over repeats of the same request.
+    /// The same in all repeats of the request.
     pub id: Uuid,
     /// The operation.
     pub operation: OperationId,
-    /// Who asks: the supervisor's name, or the operator's.
+    /// The name of the supervisor or the operator.
     pub asked_by: String,
-    /// Why, for people; may be empty.
+    /// The reason, for people; may be empty.
     pub reason: String,
-    /// When it was asked.
+    /// When it was sent.
     pub asked_at: Timestamp,
-    /// The due time of the deadline index' entry that led to it, if one did: it came up, so that
-    /// another must stand while the operation lives.
+    /// The due time of the index entry that led to it, if one did. The entry is used up, so a live
+    /// operation needs another.
     pub due: Option<Timestamp>,
-    /// What is asked.
+    /// The request.
     pub verb: RecoveryVerb,
 }
 
-/// An attempt as it was seen.
+/// An attempt, as the requester saw it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AttemptSeen {
     /// The step.
     pub step: String,
-    /// What the attempt does.
+    /// The action of the attempt.
     pub action: Action,
     /// Its number.
     pub attempt: Attempt,
 }
 
-/// What a recovery asks for.
+/// The request of a recovery.
 #[derive(Clone, PartialEq, Debug)]
 pub enum RecoveryVerb {
-    /// Look at the operation: an index entry came up and nothing else is known to be due. A final
-    /// state whose messages may be missing is announced again.
+    /// Re-evaluate the operation: an index entry came up and nothing else is known to be due. A
+    /// final state whose messages may be missing is announced again.
     Wake,
-    /// Give up the attempt if it outlived its complete-by, and make the next.
+    /// Time out the attempt if it has exceeded its complete-by, and start the next.
     Retry {
-        /// The attempt that it follows.
+        /// The latest attempt.
         seen: AttemptSeen,
         /// How long the next attempt may take.
         budget: Duration,
     },
-    /// Undo what was done. By a supervisor: because this attempt ended forward progress. By an
-    /// operator, without an attempt: because a person says so.
+    /// Undo the completed steps. A supervisor names the attempt that ended forward progress; an
+    /// operator names none.
     Compensate {
         /// The attempt that failed for good.
         seen: Option<AttemptSeen>,
     },
-    /// Leave the operation to a person: `Error`, or `CompensationFailed` while it is undone.
+    /// Park the operation: in `Error`, or in `CompensationFailed` during an undo.
     Park {
         /// The attempt that failed for good.
         seen: AttemptSeen,
     },
-    /// Go on at the step that failed, where nothing was undone.
+    /// Resume at the step that failed, if no step was undone.
     Resubmit,
-    /// End a parked operation as it stands; a person answers for what was done.
+    /// End a parked operation as it is; a person is responsible for its effects.
     Abandon,
-    /// Undo again what could not be undone.
+    /// Retry the undos that failed.
     RetryCompensation,
-    /// A person undid this step.
+    /// A person has undone this step.
     Undone {
         /// The step.
         step: String,
     },
-    /// The operation was resubmitted as a new one, which is noted in its history.
+    /// The operation was resubmitted as a new one; noted in its history.
     Resubmitted {
         /// The new operation.
         as_operation: OperationId,
@@ -224,7 +224,7 @@ pub enum RecoveryVerb {
 }
 
 impl RecoveryVerb {
-    /// Its name: what the API, the history and metrics call it.
+    /// Its name in the API, the history and metrics.
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
         match self {
@@ -241,17 +241,18 @@ impl RecoveryVerb {
     }
 }
 
-/// Facts that steps produced, by name. An agent says of its service's answer what later steps and
-/// conditions need; nothing else of the answer is kept.
+/// Named values that steps produced. An agent extracts from its service's answer what later steps
+/// and conditions need; the rest of the answer is not stored.
 pub type Outputs = Vec<(String, String)>;
 
-/// Proof that the sender of a reply has seen the request: 16 unguessable bytes that the scheduler puts into the request
-/// and the agent repeats. `Debug` does not show them: with them, anyone who reads the logs could forge the reply.
+/// Proof that the sender of a reply has seen the request: 16 unguessable bytes that the scheduler
+/// puts into the request and the agent repeats. `Debug` does not show them, because a reader of the
+/// logs could use them to forge the reply.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nonce(pub [u8; Nonce::BYTES]);
 
 impl Nonce {
-    /// How long a nonce is.
+    /// The length of a nonce in bytes.
     pub const BYTES: usize = 16;
 }
 
@@ -270,46 +271,50 @@ pub struct StepRequest {
     pub workflow: Arc<str>,
     /// The step's name in the workflow.
     pub step: Arc<str>,
-    /// The agent that performs it, which names the topic.
+    /// The agent that performs it, which determines the topic.
     pub agent: Arc<str>,
-    /// Which try this is.
+    /// The number of the attempt.
     pub attempt: Attempt,
-    /// The ownership under which it was asked for.
+    /// The epoch of the owner that sent it.
     pub epoch: Epoch,
-    /// What to do.
+    /// The action.
     pub action: Action,
-    /// Past this instant the attempt counts as failed, and the agent must neither start nor go on.
+    /// After this instant the attempt counts as failed, and the agent must neither start nor
+    /// continue.
     pub complete_by: Timestamp,
     /// The operation's tenant.
     pub tenant: Arc<str>,
     /// The operation's input: a JSON object, as UTF-8.
     pub input: Arc<[u8]>,
-    /// What earlier steps produced, as (`step.name`, value).
+    /// Outputs of earlier steps, as (`step.name`, value).
     pub results: Outputs,
-    /// The partition of `step-replies` to answer to.
+    /// The partition of `step-replies` for the reply.
     pub reply_partition: PartitionId,
-    /// The shard whose owner asks: epochs can be compared among its requests, and with no others'. `None` if it is not
-    /// known.
+    /// The shard whose owner sent it. Epochs are comparable only among requests of one shard.
+    /// `None` if it is unknown.
     pub shard: Option<LayoutShard>,
-    /// What the reply repeats. The engine leaves it out; the scheduler adds it when it sends the request.
+    /// The nonce that the reply repeats. The engine leaves it out; the scheduler adds it when it
+    /// sends the request.
     pub nonce: Option<Nonce>,
     /// The W3C trace context of the operation.
     pub traceparent: Option<Arc<str>>,
 }
 
 impl StepRequest {
-    /// The idempotency key of the step: `operation id/step`, the same over all attempts and
-    /// actions, so that a service knows what an undo or a probe is about.
+    /// The idempotency key of the step: `operation id/step`, the same for all attempts and actions,
+    /// so that a service can relate an undo or a probe to the step.
     #[must_use]
     pub fn idempotency_key(&self) -> String {
         format!("{}/{}", self.operation, self.step)
     }
 }
 
-/// The code of the error with which an agent refuses an owner whose successor has asked it already.
+/// The error code with which an agent refuses an owner after it has received a request of the next
+/// owner.
 pub const OWNER_SUPERSEDED: &str = "owner-superseded";
 
-/// The code of the error of an attempt whose request the brokers refused because of its topic. It says nothing of the agent.
+/// The error code of an attempt whose request the brokers refused because of its topic. It says
+/// nothing about the agent.
 pub const STEP_REQUEST_REFUSED: &str = "step-request-refused";
 
 /// How an attempt ended.
@@ -320,12 +325,12 @@ pub enum Outcome {
         /// What it produced.
         outputs: Outputs,
     },
-    /// It failed without effect and may succeed when tried again.
+    /// It failed without effect, and a retry may succeed.
     Transient {
         /// Why.
         error: StepError,
     },
-    /// It was refused, and trying again is of no use.
+    /// It was refused, and a retry would be, too.
     Permanent {
         /// Why.
         error: StepError,
@@ -335,14 +340,15 @@ pub enum Outcome {
         /// Why.
         error: StepError,
     },
-    /// With a probe: the step was not performed. (If it was, the probe is a success, with what the
-    /// step produced.)
+    /// For a probe: the step was not performed. (If it was, the probe is a success, with the step's
+    /// outputs.)
     NotPerformed,
-    /// The agent did not try: no room before complete-by, or an open breaker.
+    /// The agent did not try: there was no room before complete-by, or its circuit breaker is open.
     NotAttempted {
         /// Why.
         error: StepError,
-        /// How long to wait before asking again, in milliseconds. What exceeds five minutes is cut.
+        /// How long to wait before the next request, in milliseconds; at most five minutes are
+        /// respected.
         retry_after_ms: u32,
     },
 }
@@ -356,9 +362,9 @@ pub struct StepReply {
     pub step: String,
     /// The attempt that it answers.
     pub attempt: Attempt,
-    /// The ownership under which the attempt was asked for.
+    /// The epoch of the owner that requested the attempt.
     pub epoch: Epoch,
-    /// What the attempt was to do, as in the request.
+    /// The action of the attempt, as in the request.
     pub action: Action,
     /// The nonce of the request. The scheduler verifies it before the engine sees the reply.
     pub nonce: Option<Nonce>,
@@ -367,7 +373,7 @@ pub struct StepReply {
 }
 
 impl StepReply {
-    /// The answer to a request.
+    /// The reply to a request.
     #[must_use]
     pub fn to(request: &StepRequest, outcome: Outcome) -> Self {
         Self {
@@ -382,73 +388,73 @@ impl StepReply {
     }
 }
 
-/// What a status record tells.
+/// The kind of a status record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum StatusKind {
     /// The operation reached a final state.
     Final,
-    /// A request was refused because another with the same id and another body came first.
+    /// A request was rejected: an earlier one has the same id and another body.
     Rejected,
-    /// The operation was created. To the caller's own topic only.
+    /// The operation was created. On `operation-status` only if step states are published there.
     Received,
-    /// A step ended, or was undone. To the caller's own topic only.
+    /// A step ended, or was undone. On `operation-status` only if step states are published there.
     Step,
-    /// A cancel was refused: the operation had become final before.
+    /// A cancel was refused: the operation was already final.
     CancelRefused,
     /// A reschedule was applied.
     Rescheduled,
-    /// A reschedule was refused; the error says why.
+    /// A reschedule was refused; the error contains the reason.
     RescheduleRefused,
 }
 
-/// A record on `operation-status`, and on the caller's own topic.
+/// A record on `operation-status`, and on the caller's own topic if it has one.
 #[derive(Clone, PartialEq, Debug)]
 pub struct OperationStatus {
-    /// Stable: the same however often the record is sent.
+    /// The same however often the record is sent.
     pub event_id: Uuid,
     /// The operation.
     pub operation: OperationId,
-    /// The id that the caller knows it by.
+    /// The caller's own id for it.
     pub caller_id: Option<String>,
     /// Its workflow's name.
     pub workflow: String,
     /// Its tenant.
     pub tenant: String,
-    /// What is told.
+    /// The kind of the record.
     pub kind: StatusKind,
-    /// The state that the operation is in.
+    /// The state of the operation.
     pub state: ProcessState,
-    /// Counts the operation's status records from 1, those to the caller's own topic included; 0
-    /// for the answer to a request that was refused.
+    /// Counts the operation's status records from 1, including those to the caller's own topic; 0
+    /// for the answer to a refused request.
     pub sequence: u32,
-    /// The error that ended it, if one did, or why a request was refused.
+    /// The error that ended it, if one did, or the reason for a refusal.
     pub error: Option<StepError>,
     /// The step that the error belongs to.
     pub failing_step: Option<String>,
     /// With [`StatusKind::Step`]: the step and its state.
     pub step: Option<(String, StepState)>,
-    /// Where the request lies that this answers.
+    /// The position of the request that this answers.
     pub request: Position,
-    /// When ingestion took the request.
+    /// When ingestion accepted the request.
     pub requested_at: Timestamp,
     /// When the state was reached.
     pub at: Timestamp,
-    /// The topic of the caller's that gets a copy.
+    /// The caller's topic that receives a copy.
     pub reply_to: Option<String>,
 }
 
 /// A record on `failed-operations`: an operation that failed for good.
 #[derive(Clone, PartialEq, Debug)]
 pub struct FailedOperation {
-    /// Stable: the same however often the record is sent.
+    /// The same however often the record is sent.
     pub event_id: Uuid,
     /// The operation.
     pub operation: OperationId,
-    /// The id that the caller knows it by.
+    /// The caller's own id for it.
     pub caller_id: Option<String>,
     /// Its workflow's name.
     pub workflow: String,
-    /// The workflow version that it ran.
+    /// The workflow version of the operation.
     pub workflow_version: u32,
     /// Its tenant.
     pub tenant: String,
@@ -456,92 +462,91 @@ pub struct FailedOperation {
     pub failing_step: Option<String>,
     /// The agent of that step.
     pub failing_agent: Option<String>,
-    /// The newest attempt at that step; 0 if none was made.
+    /// The latest attempt at that step; 0 if there was none.
     pub failing_attempt: Attempt,
-    /// What that attempt did.
+    /// The action of that attempt.
     pub failing_action: Action,
-    /// Whether the supervisor is to say what becomes of it. If not, it is parked.
+    /// Whether the supervisor has yet to decide how it ends. If not, it is parked.
     pub awaits_decision: bool,
     /// Why it failed.
     pub error: StepError,
-    /// The steps that were completed, in order, with nothing of them undone.
+    /// The completed steps, in order, without those that were undone.
     pub completed_steps: Vec<String>,
-    /// Per step with failures, how often it failed.
+    /// How often each step has failed, for steps with failures.
     pub failure_counts: Vec<(String, u32)>,
     /// The state of every step.
     pub step_states: Vec<(String, StepState)>,
     /// The workflow's input as the caller sent it: a JSON object, as UTF-8.
     pub input: Vec<u8>,
-    /// When ingestion took the request.
+    /// When ingestion accepted the request.
     pub requested_at: Timestamp,
     /// When it failed for good.
     pub failed_at: Timestamp,
 }
 
-/// A record on `owner-notices`: who asked to be told of an operation is to hear how it ended, or
-/// that it waits for a person.
+/// A record on `owner-notices`: an operation with contacts has ended, or was parked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OwnerNotice {
-    /// Stable: the same however often the record is sent.
+    /// The same however often the record is sent.
     pub event_id: Uuid,
     /// The operation.
     pub operation: OperationId,
-    /// The id that the caller knows it by.
+    /// The caller's own id for it.
     pub caller_id: Option<String>,
     /// Its workflow's name.
     pub workflow: String,
     /// Its tenant.
     pub tenant: String,
-    /// The state that it has come to.
+    /// The new state.
     pub state: ProcessState,
-    /// Who is to be told.
+    /// The people to notify.
     pub contacts: Vec<Contact>,
     /// When the state was reached.
     pub at: Timestamp,
 }
 
-/// A record on `operator-alerts`: something that needs a person.
+/// A record on `operator-alerts`: an operation needs an operator.
 #[derive(Clone, PartialEq, Debug)]
 pub struct OperatorAlert {
-    /// Stable: the same however often the record is sent.
+    /// The same however often the record is sent.
     pub event_id: Uuid,
-    /// What kind it is.
+    /// The kind of the alert.
     pub kind: AlertKind,
     /// The operation.
     pub operation: OperationId,
-    /// The id that the caller knows it by.
+    /// The caller's own id for it.
     pub caller_id: Option<String>,
     /// Its workflow's name.
     pub workflow: String,
     /// Its tenant.
     pub tenant: String,
-    /// The step that it is about, if it is about one.
+    /// The step that it concerns, if any.
     pub step: Option<String>,
     /// What went wrong.
     pub error: Option<StepError>,
-    /// What to do about it, for people.
+    /// What an operator should do, as text.
     pub advice: String,
-    /// When it came to be.
+    /// When the condition arose.
     pub at: Timestamp,
 }
 
-/// Why a person is needed.
+/// Why an operator is needed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum AlertKind {
     /// An operation is parked in `Error`.
     OperationParked,
     /// An operation is parked in `CompensationFailed`.
     CompensationFailed,
-    /// A step can only be undone by a person, who has to say so.
+    /// A step can only be undone by a person, who must confirm it.
     ManualUndo,
-    /// A step keeps failing and is tried again with long waits.
+    /// A step keeps failing and is retried at long intervals.
     Waiting,
     /// The row of an operation cannot be read.
     RowUnreadable,
 }
 
 impl AlertKind {
-    /// Its stable name, as it stands in records and metrics.
+    /// Its stable name in records and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {

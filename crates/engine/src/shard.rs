@@ -1,20 +1,21 @@
-//! Which shard an operation belongs to, and where the shards of a new sharding scheme begin.
+//! Determines the shard of an operation, and where the shards of a new sharding scheme begin.
 //!
-//! A shard is the part of a partition that one scheduler owns: all of it, or one of several. The owner of a shard reads the
-//! whole partition, takes the shard's operations and skips the others. Among `P` partitions with `M` shards each,
-//! an operation belongs to shard `s = murmur2(id) mod (P*M)`, which lies in partition `s mod P`: that is `murmur2(id) mod P`,
-//! as the partitioner computes it.
+//! A shard is the part of a partition that one scheduler owns: all of it, or one of several parts.
+//! The owner reads the whole partition, takes the shard's operations and skips the others. With `P`
+//! partitions of `M` shards each, an operation belongs to shard `s = murmur2(id) mod (P*M)` in
+//! partition `s mod P`, which is `murmur2(id) mod P`, as the partitioner computes it.
 //!
-//! What must hold: at any time every operation belongs to exactly one shard, which takes all of its records. When the
-//! number of shards changes, those of the new scheme follow those of the old one whole: a part of a split shard follows
-//! one, a merged shard follows several, which were done up to different offsets. It begins at the lowest of them, and
-//! [`ShardHandover`] says what of the rest was done.
+//! What must hold: at any time every operation belongs to exactly one shard, which takes all of its
+//! records. When the number of shards changes, every new shard follows whole old ones. Each part of
+//! a split shard follows one. A merged shard follows several, which were done up to different
+//! offsets: it begins at the lowest, and [`ShardHandover`] knows which later records are done.
 //!
-//! When the number of *partitions* changes, from `P` to `kP`, there are as many shards before and after: `P` partitions with
-//! `kM` shards each, then `kP` with `M`. So each follows the one of its own number, and has the same operations. Shards that
-//! move to another partition first read their old one to the offsets at which it [ended](RepartitionBoundary). Below
-//! those, the old partition's records are still divided among all of them ([`ShardFilter`]); beyond them, records that
-//! belong elsewhere are rerouted.
+//! When the number of *partitions* changes from `P` to `kP`, the number of shards stays the same:
+//! `P` partitions with `kM` shards each become `kP` with `M`. So each shard follows the one with
+//! its own number, and has the same operations. A shard that moves to another partition first reads
+//! its old one to the offsets at which it [ended](RepartitionBoundary). Below these, the old
+//! partition's records are divided among all of its shards ([`ShardFilter`]). Beyond them, records
+//! of other partitions are rerouted.
 
 use std::fmt;
 
@@ -24,7 +25,7 @@ use crate::id::{Offset, OperationId, PartitionId, ShardId};
 use crate::partitioner::murmur2;
 use crate::priority::{ByPriority, Source};
 
-/// How the operations are divided among shards.
+/// How operations are divided among shards.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct ShardingScheme {
     /// Partitions of the operation topics; at least 1.
@@ -33,37 +34,37 @@ pub struct ShardingScheme {
     pub shards_per_partition: u32,
 }
 
-/// Why shards of one sharding scheme cannot follow those of another.
+/// Why the shards of one sharding scheme cannot follow those of another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ShardingError {
-    /// There would be none, or too many.
+    /// There would be no shards, or too many.
     #[error("shards per partition must be 1 to {SHARDS_PER_PARTITION_MAX}, not {0}")]
     Shards(u32),
-    /// The number of partitions would not become a whole multiple, with as many shards in all.
+    /// One number of partitions must be a multiple of the other, with the same number of shards.
     #[error(
         "{before} partitions become a whole multiple of themselves, or a whole part, with as many shards \
          in all, and {after} are neither"
     )]
     Partitions {
-        /// How many there are.
+        /// The current number.
         before: u32,
-        /// How many there would be.
+        /// The new number.
         after: u32,
     },
-    /// Neither number of shards is a multiple of the other.
+    /// One number of shards must be a multiple of the other.
     #[error(
         "{before} shards per partition become a whole multiple of themselves, or a whole part, and \
          {after} is neither: go by way of 1"
     )]
     NoMultiple {
-        /// How many there are.
+        /// The current number.
         before: u32,
-        /// How many there would be.
+        /// The new number.
         after: u32,
     },
 }
 
-/// The most shards that a partition may have.
+/// Maximum number of shards per partition.
 pub const SHARDS_PER_PARTITION_MAX: u32 = 64;
 
 impl ShardingScheme {
@@ -76,7 +77,7 @@ impl ShardingScheme {
         }
     }
 
-    /// How many shards there are.
+    /// The number of shards.
     #[must_use]
     pub const fn shards(self) -> u32 {
         self.partitions * self.shards_per_partition
@@ -87,7 +88,7 @@ impl ShardingScheme {
         (0..self.shards()).map(ShardId)
     }
 
-    /// The shards of a partition, in order; none of one that there is not.
+    /// The shards of a partition, in order; none if the partition does not exist.
     pub fn of_partition(self, partition: PartitionId) -> impl Iterator<Item = ShardId> {
         let is_there = partition.0 < self.partitions;
         (0..self.shards_per_partition)
@@ -107,22 +108,22 @@ impl ShardingScheme {
         ShardId(KeyHash::of(&id.key()).0 % self.shards())
     }
 
-    /// Which shard of `partition` takes a record with this key. It is the operation's own shard
-    /// wherever the record lies in its own partition; any other record has one taker, too.
+    /// The shard of `partition` that takes a record with this key. For a record in the right
+    /// partition it is the operation's own shard; a misrouted record has exactly one taker, too.
     #[must_use]
     pub const fn taker(self, partition: PartitionId, key: KeyHash) -> ShardId {
         let nth = key.0 % self.shards() / self.partitions;
         ShardId(partition.0 + nth * self.partitions)
     }
 
-    /// Which of the partitions that a partition became, when there were `before`, has a record of it with
-    /// this key. It is the operation's own wherever the record lay in its own partition.
+    /// The new partition that receives a record with this key when `partition`, one of `before`, is
+    /// split. For a record in the right partition it is the operation's own.
     #[must_use]
     pub const fn child(self, before: u32, partition: PartitionId, key: KeyHash) -> PartitionId {
         PartitionId(partition.0 + key.0 % self.partitions / before * before)
     }
 
-    /// Whether shards of this sharding scheme can follow those of `before`.
+    /// Checks whether shards of this sharding scheme can follow those of `before`.
     ///
     /// # Errors
     ///
@@ -152,8 +153,8 @@ impl ShardingScheme {
         Ok(())
     }
 
-    /// The shards of `before` that had operations which `shard` has in this sharding scheme: the one that it
-    /// splits, or those that it merges.
+    /// The shards of `before` that `shard` follows: the one that it is a part of, or those that it
+    /// merges.
     #[must_use]
     pub fn follows(self, before: Self, shard: ShardId) -> Vec<ShardId> {
         if before.shards() <= self.shards() {
@@ -181,13 +182,13 @@ impl fmt::Display for ShardingScheme {
 pub struct KeyHash(u32);
 
 impl KeyHash {
-    /// Of a key's bytes.
+    /// Hashes the bytes of a key.
     #[must_use]
     pub fn of(key: &[u8]) -> Self {
         Self(murmur2(key) & 0x7fff_ffff)
     }
 
-    /// The partition of records with this key, of so many.
+    /// The partition of records with this key, among `partitions`.
     #[must_use]
     pub const fn partition(self, partitions: u32) -> PartitionId {
         PartitionId(self.0 % partitions)
@@ -219,13 +220,13 @@ impl TopicOffsets {
         }
     }
 
-    /// Those on the topics of requests.
+    /// The offsets on the two request topics.
     #[must_use]
     pub fn on_requests(&self) -> ByPriority<Offset> {
         ByPriority::of(|priority| self.on(priority.source()))
     }
 
-    /// The offset on one of the topics, to be changed.
+    /// The offset on one of the topics, mutable.
     pub fn on_mut(&mut self, source: Source) -> &mut Offset {
         match source {
             Source::Requests => &mut self.requests,
@@ -235,7 +236,7 @@ impl TopicOffsets {
         }
     }
 
-    /// Whether these lie nowhere before `others`.
+    /// Whether each offset is at or beyond that of `others`.
     #[must_use]
     pub fn reach(&self, others: &Self) -> bool {
         Source::ALL
@@ -244,14 +245,14 @@ impl TopicOffsets {
     }
 }
 
-/// Up to where a shard was done when its lease was taken for good.
+/// The offsets up to which a shard was done when its lease was ended for good.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ResumeOffsets {
-    /// The sharding scheme that it was a shard of.
+    /// The sharding scheme of the shard.
     pub scheme: ShardingScheme,
-    /// Which one it was.
+    /// The shard.
     pub shard: ShardId,
-    /// Where on each of the topics.
+    /// Its offset on each of the topics.
     pub at: TopicOffsets,
 }
 
@@ -264,16 +265,16 @@ impl ResumeOffsets {
     }
 }
 
-/// What shards that were followed had done beyond the place where their follower begins.
+/// The records beyond a shard's beginning that the shards it follows have done.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct ShardHandover {
     resume: Vec<ResumeOffsets>,
 }
 
 impl ShardHandover {
-    /// What a shard that begins at `begins` takes over from those that it follows, and from those that they had followed. A
-    /// shard that was followed several times counts once, with all that it had done: so there are never more of
-    /// them than there are sharding schemes.
+    /// The handover to a shard that begins at `begins`, from the shards that it follows, directly
+    /// or indirectly. A shard that occurs several times counts once, with its highest offsets. So
+    /// there are never more entries than sharding schemes.
     pub fn new(
         resume: impl IntoIterator<Item = ResumeOffsets>,
         begins: impl Fn(Source) -> Offset,
@@ -291,19 +292,19 @@ impl ShardHandover {
         handover
     }
 
-    /// Whether nothing beyond the beginning was done.
+    /// Whether no record beyond the beginning was done.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.resume.is_empty()
     }
 
-    /// The followed shards that had done more than the follower's beginning.
+    /// The followed shards that were done beyond the beginning.
     #[must_use]
     pub fn resume_offsets(&self) -> &[ResumeOffsets] {
         &self.resume
     }
 
-    /// Whether a record was done by the shard that its operation belonged to.
+    /// Whether the shard that the record belonged to has done it.
     #[must_use]
     pub fn had_done(&self, source: Source, offset: Offset, key: KeyHash) -> bool {
         self.resume.iter().any(|resume| {
@@ -312,22 +313,22 @@ impl ShardHandover {
         })
     }
 
-    /// The furthest offset up to which one of the followed shards was done.
+    /// The highest offset up to which a followed shard was done.
     #[must_use]
     pub fn furthest(&self, source: Source) -> Offset {
         let resume = self.resume.iter().map(|resume| resume.at.on(source));
         resume.max().unwrap_or_default()
     }
 
-    /// Counts nothing as done beyond the follower's beginning, on this topic: it is another log than the followed shards
-    /// had read, or has lost its end.
+    /// Treats no record of this topic beyond the beginning as done: the followed shards have read
+    /// another log, or the log has lost its end.
     pub fn distrust(&mut self, source: Source) {
         for resume in &mut self.resume {
             *resume.at.on_mut(source) = Offset(0);
         }
     }
 
-    /// Forgets what nobody asks for any more: the follower is done below these offsets.
+    /// Drops entries that are no longer needed: the shard itself is done below these offsets.
     pub fn forget_below(&mut self, done: impl Fn(Source) -> Offset) {
         self.resume.retain(|resume| {
             Source::ALL
@@ -337,16 +338,16 @@ impl ShardHandover {
     }
 }
 
-/// The offsets at which a partition changed hands when the number of partitions changed.
+/// The offsets of a partition at which the number of partitions changed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct RepartitionBoundary {
-    /// How many partitions there were.
+    /// The number of partitions before.
     pub before: u32,
-    /// What lies below was put there by the old number.
+    /// Records below these offsets were written with the old number.
     pub ends: TopicOffsets,
 }
 
-/// What one shard takes of the records of its partition.
+/// Which records of its partition a shard takes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ShardFilter {
     scheme: ShardingScheme,
@@ -358,7 +359,7 @@ pub struct ShardFilter {
 }
 
 impl ShardFilter {
-    /// The filter of `shard`, which goes on after `handover`.
+    /// The filter of `shard`, which continues from `handover`.
     #[must_use]
     pub fn new(scheme: ShardingScheme, shard: ShardId, handover: ShardHandover) -> Self {
         Self {
@@ -371,13 +372,14 @@ impl ShardFilter {
         }
     }
 
-    /// The same while writers spread operations over so many partitions.
+    /// The same filter while writers use `written` partitions.
     #[must_use]
     pub fn with_written(self, written: u32) -> Self {
         Self { written, ..self }
     }
 
-    /// The same once everything below `done` is done: what had to be taken care with there is forgotten.
+    /// The same filter once everything below `done` is done: handovers and boundaries below it are
+    /// dropped.
     #[must_use]
     pub fn beyond(mut self, done: &TopicOffsets) -> Self {
         self.handover.forget_below(|source| done.on(source));
@@ -385,25 +387,25 @@ impl ShardFilter {
         self
     }
 
-    /// Over how many partitions writers spread operations now.
+    /// The number of partitions that writers use now.
     #[must_use]
     pub fn partitions_written(&self) -> u32 {
         self.written
     }
 
-    /// The same in a partition that was cut.
+    /// The same filter for a partition with a boundary.
     #[must_use]
     pub fn with_boundary(self, boundary: Option<RepartitionBoundary>) -> Self {
         Self { boundary, ..self }
     }
 
-    /// The same of a shard that reads its partition to here and no further.
+    /// The same filter for a shard that reads its partition only up to these offsets.
     #[must_use]
     pub fn with_end(self, until: Option<TopicOffsets>) -> Self {
         Self { until, ..self }
     }
 
-    /// Whether every record of the partition is the shard's: then no key need be hashed.
+    /// Whether the shard takes every record of the partition, so that no key need be hashed.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.scheme.shards_per_partition == 1
@@ -412,28 +414,29 @@ impl ShardFilter {
             && self.until.is_none()
     }
 
-    /// Whether the shard looks at a record at this offset at all. Replies are read on beyond the end, for they
-    /// are to what it has just asked for.
+    /// Whether the shard reads the record at this offset at all. Replies are also read beyond its
+    /// end, because they answer its latest requests.
     #[must_use]
     pub fn reads(&self, source: Source, offset: Offset) -> bool {
         let is_within = |until: TopicOffsets| offset < until.on(source);
         source == Source::Replies || self.until.is_none_or(is_within)
     }
 
-    /// Whether the shard is to leave its partition.
+    /// Whether the shard will leave its partition.
     #[must_use]
     pub fn leaves(&self) -> bool {
         self.until.is_some()
     }
 
-    /// To where the shard has to get, whether there are records or not, before it counts as having gone over.
+    /// The offset that the shard must reach, with or without records, to complete a change of the
+    /// partitions.
     #[must_use]
     pub fn awaited_end(&self, source: Source) -> Option<Offset> {
         let boundary = self.boundary.map(|boundary| boundary.ends);
         Some(self.until.or(boundary)?.on(source))
     }
 
-    /// Over how many partitions operations were spread when the record at this offset was written.
+    /// The number of partitions when the record at this offset was written.
     #[must_use]
     pub fn partitions_at(&self, source: Source, offset: Offset) -> u32 {
         match self.boundary {
@@ -442,14 +445,14 @@ impl ShardFilter {
         }
     }
 
-    /// Whether a record of the shard's partition is the shard's to take, and was not done by those that it
-    /// follows.
+    /// Whether the shard takes a record of its partition: the record belongs to it, and no shard
+    /// that it follows has done it.
     #[must_use]
     pub fn takes(&self, source: Source, offset: Offset, key: KeyHash) -> bool {
         let partition = self.scheme.partition_of(self.shard);
         let before = self.partitions_at(source, offset);
         let is_own = if before > self.scheme.partitions {
-            // Those that read it by the old number, of which some now read others' partitions.
+            // The shards by the old number, some of which now read other partitions.
             let by_then = ShardingScheme {
                 partitions: before,
                 shards_per_partition: self.scheme.shards() / before,
@@ -462,13 +465,13 @@ impl ShardFilter {
         is_own && !self.had_done(source, offset, key)
     }
 
-    /// Whether a record was done by the one that the shard follows.
+    /// Whether a shard that this one follows has done a record.
     #[must_use]
     pub fn had_done(&self, source: Source, offset: Offset, key: KeyHash) -> bool {
         self.handover.had_done(source, offset, key)
     }
 
-    /// Whether an operation is the shard's.
+    /// Whether an operation belongs to the shard.
     #[must_use]
     pub fn has(&self, id: OperationId) -> bool {
         self.scheme.shard_of(id) == self.shard

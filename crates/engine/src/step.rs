@@ -18,14 +18,14 @@
 //! ```
 //!
 //! A step in `Compensating` waits for its turn (neither `complete_by` nor `retry_at`), has an
-//! attempt under way (`complete_by`), or waits to be tried (`retry_at`). Where its service does not refuse what comes
-//! after an undo, an undo that was asked for before all attempts at performing the step had settled leaves it in
-//! `Compensating`: it is asked about once more when they have.
+//! attempt in progress (`complete_by`), or waits for a retry (`retry_at`). If its service may
+//! perform the step after an undo, an undo that was requested before all attempts had settled
+//! leaves the step in `Compensating`: the undo is confirmed once they have.
 //!
-//! What must hold: an attempt's number never falls and grows with every attempt, whatever it does;
-//! a step that is skipped never changes again, and one that is completed is only ever undone;
-//! whoever failed for good has no `retry_at`. That a reply belongs to the attempt under way is
-//! decided before it becomes an event here.
+//! What must hold: an attempt's number never falls, and grows with every attempt, whatever its
+//! action. A skipped step never changes again, and a completed step is only ever undone. A step
+//! that has failed for good has no `retry_at`. Whether a reply belongs to the attempt in progress
+//! is decided before it becomes an event here.
 
 use std::time::Duration;
 
@@ -36,81 +36,81 @@ use crate::record::{Action, Outputs};
 use crate::time::Timestamp;
 use crate::workflow::{RetryIntervals, Step, Tries, Undo};
 
-/// Shortest wait before an agent that did not try is asked again.
+/// Minimum wait before the next request to an agent that did not try.
 pub const NOT_ATTEMPTED_WAIT_MIN: Duration = Duration::from_millis(100);
 
-/// Longest wait before an agent that did not try is asked again, unless it asks for more.
+/// Maximum wait before the next request to an agent that did not try, unless it asks for more.
 pub const NOT_ATTEMPTED_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Longest time for which an agent that did not try is left alone, however long it asks for: one answer holds back all
-/// attempts of a partition at that agent.
+/// Maximum pause that an agent can ask for: one reply delays all attempts of a partition at that
+/// agent.
 pub const RETRY_AFTER_MAX: Duration = Duration::from_secs(5 * 60);
 
-/// Something that happens to a step.
+/// An event of a step.
 #[derive(Clone, PartialEq, Debug)]
 pub enum StepEvent {
-    /// All that it waits for has ended, and its condition holds: its first attempt begins.
+    /// The steps before it have ended, and its condition holds: its first attempt begins.
     Start,
-    /// All that it waits for has ended, and its condition does not hold.
+    /// The steps before it have ended, and its condition does not hold.
     Skip,
-    /// Its agent is throttled: the attempt that would begin now is put off.
+    /// Its agent is throttled: the attempt that would begin now is delayed.
     PutOff {
         /// For how long.
         wait: Duration,
     },
-    /// Its time to try again has come: another attempt begins.
+    /// Its retry is due: another attempt begins.
     Retry {
-        /// How long it may take, if not as long as the workflow says.
+        /// How long the attempt may take, if it differs from the workflow's timeout.
         budget: Option<Duration>,
     },
-    /// Its operation was taken over from an earlier owner: the attempt under way is asked for
+    /// Its operation was taken over from an earlier owner: the attempt in progress is requested
     /// again.
     Resume,
-    /// The attempt under way is done. (Of a probe: the step was performed.)
+    /// The attempt in progress has succeeded. (For a probe: the step was performed.)
     Succeeded {
-        /// What it produced.
+        /// Its outputs.
         outputs: Outputs,
     },
     /// A probe found that the step was not performed.
     NotPerformed,
-    /// The attempt under way failed, and another may succeed.
+    /// The attempt in progress failed, and another may succeed.
     FailedTransiently {
         /// Why.
         error: StepError,
-        /// Whether it may have taken effect all the same.
+        /// Whether the attempt may have taken effect despite the failure.
         unknown: bool,
     },
-    /// The attempt under way failed, and so would any other.
+    /// The attempt in progress failed, and so would any other.
     FailedPermanently {
         /// Why.
         error: StepError,
     },
-    /// The agent did not make the attempt under way.
+    /// The agent did not make the attempt in progress.
     NotAttempted {
         /// Why.
         error: StepError,
-        /// How long it asks to be left alone, at most [`RETRY_AFTER_MAX`].
+        /// How long the agent asks for no attempts, at most [`RETRY_AFTER_MAX`].
         retry_after: Duration,
     },
-    /// The attempt under way outlived its complete-by.
+    /// The attempt in progress exceeded its complete-by.
     TimedOut,
-    /// What was done is to be undone, this step included if it was ever asked for.
+    /// Completed steps are to be undone, including this one if it was ever requested.
     Undo,
-    /// All that was done after it is undone: its turn to be undone has come.
+    /// Every later step is undone: this one's turn has come.
     Turn,
-    /// While it waits to be undone, the attempt that was under way when that began has ended, and how is known.
+    /// The outcome of the attempt that was in progress when the undo began is now known.
     OutcomeKnown {
-        /// What it produced, if it succeeded.
+        /// Its outputs, if it succeeded.
         outputs: Option<Outputs>,
     },
-    /// A superseded attempt at performing it has succeeded, or an attempt has after the step's undo began.
+    /// A superseded attempt has succeeded, or any attempt after the step's undo began.
     LateSuccess {
         /// The attempt.
         attempt: Attempt,
     },
     /// A person undid it.
     Undone,
-    /// A person wants it tried again after it, or undoing it, had failed for good.
+    /// An operator retries it after it, or its undo, had failed for good.
     Renew,
 }
 
@@ -138,17 +138,17 @@ impl StepEvent {
     }
 }
 
-/// An event that cannot happen in a step's state. The step is as it was.
+/// An event that cannot happen in a step's state. The step is unchanged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("a step in state {} cannot take {event}", state.as_str())]
 pub struct IllegalTransition {
-    /// The state that the step is in.
+    /// The state of the step.
     pub state: StepState,
     /// The event.
     pub event: &'static str,
 }
 
-/// The transition function of steps: `progress` becomes what it is after `event`.
+/// The transition function of steps: changes `progress` according to `event`.
 ///
 /// `jitter` separates the retries of steps that failed together; see [`retry_wait`].
 ///
@@ -236,7 +236,7 @@ pub fn transition(
             on.ask(on.step.next_action(on.progress), budget);
         }
         (S::Compensating, E::Resume) if under_way => on.resume(),
-        // A probe found that the step stands after all: it is undone again.
+        // A probe found that the step has an effect after all: undo it again.
         (S::Compensating, E::Succeeded { .. })
             if under_way && on.progress.action == Action::Probe =>
         {
@@ -246,7 +246,7 @@ pub fn transition(
         (S::Compensating, E::FailedTransiently { error, .. }) if under_way => {
             on.fail_undo(S::Failed, error);
         }
-        // Its agent has no probe: undoing it once more is as good.
+        // The agent does not support probes: undo it once more instead.
         (S::Compensating, E::FailedPermanently { .. })
             if under_way && on.progress.action == Action::Probe =>
         {
@@ -275,7 +275,7 @@ pub fn transition(
             on.progress.retry_at = Some(now);
         }
         (S::Compensated | S::Compensating, E::LateSuccess { attempt }) => {
-            // Whatever undo is under way may have come before the late effect: it is superseded.
+            // An undo in progress may have preceded the late effect, so it is superseded.
             on.progress.late_success = Some(attempt);
             on.enter(S::Compensating);
         }
@@ -322,7 +322,7 @@ pub fn transition(
     Ok(())
 }
 
-/// A step that something happens to.
+/// A step during a transition.
 struct StepTransition<'a> {
     progress: &'a mut StepProgress,
     step: &'a Step,
@@ -331,7 +331,7 @@ struct StepTransition<'a> {
 }
 
 impl StepTransition<'_> {
-    /// Enters a state in which no attempt is under way and none follows by itself.
+    /// Enters a state with no attempt in progress and no retry.
     fn enter(&mut self, state: StepState) {
         self.progress.state = state;
         self.progress.awaited_until = None;
@@ -363,7 +363,7 @@ impl StepTransition<'_> {
         self.note_settling();
     }
 
-    /// Notes until when the attempt under way may take effect, if nothing but that makes an undo conclusive.
+    /// Notes when the attempt in progress settles, if an undo is conclusive only after that.
     fn note_settling(&mut self) {
         if self.progress.action != Action::Run {
             return;
@@ -374,9 +374,9 @@ impl StepTransition<'_> {
         }
     }
 
-    /// Gives the attempt under way its time again. What was asked for before may have been given
-    /// more, by a clock that was ahead. From now on the answer to one copy of the request says
-    /// nothing about the other, so a step that can be undone settles first.
+    /// Restarts the timeout of the attempt in progress. A clock that was ahead may have given the
+    /// earlier request a later complete-by, which is kept. From now on the reply to one copy of the
+    /// request says nothing about the other, so a step that can be undone settles first.
     fn resume(&mut self) {
         let complete_by = Some(self.now + self.budget());
         self.progress.complete_by = self.progress.complete_by.max(complete_by);
@@ -386,7 +386,7 @@ impl StepTransition<'_> {
         self.note_settling();
     }
 
-    /// How the newest attempt's action is tried.
+    /// The limits for the latest attempt's action.
     fn tries(&self) -> &Tries {
         self.step.tries_for(self.progress.action)
     }
@@ -395,8 +395,8 @@ impl StepTransition<'_> {
         self.tries().timeout
     }
 
-    /// Until when the attempt under way may take effect: until its complete-by, and a while after. `None` if it does not
-    /// perform the step.
+    /// Until when the attempt in progress may take effect: its complete-by plus the settling time.
+    /// `None` if it does not perform the step.
     fn settles_at(&self) -> Option<Timestamp> {
         let settle = self
             .step
@@ -408,7 +408,7 @@ impl StepTransition<'_> {
             .map(|by| by + settle)
     }
 
-    /// The attempt under way, or another copy of it, may take effect after it has ended here.
+    /// The attempt in progress, or another copy of it, may take effect after it has ended here.
     fn unsettle(&mut self) {
         self.progress.unsettled_until = self.progress.unsettled_until.max(self.settles_at());
     }
@@ -448,7 +448,8 @@ impl StepTransition<'_> {
         } else {
             last
         });
-        // Also one that is given up: nothing stands that is known of, so that the steps before it are undone.
+        // Kept even if the confirmation is given up: no effect is known, so the steps before it are
+        // undone.
         self.progress.is_to_be_confirmed = is_to_be_confirmed;
         if another {
             self.progress.retry_at = Some(retry_at);
@@ -498,8 +499,9 @@ impl StepTransition<'_> {
         }
     }
 
-    /// How the attempt ended that was under way when the undo began: there is nothing left to wait for, unless an
-    /// earlier attempt, or another copy of this one, has not settled.
+    /// The outcome of the attempt that was in progress when the undo began is known. The undo need
+    /// not wait any longer, unless an earlier attempt, or another copy of this one, has not
+    /// settled.
     fn outcome_known(&mut self, outputs: Option<Outputs>) {
         self.progress.awaited_until = None;
         self.progress.retry_at = None;
@@ -509,7 +511,7 @@ impl StepTransition<'_> {
         }
     }
 
-    /// Begins to undo the step, or finds that an agent cannot: then a person has to.
+    /// Starts to undo the step. If no agent can, a person must.
     fn turn(&mut self) {
         if self.step.compensation().is_none() {
             self.enter(StepState::Failed);
@@ -526,8 +528,8 @@ impl StepTransition<'_> {
         }
     }
 
-    /// Its agent has undone it, or found nothing to undo. If an attempt at performing it may have taken effect after
-    /// the agent was asked, that is asked again when none can any more.
+    /// The agent has undone it, or found nothing to undo. If an attempt may have taken effect after
+    /// the undo was requested, the undo is confirmed once all attempts have settled.
     fn undone(&mut self) {
         let asked_at = self.progress.changed_at;
         match self.progress.settled_at {
@@ -548,12 +550,12 @@ impl StepTransition<'_> {
     }
 }
 
-/// Tells steps apart, so that those that failed together do not try again together.
+/// Separates the retries of steps that failed together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Jitter(u64);
 
 impl Jitter {
-    /// Of one step of one operation.
+    /// The jitter of one step of one operation.
     #[must_use]
     pub fn of(operation: OperationId, step_index: usize) -> Self {
         let (high, low) = operation.0.as_u64_pair();
@@ -561,9 +563,9 @@ impl Jitter {
     }
 }
 
-/// How long to wait before the next attempt, after `failures` failures of which the last was that
-/// of `attempt`: between half and all of the interval, which part being derived from the operation,
-/// the step and the attempt.
+/// The wait before the next attempt, after `failures` failures of which the last was that of
+/// `attempt`: between half and all of the interval. The fraction is derived from the operation, the
+/// step and the attempt.
 #[must_use]
 pub fn retry_wait(
     intervals: RetryIntervals,

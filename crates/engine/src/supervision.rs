@@ -1,8 +1,8 @@
-//! What a supervisor asks of the scheduler: decided from rows and records, and nothing else.
+//! Decides, from rows and records alone, what a supervisor asks of the scheduler.
 //!
-//! A supervisor knows workflows and no business. It never changes an operation: what it asks names
-//! the attempt that it saw, and the scheduler judges it against the row as it is by then. So two
-//! supervisors may ask the same, and one may ask twice.
+//! A supervisor knows workflows, but no business rules. It never changes an operation: its request
+//! names the attempt that it saw, and the scheduler judges it against the current row. So two
+//! supervisors may send the same request, and one may send it twice.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::record::{Action, AttemptSeen, FailedOperation, Recovery, RecoveryVerb
 use crate::time::Timestamp;
 use crate::workflow::{Step, Undo, Workflow, Workflows};
 
-/// A supervisor's view of the world: what it may know beside a row or a record.
+/// A supervisor's knowledge beside a row or a record.
 #[derive(Clone, Copy, Debug)]
 pub struct Supervision<'a> {
     /// The supervisor's name.
@@ -28,8 +28,8 @@ pub struct Supervision<'a> {
 }
 
 impl Supervision<'_> {
-    /// What to ask because an entry of the deadline index came up for an operation. Never nothing:
-    /// the scheduler has to know that the entry is gone.
+    /// The recovery for an index entry that came up. There always is one: the scheduler must learn
+    /// that the entry is used up.
     #[must_use]
     pub fn entry_came_up(
         &self,
@@ -62,7 +62,7 @@ impl Supervision<'_> {
         asked
     }
 
-    /// What to ask because an operation failed for good; `None` if there is nothing to decide.
+    /// The recovery for an operation that failed for good; `None` if it needs no decision.
     #[must_use]
     pub fn failed(&self, failed: &FailedOperation, now: Timestamp) -> Option<Recovery> {
         let step = failed
@@ -107,7 +107,7 @@ impl Supervision<'_> {
             .collect()
     }
 
-    /// The retry of a step whose complete-by has passed, or whose time to try again has come.
+    /// The retry of a step whose complete-by has passed, or whose retry is due.
     fn retry(
         &self,
         step: &Step,
@@ -144,8 +144,8 @@ impl Supervision<'_> {
     }
 }
 
-/// Equal for equal recoveries of the same attempt. Decisions about a failure (park, compensate) also name the failure:
-/// a step may fail for good twice without a new attempt in between.
+/// The same for equal recoveries of the same attempt. Decisions about a failure (park, compensate)
+/// also include the failure: a step may fail for good twice without a new attempt in between.
 fn recovery_id(operation: OperationId, failure: Uuid, verb: &RecoveryVerb) -> Uuid {
     let of =
         |seen: &AttemptSeen| format!("/{}/{}/{}", seen.step, seen.action.as_str(), seen.attempt);
@@ -176,7 +176,7 @@ fn decision(workflow: &Workflow, state: &OperationState) -> Option<(RecoveryVerb
     Some(decide(Some(workflow), seen, is_completed))
 }
 
-/// What becomes of an operation that failed for good at the attempt that was seen.
+/// Decides how an operation ends that failed for good at the attempt that was seen.
 fn decide(
     workflow: Option<&Workflow>,
     seen: AttemptSeen,

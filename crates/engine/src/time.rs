@@ -1,4 +1,4 @@
-//! Time as data. The engine is told the time; it never asks.
+//! Time as data. The engine receives the time as an argument and reads no clock.
 
 use std::ops::{Add, Sub};
 use std::time::Duration;
@@ -25,13 +25,13 @@ impl Timestamp {
         self.0.div_euclid(1_000)
     }
 
-    /// The instant that lies this many milliseconds after the Unix epoch.
+    /// The instant this many milliseconds after the Unix epoch.
     #[must_use]
     pub const fn from_millis(millis: i64) -> Self {
         Self(millis.saturating_mul(1_000))
     }
 
-    /// How long after `earlier` this is; zero if it is not after it.
+    /// The time from `earlier` to this instant; zero if `earlier` is later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
@@ -60,7 +60,7 @@ impl Sub<Duration> for Timestamp {
     }
 }
 
-/// The write time of a row in microseconds: of two writes of one row, the higher stamp stands.
+/// The write time of a row in microseconds: of two writes of one row, the higher stamp wins.
 #[derive(
     Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize,
 )]

@@ -1,18 +1,18 @@
-//! Which records are done, and the offset below which all of them are.
+//! Tracks which records are done, and the offset below which all of them are.
 //!
-//! Records finish in any order; a checkpoint may only stand where everything below it is done.
-//! What must hold: [`OffsetTracker::low`] never passes a record that was begun and is not done.
-//! Deliberately absent: any bound. Whoever begins records bounds how many are under way, and how many are kept behind
-//! one that is not done ([`OffsetTracker::kept`]).
+//! Records finish in any order, but a checkpoint must not pass a record that is not done. What must
+//! hold: [`OffsetTracker::low`] never passes a record that was begun and is not done. Deliberately
+//! absent: any bound. The caller limits how many records are in progress, and how many are kept
+//! behind one that is not done ([`OffsetTracker::kept`]).
 
 use std::collections::VecDeque;
 
 use crate::id::Offset;
 
-/// Follows the records of one log: begun in order, done in any order.
+/// Tracks the records of one log, which begin in order and are done in any order.
 #[derive(Clone, Debug)]
 pub struct OffsetTracker {
-    /// Begun records from the first that is not done, ascending; done ones wait here for it.
+    /// Records from the first that is not done, ascending; done ones wait here for it.
     records: VecDeque<Record>,
     /// One past the highest offset begun.
     next: Offset,
@@ -25,13 +25,13 @@ pub struct OffsetTracker {
 #[derive(Clone, Copy, Debug)]
 struct Record {
     offset: Offset,
-    /// Of what the log holds there, if the log's consumer gave one.
+    /// The record's fingerprint, if the caller gave one.
     fingerprint: u64,
     done: bool,
 }
 
 impl OffsetTracker {
-    /// A tracker of a log that is read from `next` on.
+    /// A tracker for a log that is read from `next` on.
     #[must_use]
     pub fn new(next: Offset) -> Self {
         Self {
@@ -47,8 +47,8 @@ impl OffsetTracker {
         self.begin_with(offset, 0)
     }
 
-    /// Begins the record at `offset`. Offsets that are left out count as done. Returns whether the
-    /// record is new: one at or below an offset that was begun before is not, and changes nothing.
+    /// Begins the record at `offset`. Skipped offsets count as done. Returns whether the record is
+    /// new: one at or below an offset that was begun before is not, and changes nothing.
     pub fn begin_with(&mut self, offset: Offset, fingerprint: u64) -> bool {
         if offset < self.next {
             return false;
@@ -63,8 +63,8 @@ impl OffsetTracker {
         true
     }
 
-    /// Passes over the records up to `offset`: they are somebody else's, and done here and now. Those at
-    /// or below an offset that was begun before change nothing.
+    /// Skips the records up to `offset`: they belong to other shards, and are done at once. Records
+    /// at or below an offset that was begun before change nothing.
     pub fn pass(&mut self, offset: Offset, fingerprint: u64) {
         if offset < self.next {
             return;
@@ -72,7 +72,7 @@ impl OffsetTracker {
         self.next = offset.next();
         match self.records.back_mut() {
             None => self.fingerprint = Some(fingerprint),
-            // A run of them is one entry, under its last offset.
+            // Consecutive skipped records share one entry, with the last offset.
             Some(last) if last.done => {
                 last.offset = offset;
                 last.fingerprint = fingerprint;
@@ -85,7 +85,7 @@ impl OffsetTracker {
         }
     }
 
-    /// Marks a record as done. Harmless for one that is done already, or was never begun.
+    /// Marks a record as done. Has no effect if it is done already, or was never begun.
     pub fn done(&mut self, offset: Offset) {
         let Some(index) = self.position(offset) else {
             return;
@@ -124,7 +124,8 @@ impl OffsetTracker {
         self.fingerprint
     }
 
-    /// How many records it keeps: those that are not done, and those behind the first of these.
+    /// The number of records in memory: those that are not done, and those behind the first of
+    /// these.
     #[must_use]
     pub fn kept(&self) -> usize {
         self.records.len()
@@ -138,7 +139,8 @@ impl OffsetTracker {
 
     fn position(&self, offset: Offset) -> Option<usize> {
         let first = self.records.front()?.offset;
-        // Without gaps a record lies exactly here; a gap before it can only bring it nearer.
+        // Without gaps the record is exactly at this index; a gap before it can only lower the
+        // index.
         let guess = usize::try_from(offset.0.checked_sub(first.0)?).ok()?;
         match self.records.get(guess) {
             Some(record) if record.offset == offset => Some(guess),

@@ -1,9 +1,9 @@
-//! Workflows, checked and compiled: what cannot work is refused when it is loaded, so that nothing
-//! of it has to be considered while operations run.
+//! Validated and compiled workflows: a workflow that cannot work is refused when it is loaded, so
+//! that running operations need no such checks.
 //!
-//! What must hold of every [`Workflow`]: steps come in an order in which every step follows all
-//! that it waits for, and a condition reads only a step that is sure to have ended before. Sets of
-//! steps are bits of a `u64`, hence at most 64 steps.
+//! What must hold of every [`Workflow`]: the order of steps puts every step after all its
+//! dependencies, and a condition reads only a step that has certainly ended before. Sets of steps
+//! are bits of a `u64`, so there are at most 64 steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use crate::record::Action;
 mod compile;
 mod promise;
 
-/// Most steps that a workflow may have.
+/// Maximum number of steps of a workflow.
 pub const STEPS_MAX: usize = 64;
 
-/// Longest name of a workflow, step or agent, in characters.
+/// Maximum length of the name of a workflow, step or agent, in characters.
 pub const NAME_LENGTH_MAX: usize = 64;
 
-/// Longest time-out of an attempt and longest wait between attempts.
+/// Maximum timeout of an attempt and maximum wait between attempts.
 pub const DURATION_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// Most attempts that may be allowed.
+/// Maximum number of attempts that can be configured.
 pub const ATTEMPTS_MAX: u32 = 1_000;
 
-/// Largest factor by which the wait between attempts may grow.
+/// Maximum factor by which the wait between attempts may grow.
 pub const MULTIPLIER_MAX: f64 = 100.0;
 
 /// A set of a workflow's steps, one bit each.
@@ -38,7 +38,7 @@ pub const MULTIPLIER_MAX: f64 = 100.0;
 pub struct StepSet(u64);
 
 impl StepSet {
-    /// No step.
+    /// The empty set.
     pub const EMPTY: Self = Self(0);
 
     /// Adds the step with this index.
@@ -46,24 +46,24 @@ impl StepSet {
         self.0 |= 1 << index;
     }
 
-    /// Takes the step with this index out.
+    /// Removes the step with this index.
     pub fn remove(&mut self, index: usize) {
         self.0 &= !(1 << index);
     }
 
-    /// Whether the step with this index is in it.
+    /// Whether the set contains the step with this index.
     #[must_use]
     pub fn contains(self, index: usize) -> bool {
         self.0 & (1 << index) != 0
     }
 
-    /// Whether no step is in it.
+    /// Whether the set is empty.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// The indices in it, ascending.
+    /// The indices in the set, ascending.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         let mut rest = self.0;
         std::iter::from_fn(move || {
@@ -93,23 +93,23 @@ pub struct Step {
     pub agent: Arc<str>,
     /// The steps that must be completed or skipped before it.
     pub after: StepSet,
-    /// All steps that are sure to have ended before it.
+    /// All steps that have certainly ended before it starts.
     pub ancestors: StepSet,
-    /// It is skipped unless this holds.
+    /// The step is skipped unless this condition holds.
     pub when: Option<StepCondition>,
-    /// How often and for how long it is tried.
+    /// The limits of its attempts.
     pub run: Tries,
     /// How it is undone.
     pub undo: Undo,
     /// Whether the operation only goes forward once it is completed.
     pub is_pivot: bool,
-    /// What happens once it has failed for good.
+    /// What happens after it has failed for good.
     pub on_failure: OnFailure,
     /// With [`OnFailure::Retry`], the wait before each further attempt.
     pub long_interval: Duration,
     /// Whether its agent is asked about attempts of unknown outcome.
     pub probe: bool,
-    /// The fields of the input that stand once it was asked for.
+    /// The input fields that are fixed once the step was requested.
     pub uses: Vec<String>,
 }
 
@@ -123,7 +123,7 @@ impl Step {
         }
     }
 
-    /// The agent that is asked for an action.
+    /// The agent that receives requests for an action.
     #[must_use]
     pub fn agent_for(&self, action: Action) -> &Arc<str> {
         match (action, self.compensation()) {
@@ -132,8 +132,9 @@ impl Step {
         }
     }
 
-    /// What its next attempt does: it performs the step, undoes it, or finds out whether an undo has held. (Whether the
-    /// next attempt at performing it is a probe is decided when it begins; that is asked of the same agent.)
+    /// The action of its next attempt: run it, undo it, or probe whether an undo has lasted.
+    /// (Whether a run is replaced by a probe is decided when the attempt starts; both go to the
+    /// same agent.)
     #[must_use]
     pub fn next_action(&self, progress: &StepProgress) -> Action {
         match progress.state {
@@ -149,7 +150,7 @@ impl Step {
         }
     }
 
-    /// How often and for how long an action is tried.
+    /// The limits of the attempts at an action.
     #[must_use]
     pub fn tries_for(&self, action: Action) -> &Tries {
         match (action, self.compensation()) {
@@ -159,25 +160,25 @@ impl Step {
     }
 }
 
-/// How often and for how long an action is tried.
+/// The limits of the attempts at an action.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Tries {
     /// How long one attempt may take.
     pub timeout: Duration,
-    /// It fails for good once so many attempts have failed.
+    /// It fails for good after this many failed attempts.
     pub max_attempts: u32,
     /// The waits between attempts.
     pub intervals: RetryIntervals,
 }
 
-/// How the waits between attempts grow: [`RetryPolicy`] says how.
+/// How the waits between attempts grow; see [`RetryPolicy`].
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct RetryIntervals {
-    /// After the first failure.
+    /// The wait after the first failure.
     pub initial: Duration,
-    /// By how much they grow.
+    /// The factor by which it grows.
     pub multiplier: f64,
-    /// The longest.
+    /// The maximum.
     pub max: Duration,
 }
 
@@ -209,37 +210,36 @@ pub enum Undo {
 pub struct Compensation {
     /// The agent.
     pub agent: Arc<str>,
-    /// How often and for how long it is tried.
+    /// The limits of its attempts.
     pub tries: Tries,
     /// How long after its complete-by an attempt of unknown outcome may still take effect.
     pub settle: Duration,
-    /// Whether the step's service refuses to perform it once it was undone. If not, an undo that was asked for before
-    /// all attempts have settled is confirmed afterwards.
+    /// Whether the step's service refuses to perform the step after its undo. If not, an undo that
+    /// was requested before all attempts had settled is confirmed afterwards.
     pub tombstones: bool,
-    /// What the agent needs for it, as `step.output`: outputs of the step itself, or of steps that
-    /// come before it.
+    /// The outputs that the agent needs, as `step.output`: of the step itself, or of earlier steps.
     pub needs: Vec<String>,
 }
 
-/// A [`Condition`](crate::Condition) whose step was found.
+/// A resolved [`Condition`](crate::Condition).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StepCondition {
     /// The index of the step whose output is read.
     pub step: usize,
     /// The name of the output.
     pub output: String,
-    /// The value that it must have.
+    /// The required value.
     pub equals: String,
 }
 
-/// A workflow that can run.
+/// A valid workflow, ready to run.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Workflow {
     name: Arc<str>,
     version: u32,
     steps: Vec<Step>,
     step_names: Vec<Arc<str>>,
-    /// Indices of `steps`, every step after all of its ancestors.
+    /// Indices of `steps`, each step after all of its ancestors.
     order: Vec<usize>,
     cancel: CancelPolicy,
     deadline: Option<Duration>,
@@ -288,8 +288,8 @@ impl Workflow {
         self.deadline
     }
 
-    /// The agents that it needs, each once, by name: those that perform steps and those that undo
-    /// them.
+    /// The names of its agents, sorted and without duplicates: those that perform steps and those
+    /// that undo them.
     #[must_use]
     pub fn agents(&self) -> BTreeSet<Arc<str>> {
         let of_step = |step: &Step| {
@@ -299,7 +299,7 @@ impl Workflow {
         self.steps.iter().flat_map(of_step).collect()
     }
 
-    /// The indices of its steps in an order in which each follows all that it waits for.
+    /// The indices of its steps, each step after all of its dependencies.
     #[must_use]
     pub fn order(&self) -> &[usize] {
         &self.order
@@ -313,7 +313,7 @@ pub struct Workflows {
 }
 
 impl Workflows {
-    /// Puts workflows together.
+    /// Collects workflows.
     ///
     /// # Errors
     ///
@@ -333,7 +333,7 @@ impl Workflows {
         Ok(Self { by_name })
     }
 
-    /// The version of a workflow that new operations start with.
+    /// The latest version of a workflow, which new operations use.
     #[must_use]
     pub fn newest(&self, name: &str) -> Option<&Arc<Workflow>> {
         self.by_name.get(name)?.values().next_back()
@@ -345,14 +345,14 @@ impl Workflows {
         self.by_name.get(name)?.get(&version)
     }
 
-    /// The agents that the workflows need, each once, by name.
+    /// The names of the agents of all workflows, sorted and without duplicates.
     #[must_use]
     pub fn agents(&self) -> Vec<Arc<str>> {
         let agents: BTreeSet<_> = self.iter().flat_map(|workflow| workflow.agents()).collect();
         agents.into_iter().collect()
     }
 
-    /// All of them, by name and version.
+    /// All workflows, ordered by name and version.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Workflow>> {
         self.by_name.values().flat_map(BTreeMap::values)
     }

@@ -1,5 +1,5 @@
-//! Deliveries on their way through an engine, with everything around it made of values: agents answer in the
-//! batch after the one that asks them, and whatever is to be durable is so at once.
+//! Deliveries through an engine with simulated surroundings: agents reply in the batch after the
+//! request, and rows are durable at once.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use waybill_engine::{
 
 const STEPS: [&str; 5] = ["account", "package", "transport", "drone", "delivery"];
 
-/// The step that is refused where deliveries are undone.
+/// The step that is refused when deliveries are undone.
 const REFUSED: &str = "transport";
 
-/// How many events of each kind a batch brings at most, as a poll brings them.
+/// Maximum number of events of each kind in a batch, as in a poll.
 const BATCH: usize = 200;
 
 const START: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -29,11 +29,11 @@ const START: Timestamp = Timestamp::from_millis(1_700_000_000_000);
 pub enum Ending {
     /// Every step succeeds.
     Processed,
-    /// A step is refused, and those before it are undone.
+    /// A step is refused, and the earlier ones are undone.
     Compensated,
 }
 
-/// Deliveries, and the engine that brings them to their end.
+/// Deliveries, and the engine that runs them.
 pub struct Load {
     engine: PartitionEngine,
     now: Timestamp,
@@ -42,7 +42,7 @@ pub struct Load {
     window: usize,
     deliveries: usize,
     finished: usize,
-    /// Those that were not offered yet.
+    /// Requests not yet given to the engine.
     requests: VecDeque<Event>,
     replies: VecDeque<StepReply>,
     recoveries: VecDeque<Recovery>,
@@ -51,7 +51,7 @@ pub struct Load {
 }
 
 impl Load {
-    /// An engine that knows of nothing yet, and the requests that it will be given.
+    /// A new engine, and the requests for it.
     pub fn new(deliveries: usize, window: usize, ending: Ending) -> Self {
         let numbers = 0_u32..;
         Self {
@@ -69,11 +69,11 @@ impl Load {
         }
     }
 
-    /// Brings all deliveries to their end.
+    /// Runs all deliveries until they have ended.
     ///
     /// # Panics
     ///
-    /// If they do not all end as they should: then something else was counted.
+    /// If a delivery does not end as expected: the count would be of something else.
     pub fn run(mut self) -> Self {
         while self.finished < self.deliveries {
             self.now = self.now + Duration::from_micros(500);
@@ -143,7 +143,7 @@ impl Load {
     }
 }
 
-/// What an agent says.
+/// An agent's reply.
 fn answer(step: &StepRequest, ending: Ending) -> StepReply {
     let refused =
         ending == Ending::Compensated && step.action == Action::Run && &*step.step == REFUSED;
@@ -170,7 +170,7 @@ fn answer(step: &StepRequest, ending: Ending) -> StepReply {
     }
 }
 
-/// What the supervisor says of a delivery that failed for good.
+/// The supervisor's decision about a delivery that failed for good.
 fn compensate(failed: FailedOperation, now: Timestamp) -> Recovery {
     Recovery {
         id: failed.event_id,
@@ -190,7 +190,7 @@ fn compensate(failed: FailedOperation, now: Timestamp) -> Recovery {
 }
 
 fn engine() -> PartitionEngine {
-    // As those of the workflow of this name, whose services refuse what was undone.
+    // Like those of the real workflow, whose services refuse late requests after an undo.
     let steps = STEPS.map(|name| StepDefinition {
         compensation: Some(CompensationDefinition {
             tombstones: true,

@@ -1,8 +1,8 @@
-//! What the engine costs in instructions, held to `.ci/budgets`: deliveries that succeed, deliveries that
-//! fail and are undone, and the offsets behind them.
+//! The instructions that the engine needs, with the limits in `.ci/budgets`: deliveries that
+//! succeed, deliveries that fail and are undone, and the offsets behind them.
 //!
-//! What must hold: a benchmark does the same whenever and wherever it runs. There is no clock and no
-//! randomness in it, its allocator is linked in, and what is made ready before it is not counted.
+//! What must hold: a benchmark gives the same result on every run and machine. It uses no clock and
+//! no randomness, its allocator is linked in, and the setup is not counted.
 //!
 //! `.ci/budgets/check engine` runs it.
 
@@ -21,17 +21,17 @@ use waybill_engine::{Offset, OffsetTracker};
 
 use crate::load::{Ending, Load};
 
-/// The program's own allocator: the system's costs something else on every system.
+/// The program's own allocator: system allocators differ in cost.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Records that the tracker follows.
+/// The number of records in the tracker.
 const RECORDS: i64 = 10_000;
 
-/// Records that are under way at once.
+/// The number of records in progress at once.
 const UNDER_WAY: i64 = 1_000;
 
-// Deliveries of five steps, from their requests until all of them are done.
+// Deliveries of five steps, from their requests until all have ended.
 #[library_benchmark]
 #[bench::one_in_flight(args = (200, 1, Ending::Processed), setup = Load::new)]
 #[bench::thousand_in_flight(args = (2_000, 1_000, Ending::Processed), setup = Load::new)]
@@ -39,7 +39,7 @@ fn delivery(load: Load) -> Load {
     load.run()
 }
 
-// The same, but the third step is refused, and the supervisor has the first two undone.
+// The same, but the third step is refused, and the supervisor decides to undo the first two.
 #[library_benchmark]
 #[bench::one_in_flight(args = (200, 1, Ending::Compensated), setup = Load::new)]
 #[bench::thousand_in_flight(args = (2_000, 1_000, Ending::Compensated), setup = Load::new)]
@@ -47,7 +47,7 @@ fn compensation(load: Load) -> Load {
     load.run()
 }
 
-// Records that finish out of order, the first of many as the last of them.
+// Records that finish out of order, the first of each window last.
 #[library_benchmark]
 #[bench::without_gaps(args = (1), setup = Records::new)]
 #[bench::with_gaps(args = (3), setup = Records::new)]
@@ -55,19 +55,20 @@ fn offset_tracker(records: Records) -> OffsetTracker {
     records.run()
 }
 
-/// Records on their way through a tracker.
+/// Records in a tracker.
 struct Records {
     tracker: OffsetTracker,
-    /// For each record that is done the one that takes its place, so that always as many are under way.
+    /// Each record that finishes, with the one that begins in its place, so that the number in
+    /// progress stays the same.
     changes: Vec<(Offset, Offset)>,
-    /// Where all of them are done.
+    /// The offset at which all are done.
     end: Offset,
 }
 
 impl Records {
-    /// Records at every `stride`th offset, the first of which are under way.
+    /// Records at every `stride`th offset; the first ones are in progress.
     fn new(stride: i64) -> Self {
-        // It has no divisor in common with the number of records, and so meets each of them once.
+        // Coprime to the number of records, so that each of them comes once.
         const STEP: i64 = 617;
         let mut tracker = OffsetTracker::new(Offset(0));
         for number in 0..UNDER_WAY {
@@ -75,7 +76,7 @@ impl Records {
         }
         let changes = (0..RECORDS).map(|number| {
             let (window, place) = (number / UNDER_WAY, number % UNDER_WAY);
-            // The first record of a window comes last.
+            // The first record of a window finishes last.
             let done = window * UNDER_WAY + (place + 1) * STEP % UNDER_WAY;
             let begun = UNDER_WAY + number;
             (Offset(done * stride), Offset(begun * stride))

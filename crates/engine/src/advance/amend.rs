@@ -1,4 +1,4 @@
-//! What its caller asks of an operation beside running it: to cancel or to reschedule it.
+//! Applies a caller's request to cancel or reschedule an operation.
 
 use serde_json::{Map, Value};
 
@@ -9,8 +9,8 @@ use crate::record::Amendment;
 use crate::step::IllegalTransition;
 use crate::time::Timestamp;
 
-/// How large an operation's input may be, also by a reschedule, in bytes: it has to fit into step requests
-/// beside the results.
+/// Maximum size of an operation's input, also after a reschedule, in bytes: it must fit into step
+/// requests together with the results.
 pub const INPUT_BYTES_MAX: usize = 512 * 1024;
 
 impl Advance<'_> {
@@ -18,7 +18,7 @@ impl Advance<'_> {
     ///
     /// # Errors
     ///
-    /// If the steps are in a state that the engine never makes.
+    /// If a step is in a state that the engine never produces.
     pub fn amend(&mut self, amendment: &Amendment) -> Result<Verdict, IllegalTransition> {
         match amendment {
             Amendment::Cancel { .. } => self.cancel(),

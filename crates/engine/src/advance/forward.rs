@@ -1,4 +1,4 @@
-//! Going forward: starting and skipping steps, until all have ended or one has failed for good.
+//! Forward progress: starts and skips steps until all have ended or one has failed for good.
 
 use std::time::Duration;
 
@@ -9,9 +9,8 @@ use crate::time::Timestamp;
 use crate::workflow::{StepCondition, Undo};
 
 impl Advance<'_> {
-    /// Starts and skips what can be, and ends the operation if nothing is left to do for it. Once a
-    /// step has failed for good nothing new begins: the supervisor decides what becomes of the
-    /// operation.
+    /// Starts and skips steps, and ends the operation once no step is left. After a step has failed
+    /// for good no further step starts: the supervisor decides how the operation ends.
     pub(super) fn go_forward(&mut self) -> Result<(), IllegalTransition> {
         if self.state.awaits_decision() {
             return Ok(());
@@ -22,7 +21,8 @@ impl Advance<'_> {
             self.fail(index, error.unwrap_or_else(without_error));
             return Ok(());
         }
-        // In this order one pass is enough: a skipped step comes before all that wait for it.
+        // One pass is enough in this order: a skipped step comes before every step that depends on
+        // it.
         let workflow = self.workflow;
         for &index in workflow.order() {
             let step = &workflow.steps()[index];
@@ -46,15 +46,15 @@ impl Advance<'_> {
         Ok(())
     }
 
-    /// How long its agent wants to be left alone.
+    /// How long the step's agent has asked for no attempts.
     pub(super) fn pause_of(&self, index: usize) -> Duration {
         let agent = &self.workflow.steps()[index].agent;
         self.gates.pause(agent, self.now)
     }
 
-    /// Ends forward progress if the deadline cannot be met any more once this step is asked for at
-    /// `at`: now, or when its agent's pause or its own wait between failures is over. No deadline ends an
-    /// operation that can only go forward.
+    /// Ends forward progress if the deadline is unreachable when this step is requested at `at`:
+    /// now, or after its agent's pause or its own retry wait. An operation that can only go forward
+    /// has no deadline.
     pub(super) fn fail_if_late(&mut self, index: usize, at: Timestamp) -> bool {
         let Some(deadline) = deadline(self.created, self.state) else {
             return false;
@@ -76,7 +76,7 @@ impl Advance<'_> {
         true
     }
 
-    /// Whether something is completed that is never undone: then the operation only goes forward.
+    /// Whether a completed step is never undone: then the operation only goes forward.
     pub(super) fn has_no_way_back(&self) -> bool {
         let mut steps = self.workflow.steps().iter().zip(&self.state.steps);
         steps.any(|(step, progress)| {
@@ -85,7 +85,7 @@ impl Advance<'_> {
         })
     }
 
-    /// How long this step and the longest way behind it may take, at one attempt each.
+    /// The duration of this step and the longest path of steps after it, with one attempt each.
     fn budget_from(&self, index: usize) -> Duration {
         let steps = self.workflow.steps();
         let mut behind = vec![Duration::ZERO; steps.len()];

@@ -1,8 +1,8 @@
-//! What a supervisor or an operator asks for, judged against the operation as it is.
+//! Applies requests of supervisors and operators, judged against the operation's current state.
 //!
-//! What must hold: a recovery that names an attempt applies to that attempt alone, so that however
-//! many supervisors ask, and however often, an attempt is recovered once; a verb that means nothing
-//! in the operation's state changes nothing and says so.
+//! What must hold: a recovery that names an attempt applies to that attempt alone. So an attempt is
+//! recovered once, however many supervisors ask for it and however often. A verb that has no
+//! meaning in the operation's state changes nothing and says so.
 
 use std::time::Duration;
 
@@ -13,25 +13,25 @@ use crate::record::{Action, AttemptSeen, RecoveryVerb};
 use crate::step::{IllegalTransition, StepEvent};
 use crate::workflow::Undo;
 
-/// What became of a recovery or an amendment.
+/// The result of a recovery or an amendment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     /// The operation was changed.
     Applied,
-    /// It came too late to mean anything: what it saw is no more.
+    /// It came too late: the state that it refers to has changed.
     Void,
-    /// It would give up an attempt of which it is not known yet whether its reply lies unread.
+    /// It would time out an attempt whose reply may still be unread.
     HeldBack,
     /// It is refused, with this stable code.
     Refused(&'static str),
 }
 
 impl Advance<'_> {
-    /// Applies what a supervisor or an operator asks for.
+    /// Applies a request of a supervisor or an operator.
     ///
     /// # Errors
     ///
-    /// If the steps are in a state that the engine never makes.
+    /// If a step is in a state that the engine never produces.
     pub fn recover(
         &mut self,
         verb: &RecoveryVerb,
@@ -79,7 +79,7 @@ impl Advance<'_> {
         Ok(Verdict::Applied)
     }
 
-    /// Whether the supervisor is to decide about the failure that it saw.
+    /// Whether the failure that the supervisor saw still awaits its decision.
     fn decides(&self, seen: &AttemptSeen) -> bool {
         let failed = self
             .state
@@ -127,7 +127,7 @@ impl Advance<'_> {
         self.state.state = ProcessState::Processing;
         self.state.error = None;
         self.state.abandoned = false;
-        // A person who sends it on again has decided that it is worth it.
+        // The operator who resubmits it has accepted that the deadline may pass.
         if deadline(self.created, self.state).is_some() {
             let amended = self
                 .state
@@ -139,7 +139,8 @@ impl Advance<'_> {
             if self.state.steps[index].failed_for_good() {
                 self.step(index, StepEvent::Renew)?;
             } else if self.state.steps[index].is_under_way() {
-                // What ran beside the failure was not watched over while it was parked.
+                // Attempts in progress beside the failure were not supervised while the operation
+                // was parked.
                 self.step(index, StepEvent::Resume)?;
                 self.ask.insert(index);
             }

@@ -1,10 +1,10 @@
-//! Going back: undoing what was done, last first, through the steps' agents.
+//! Undoes completed steps in reverse order, through their agents.
 //!
-//! What is undone: every step that was ever asked for and may have an effect, whatever its last
-//! attempt is known to have come to. An attempt may have been made more than once (an owner that
-//! took over asks again, an agent that died is asked again), so that even a refusal does not prove
-//! that nothing stands. A service takes the undo of something that it never did as done, and refuses
-//! to do it afterwards.
+//! Every step that was ever requested and may have an effect is undone, whatever its last attempt
+//! returned. An attempt may have been made more than once: a new owner sends the request again, and
+//! so does the scheduler after an agent has died. So even a refusal does not prove that there is no
+//! effect. A service answers the undo of a step that it never performed with success, and refuses
+//! to perform the step afterwards.
 
 use crate::advance::Advance;
 use crate::operation::{OperationError, ProcessState, StepProgress, StepState};
@@ -13,9 +13,9 @@ use crate::step::{IllegalTransition, StepEvent};
 use crate::workflow::Undo;
 
 impl Advance<'_> {
-    /// Turns the operation round. It ends `Cancelled` if its caller asked for that, now or before, else
-    /// `Compensated`. One that was parked on its way back, because its workflow was not known then, goes on where it
-    /// was.
+    /// Starts to undo the operation. It ends `Cancelled` if its caller has cancelled it, now or
+    /// before, else `Compensated`. If it was parked during an undo because its workflow was
+    /// unknown, the undo continues.
     pub(super) fn turn_back(&mut self, cancelled: bool) -> Result<(), IllegalTransition> {
         self.state.state = ProcessState::Compensating;
         self.state.cancelled |= cancelled;
@@ -38,8 +38,8 @@ impl Advance<'_> {
         self.go_back()
     }
 
-    /// Begins to undo what has its turn, and ends the operation if nothing is left to undo, or if
-    /// what is left has failed for good.
+    /// Starts the undos whose turn has come, and ends the operation if no step is left to undo, or
+    /// if the remaining undos have failed for good.
     pub(super) fn go_back(&mut self) -> Result<(), IllegalTransition> {
         for &index in self.workflow.order().iter().rev() {
             let progress = &self.state.steps[index];
@@ -49,7 +49,7 @@ impl Advance<'_> {
             if !waits || self.is_something_left_behind(index) {
                 continue;
             }
-            // Whoever has to wait until late calls have settled is not asked for yet.
+            // A step that waits for late calls to settle is not requested yet.
             let is_settled = progress.undo_from().is_none_or(|at| at <= self.now);
             if is_settled && self.has_agent_to_undo(index) && self.put_off_if_throttled(index)? {
                 continue;
@@ -86,8 +86,8 @@ impl Advance<'_> {
         matches!(self.workflow.steps()[index].undo, Undo::Agent(_))
     }
 
-    /// Whether a step that came after this one is still to be undone. (Of one that was, and is to be confirmed, nothing
-    /// stands that is known of.)
+    /// Whether a later step has yet to be undone. (A step whose undo awaits only its confirmation
+    /// does not count: no effect of it is known.)
     fn is_something_left_behind(&self, index: usize) -> bool {
         let mut steps = self.workflow.steps().iter().zip(&self.state.steps);
         steps.any(|(step, progress)| {
@@ -98,7 +98,7 @@ impl Advance<'_> {
     }
 }
 
-/// Whether undoing a step has failed for good.
+/// Whether the undo of a step has failed for good.
 pub(super) fn undo_failed(progress: &StepProgress) -> bool {
     progress.action == Action::Compensate && progress.failed_for_good()
 }

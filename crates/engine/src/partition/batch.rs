@@ -1,9 +1,9 @@
-//! Batches: what was caused since the last one goes out as one list of commands, and what rode
-//! with it is done once it is settled.
+//! Batches: all effects since the last batch form one list of commands. The records that caused
+//! them are done once the batch is settled.
 //!
-//! What must hold: a record is done only with the batch that carries what it caused, and batches
-//! count as settled in their order, whatever order their acknowledgements come in. So whatever was
-//! decided on top of an earlier batch is never called done before that batch is.
+//! What must hold: a record is done only with the batch that carries its effects, and batches
+//! settle in order, in whatever order their acknowledgements arrive. So no decision that builds on
+//! an earlier batch counts as done before that batch does.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ use crate::time::{Stamp, Timestamp};
 #[derive(Debug)]
 pub(super) struct OpenBatch {
     pub(super) number: BatchNumber,
-    /// Operations with something pending, in the order in which they got it.
+    /// Operations with pending effects, in the order in which those arose.
     changed: Vec<OperationId>,
     /// Messages that belong to no operation in memory.
     pub(super) sends: Vec<Message>,
-    /// Operations whose rows could not be read.
+    /// Operations with unreadable rows, which need an entry in the deadline index.
     pub(super) reminders: Vec<OperationId>,
-    /// What is done when it settles.
+    /// The records that are done when it settles.
     pub(super) done: Done,
     /// Operations that leave memory, or at least release their request, when it settles.
     departures: Vec<OperationId>,
@@ -35,14 +35,14 @@ pub(super) struct OpenBatch {
 #[derive(Debug, Default)]
 pub(super) struct Done {
     pub(super) requests: Vec<(Priority, Offset)>,
-    /// Requests that are consumed durably then, done or not.
+    /// Requests that are then consumed durably, done or not.
     pub(super) consumed: Vec<(Priority, Offset)>,
     pub(super) replies: Vec<Offset>,
     pub(super) recoveries: Vec<Offset>,
 }
 
 impl Done {
-    /// The request that lies there is done.
+    /// The request at this position is done.
     pub(super) fn request(&mut self, at: Position) {
         self.requests.push((at.priority, at.offset));
     }
@@ -76,7 +76,7 @@ impl OpenBatch {
         }
     }
 
-    /// The next batch, with room for as much as this one had.
+    /// An empty batch with the capacity of this one.
     fn successor(&self) -> Self {
         Self {
             changed: Vec::with_capacity(self.changed.len()),
@@ -91,7 +91,7 @@ impl OpenBatch {
         }
     }
 
-    /// Takes an operation in if something is pending for it, or if it began to leave.
+    /// Adds an operation if it has pending effects, or if it begins to leave memory.
     pub(super) fn take_in(
         &mut self,
         live: &mut ResidentOperation,
@@ -138,8 +138,8 @@ impl Commands {
 }
 
 impl PartitionEngine {
-    /// Hands over everything that was caused since the last batch, with at most one row per
-    /// operation. `None` if nothing was, or while no stamp below the limit is left for its rows.
+    /// Returns all effects since the last batch, with at most one row per operation. `None` if
+    /// there are none, or while no stamp below the limit is left for its rows.
     pub fn take_batch(&mut self, now: Timestamp) -> Option<Batch> {
         if self.open.is_empty() {
             return None;
@@ -150,7 +150,7 @@ impl PartitionEngine {
         let next = self.open.successor();
         let open = std::mem::replace(&mut self.open, next);
         let mut commands = Commands {
-            // The sends are put behind the rows.
+            // The sends are appended to the rows.
             rows: Vec::with_capacity(2 * open.changed.len() + open.sends.len()),
             sends: Vec::with_capacity(open.changed.len() + open.sends.len()),
             ..Commands::default()
@@ -260,8 +260,8 @@ impl PartitionEngine {
             let Some(Entry::Resident(live)) = self.entries.get_mut(&id) else {
                 continue;
             };
-            // Handed off, it is safe in the store, even if a reply has kept it here since.
-            // (Its request may have been read again since, and ride with a later batch.)
+            // After a hand-off the store has the operation, even if a reply has kept it in memory
+            // since. (Its request may have been read again since, and be part of a later batch.)
             if let Some((priority, offset)) = live.held.take() {
                 self.requests[priority].finished.done(offset);
                 self.requests[priority].consumed.done(offset);

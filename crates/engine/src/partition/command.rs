@@ -1,8 +1,9 @@
-//! What a partition engine wants done.
+//! The effects that a partition engine requests.
 //!
-//! The order of a batch is its contract: index entries, then attention entries, then rows are made
-//! durable; only then are its messages sent. Whoever executes a batch front to back, and waits for
-//! durability before the first [`Command::Send`], cannot send a message whose intent is not stored.
+//! The order of a batch is its contract. Index entries, attention entries and rows are made durable
+//! in this order; only then are its messages sent. A loop that executes a batch front to back, and
+//! waits for durability before the first [`Command::Send`], cannot send a message whose intent is
+//! not stored.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +15,11 @@ use crate::priority::Source;
 use crate::record::{FailedOperation, OperationStatus, OperatorAlert, OwnerNotice, StepRequest};
 use crate::time::{Stamp, Timestamp};
 
-/// Commands that are executed as one: durable together, then sent, then settled.
+/// Commands that are executed as one: made durable together, then sent, then settled.
 ///
-/// Batches are executed in the order of their numbers, but the next need not wait for the
-/// acknowledgements of the last. A batch without commands only carries the doneness of records
-/// that changed nothing; it is settled at once.
+/// Batches are executed in the order of their numbers, but the next one need not wait for the
+/// acknowledgements of the last. A batch without commands only marks records without effects as
+/// done; it is settled at once.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Batch {
     /// Its number, which [`Event::Settled`](crate::Event::Settled) gives back.
@@ -32,7 +33,7 @@ pub struct Batch {
 pub enum Command {
     /// Adds an entry to the deadline index; durable before any row of the batch is visible.
     Index {
-        /// When the operation is to be looked at.
+        /// When the entry comes up.
         due: Timestamp,
         /// The operation.
         operation: OperationId,
@@ -89,13 +90,13 @@ pub enum Message {
         /// The record as it came.
         record: Box<ForwardRecord>,
     },
-    /// To `<topic>.dlq`, with where it lay and why it is there.
+    /// To `<topic>.dlq`, with its original position and the reason.
     DeadLetter {
         /// The topic that it was read from.
         source: Source,
-        /// Where it lay.
+        /// Its original offset.
         offset: Offset,
-        /// Why it is there, for people.
+        /// The reason, for people.
         cause: String,
         /// The record as it came.
         record: Box<ForwardRecord>,

@@ -1,4 +1,4 @@
-//! What a partition engine is made from, and what it tells about itself.
+//! The settings of a partition engine, and the figures that it reports.
 
 use std::time::Duration;
 
@@ -16,21 +16,22 @@ pub struct EngineConfig {
     /// How long an operation may stay in memory, and hold the checkpoint, before it is handed off
     /// to the deadline index.
     pub hand_off_after: Duration,
-    /// How young a request with an id of the server's must be to need no look-up. An older one may
-    /// have been repeated meanwhile by a caller who was told that its outcome is unknown: less than
-    /// the time after which ingestion says so.
+    /// Maximum age of a request with a server-generated id that needs no look-up. A caller may
+    /// repeat an older request after ingestion has reported its outcome as unknown. So this must be
+    /// less than the time after which ingestion does so.
     pub fresh_for: Duration,
-    /// How many high-priority requests go ahead for each normal one, while both wait for room. At least 1.
+    /// How many high-priority requests are admitted for each normal one, while both wait. At least
+    /// 1.
     pub high_priority_weight: u32,
-    /// How long after its complete-by an attempt counts as timed out: its reply may be on the way.
+    /// How long after its complete-by an attempt counts as timed out: its reply may be in transit.
     pub timeout_grace: Duration,
     /// How long the supervisor may take to decide about an operation that failed for good, before
-    /// the deadline index reminds it.
+    /// the deadline index triggers the decision again.
     pub supervisor_decision_timeout: Duration,
-    /// After how long an operation whose row could not be read is looked at again.
+    /// How long until an operation with an unreadable row is loaded again.
     pub unreadable_again: Duration,
-    /// Whether every operation's steps are told on `operation-status`, and not only to callers who
-    /// named a topic of their own.
+    /// Whether the step states of every operation are published on `operation-status`, and not only
+    /// to the topics that callers have named.
     pub publish_step_status: bool,
 }
 
@@ -49,7 +50,7 @@ impl Default for EngineConfig {
     }
 }
 
-/// What the lease of a partition grants, and where its predecessor stopped.
+/// The rights that the lease of a shard grants, and where the previous owner stopped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ownership {
     /// The partition.
@@ -58,17 +59,18 @@ pub struct Ownership {
     pub shard: LayoutShard,
     /// The owner's name.
     pub owner: OwnerId,
-    /// The number of this ownership. **One engine per epoch**: whatever a row of this epoch
-    /// intends, this engine has sent, so that it is not sent again when the row is loaded.
+    /// The number of this ownership. **One engine per epoch**: this engine has sent everything that
+    /// a row of this epoch intends, so nothing is sent again when such a row is loaded.
     pub epoch: Epoch,
     /// The first record to read of each topic, from the checkpoint.
     pub next: TopicOffsets,
-    /// The end of each requests log when the lease was taken: an id of the server's at or past it
-    /// needs no read of the store.
+    /// The end of each requests log when the lease was taken. A server-generated id at or past it
+    /// needs no look-up in the store.
     pub requests_end: ByPriority<Offset>,
-    /// The end of the inbox when the scheduler's loop resumed: no time-outs until replies were read to it.
+    /// The end of the inbox when the scheduler's loop resumed. No time-outs are applied until
+    /// replies were read up to it.
     pub replies_end: Offset,
-    /// Stamps of this owner's writes are at least this: the limit of the owner before it.
+    /// Stamps of this owner's writes are at least this: the limit of the previous owner.
     pub stamp_floor: Stamp,
     /// Stamps of this owner's writes are below this, until a renewal raises it.
     pub stamp_limit: Stamp,
@@ -77,20 +79,20 @@ pub struct Ownership {
 /// How much a partition engine holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct InFlight {
-    /// Operations in memory, those included whose last batch is not settled yet.
+    /// Operations in memory, including those whose last batch is not settled yet.
     pub operations: usize,
-    /// About how many bytes they and the events that wait for rows take.
+    /// Approximate size of these and of the events that wait for rows, in bytes.
     pub bytes: usize,
-    /// Operations whose row is awaited.
+    /// Operations that wait for their row.
     pub loading: usize,
 }
 
-/// Requests that wait for room, and are nowhere else yet.
+/// Requests that wait for admission.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Waiting {
     /// How many.
     pub requests: usize,
-    /// How many bytes their records have.
+    /// The size of their records in bytes.
     pub bytes: usize,
 }
 
@@ -108,11 +110,12 @@ pub struct Room {
 pub struct EngineCheckpoint {
     /// Below these offsets every record is done.
     pub at: TopicOffsets,
-    /// A fingerprint of the last request record below each; `None` until the first record
-    /// of this ownership is done: then the one that was stored with the old checkpoint stands.
+    /// A fingerprint of the last request record below each; `None` until the first record of this
+    /// ownership is done. Until then the stored fingerprint of the old checkpoint applies.
     pub fingerprints: ByPriority<Option<u64>>,
-    /// The next request record that was not yet consumed durably: what lies below it has a row or
-    /// was answered. Starts where reading began, which may lie before the predecessor's.
+    /// The next request record that is not yet consumed durably: every record below it has a row or
+    /// was answered. Starts at the first record read, which may be below the previous owner's
+    /// value.
     pub consumed: ByPriority<Offset>,
 }
 
@@ -125,9 +128,9 @@ pub struct Held {
     pub priority: Priority,
     /// Its request: the checkpoint cannot pass it.
     pub offset: Offset,
-    /// Since when the operation, or its request, is in memory.
+    /// Since when the operation, or its request, has been in memory.
     pub since: Timestamp,
-    /// Whether the request waits for room, and nothing was done for it yet.
+    /// Whether the request waits for admission, with no work started.
     pub waits: bool,
 }
 
@@ -152,14 +155,14 @@ impl Census {
     }
 }
 
-/// What happened since the counters were last taken.
+/// Counters since the last time they were taken.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EngineStats {
     /// Operations created.
     pub created: u64,
-    /// Requests that repeated an operation.
+    /// Requests that repeated an earlier one.
     pub duplicates: u64,
-    /// Requests with the id of an operation and another body.
+    /// Requests with the id of an existing operation and another body.
     pub rejected: u64,
     /// Operations that ended `Processed`.
     pub processed: u64,
@@ -175,33 +178,33 @@ pub struct EngineStats {
     pub rescheduled: u64,
     /// Cancels and reschedules that were refused.
     pub amendments_refused: u64,
-    /// Operations whose deadline could not be met any more.
+    /// Operations whose deadline became unreachable.
     pub deadline_unreachable: u64,
     /// Recoveries that were applied.
     pub recoveries: u64,
-    /// Recoveries that came too late to mean anything.
+    /// Recoveries that came too late to have a meaning.
     pub recoveries_void: u64,
     /// Recoveries that were refused.
     pub recoveries_refused: u64,
     /// Attempts beyond a step's first.
     pub retries: u64,
-    /// Steps whose undo was begun.
+    /// Steps whose undo was started.
     pub compensations: u64,
     /// Attempts that outlived their complete-by.
     pub time_outs: u64,
-    /// Attempts of which the agent could not say how they ended.
+    /// Attempts whose outcome the agent reported as unknown.
     pub unknown_outcomes: u64,
     /// Attempts that the agent did not make.
     pub not_attempted: u64,
-    /// Attempts put off to spare an agent.
+    /// Attempts that were delayed because their agent was throttled.
     pub put_off: u64,
     /// Replies that changed nothing: superseded, or repeated.
     pub stale_replies: u64,
-    /// Successes among them that proved an effect which nothing else accounted for.
+    /// Of these, successes that proved an effect not otherwise accounted for.
     pub late_successes: u64,
     /// Replies of operations that have no row.
     pub unknown_replies: u64,
-    /// Operations handed off to the deadline index, each time counted.
+    /// Hand-offs to the deadline index; one operation may count several times.
     pub handed_off: u64,
     /// Operations taken over from an earlier ownership.
     pub resumed: u64,

@@ -1,9 +1,10 @@
-//! Cancels that were admitted before their create.
+//! Remembers cancels that were admitted before their create.
 //!
-//! Why it exists. A create whose id ingestion generated is not looked up in the store: nobody knew the id before. A cancel
-//! that came behind it through the topic of the other priority may be admitted first, and writes a row that the create has to
-//! find. The caller knows the id from the answer to the create, so the create was requested earlier; once it is no longer
-//! [young](super::EngineConfig::fresh_for), it is looked up anyway. So it is enough to remember such cancels for a while.
+//! A create whose id ingestion generated is not looked up in the store, because the id is new. A
+//! cancel from the topic of the other priority may be admitted first, and writes a row that the
+//! create must find. The caller knows the id from the answer to the create, so the create was
+//! requested earlier. Once it is no longer [fresh](super::EngineConfig::fresh_for), it is looked up
+//! anyway. So it is enough to remember such cancels for a while.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
@@ -11,18 +12,19 @@ use std::time::Duration;
 use crate::id::OperationId;
 use crate::time::Timestamp;
 
-/// How far clocks of others may be ahead, which makes their requests young for longer.
+/// How far other processes' clocks may be ahead, which makes their requests look fresh for longer.
 pub(super) const CLOCKS_AHEAD_MAX: Duration = Duration::from_secs(60);
 
-/// How many are remembered. Beyond that nothing that was requested before counts as young.
+/// Maximum number of remembered cancels. Beyond it, no earlier request counts as fresh.
 const KEPT_MAX: usize = 10_000;
 
-/// Operations that were cancelled before their create was admitted, for as long as the create may be young.
+/// Operations that were cancelled before their create was admitted, remembered while the create may
+/// be fresh.
 #[derive(Debug, Default)]
 pub(super) struct EarlyCancels {
     ids: HashSet<OperationId>,
     order: VecDeque<(Timestamp, OperationId)>,
-    /// Up to then some were forgotten too early.
+    /// For requests before this time, some cancels were forgotten too early.
     blind_until: Timestamp,
 }
 

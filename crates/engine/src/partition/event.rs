@@ -1,4 +1,4 @@
-//! What a partition engine is told.
+//! The events that a partition engine receives.
 
 use crate::id::{BatchNumber, Offset, OperationId, PartitionId};
 use crate::operation::OperationRow;
@@ -6,51 +6,51 @@ use crate::priority::{Priority, Source};
 use crate::record::{OperationRequest, Recovery, StepReply};
 use crate::time::Stamp;
 
-/// Something that happened, for [`PartitionEngine::apply`](super::PartitionEngine::apply).
+/// An input of [`PartitionEngine::apply`](super::PartitionEngine::apply).
 ///
-/// Offsets of one source arrive ascending. An offset that was given before is ignored; one that
-/// never comes (a compacted or a control record, or one that was passed over) counts as done.
+/// Offsets of one source arrive in ascending order. An offset that was given before is ignored. An
+/// offset that never comes (a compacted, control or skipped record) counts as done.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Event {
-    /// A request that belongs to this partition. It waits until it is let
-    /// [in](super::PartitionEngine::admit).
+    /// A request that belongs to this partition. It waits for
+    /// [admission](super::PartitionEngine::admit).
     Request {
         /// The topic that it was read from.
         priority: Priority,
-        /// Where it lies.
+        /// Its offset.
         offset: Offset,
         /// A fingerprint of the record, for the checkpoint.
         fingerprint: u64,
         /// The record's size, which counts against the window.
         bytes: usize,
-        /// Whether another partition's scheduler rerouted it. It may then have been sent more
-        /// than once, so that even an id of the server's is looked up.
+        /// Whether another partition's scheduler rerouted it. It may then have been sent more than
+        /// once, so even a server-generated id is looked up.
         rerouted: bool,
-        /// What it asks for.
+        /// The request.
         request: OperationRequest,
     },
     /// A record of `step-replies` that belongs to this partition.
     Reply {
-        /// Where it lies.
+        /// Its offset.
         offset: Offset,
-        /// What it says.
+        /// The reply.
         reply: StepReply,
     },
-    /// A reply of an agent that was asked without a topic, by the loop that runs this engine: it lies nowhere, and
-    /// comes once or never.
+    /// A reply of an agent that the loop of this engine called without a topic. It has no offset,
+    /// and comes at most once.
     DirectReply(StepReply),
     /// A record of `recovery` that belongs to this partition.
     Recovery {
-        /// Where it lies.
+        /// Its offset.
         offset: Offset,
-        /// What it asks for.
+        /// The recovery.
         recovery: Box<Recovery>,
     },
-    /// A record that cannot be decoded: it goes to the dead-letter topic of its source.
+    /// A record that cannot be decoded. It goes to the dead-letter topic of its source.
     Unreadable {
         /// The topic that it was read from.
         source: Source,
-        /// Where it lies.
+        /// Its offset.
         offset: Offset,
         /// A fingerprint of the record, for the checkpoint.
         fingerprint: u64,
@@ -59,12 +59,12 @@ pub enum Event {
         /// The record as it came.
         record: Box<ForwardRecord>,
     },
-    /// A record whose operation belongs to another partition: it is rerouted once, marked; the
+    /// A record whose operation belongs to another partition. It is rerouted once, with a mark; the
     /// second time it goes to the dead-letter topic.
     Misrouted {
         /// The topic that it was read from.
         source: Source,
-        /// Where it lies.
+        /// Its offset.
         offset: Offset,
         /// A fingerprint of the record, for the checkpoint.
         fingerprint: u64,
@@ -72,17 +72,17 @@ pub enum Event {
         home: PartitionId,
         /// Over how many partitions operations are spread.
         partitions: u32,
-        /// Whether it bears the mark of having been rerouted before, by that number of partitions.
+        /// Whether it has the mark of an earlier reroute with that number of partitions.
         already_rerouted: bool,
         /// The record as it came.
         record: Box<ForwardRecord>,
     },
-    /// Records that are not this shard's: another's, or done by one that it follows. They are done at
-    /// once, all up to this offset that were not given.
+    /// Records that this shard skips: they belong to another shard, or a shard that it follows has
+    /// done them. All records up to this offset that were not given are done at once.
     Passed {
         /// The topic that they were read from.
         source: Source,
-        /// Where the last of them lies.
+        /// The offset of the last of them.
         offset: Offset,
         /// A fingerprint of the last of them, for the checkpoint.
         fingerprint: u64,
@@ -94,8 +94,9 @@ pub enum Event {
         /// Its row; `None` if the store has none.
         row: Option<Box<OperationRow>>,
     },
-    /// The other answer to an id of [`PartitionEngine::loads`](super::PartitionEngine::loads): there
-    /// is a row, and it cannot be read. Nothing can be done for the operation; a person is told.
+    /// The other answer to an id of [`PartitionEngine::loads`](super::PartitionEngine::loads):
+    /// there is a row, but it cannot be read. The operation cannot continue, and operators are
+    /// alerted.
     Unloadable {
         /// The operation.
         operation: OperationId,
@@ -110,17 +111,17 @@ pub enum Event {
     },
     /// A renewal of the lease raised the limit of stamps.
     StampLimit(Stamp),
-    /// Where `step-replies` ended when the scheduler's loop resumed after a pause: no time-out is applied until
-    /// replies were read to here. Replaces the end that was given before.
+    /// The end of `step-replies` when the scheduler's loop resumed after a pause. No time-out is
+    /// applied until replies were read up to it. Replaces an earlier end.
     InboxEnd(Offset),
-    /// Replies were read to here, though the last records below it were none that are delivered
+    /// Replies were read up to here, although the last records below it are never delivered
     /// (control records, or compacted ones).
     InboxRead(Offset),
-    /// Time passed: apply what is due.
+    /// Time has passed: handle what is due.
     Tick,
 }
 
-/// A record that is passed on with its bytes as they came.
+/// A record that is forwarded with its original bytes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ForwardRecord {
     /// Its key.

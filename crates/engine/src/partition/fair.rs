@@ -1,15 +1,17 @@
 //! Fair queueing of the requests that wait for admission.
 //!
-//! What must hold: **no tenant waits for another's backlog.** While requests of both priorities wait, `weight` high-priority
-//! ones are admitted for each normal one; within a priority it is one request of each tenant in rotation. Requests of one
-//! tenant in one priority keep their order, so that a cancel stays behind its create. A cancel in another tenant's name,
-//! which only a writer to the topic can send, waits in the queue of its create; otherwise it could be admitted first and
-//! keep the create out.
+//! What must hold: **no tenant waits for another's backlog.** While requests of both priorities
+//! wait, `weight` high-priority ones are admitted for each normal one. Within a priority the
+//! tenants are admitted in rotation, one request each. Requests of one tenant in one priority keep
+//! their order, so that a cancel stays behind its create. A cancel in another tenant's name, which
+//! only a direct writer to the topic can send, waits in the queue of its create. Otherwise it could
+//! be admitted first and keep the create out.
 //!
-//! The queue is fair among the requests that it holds. Requests further back in the topic wait for all before them: how
-//! far the scheduler reads ahead limits how large a backlog can be passed.
+//! The queue is fair among the requests that it holds. Requests further back in the topic wait for
+//! all before them, so the scheduler's read-ahead limits how large a backlog can be passed.
 //!
-//! Deliberately absent: how many requests may wait. The reader of the topics bounds it by [`FairQueue::waiting`].
+//! Deliberately absent: a limit on waiting requests. The consumer limits them by
+//! [`FairQueue::waiting`].
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -20,7 +22,7 @@ use crate::priority::{ByPriority, Priority};
 use crate::record::OperationRequest;
 use crate::time::Timestamp;
 
-/// A request that was read, and waits.
+/// A request that waits for admission.
 #[derive(Debug)]
 pub(super) struct Queued {
     pub(super) priority: Priority,
@@ -45,7 +47,7 @@ pub(super) struct FairQueue {
 /// The requests of one priority.
 #[derive(Debug, Default)]
 struct TenantQueues {
-    /// The only request, in the usual case that no other waits: it needs no queue.
+    /// The only request. In the usual case that no other waits, it needs no queue.
     lone: Option<Queued>,
     /// The queue of each tenant that has requests, in the order of their offsets.
     tenants: HashMap<Arc<str>, VecDeque<Queued>>,
@@ -65,7 +67,7 @@ impl FairQueue {
         }
     }
 
-    /// Adds a request behind those of its tenant.
+    /// Adds a request to the end of its tenant's queue.
     pub(super) fn push(&mut self, queued: Queued) {
         self.priorities[queued.priority].push(queued);
     }
@@ -94,7 +96,7 @@ impl FairQueue {
         self.priorities[priority].waiting
     }
 
-    /// The request at an offset. Looks at all tenants.
+    /// The request at an offset. Visits all tenants.
     pub(super) fn find(&self, priority: Priority, offset: Offset) -> Option<&Queued> {
         let TenantQueues { lone, tenants, .. } = &self.priorities[priority];
         let lone = lone.as_ref().filter(|queued| queued.offset == offset);
@@ -126,7 +128,7 @@ impl TenantQueues {
         self.enqueue(queued);
     }
 
-    /// Adds a request to the queue of its tenant, or of its create.
+    /// Adds a request to the queue of its tenant, or of its create's tenant.
     fn enqueue(&mut self, queued: Queued) {
         let operation = queued.request.operation();
         let tenant = match &queued.request {
@@ -154,7 +156,7 @@ impl TenantQueues {
         }
     }
 
-    /// The tenant whose queue holds the newest create of an operation.
+    /// The tenant whose queue holds the latest create of an operation.
     fn creator_of(&self, operation: OperationId) -> Option<Arc<str>> {
         let all = (operation, Offset(i64::MIN))..=(operation, Offset(i64::MAX));
         let (_, tenant) = self.creates.range(all).next_back()?;

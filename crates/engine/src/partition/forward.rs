@@ -1,8 +1,9 @@
-//! Records that concern no operation here: passed on with their bytes as they came.
+//! Forwards records that concern no operation of this shard, with their original bytes.
 //!
-//! What must hold: such a record is done once whoever gets it has acknowledged it, and it holds up
-//! nothing but the checkpoint until then. A misrouted record is rerouted once only, by one number of
-//! partitions: two schedulers that disagree about where it belongs would send it to and fro for ever.
+//! What must hold: such a record is done once the receiving topic has acknowledged it, and until
+//! then it holds up only the checkpoint. A misrouted record is rerouted only once for a given
+//! number of partitions: two schedulers that disagree about its partition would reroute it back and
+//! forth for ever.
 
 use crate::id::{Offset, PartitionId};
 use crate::partition::PartitionEngine;
@@ -55,7 +56,7 @@ impl PartitionEngine {
         }
     }
 
-    /// Passes over records that are not this shard's.
+    /// Skips records that do not belong to this shard.
     pub(super) fn passed(&mut self, source: Source, offset: Offset, fingerprint: u64) {
         match source {
             Source::Requests => self.requests.normal.pass(offset, fingerprint),
@@ -65,7 +66,7 @@ impl PartitionEngine {
         }
     }
 
-    /// Begins a record that concerns no operation here.
+    /// Begins a record that concerns no operation of this shard.
     fn begin_foreign(&mut self, source: Source, offset: Offset, fingerprint: u64) -> bool {
         match source {
             Source::Requests => self.begin_foreign_request(Priority::Normal, offset, fingerprint),

@@ -1,8 +1,8 @@
 //! The hasher of the operations in memory.
 //!
-//! Ids are 16 bytes that are random for the most part, so that one multiplication per half is
-//! enough. Callers choose the ids of theirs, though: a seed that they cannot know, the owner's
-//! nonce, keeps them from choosing ids that collide. Nothing depends on the order of the map.
+//! Ids are 16 mostly random bytes, so one multiplication per half is enough. But callers choose
+//! their own ids. A seed that they cannot know, the owner's nonce, prevents deliberate collisions.
+//! Nothing depends on the order of the map.
 
 use std::hash::{BuildHasher, Hasher};
 
@@ -46,7 +46,7 @@ impl Hasher for IdHasher {
         }
     }
 
-    /// The length of an id, which is always the same, tells nothing.
+    /// All ids have the same length, so it adds nothing to the hash.
     fn write_usize(&mut self, _length: usize) {}
 
     fn finish(&self) -> u64 {

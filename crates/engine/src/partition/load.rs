@@ -1,13 +1,12 @@
-//! Operations that are not in memory: their rows are awaited, and what happens to them meanwhile
-//! waits with them.
+//! Operations that are not in memory: their rows are requested, and their events wait meanwhile.
 //!
 //! What must hold: nothing is decided about an operation that may have a row before that row was
-//! read. A row of an earlier ownership is resumed first: its owner may have stopped between the
-//! row and the message, so what runs is asked for again and a final state is announced again. A
-//! row of this ownership needs neither: an operation leaves memory only when all its messages are
-//! acknowledged; only if a clock that was ahead wrote it, its waits are shortened and what runs is asked for again. (Asking
-//! again with a new complete-by at each load would also let an attempt
-//! outlive its complete-by for as long as anything else wakes the operation.)
+//! read. A row of an earlier ownership is resumed first: its owner may have stopped between the row
+//! and the message, so attempts in progress are requested again and a final state is announced
+//! again. A row of this ownership needs neither, because an operation leaves memory only when all
+//! its messages are acknowledged. The exception is a row written by a clock that was ahead: its
+//! waits are shortened, and its attempts are requested again. (A new complete-by at each load would
+//! let an attempt exceed its complete-by for as long as other events wake the operation.)
 
 use crate::id::{Offset, OperationId};
 use crate::operation::OperationRow;
@@ -19,10 +18,10 @@ use crate::priority::Priority;
 use crate::record::{OperationRequest, Recovery, StepReply};
 use crate::time::Timestamp;
 
-/// About how many bytes an event takes that waits for a row, beside what it carries.
+/// Approximate size of an event that waits for a row, beside its contents, in bytes.
 const WAITING_BYTES: usize = 256;
 
-/// An operation whose row is awaited.
+/// An operation that waits for its row.
 #[derive(Debug)]
 pub(super) struct Loading {
     pub(super) since: Timestamp,
@@ -49,7 +48,7 @@ pub(super) enum ForRow {
         request: Box<OperationRequest>,
     },
     Reply {
-        /// Where it lies; nowhere, if it came directly.
+        /// Its offset; `None` if it came without a topic.
         offset: Option<Offset>,
         reply: StepReply,
     },
@@ -60,7 +59,7 @@ pub(super) enum ForRow {
 }
 
 impl ForRow {
-    /// Whether it came of an entry of the deadline index for this instant, or a later one.
+    /// Whether it comes from an entry of the deadline index at this instant, or later.
     fn is_of_entry_at(&self, at: Timestamp) -> bool {
         match self {
             Self::Recovery { recovery, .. } => recovery.due.is_some_and(|due| due >= at),
@@ -77,7 +76,7 @@ impl ForRow {
 }
 
 impl PartitionEngine {
-    /// Lets an event wait for the row of an operation that is not in memory.
+    /// Queues an event until the row of its operation is loaded.
     pub(super) fn wait_for_row(&mut self, id: OperationId, event: ForRow, now: Timestamp) {
         let bytes = event.bytes();
         let entry = self.entries.entry(id).or_insert_with(|| {
@@ -112,7 +111,7 @@ impl PartitionEngine {
         for (offset, reply) in kept {
             self.apply_reply(offset, reply, now);
         }
-        // Recoveries last: a reply that was read in time is not overtaken by its time-out.
+        // Recoveries last, so that a time-out does not overtake a reply that was read in time.
         loading
             .waiting
             .sort_by_key(|event| matches!(event, ForRow::Recovery { .. }));
@@ -134,10 +133,11 @@ impl PartitionEngine {
         self.forget_if_unchanged(id);
     }
 
-    /// Lets go of an operation whose row cannot be read: what waited for it is done, a person is
-    /// told, and the row stays as it is. (Nothing is answered: what was asked may have been done
-    /// before.) Replies are kept until the row can be read. The deadline index has it looked at again, for the row may
-    /// have been restored by then; further events before that add no other entry, and no other alert.
+    /// Drops an operation whose row cannot be read. Its waiting events are done, operators are
+    /// alerted, and the row stays as it is. Requests get no answer, because they may have been
+    /// applied before. Replies are kept until the row can be read. The deadline index wakes the
+    /// operation again, because the row may have been restored by then; further events before that
+    /// cause no second entry or alert.
     pub(super) fn unloadable(&mut self, id: OperationId, cause: String, now: Timestamp) {
         let Some(loading) = self.take_loading(id) else {
             return;
@@ -145,7 +145,7 @@ impl PartitionEngine {
         self.stats.unloadable += 1;
         let reminded = self.unreadable.again_at(id).is_some_and(|again| {
             let mut waiting = loading.waiting.iter();
-            // By another's clock its time may have come already.
+            // By another process's clock the entry may be due already.
             again > now && !waiting.any(|event| event.is_of_entry_at(again))
         });
         if !reminded {
@@ -166,7 +166,7 @@ impl PartitionEngine {
         self.open.reminders.push(id);
     }
 
-    /// What waited for a row that cannot be read is done, and nothing but replies is kept of it.
+    /// Marks the events that wait for an unreadable row as done, and keeps only replies.
     fn let_go(&mut self, id: OperationId, waiting: Vec<ForRow>) {
         for event in waiting {
             match event {
@@ -205,8 +205,9 @@ impl PartitionEngine {
         let was_left_cleanly = is_final || row.state.locked_by.is_none();
         let is_own = row.state.epoch == self.ownership.epoch && was_left_cleanly;
         let mut live = ResidentOperation::load(row, &self.workflows, now);
-        // Under this owner's stamp, the immutable columns too, so that no late write of a predecessor stands after
-        // what is told here: another's create of the same operation has another hour.
+        // Also write the immutable columns with this owner's stamp, so that no late write of a
+        // previous owner can replace the announced values: its create of the same operation has
+        // another time.
         live.pending.write_created = !is_own;
         if is_final {
             if !is_own {
@@ -231,8 +232,8 @@ impl PartitionEngine {
         }
     }
 
-    /// Forgets an operation that was loaded and did not change, if the deadline index still has an
-    /// entry for it: the store has everything, so that even its request is done.
+    /// Drops a loaded operation that did not change, if the deadline index still has an entry for
+    /// it. The store has all of its state, so even its request is done.
     fn forget_if_unchanged(&mut self, id: OperationId) {
         let Some(Entry::Resident(live)) = self.entries.get(&id) else {
             return;

@@ -1,9 +1,9 @@
-//! The records that an operation's state calls for, made from nothing but its row: sent again
-//! after a crash they have the same event id and sequence, by which a consumer recognizes the repeat.
+//! The records that an operation's state calls for, made from its row alone. A record that is sent
+//! again after a crash has the same event id and sequence, so that consumers can detect the repeat.
 //!
-//! What they say is the row's as it is when they are sent. A status that is repeated is the same to
-//! the last byte, for the row holds what it tells until the next one has a number; a repeated record
-//! of a failure may show steps further than its first did, where something ran on beside the failure.
+//! Records contain the row's values at the time of sending. A repeated status is identical to the
+//! last byte, because the row keeps its values until the next status has a number. A repeated
+//! failure record may show later step states, if other steps continued after the failure.
 
 use std::sync::Arc;
 
@@ -23,10 +23,10 @@ use crate::record::{
 use crate::time::Timestamp;
 use crate::workflow::Workflow;
 
-/// The number of the status record that tells that an operation was received.
+/// The sequence number of the status record for the creation of an operation.
 pub(super) const RECEIVED_SEQUENCE: u32 = 1;
 
-/// Adds every message that is pending for an operation.
+/// Adds all pending messages of an operation.
 pub(super) fn add(
     live: &ResidentOperation,
     pending: Pending,
@@ -37,7 +37,7 @@ pub(super) fn add(
         sends.push(Command::Send(received(live)));
     }
     for index in pending.tell.iter() {
-        // What it had come to may be over again by now.
+        // The step may have left this state by now.
         if needs_status(live.state.steps[index].state) {
             sends.push(Command::Send(step_status(live, index)));
         }
@@ -46,7 +46,7 @@ pub(super) fn add(
         sends.extend(failed_operation(live).map(Command::Send));
     }
     for index in pending.waiting.iter() {
-        // Likewise.
+        // As above.
         if live.keeps_failing(index) {
             sends.push(Command::Send(waiting_alert(live, index)));
         }
@@ -66,7 +66,7 @@ pub(super) fn add(
     }
 }
 
-/// Asks for the attempt under way of a step; `None` if none is.
+/// The request for a step's attempt in progress; `None` if there is none.
 fn step_request(
     live: &ResidentOperation,
     workflow: &Workflow,
@@ -98,7 +98,7 @@ fn step_request(
     }))
 }
 
-/// A status record of the operation as it is.
+/// A status record with the operation's current values.
 fn status(
     live: &ResidentOperation,
     kind: StatusKind,
@@ -131,8 +131,8 @@ fn final_status(live: &ResidentOperation) -> Message {
     Message::Status(Box::new(status(live, StatusKind::Final, sequence, at)))
 }
 
-/// What whoever asked to be told of the operation hears of its end; `None` if nobody asked. Its event
-/// is the end that the status record has the number of.
+/// The notice about the operation's end for its contacts; `None` if it has none. Its event id
+/// contains the sequence number of the final status record.
 fn owner_notice(live: &ResidentOperation) -> Option<Message> {
     let (created, state) = (&live.created, &live.state);
     if created.notify.is_empty() {
@@ -171,8 +171,8 @@ fn step_status(live: &ResidentOperation, index: usize) -> Message {
     }))
 }
 
-/// The answer to a cancel or a reschedule that is owed one. It is not one of the operation's own
-/// records, hence without a place in their sequence.
+/// The answer to a cancel or a reschedule. It is not one of the operation's own records, so it has
+/// no sequence number.
 pub(super) fn answer(
     request: &AmendRequest,
     created: &Created,
@@ -254,8 +254,8 @@ fn refusal(code: &str) -> &'static str {
     }
 }
 
-/// The status record that tells a caller that its request was refused for another's sake. It is
-/// not one of the operation's own, hence without a place in their sequence.
+/// The status record for a caller whose request conflicts with an earlier one. It is not one of the
+/// operation's own records, so it has no sequence number.
 pub(super) fn rejected_status(
     request: CreateRequest,
     position: Position,
@@ -333,7 +333,7 @@ fn failed_operation(live: &ResidentOperation) -> Option<Message> {
     })))
 }
 
-/// The alert of a parked operation; `None` if it is not parked.
+/// The alert about a parked operation; `None` if it is not parked.
 fn parked_alert(live: &ResidentOperation) -> Option<Message> {
     let state = &live.state;
     let (kind, cause, advice) = match state.state {
@@ -373,7 +373,7 @@ fn parked_alert(live: &ResidentOperation) -> Option<Message> {
     })))
 }
 
-/// The alert of a step that keeps failing and is tried again with long waits.
+/// The alert about a step that keeps failing and is retried at long intervals.
 fn waiting_alert(live: &ResidentOperation, index: usize) -> Message {
     let step = &live.state.steps[index];
     let advice = "Fix the agent's service. The step is retried, with long waits.";
@@ -402,7 +402,7 @@ fn alert(live: &ResidentOperation, kind: AlertKind, event: &str, advice: &str) -
     }
 }
 
-/// The alert of an operation whose row cannot be read: nothing else of it is known.
+/// The alert about an operation whose row cannot be read, which has only the id.
 pub(super) fn unloadable_alert(id: OperationId, error: StepError, now: Timestamp) -> Message {
     Message::Alert(Box::new(OperatorAlert {
         event_id: id.event_id("unloadable"),
@@ -420,7 +420,7 @@ pub(super) fn unloadable_alert(id: OperationId, error: StepError, now: Timestamp
     }))
 }
 
-/// What tells the failures for good of one operation apart, which are counted from 1.
+/// The event id of one failure for good of an operation. Failures are counted from 1.
 pub(crate) fn failure_id(operation: OperationId, failed_count: u32) -> Uuid {
     operation.event_id(&format!("failed-{failed_count}"))
 }

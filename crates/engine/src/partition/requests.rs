@@ -1,4 +1,4 @@
-//! How far the engine has got with the two topics of requests, and what holds it up.
+//! The progress of the engine on the two request topics, and what holds it up.
 
 use crate::id::Offset;
 use crate::partition::config::{EngineCheckpoint, Held};
@@ -7,12 +7,12 @@ use crate::priority::{ByPriority, Priority};
 use crate::shard::TopicOffsets;
 use crate::tracker::OffsetTracker;
 
-/// How far the engine has got with a topic of requests.
+/// The progress of the engine on one request topic.
 #[derive(Debug)]
 pub(super) struct RequestLog {
-    /// Which of them are done.
+    /// The requests that are done.
     pub(super) finished: OffsetTracker,
-    /// The same requests, done as soon as their first row is durable.
+    /// The same requests; one is done here as soon as its first row is durable.
     pub(super) consumed: OffsetTracker,
 }
 
@@ -30,7 +30,7 @@ impl RequestLog {
         self.finished.begin_with(offset, fingerprint)
     }
 
-    /// Passes over requests; see [`OffsetTracker::pass`].
+    /// Skips requests; see [`OffsetTracker::pass`].
     pub(super) fn pass(&mut self, offset: Offset, fingerprint: u64) {
         self.finished.pass(offset, fingerprint);
         self.consumed.pass(offset, fingerprint);
@@ -38,7 +38,7 @@ impl RequestLog {
 }
 
 impl PartitionEngine {
-    /// How far the engine has got.
+    /// The engine's checkpoint.
     #[must_use]
     pub fn checkpoint(&self) -> EngineCheckpoint {
         EngineCheckpoint {
@@ -55,8 +55,8 @@ impl PartitionEngine {
         }
     }
 
-    /// The operation whose request holds the checkpoint of a priority, if it is one: it may also be a
-    /// record whose batch is not settled. Looks at all operations; meant for explaining a lag.
+    /// The operation whose request holds the checkpoint of a priority. `None` if a record of an
+    /// unsettled batch holds it. Visits all operations; meant for explaining a lag.
     #[must_use]
     pub fn oldest_held(&self, priority: Priority) -> Option<Held> {
         let finished = &self.requests[priority].finished;

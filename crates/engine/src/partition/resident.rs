@@ -1,7 +1,7 @@
-//! One operation in memory, and what has to become of it in the batch that is being filled.
+//! One operation in memory, and its effects in the open batch.
 //!
-//! What must hold: whatever changes an operation here marks its row to be written, and asks or
-//! announces only together with that, so that a batch can put the row before the message.
+//! What must hold: every change of an operation marks its row to be written, and messages are
+//! marked only together with that, so that a batch can put the row before the message.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,7 @@ mod asked;
 mod change;
 mod time;
 
-/// About how many bytes an operation takes beside its request.
+/// Approximate size of an operation beside its request, in bytes.
 const OPERATION_BYTES: usize = 1024;
 
 /// What an operation's logic may read and write beside the operation.
@@ -37,15 +37,16 @@ pub(super) struct OperationCx<'a> {
     pub(super) config: &'a EngineConfig,
     pub(super) ownership: &'a Ownership,
     pub(super) stats: &'a mut EngineStats,
-    /// How fast agents may be asked.
+    /// The throttling state of the agents.
     pub(super) gates: &'a mut Gates,
-    /// Messages that answer a request and belong to no state.
+    /// Answers to requests, which belong to no state.
     pub(super) answers: &'a mut Vec<Message>,
-    /// The batch that is being filled.
+    /// The number of the open batch.
     pub(super) batch: BatchNumber,
-    /// Where the inbox ended when the lease was taken. An earlier owner may have read what lies before.
+    /// The end of the inbox when the lease was taken. An earlier owner may have read the records
+    /// below.
     pub(super) replies_end_before: Offset,
-    /// Whether replies were read so far that a missing one is missing.
+    /// Whether replies were read far enough to conclude that a missing reply was not sent.
     pub(super) time_outs: bool,
     pub(super) now: Timestamp,
 }
@@ -55,61 +56,61 @@ pub(super) struct OperationCx<'a> {
 pub(super) struct ResidentOperation {
     pub(super) id: OperationId,
     pub(super) created: Arc<Created>,
-    /// `None` if there is no such workflow: then the operation is final.
+    /// `None` if the workflow does not exist: then the operation is final.
     pub(super) workflow: Option<Arc<Workflow>>,
     pub(super) state: OperationState,
-    /// As the row has them, or will have them with the batch that is being filled.
+    /// As in the row, or as they will be after the open batch.
     persisted: Persisted,
-    /// Steps whose state changed since.
+    /// Steps whose state changed since then.
     touched: StepSet,
-    /// About how much memory it takes.
+    /// Approximate memory, in bytes.
     pub(super) bytes: usize,
-    /// When it was created, loaded, or changed after it had been handed off.
+    /// When it was created, loaded, or changed after a hand-off.
     pub(super) since: Timestamp,
-    /// Its request, if that is not done yet.
+    /// Its request, if that is not done.
     pub(super) held: Option<(Priority, Offset)>,
-    /// The deadline index has an entry for this instant which did not come up yet.
+    /// The instant of its entry in the deadline index, if that did not come up yet.
     pub(super) indexed: Option<Timestamp>,
-    /// The instant that the timers have a valid entry for.
+    /// The instant of its valid entry in the timers.
     pub(super) armed: Option<Timestamp>,
-    /// An attempt is overdue, but replies are not read far enough to say so.
+    /// An attempt is overdue, but its reply may still be unread.
     pub(super) held_back: bool,
-    /// It leaves memory when this batch settles: final, or handed off.
+    /// The batch after whose settlement it leaves memory, because it is final or handed off.
     pub(super) leaving: Option<BatchNumber>,
     pub(super) pending: Pending,
 }
 
-/// What the row says of the values whose changes are announced.
+/// The row's values whose changes are announced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Persisted {
     state: ProcessState,
     failed_count: u32,
 }
 
-/// What the batch that is being filled has to do for an operation.
+/// The effects of an operation in the open batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Pending {
-    /// The batch knows of the operation.
+    /// The batch lists the operation.
     pub(super) listed: bool,
-    /// Its row is to be written.
+    /// Write its row.
     pub(super) write: bool,
-    /// With the immutable columns.
+    /// Write the immutable columns, too.
     pub(super) write_created: bool,
-    /// An attention entry is to be written.
+    /// Write an attention entry.
     pub(super) attention: bool,
-    /// The messages of its final state are to be sent.
+    /// Send the messages of its final state.
     pub(super) announce: bool,
-    /// That it was received is to be told.
+    /// Send the status record of its creation.
     pub(super) received: bool,
-    /// The record of its failure is to be sent.
+    /// Send the record of its failure.
     pub(super) failed: bool,
-    /// A person is to be told that these steps keep failing.
+    /// Alert operators that these steps keep failing.
     pub(super) waiting: StepSet,
-    /// What these steps came to is to be told.
+    /// Send the status records of these steps.
     pub(super) tell: StepSet,
-    /// Those of them that may have been told before, under the number that they have.
+    /// Of these, steps whose record may have been sent before, under the same sequence number.
     pub(super) tell_again: StepSet,
-    /// The running attempts of these steps are to be asked for.
+    /// Send the requests for these steps' attempts in progress.
     pub(super) ask: StepSet,
 }
 
@@ -129,7 +130,7 @@ impl Pending {
 }
 
 impl ResidentOperation {
-    /// A new operation, without anything done for it.
+    /// A new operation, with no step started.
     pub(super) fn create(
         request: CreateRequest,
         position: Position,
@@ -176,11 +177,11 @@ impl ResidentOperation {
         }
     }
 
-    /// An operation as the store has it.
+    /// An operation, as loaded from the store.
     pub(super) fn load(row: OperationRow, workflows: &Workflows, now: Timestamp) -> Self {
         let workflow = workflow_of(&row, workflows).cloned();
-        // A clean hand-off leaves the entry of the deadline index at the row's next due time. Of
-        // any other row it is only known that some entry stands.
+        // A clean hand-off leaves an index entry at the row's next due time. For any other row, the
+        // instant of its entry is unknown.
         let handed_off = row.state.handed_off && row.state.locked_by.is_none();
         Self {
             bytes: weight(&row.created, &row.state),
@@ -217,7 +218,7 @@ impl ResidentOperation {
         }
     }
 
-    /// Begins a new operation; one whose workflow is not known ends here.
+    /// Starts a new operation. If its workflow is unknown, it ends here.
     pub(super) fn start(&mut self, cx: &mut OperationCx<'_>) -> Result<(), IllegalTransition> {
         if self.tells_steps(cx.config) {
             self.state.sequence = messages::RECEIVED_SEQUENCE;
@@ -256,14 +257,15 @@ impl ResidentOperation {
         Ok(())
     }
 
-    /// Applies a reply if it means anything. `offset` is where its record lies, if it has one.
+    /// Applies a reply, unless it is stale. `offset` is that of its record, if it has one.
     pub(super) fn reply(
         &mut self,
         offset: Option<Offset>,
         reply: StepReply,
         cx: &mut OperationCx<'_>,
     ) -> Result<(), IllegalTransition> {
-        // An earlier owner was refused: this one has asked again, and that may be under way.
+        // An agent refused an earlier owner. This owner has sent the request again, and it may be
+        // in progress.
         let is_refusal = matches!(
             &reply.outcome,
             Outcome::NotAttempted { error, .. } if error.code == OWNER_SUPERSEDED
@@ -292,9 +294,9 @@ impl ResidentOperation {
         Ok(())
     }
 
-    /// Whether a record of `step-replies` was read for this operation before, and notes that it was. Owners read a log
-    /// in its order, and what they make of a record is in the row with the note. (What has no record is never repeated,
-    /// and no owner reads a record twice.)
+    /// Returns whether a record of `step-replies` was read for this operation before, and notes
+    /// that it was. Owners read a log in order, and the row stores the effect of a record together
+    /// with the note. (A reply without a record is never repeated.)
     fn is_repeat(&mut self, offset: Option<Offset>, cx: &OperationCx<'_>) -> bool {
         let Some(offset) = offset else {
             return false;
@@ -309,7 +311,7 @@ impl ResidentOperation {
         false
     }
 
-    /// Applies what is due.
+    /// Handles what is due.
     pub(super) fn due(&mut self, cx: &mut OperationCx<'_>) -> Result<(), IllegalTransition> {
         let patience = cx.patience();
         let Some(mut advance) = self.advance(cx) else {
@@ -323,8 +325,9 @@ impl ResidentOperation {
         Ok(())
     }
 
-    /// When the operation is handed off to the deadline index: after a while in memory, or at once if it waits for longer
-    /// than that until `due` and no reply can come. Thousands of operations that wait for one agent then leave the window to others.
+    /// When the operation is handed off to the deadline index: after a while in memory, or at once
+    /// if it waits beyond that until `due` and expects no reply. So thousands of operations that
+    /// wait for one agent leave the window to others.
     fn hand_off_at(&self, config: &EngineConfig, due: Option<Timestamp>) -> Timestamp {
         let lingered = self.since + config.hand_off_after;
         let may_get_reply =
@@ -336,7 +339,7 @@ impl ResidentOperation {
         }
     }
 
-    /// Hands the operation off to the deadline index if it has been here for too long.
+    /// Hands the operation off to the deadline index if it has been in memory for too long.
     pub(super) fn hand_off_if_lingering(&mut self, cx: &mut OperationCx<'_>) {
         let stays = self.state.state.is_final() || self.leaving.is_some();
         let due = || next_due(&self.state, cx.config.timeout_grace, None);
@@ -351,9 +354,8 @@ impl ResidentOperation {
         cx.stats.handed_off += 1;
     }
 
-    /// An entry of the deadline index came up. While the operation lives, another must stand, also if
-    /// its row says nothing of a hand-off: while the row could not be read the checkpoint may have
-    /// passed its request.
+    /// An entry of the deadline index came up. A live operation needs another one, even if its row
+    /// shows no hand-off: the checkpoint may have passed its request while the row was unreadable.
     pub(super) fn index_entry_came_up(&mut self, due: Timestamp, cx: &mut OperationCx<'_>) {
         let another_stands = self.indexed.is_some_and(|indexed| indexed > due);
         if self.state.state.is_final() || another_stands {
@@ -365,7 +367,7 @@ impl ResidentOperation {
         self.changed(cx);
     }
 
-    /// Ends the operation because the engine itself failed on it, if it has not ended already.
+    /// Parks the operation because the engine itself failed on it, unless it has ended already.
     pub(super) fn park(&mut self, message: String, cx: &mut OperationCx<'_>) {
         cx.stats.internal_errors += 1;
         let is_final = self.state.state.is_final();
@@ -382,12 +384,12 @@ impl ResidentOperation {
         self.changed(cx);
     }
 
-    /// Whether the operation lives and nothing will ever happen to it: no transition leads there.
+    /// Whether the operation is live and has nothing due, which no valid transition causes.
     pub(super) fn is_stuck(&self) -> bool {
         !self.state.state.is_final() && self.pending.write && self.state.next_due.is_none()
     }
 
-    /// When to look at it next.
+    /// When it needs attention next.
     pub(super) fn wake_at(&self, config: &EngineConfig, now: Timestamp) -> Option<Timestamp> {
         if self.leaving.is_some() {
             return None;
@@ -398,8 +400,8 @@ impl ResidentOperation {
         Some(due.map_or(hand_off, |due| due.min(hand_off)))
     }
 
-    /// Whether the store has it exactly as it is here: then the deadline index also has its entry,
-    /// for one that came up would have changed it.
+    /// Whether the store has exactly this state. Then the deadline index also has its entry,
+    /// because an entry that came up would have changed the state.
     pub(super) fn is_handed_off_unchanged(&self) -> bool {
         !self.state.state.is_final()
             && self.state.handed_off
@@ -408,8 +410,7 @@ impl ResidentOperation {
             && self.pending.is_empty()
     }
 
-    /// How long the row is kept from now, if not for good: an operation that waits for a person
-    /// never goes away.
+    /// How long the row is kept from now; `None` if a person must act first.
     pub(super) fn keep_for(&self, config: &EngineConfig) -> Option<Duration> {
         let is_over =
             self.state.state.is_final() && (!self.state.state.is_parked() || self.state.abandoned);
@@ -469,7 +470,7 @@ pub(super) fn needs_status(state: StepState) -> bool {
     }
 }
 
-/// About how many bytes an operation takes.
+/// Approximate size of an operation, in bytes.
 fn weight(created: &Created, state: &OperationState) -> usize {
     let amended = state
         .amended
@@ -489,8 +490,8 @@ fn weight(created: &Created, state: &OperationState) -> usize {
         + steps.chain(history).sum::<usize>()
 }
 
-/// The instant that an entry of the deadline index should stand at for something that is due at
-/// `due`: never so near that its bucket may have been swept before the entry is durable.
+/// The instant of the index entry for an operation that is due at `due`: never so near that its
+/// bucket may have been swept before the entry is durable.
 pub(super) fn index_at(due: Timestamp, now: Timestamp) -> Timestamp {
     const INDEX_LEAD: Duration = Duration::from_secs(1);
     due.max(now + INDEX_LEAD)

@@ -1,8 +1,8 @@
-//! When to look at which operation.
+//! When each operation needs attention.
 //!
-//! A heap with, as a rule, one entry per operation: an operation that is armed for some instant is
-//! armed again only for an earlier one; what moved to a later one is found when the entry comes up.
-//! An entry is valid if its operation is still armed for its instant.
+//! A heap with usually one entry per operation. An operation gets another entry only for an earlier
+//! instant; a later due time is found when the entry comes up. An entry is valid if its operation
+//! is still armed for its instant.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -35,8 +35,8 @@ impl Timers {
         self.heap.pop().map(|Reverse(entry)| entry)
     }
 
-    /// Drops the invalid entries if there are far more entries than operations, so that the heap
-    /// stays as bounded as the operations are.
+    /// Drops the invalid entries if there are far more entries than operations, so that the size of
+    /// the heap stays proportional to the number of operations.
     pub(super) fn prune(
         &mut self,
         operations: usize,

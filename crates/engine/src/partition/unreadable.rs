@@ -1,8 +1,8 @@
-//! Operations whose rows could not be read, and the replies that came for them meanwhile.
+//! Operations whose rows could not be read, and the replies that arrived for them meanwhile.
 //!
-//! What must hold: a reply that was read is applied once the row can be read, before anything is
-//! concluded from its absence, as long as this owner lives. (A person was told of the row by then, and
-//! the checkpoint of replies may have passed the record: a later owner does not see it again.)
+//! What must hold while this owner lives: a reply is applied once the row can be read, before its
+//! absence leads to any decision. (Operators were alerted about the row, and the checkpoint of
+//! replies may have passed the record: a later owner does not read it again.)
 
 use std::collections::HashMap;
 
@@ -12,32 +12,32 @@ use crate::partition::hasher::IdHash;
 use crate::record::{Outcome, StepReply};
 use crate::time::Timestamp;
 
-/// Of how many unreadable rows the next look is remembered. Beyond that, some raise a second alert.
+/// Maximum number of remembered rows. Beyond it, some rows cause a second alert.
 const ROWS_MAX: usize = 10_000;
 
-/// How many bytes of replies are kept for all unreadable rows together. Beyond that, replies are
-/// dropped: their attempts time out and are repeated under the same idempotency key.
+/// Maximum size of the replies kept for all unreadable rows, in bytes. Beyond it, replies are
+/// dropped: their attempts time out and are repeated with the same idempotency key.
 const REPLIES_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// About how many bytes a reply takes beside its outputs.
+/// Approximate size of a reply beside its outputs, in bytes.
 const REPLY_BYTES: usize = 256;
 
-/// A reply, with its offset on `step-replies` if it came by the topic.
+/// A reply, with its offset on `step-replies` if it has one.
 pub(super) type KeptReply = (Option<Offset>, StepReply);
 
 /// The rows of one partition that could not be read.
 #[derive(Debug)]
 pub(super) struct UnreadableRows {
     rows: HashMap<OperationId, UnreadableRow, IdHash>,
-    /// About how many bytes the kept replies take.
+    /// Approximate size of the kept replies, in bytes.
     bytes: usize,
 }
 
 #[derive(Debug)]
 struct UnreadableRow {
-    /// When the deadline index has the row looked at again.
+    /// When the deadline index wakes the operation again.
     again_at: Timestamp,
-    /// In the order in which they came.
+    /// In order of arrival.
     replies: Vec<KeptReply>,
 }
 
@@ -49,12 +49,12 @@ impl UnreadableRows {
         }
     }
 
-    /// When the deadline index has the row looked at again, if the row is known to be unreadable.
+    /// When the deadline index wakes the operation again, if its row is known to be unreadable.
     pub(super) fn again_at(&self, id: OperationId) -> Option<Timestamp> {
         self.rows.get(&id).map(|row| row.again_at)
     }
 
-    /// Has all rows looked at again at another time, and names them.
+    /// Moves the next attempt to load all rows to another time, and returns their ids.
     pub(super) fn look_again_at(
         &mut self,
         again_at: Timestamp,
@@ -65,7 +65,7 @@ impl UnreadableRows {
         })
     }
 
-    /// Remembers a row, and when it is looked at again.
+    /// Remembers a row, and when it is loaded again.
     pub(super) fn remember(&mut self, id: OperationId, again_at: Timestamp) {
         if self.rows.len() >= ROWS_MAX && !self.rows.contains_key(&id) {
             self.rows.clear();
@@ -78,7 +78,7 @@ impl UnreadableRows {
         row.again_at = again_at;
     }
 
-    /// Keeps a reply for when the row can be read, if there is room. The row was remembered.
+    /// Keeps a reply until the row can be read, if there is room. The row must be remembered.
     pub(super) fn keep(&mut self, id: OperationId, reply: KeptReply) {
         let bytes = reply_bytes(&reply);
         if self.bytes + bytes > REPLIES_BYTES_MAX {

@@ -1,4 +1,4 @@
-//! Sharding schemes, following and handover.
+//! Sharding schemes, their succession, and handovers.
 
 use uuid::Uuid;
 
@@ -211,7 +211,7 @@ fn shards_of_more_partitions_follow_those_of_their_number_that_had_the_same_oper
     }
 }
 
-/// Of fewer partitions: those who stay read on, and others come to them.
+/// With fewer partitions, the shards of this partition continue, and others join.
 #[test]
 fn every_record_of_a_partition_that_others_come_to_is_taken_once_also_where_it_does_not_belong() {
     let begins = TopicOffsets {
@@ -239,7 +239,7 @@ fn every_record_of_a_partition_that_others_come_to_is_taken_once_also_where_it_d
                 for offset in [Offset(0), Offset(9), Offset(10), Offset(20), Offset(99)] {
                     let is_old = offset < begins.on(source);
                     let takers = filters.iter().filter(|(shard, filter)| {
-                        // Who comes begins where the cut is.
+                        // A joining shard begins at the boundary.
                         let reads = !is_old || before.partition_of(*shard) == partition;
                         reads && filter.takes(source, offset, key(id))
                     });
@@ -255,8 +255,8 @@ fn every_record_of_a_partition_that_others_come_to_is_taken_once_also_where_it_d
     }
 }
 
-/// Who takes a record of a partition that was cut, of those who stay there and of those who read it to its
-/// end before they go.
+/// The takers of a record in a split partition: shards that stay, and shards that read it to its
+/// end before they move.
 #[test]
 fn every_record_of_a_partition_that_was_cut_is_taken_once_also_where_it_does_not_belong() {
     let end = TopicOffsets {
@@ -295,7 +295,8 @@ fn every_record_of_a_partition_that_was_cut_is_taken_once_also_where_it_does_not
                         filter.reads(source, offset) && filter.takes(source, offset, key(id))
                     });
                     let mut takers: Vec<ShardId> = takers.map(|(shard, _)| *shard).collect();
-                    // Replies that come late are taken by who may have asked, and sent on for who will have.
+                    // Late replies are taken by shards that may have sent the request, and rerouted
+                    // to those that will own it.
                     if source == Source::Replies && offset >= end.on(source) {
                         takers.retain(|&shard| after.partition_of(shard) == partition);
                     }

@@ -61,7 +61,7 @@ fn outputs() -> Outputs {
     vec![("drone".to_owned(), "d-7".to_owned())]
 }
 
-/// A step in each state that is to be told apart, as it looks after one failure of two attempts.
+/// A step in each distinct state, after one failure of two attempts.
 fn in_state(name: &str) -> StepProgress {
     let base = StepProgress {
         attempt: Attempt(2),
@@ -196,11 +196,11 @@ fn events() -> [StepEvent; 17] {
     ]
 }
 
-/// What a legal pair leads to; `None` for the others.
+/// The result of a legal pair; `None` for the others.
 #[expect(clippy::too_many_lines, reason = "it is the table")]
 fn expected(state: &str, event: &str) -> Option<StepProgress> {
     let before = in_state(state);
-    // A step that enters a state: nothing is under way, nothing follows by itself.
+    // A step that enters a state, with no attempt in progress and no retry.
     let entered = |state| StepProgress {
         state,
         complete_by: None,
@@ -447,7 +447,7 @@ fn a_step_of_unknown_outcome_is_undone_only_once_it_has_settled() {
     assert_eq!(progress.attempt, Attempt(2), "nothing was asked for yet");
 }
 
-/// A step whose service does not refuse what comes after an undo, with a probe or without.
+/// A step whose service may perform it after an undo, with a probe or without.
 fn forgetful(probe: bool) -> Step {
     let mut step = Step { probe, ..step() };
     if let Undo::Agent(undo) = &mut step.undo {

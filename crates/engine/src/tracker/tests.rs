@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 
-/// The obvious tracker: all that was begun, and all of it that is not done.
+/// The obvious tracker: all begun offsets, and those of them that are not done.
 struct Model {
     begun: BTreeSet<i64>,
     open: BTreeSet<i64>,
@@ -14,7 +14,7 @@ impl Model {
         self.open.first().copied().unwrap_or(self.next)
     }
 
-    /// Of the last record below the mark: as soon as the mark passed it, it is remembered.
+    /// The fingerprint of the last record below the mark.
     fn below_low(&self) -> Option<u64> {
         let below = self.begun.range(..self.low()).next_back()?;
         Some(fingerprint(*below))
@@ -70,7 +70,7 @@ fn it_agrees_with_a_set_of_open_offsets_whatever_the_order_and_the_gaps() {
                     assert!(!tracker.begin_with(Offset(old), 1), "{old} came before");
                 }
                 5 => {
-                    // Done twice, never begun, or not yet.
+                    // An offset that is done already, was never begun, or is not yet done.
                     tracker.done(Offset(any));
                     model.open.remove(&any);
                 }

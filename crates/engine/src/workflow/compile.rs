@@ -1,4 +1,4 @@
-//! From a definition to a workflow: every check, and what is derived once.
+//! Compiles a definition into a workflow: validates it, and derives what running operations need.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use crate::workflow::{
 /// Why a definition cannot become a [`Workflow`], or several cannot be used together.
 #[derive(Clone, PartialEq, Debug, thiserror::Error)]
 pub enum WorkflowError {
-    /// A name of the workflow is not acceptable.
+    /// A name is invalid.
     #[error("workflow {workflow:?}: {field} {name:?} must be 1 to 64 of a-z, 0-9 and -")]
     Name {
         /// The workflow.
         workflow: String,
-        /// Which name it is: `name`, `steps.name` or `steps.agent`.
+        /// The field with the name: `name`, `steps.name` or `steps.agent`.
         field: &'static str,
         /// The name.
         name: String,
@@ -37,10 +37,10 @@ pub enum WorkflowError {
     TooManySteps {
         /// The workflow.
         workflow: String,
-        /// How many it has.
+        /// The number of steps.
         steps: usize,
     },
-    /// Two of its steps have one name.
+    /// Two of its steps have the same name.
     #[error("workflow {workflow:?} has two steps named {step:?}")]
     DuplicateStep {
         /// The workflow.
@@ -48,7 +48,7 @@ pub enum WorkflowError {
         /// The name.
         step: String,
     },
-    /// A step refers to one that does not exist.
+    /// A step refers to an unknown step.
     #[error(
         "workflow {workflow:?}, step {step:?}: {field} names {unknown:?}, which is no step of it"
     )]
@@ -57,12 +57,12 @@ pub enum WorkflowError {
         workflow: String,
         /// The step.
         step: String,
-        /// Where it refers: `after` or `when`.
+        /// The field with the reference: `after` or `when`.
         field: &'static str,
-        /// What it refers to.
+        /// The unknown name.
         unknown: String,
     },
-    /// A step waits for itself, at last.
+    /// Steps depend on each other in a cycle.
     #[error("workflow {workflow:?}: these steps wait for each other: {}", steps.join(", "))]
     Cycle {
         /// The workflow.
@@ -91,10 +91,10 @@ pub enum WorkflowError {
         step: String,
         /// The field's path in the step.
         field: String,
-        /// What it must be.
+        /// The allowed values.
         expected: &'static str,
     },
-    /// A step says how it is undone, though there is nothing to undo, or no way.
+    /// A step has a compensation, although it cannot or need not be undone.
     #[error(
         "workflow {workflow:?}, step {step:?}: compensation cannot be given for a step of kind {kind}"
     )]
@@ -103,10 +103,10 @@ pub enum WorkflowError {
         workflow: String,
         /// The step.
         step: String,
-        /// Its kind, as it stands in the file.
+        /// Its kind, as written in the file.
         kind: &'static str,
     },
-    /// What an undo needs is supplied by nobody.
+    /// No step produces an output that a compensation needs.
     #[error(
         "workflow {workflow:?}, step {step:?}: compensation.needs {need:?}, which is no output, written step.output, of this step or of one that comes before it"
     )]
@@ -115,10 +115,10 @@ pub enum WorkflowError {
         workflow: String,
         /// The step.
         step: String,
-        /// What it needs.
+        /// The missing output.
         need: String,
     },
-    /// A step that cannot be undone comes before one whose failure would have it undone.
+    /// A step that cannot be undone comes before one whose failure would require its undo.
     #[error(
         "workflow {workflow:?}, step {step:?} cannot be undone, but {may_fail:?} may fail after it; put it last, let a pivot come before it, or let {may_fail:?} have onFailure: park"
     )]
@@ -130,7 +130,7 @@ pub enum WorkflowError {
         /// The step that may fail after it.
         may_fail: String,
     },
-    /// A pivot has a step beside it, of which nobody knows whether it may still fail.
+    /// A step runs beside a pivot, so it may still fail after the pivot is completed.
     #[error(
         "workflow {workflow:?}: pivot {pivot:?} runs beside step {step:?}; every step must come before or after a pivot"
     )]
@@ -142,7 +142,7 @@ pub enum WorkflowError {
         /// The step beside it.
         step: String,
     },
-    /// A step behind a pivot is to be compensated.
+    /// A step after a pivot has `onFailure: compensate`.
     #[error(
         "workflow {workflow:?}, step {step:?}: onFailure cannot be compensate behind pivot {pivot:?}, for nothing is undone once that is completed"
     )]
@@ -164,7 +164,7 @@ pub enum WorkflowError {
         /// The step.
         step: String,
     },
-    /// A step may be tried for longer than the operation may take.
+    /// The attempts of a step may take longer than the operation.
     #[error(
         "workflow {workflow:?}, step {step:?}: its attempts may take {schedule:?}, longer than the workflow's deadline of {deadline:?}"
     )]
@@ -173,12 +173,12 @@ pub enum WorkflowError {
         workflow: String,
         /// The step.
         step: String,
-        /// How long all attempts and waits take at most.
+        /// The maximum duration of all attempts and waits.
         schedule: Duration,
         /// The workflow's deadline.
         deadline: Duration,
     },
-    /// Two workflows have one name and version.
+    /// Two workflows have the same name and version.
     #[error("workflow {workflow:?} is defined twice with version {version}")]
     DuplicateWorkflow {
         /// The workflow.
@@ -285,7 +285,7 @@ impl TryFrom<WorkflowDefinition> for Workflow {
     }
 }
 
-/// What becomes of an operation once this step has failed for good.
+/// What happens after this step has failed for good.
 fn on_failure(definition: &WorkflowDefinition, index: usize, ancestors: &[StepSet]) -> OnFailure {
     let is_behind_pivot = ancestors[index]
         .iter()
@@ -369,7 +369,7 @@ fn check_name(workflow: &str, field: &'static str, name: &str) -> Result<(), Wor
     })
 }
 
-/// What a duration must be.
+/// The allowed values of a duration.
 const DURATION: &str = "more than 0 and at most 168h";
 
 fn check_values(workflow: &str, step: &StepDefinition) -> Result<(), WorkflowError> {
@@ -430,7 +430,7 @@ fn in_range(duration: Duration) -> bool {
     !duration.is_zero() && duration <= DURATION_MAX
 }
 
-/// The first field that is out of its range, and what it must be.
+/// The first field that is out of range, with its allowed values.
 fn wrong_tries(
     timeout: Duration,
     max_attempts: u32,
@@ -491,8 +491,8 @@ fn find(
         })
 }
 
-/// Puts every step behind those that it waits for; of several that could come next, the first in
-/// the file does.
+/// Sorts the steps so that each follows its dependencies; among the candidates, the first in the
+/// file comes next.
 fn order(
     workflow: &str,
     steps: &[StepDefinition],
@@ -523,7 +523,7 @@ fn order(
     }
 }
 
-/// Whether a step waits for itself, be it by way of others.
+/// Whether a step depends on itself, directly or through others.
 fn waits_for_itself(step: usize, after: &[StepSet]) -> bool {
     let mut seen = StepSet::EMPTY;
     let mut next = vec![step];

@@ -1,7 +1,7 @@
-//! Whether a workflow can keep its promise: that an operation which fails is undone, or parked.
+//! Checks that a workflow can keep its promise: a failed operation is undone, or parked.
 //!
-//! What must hold of a workflow that passes: once a step is completed that cannot be undone,
-//! nothing that happens later asks for it to be undone.
+//! What must hold of a valid workflow: once a step that cannot be undone is completed, no later
+//! event requires its undo.
 
 use std::time::Duration;
 
@@ -98,7 +98,7 @@ fn schedules(workflow: &Workflow) -> Result<(), WorkflowError> {
     Ok(())
 }
 
-/// How long all attempts and the waits between them take at most.
+/// The maximum duration of all attempts and the waits between them.
 fn longest(tries: &Tries) -> Duration {
     let RetryIntervals {
         initial,

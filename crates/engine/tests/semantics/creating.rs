@@ -1,4 +1,4 @@
-//! Requests: fresh, repeated, conflicting, unrunnable.
+//! Requests: new, repeated, conflicting, and without a valid workflow.
 
 use waybill_engine::{
     Action, Attempt, Command, EngineConfig, Event, IdOrigin, Message, Offset, OperationRequest,
@@ -295,7 +295,7 @@ fn new_operations_start_with_the_newest_version_and_old_ones_keep_theirs() {
     fixture.round();
     assert_eq!(fixture.rows[&id(1)].created.workflow_version, 2);
 
-    // A row of version 1, of an earlier time, has one step only.
+    // A stored row of version 1 has one step only.
     let mut row = fixture.rows[&id(1)].clone();
     let mut created = (*row.created).clone();
     created.workflow_version = 1;

@@ -1,4 +1,5 @@
-//! Agents that are asked without a topic: their answers lie nowhere, and are good for what they say alone.
+//! Agents that are called without a topic: their replies have no offset, and their contents alone
+//! count.
 
 use waybill_engine::{Offset, ProcessState};
 

@@ -1,4 +1,4 @@
-//! An engine with a store made of a map, at a time that stands still until it is told to go on.
+//! An engine with a map as its store, and a time that advances only when a test advances it.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -55,7 +55,7 @@ pub fn request(operation: OperationId) -> CreateRequest {
     }
 }
 
-/// A step whose service refuses to perform it once it was undone.
+/// A step whose service refuses to perform it after its undo.
 pub fn step(name: &str) -> StepDefinition {
     StepDefinition {
         retry: RetryPolicy {
@@ -119,12 +119,12 @@ pub struct Fixture {
     workflows: Arc<Workflows>,
     pub now: Timestamp,
     pub rows: BTreeMap<OperationId, OperationRow>,
-    /// Ids that the engine asked the store for.
+    /// Ids that the engine requested from the store.
     pub loaded: Vec<OperationId>,
     /// The next offset of each topic.
     next: TopicOffsets,
     epoch: Epoch,
-    /// How much is admitted; without bound, as it begins.
+    /// The room for admission; unlimited by default.
     pub room: Room,
 }
 
@@ -138,7 +138,7 @@ impl Fixture {
         Self::with(EngineConfig::default(), ownership(EPOCH))
     }
 
-    /// The same with other workflows.
+    /// The fixture with other workflows.
     pub fn with_workflows(self, workflows: Workflows) -> Self {
         let workflows = Arc::new(workflows);
         Self {
@@ -162,7 +162,7 @@ impl Fixture {
         }
     }
 
-    /// The engine dies; the next owner starts from these offsets with what was written.
+    /// The engine dies; the next owner starts from these offsets with the stored rows.
     pub fn restart(&mut self, requests_next: i64, replies_next: i64) {
         self.epoch = self.epoch.next();
         let epoch = self.epoch;
@@ -181,7 +181,7 @@ impl Fixture {
         self.engine = PartitionEngine::new(Arc::default(), Arc::clone(&self.workflows), ownership);
     }
 
-    /// The same, and the next owner knows other workflows.
+    /// The same, with other workflows for the next owner.
     pub fn restart_knowing(&mut self, workflows: Workflows) {
         self.workflows = Arc::new(workflows);
         self.restart(self.next.requests.0, self.next.replies.0);
@@ -192,7 +192,7 @@ impl Fixture {
         self.room = self.engine.admit(self.room, self.now);
     }
 
-    /// Lets so many operations in, with what waits.
+    /// Admits up to this many waiting operations.
     pub fn admit(&mut self, operations: usize) {
         let bytes = usize::MAX;
         self.room = self.engine.admit(Room { operations, bytes }, self.now);
@@ -248,7 +248,7 @@ impl Fixture {
         offset
     }
 
-    /// A change of the operation that most tests are about.
+    /// A change of the operation that most tests use.
     pub fn amendment(&self, number: u128, amendment: Amendment) -> AmendRequest {
         AmendRequest {
             id: Uuid::from_u128(number),
@@ -271,7 +271,7 @@ impl Fixture {
         self.reply_to(operation, Action::Run, reply)
     }
 
-    /// Answers an attempt at undoing a step.
+    /// Applies a reply to an attempt at undoing a step.
     pub fn undo_reply(&mut self, operation: OperationId, reply: (String, u32, Outcome)) -> Offset {
         self.reply_to(operation, Action::Compensate, reply)
     }
@@ -289,7 +289,7 @@ impl Fixture {
         offset
     }
 
-    /// Answers an attempt at performing a step without a record.
+    /// Applies a reply to an attempt at performing a step, without a record.
     pub fn reply_directly(&mut self, operation: OperationId, reply: (String, u32, Outcome)) {
         self.apply(Event::DirectReply(step_reply(
             operation,
@@ -298,7 +298,7 @@ impl Fixture {
         )));
     }
 
-    /// A supervisor sees an entry of the index come up.
+    /// An index entry comes up, and the supervisor sends its recovery.
     pub fn hint(&mut self, due: Timestamp, operation: OperationId) -> Offset {
         self.recover(1_000, operation, Some(due), RecoveryVerb::Wake)
     }
@@ -327,7 +327,7 @@ impl Fixture {
         offset
     }
 
-    /// What the supervisor makes of the operation's failure, as its record tells it.
+    /// The supervisor's decision about the failure in these commands.
     pub fn decision(&self, commands: &[Command]) -> Recovery {
         let supervision = Supervision {
             name: "supervisor",
@@ -343,7 +343,7 @@ impl Fixture {
         recovery.expect("it awaits a decision")
     }
 
-    /// The supervisor decides, and the scheduler hears of it.
+    /// Applies the supervisor's decision.
     pub fn decide(&mut self, commands: &[Command]) {
         let recovery = Box::new(self.decision(commands));
         let offset = self.next.recoveries;
@@ -351,7 +351,7 @@ impl Fixture {
         self.apply(Event::Recovery { offset, recovery });
     }
 
-    /// Answers all loads from the map.
+    /// Answers all requested loads from the map.
     pub fn load(&mut self) {
         for operation in self.engine.loads() {
             self.loaded.push(operation);
@@ -360,7 +360,7 @@ impl Fixture {
         }
     }
 
-    /// Lets time pass, and the engine notice.
+    /// Advances the time, and applies a tick.
     pub fn pass(&mut self, duration: Duration) {
         self.now = self.now + duration;
         self.apply(Event::Tick);
@@ -393,7 +393,7 @@ impl Fixture {
         self.apply(Event::Settled { batch });
     }
 
-    /// Takes a batch, settles it and tells its commands.
+    /// Takes a batch, settles it and returns its commands.
     pub fn round(&mut self) -> Vec<Command> {
         let Some(batch) = self.take() else {
             return Vec::new();
@@ -406,7 +406,7 @@ impl Fixture {
         &self.rows[&operation].state
     }
 
-    /// What holds the checkpoint of the normal requests.
+    /// The operation that holds the checkpoint of normal-priority requests.
     pub fn oldest_held(&self) -> Option<Held> {
         self.engine.oldest_held(Priority::Normal)
     }
@@ -420,7 +420,7 @@ impl Fixture {
     }
 }
 
-/// The commands in short, one per line.
+/// The commands in short form, one per line.
 pub fn told(commands: &[Command]) -> Vec<String> {
     commands.iter().map(tell).collect()
 }
@@ -514,12 +514,12 @@ fn step_reply(
     }
 }
 
-/// A reply in a word.
+/// A reply in short form.
 pub fn reply(step: &str, attempt: u32, outcome: Outcome) -> (String, u32, Outcome) {
     (step.to_owned(), attempt, outcome)
 }
 
-/// A fixture whose workflow `pair` has these steps.
+/// A fixture in which the workflow `pair` has these steps.
 pub fn with_steps(steps: Vec<StepDefinition>) -> Fixture {
     let workflow = Workflow::try_from(WorkflowDefinition::new("pair", 1, steps)).unwrap();
     Fixture::new().with_workflows(Workflows::new(vec![workflow]).unwrap())

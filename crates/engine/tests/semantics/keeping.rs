@@ -1,4 +1,4 @@
-//! Time: retries, time-outs, hand-off, hints; and what a new owner does with what it finds.
+//! Time: retries, time-outs, hand-offs, hints; and how a new owner resumes operations.
 
 use waybill_engine::{
     Action, Attempt, CreateRequest, EngineConfig, Event, Offset, Outcome, Ownership, ProcessState,
@@ -15,7 +15,8 @@ fn transient() -> Outcome {
     }
 }
 
-/// An operation that was handed off 5 s after its start, out of memory, due at 10.5 s.
+/// A handed-off operation that is no longer in memory: handed off 5 s after its start, due at 10.5
+/// s.
 fn handed_off() -> Fixture {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
@@ -128,7 +129,7 @@ fn no_time_out_is_applied_before_replies_were_read_to_where_they_ended() {
         "both overdue, both held back"
     );
     assert_eq!(fixture.engine.take_stats().time_outs, 0);
-    // The reply that lay unread all the time.
+    // The reply that was unread until now.
     fixture.reply(id(1), success("a", 1));
     assert_eq!(fixture.engine.take_stats().time_outs, 0);
     fixture.reply(id(9), success("a", 1));
@@ -665,7 +666,7 @@ fn a_retry_that_was_due_before_the_time_went_back_is_tried_at_once() {
     fixture.load();
     fixture.reply(id(1), ("a".to_owned(), 1, transient()));
     fixture.round();
-    // The retry is due, but other input is taken before the tick that would try it.
+    // The retry is due, but other input is applied before the tick that would start it.
     fixture.now = T0 + ms(AHEAD + 300);
     fixture.request(request(id(2)));
     fixture.now = T0;

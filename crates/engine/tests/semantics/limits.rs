@@ -1,4 +1,4 @@
-//! Batches, stamps, the window, strangers, and failures of the engine itself.
+//! Batches, stamps, the window, records of other partitions, and failures of the engine itself.
 
 use waybill_engine::{
     AmendRequest, Amendment, Command, CreateRequest, EngineConfig, Event, ForwardRecord, IdOrigin,
@@ -352,7 +352,7 @@ fn a_panic_parks_its_operation_and_the_partition_goes_on() {
     fixture.request(request(id(1)));
     fixture.request(request(id(2)));
     fixture.round();
-    // A count that cannot be: the next failure would overflow it.
+    // An impossible count: the next failure would overflow it.
     let row = fixture.rows.get_mut(&id(1)).unwrap();
     row.state.steps[0].failure_count = u32::MAX;
     fixture.restart(0, 0);

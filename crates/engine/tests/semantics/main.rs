@@ -1,4 +1,4 @@
-//! What the partition engine promises, sentence by sentence.
+//! The guarantees of the partition engine, one test per sentence.
 
 mod creating;
 mod direct;

@@ -1,5 +1,5 @@
-//! Who asked to be told of an operation hears of each end that it comes to, under the number of that
-//! end, and nobody else does.
+//! The contacts of an operation, and no others, are notified of each of its ends, with the sequence
+//! number of that end.
 
 use uuid::Uuid;
 use waybill_engine::{
@@ -30,7 +30,7 @@ fn notices(commands: &[Command]) -> Vec<OwnerNotice> {
     commands.iter().filter_map(notice).collect()
 }
 
-/// The states that are told, with the ids of their events.
+/// The states in the notices, with their event ids.
 fn ends(commands: &[Command]) -> Vec<(ProcessState, Uuid)> {
     let notices = notices(commands).into_iter();
     notices
@@ -44,7 +44,7 @@ fn refused() -> Outcome {
     }
 }
 
-/// Step `b` is refused; the supervisor decides that `a` be undone, which is refused, too.
+/// Step `b` is refused; the supervisor decides to undo `a`, which is refused, too.
 fn park(fixture: &mut Fixture) -> Vec<Command> {
     fixture.request(told_of());
     fixture.reply(id(1), success("a", 1));

@@ -1,4 +1,4 @@
-//! Records that are another shard's.
+//! Records of other shards.
 
 use waybill_engine::{Event, Offset, Priority, Source};
 

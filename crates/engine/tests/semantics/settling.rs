@@ -1,4 +1,4 @@
-//! When an undo begins, and when it counts: what an attempt at performing a step may still do.
+//! When an undo begins, and when it is conclusive, given that late attempts may still take effect.
 
 use waybill_engine::{
     Action, Command, CompensationDefinition, Message, Outcome, ProcessState, StepDefinition,
@@ -12,7 +12,7 @@ fn undone() -> Outcome {
     }
 }
 
-/// A step whose service performs what comes after its undo.
+/// A step whose service performs it even after its undo.
 fn forgetful(name: &str) -> StepDefinition {
     StepDefinition {
         compensation: Some(CompensationDefinition::default()),
@@ -20,7 +20,7 @@ fn forgetful(name: &str) -> StepDefinition {
     }
 }
 
-/// An operation that is cancelled while `a` is under way; a tenth of a second has passed since.
+/// An operation that was cancelled a tenth of a second ago, with `a` in progress.
 fn cancelled_while_running() -> Fixture {
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
@@ -91,7 +91,7 @@ fn an_undo_waits_on_where_the_outcome_stays_unknown_or_another_attempt_has_not_s
     assert_eq!(told(&fixture.round()), [""; 0]);
     assert_eq!(fixture.state(id(1)).next_due, Some(T0 + ms(11_000)));
 
-    // The first attempt may act until 11000, whatever the second came to.
+    // The first attempt may take effect until 11000, whatever the outcome of the second.
     let mut fixture = Fixture::new();
     fixture.request(request(id(1)));
     fixture.reply(id(1), reply("a", 1, lost));
@@ -179,7 +179,7 @@ fn an_undo_is_confirmed_by_the_probe_of_its_agent() {
         asked.contains(&"probe a#3 by 21000".to_owned()),
         "{asked:?}"
     );
-    // A copy of the request acted after the undo: it is undone again, and that is conclusive.
+    // A copy of the request took effect after the undo: undo it again, conclusively.
     fixture.reply_to(id(1), Action::Probe, success("a", 3));
     fixture.load();
     let asked = told(&fixture.round());

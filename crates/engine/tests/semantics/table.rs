@@ -1,7 +1,7 @@
-//! Every event in every situation that an operation can be in, with all commands that follow.
+//! Every event in every situation of an operation, with all resulting commands.
 //!
 //! Times are in milliseconds after the operation's creation. `a:Running#2!1` is a step's state, its
-//! attempt and how often it has failed. `-` means that nothing follows.
+//! attempt and its number of failures. `-` means no command.
 
 use std::fmt::Write as _;
 
@@ -98,7 +98,7 @@ fn bring_about(fixture: &mut Fixture, situation: &str) {
     }
 }
 
-/// A request whose id may have come before.
+/// A request whose id may have been used before.
 fn of_caller() -> CreateRequest {
     let mut request = request(id(1));
     request.id_origin = IdOrigin::Caller;

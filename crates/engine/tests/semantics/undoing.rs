@@ -1,4 +1,4 @@
-//! Failing for good: what the supervisor makes of it, undoing, parking, and what people ask for.
+//! Failures for good: the supervisor's decision, undos, parking, and requests of operators.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ fn undone() -> Outcome {
     }
 }
 
-/// An operation whose first step is completed and whose second was refused; the supervisor is
-/// asked.
+/// An operation whose first step is completed and whose second was refused; the supervisor has yet
+/// to decide.
 fn refused_at_b() -> Fixture {
     let mut fixture = Fixture::new();
     fail_at_b(&mut fixture);
@@ -113,7 +113,8 @@ fn an_undo_is_given_what_its_step_produced() {
     fixture.round();
     fixture.cancel(1);
     fixture.round();
-    // Step b was under way: it is undone once its attempt has settled, a second after complete-by.
+    // Step b was in progress: it is undone once its attempt has settled, a second after
+    // complete-by.
     fixture.pass(ms(11_000));
     let commands = fixture.round();
     fixture.undo_reply(id(1), reply("b", 2, undone()));
@@ -143,7 +144,7 @@ fn a_step_of_unknown_outcome_is_undone_no_earlier_than_it_settles() {
     fixture.pass(ms(10_999));
     fixture.round();
     assert_eq!(fixture.state(id(1)).steps[0].attempt, Attempt(1));
-    // It was handed off meanwhile; its entry stands a second ahead at least.
+    // It was handed off meanwhile; its index entry is at least a second ahead.
     fixture.now = T0 + ms(11_999);
     fixture.hint(T0 + ms(11_999), id(1));
     fixture.load();
@@ -397,7 +398,8 @@ fn a_success_that_comes_after_its_step_was_undone_is_undone_too() {
     );
 }
 
-/// A step `a` that was performed, refused at `b`, and undone; the operation ended `Compensated`.
+/// An operation whose step `a` was performed and undone after `b` was refused; it ended
+/// `Compensated`.
 fn compensated() -> Fixture {
     let mut fixture = refused_at_b();
     fixture.round();
@@ -412,7 +414,7 @@ fn compensated() -> Fixture {
 #[test]
 fn a_success_of_an_attempt_that_had_succeeded_is_undone_once_more_if_it_comes_after_the_undo_began()
 {
-    // While the undo is under way: what it undoes may have come before the second copy's effect.
+    // While the undo is in progress: it may precede the effect of the second copy.
     let mut fixture = refused_at_b();
     fixture.round();
     fixture.undo_reply(id(1), reply("b", 2, undone()));
@@ -575,7 +577,7 @@ fn a_step_that_fails_for_good_twice_without_another_attempt_is_decided_about_twi
         ..step("a")
     };
     let mut fixture = with_steps(vec![parking]);
-    // The agent asks to be left alone, so that the step of another operation is not asked for.
+    // The agent asks for a pause, so the step of another operation is not requested.
     fixture.request(request(id(2)));
     let closed = Outcome::NotAttempted {
         error: error("circuit-open"),
@@ -658,7 +660,7 @@ fn a_verb_that_the_history_has_no_room_for_is_not_applied_again_when_it_is_read_
     let parked = ProcessState::CompensationFailed;
     assert_eq!(fixture.state(id(1)).state, parked);
 
-    // The topic has the supervisor's decision before these.
+    // The supervisor's decision is on the topic before these.
     fixture.restart(1, 3);
     fixture.hint(T0, id(1));
     refused_often(&mut fixture, 100..150);
@@ -702,7 +704,8 @@ fn a_reschedule_changes_what_later_steps_are_given_until_a_step_uses_it() {
 
 #[test]
 fn a_reschedule_came_too_early_by_its_place_in_the_partition_of_its_request_alone() {
-    // Of the request's own partition, and of another one, since there are more of them.
+    // From the request's own partition, and from another one, after the number of partitions has
+    // grown.
     for (partition, answer) in [
         (
             PARTITION,

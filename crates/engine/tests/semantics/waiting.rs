@@ -1,4 +1,4 @@
-//! Waiting: for an agent, for a retry, for a row; and what is too long to wait, or to be kept.
+//! Waiting: for an agent, for a retry, for a row; and waits and values that exceed a limit.
 
 use waybill_engine::{
     Action, Attempt, AttemptSeen, Command, Message, OnFailure, Outcome, RecoveryVerb, RetryPolicy,
@@ -108,7 +108,7 @@ fn an_operation_is_given_up_at_once_if_its_service_makes_it_wait_past_its_deadli
         "this step and those behind it may take 25s, and the deadline is nearer; \
          before: circuit-open"
     );
-    // Another waits behind the same breaker, without having been refused itself.
+    // Another operation waits behind the same breaker without having been refused itself.
     hurried.operation = id(2);
     fixture.request(hurried.clone());
     assert_eq!(
@@ -199,7 +199,8 @@ fn a_row_that_cannot_be_read_holds_nothing_up_and_a_person_is_told() {
     );
     assert_eq!(fixture.engine.in_flight().bytes, 0);
 
-    // Whoever comes before it is looked at again makes no second entry; the entry makes the next.
+    // An event before the next look-up adds no second entry; only the entry itself leads to the
+    // next.
     let unloadable = || waybill_engine::Event::Unloadable {
         operation: id(1),
         cause: "it ends early".to_owned(),
@@ -231,7 +232,7 @@ fn a_reply_that_came_while_its_row_could_not_be_read_ends_its_attempt_once_it_ca
     fixture.round();
     assert_eq!(fixture.replies_checkpoint(), 1, "nothing waits for the row");
 
-    // The row is restored, and by then the attempt is overdue.
+    // The row is restored after the attempt has become overdue.
     fixture.pass(ms(6_000));
     let seen = AttemptSeen {
         step: "a".to_owned(),

@@ -1,5 +1,5 @@
-//! Agents: they try late, twice, in vain, in secret or not at all; they die before they answer, and
-//! are asked again.
+//! Agents: they try late, twice, without success, without a reply, or not at all; they die before
+//! they reply, and are asked again.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use crate::seen::Sight;
 use crate::services::{Deed, error};
 use crate::workload::{CALL_LATE_MICROS, Protection};
 
-/// An agent's process that died is back after at most this.
+/// A dead agent's process restarts within this time.
 const RESTART_MICROS: u64 = 600_000;
 
-/// All requests that were ever made of agents, and the process that all agents run in.
+/// All requests to agents, and the process that all agents run in.
 #[derive(Debug)]
 pub struct Agents {
     tasks: Vec<Task>,
@@ -33,12 +33,12 @@ pub struct Agents {
 struct Task {
     request: Rc<StepRequest>,
     step: usize,
-    /// The owner in whose process it runs, if no topic lies between them.
+    /// The owner in whose process it runs, if the request came without a topic.
     asked_by: Option<usize>,
     retries_left: u32,
-    /// A try of it may have taken effect without saying so.
+    /// One of its tries may have taken effect without a reply.
     is_unknown: bool,
-    /// No answer is awaited any more.
+    /// It no longer waits for an answer.
     gave_up: bool,
     is_answered: bool,
     /// Its offset is committed: it is not delivered again.
@@ -62,21 +62,21 @@ impl Agents {
         self.tasks.iter().all(|task| task.is_done)
     }
 
-    /// For a reply that no task sends.
+    /// The sender of a reply that no task sends.
     pub fn nobody(&self) -> (usize, u32) {
         (usize::MAX, self.incarnation)
     }
 }
 
 impl Run {
-    /// The index of the step that a request is about.
+    /// The index of the step that is requested.
     pub fn step_of(&self, request: &StepRequest) -> usize {
         let workflow = self.plan.workflows.newest(&request.workflow);
         let index = workflow.and_then(|found| found.step_index(&request.step));
         index.expect("requests are about steps of known workflows")
     }
 
-    /// A request reaches an agent's topic, or an agent in the process of the owner who asks.
+    /// A request arrives at an agent's topic, or at an agent in the process of the owner.
     pub fn receive(&mut self, request: StepRequest, asked_by: Option<usize>) {
         let step = self.step_of(&request);
         let effect = self.services.effect(request.operation, step);
@@ -148,9 +148,9 @@ impl Run {
             match self.rng.below(10) {
                 0..=3 => deed = Deed::Fail,
                 4 => deed = Deed::Refuse,
-                // Done, and never answered.
+                // The call takes effect but is never answered.
                 5..=6 => is_silent = protection != Protection::Evidence,
-                // Not done now, but who knows.
+                // The call may take effect much later.
                 7..=8 => reaches = self.rng.below(12_000_000),
                 _ => {
                     deed = Deed::Fail;
@@ -191,7 +191,7 @@ impl Run {
         }
     }
 
-    /// A call reaches its service, whatever became of the agent.
+    /// A call reaches its service, even if the agent has died.
     pub fn served(
         &mut self,
         task: usize,
@@ -311,7 +311,7 @@ impl Run {
         }
     }
 
-    /// A reply reaches its topic; one that was still in the memory of a dead process does not.
+    /// A reply reaches its topic, unless it was still in the memory of a dead process.
     pub fn reply_arrives(
         &mut self,
         task: usize,
@@ -350,7 +350,7 @@ impl Run {
         }
     }
 
-    /// Whether a task ran in the process of an owner that is dead: then nothing comes of it any more.
+    /// Whether a task ran in the process of a dead owner, so that it has no further effect.
     fn died_with_its_asker(&mut self, task: usize) -> bool {
         let asked_by = self.agents.tasks.get(task).and_then(|task| task.asked_by);
         let is_dead = asked_by.is_some_and(|owner| self.owners[owner].life == Life::Crashed);
@@ -360,15 +360,15 @@ impl Run {
         is_dead
     }
 
-    /// Until when the process stands still that a task runs in.
+    /// Until when the process of a task is paused.
     fn asker_sleeps_until(&self, task: usize) -> Option<Timestamp> {
         let asked_by = self.agents.tasks.get(task)?.asked_by?;
         let until = self.owners[asked_by].stands_still_until;
         (until > self.now).then_some(until)
     }
 
-    /// Whether a reply needs no topic: the owner who asked is told, or was dead before it could be. One that
-    /// lives and has lost its lease puts it on the topic.
+    /// Whether a reply needs no topic: the requesting owner receives it, or has died. An owner that
+    /// is alive and has lost its lease publishes it to the topic.
     fn answers_directly(&mut self, task: usize, reply: &StepReply) -> bool {
         if self.died_with_its_asker(task) {
             return true;
@@ -389,7 +389,7 @@ impl Run {
         partition_for(operation, self.plan.partitions).0 as usize
     }
 
-    /// Whether the process that began something still lives; it may die of being asked.
+    /// Whether the process that started something is still alive; the check itself may kill it.
     fn agent_lives(&mut self, incarnation: u32) -> bool {
         if incarnation != self.agents.incarnation {
             return false;
@@ -442,7 +442,7 @@ fn outcome_of(outcome: &Outcome) -> String {
     }
 }
 
-/// For the history.
+/// Describes a request for the history.
 pub fn describe(request: &StepRequest) -> String {
     name_of(request)
 }

@@ -1,5 +1,5 @@
-//! Bugs that can be planted, one at a time, to see whether the judge notices. Each corrupts what
-//! the engine or the supervisor decided, or how it is carried out; the engine itself has no switch.
+//! Bugs that can be planted, one at a time, to test whether the judge detects them. Each corrupts a
+//! decision of the engine or the supervisor, or its execution; the engine itself has no switch.
 
 /// A planted bug.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -60,7 +60,7 @@ impl Bug {
         Self::MergeAtHighest,
     ];
 
-    /// What goes wrong, for people.
+    /// Describes the fault for people.
     pub fn describe(self) -> &'static str {
         match self {
             Self::CheckpointEarly => "The checkpoint moves over everything that was read",

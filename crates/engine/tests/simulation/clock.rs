@@ -1,17 +1,17 @@
-//! Time in a run: one true time, and the clocks of processes, which are not quite right.
+//! Time in a run: one true time, and the inexact clocks of the processes.
 
 use std::time::Duration;
 
 use waybill_engine::Timestamp;
 
-/// How far a process's clock may be off. The deadline index is swept with this in mind.
+/// Maximum error of a process's clock. The sweep of the deadline index allows for it.
 pub const SKEW_MICROS: i64 = 150_000;
 
-/// A process's clock: a wall clock that somebody may set, forwards or backwards.
+/// A process's clock: a wall clock that may be set forwards or backwards.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
     offset_micros: i64,
-    /// The latest that it has shown.
+    /// The latest time that it has returned.
     latest: Timestamp,
 }
 
@@ -23,14 +23,15 @@ impl Clock {
         }
     }
 
-    /// What the process takes for the time.
+    /// The time according to this clock.
     pub fn read(&mut self, now: Timestamp) -> Timestamp {
         let local = shifted(now, self.offset_micros);
         self.latest = self.latest.max(local);
         local
     }
 
-    /// The latest that it has shown: what was decided was decided by then at the latest, though it was set back since.
+    /// The latest time that it has returned. No decision was made at a later one, even if the clock
+    /// was set back since.
     pub fn latest(&self) -> Timestamp {
         self.latest
     }
@@ -40,7 +41,7 @@ impl Clock {
         shifted(local, -self.offset_micros)
     }
 
-    /// Somebody sets the clock.
+    /// Sets the clock.
     pub fn set(&mut self, offset_micros: i64) {
         self.offset_micros = offset_micros;
     }

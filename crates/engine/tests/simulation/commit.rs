@@ -1,4 +1,4 @@
-//! What an owner has under way: first the rows, then the messages, then the word to the engine.
+//! An owner's commit in progress: first the rows, then the messages, then the report to the engine.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,11 +17,11 @@ use crate::scheduler::{Life, position_of};
 use crate::seen::Sight;
 use crate::workload::Record;
 
-/// How long after it began a write may still reach the store, whoever died meanwhile. Longer than a
-/// lease: the writes of dead owners arrive among those of their successors.
+/// How long after the start of a commit its writes may still reach the store, even if the owner has
+/// died. It exceeds a lease, so writes of dead owners arrive among those of their successors.
 pub const WRITE_LATE_MICROS: u64 = 4_000_000;
 
-/// An attempt that a row intends.
+/// An attempt that a row intends to request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Intent {
     pub operation: OperationId,
@@ -46,7 +46,7 @@ pub struct Commit {
     intents: Vec<Intent>,
 }
 
-/// A batch whose messages are on their way.
+/// A batch whose messages are in transit.
 #[derive(Debug)]
 pub struct Unsettled {
     number: BatchNumber,
@@ -111,7 +111,7 @@ impl Run {
         }
     }
 
-    /// Splits a batch into what is written and what is sent, and corrupts it if a bug is planted.
+    /// Splits a batch into writes and sends, and corrupts it if a bug is planted.
     fn prepare(&mut self, batch: Batch, writer: Writer) -> Commit {
         let mut commit = Commit {
             number: batch.number,
@@ -190,7 +190,7 @@ impl Run {
         }
     }
 
-    /// The planted bug: what an earlier owner had asked for is not asked for again.
+    /// The planted bug: requests of an earlier owner are not sent again.
     fn forget_resumed(&self, commit: &mut Commit) {
         let judge = &self.judge;
         commit.sends.retain(|message| {
@@ -210,7 +210,7 @@ impl Run {
         };
         let latest = commit.began + Duration::from_micros(WRITE_LATE_MICROS);
         if commit.is_buffered && stands_still_until.min(latest) > self.now {
-            // It stands still together with what it has not put on the wire.
+            // The unsent writes are paused together with the process.
             let at = stands_still_until.min(latest);
             let owner = index;
             return self.queue.push(at, What::Land { owner, is_rest });
@@ -234,7 +234,7 @@ impl Run {
         }
     }
 
-    /// What a dead owner had under way.
+    /// Writes of a dead owner land.
     pub fn land_late(&mut self, index: usize, writes: Vec<Command>) {
         let latest = self.owners[index].clock.latest();
         let writer = self.owners[index].writer(latest);
@@ -299,7 +299,7 @@ impl Run {
     }
 
     fn send(&mut self, owner: usize, batch: BatchNumber, message: Message, is_copy: bool) {
-        // What nobody waits for may linger.
+        // A message without a pending acknowledgement may take longer.
         let lingers = !self.waits_for(&message);
         let after = self.travel()
             + if lingers {
@@ -362,7 +362,7 @@ impl Run {
         }
     }
 
-    /// Whether a batch counts as settled only when this is acknowledged: always, but for bugs.
+    /// Whether a batch settles only after this is acknowledged: always, except for bugs.
     fn waits_for(&self, message: &Message) -> bool {
         match (message, self.bug) {
             (_, Some(Bug::SettleBeforeAcknowledged))
@@ -418,7 +418,8 @@ impl Run {
         }
     }
 
-    /// Tells the engine that a batch is settled; what it intended has been asked for by then.
+    /// Reports to the engine that a batch is settled; the attempts that it intends were requested
+    /// by then.
     pub fn settle(&mut self, index: usize, batch: BatchNumber) {
         let mut unsettled = self.owners[index].unsettled.iter_mut();
         if let Some(unsettled) = unsettled.find(|unsettled| unsettled.number == batch) {
@@ -476,7 +477,7 @@ impl Run {
     }
 }
 
-/// The attempts under way that a row speaks of.
+/// The attempts in progress according to a row.
 pub fn intents(
     operation: OperationId,
     state: &waybill_engine::OperationState,

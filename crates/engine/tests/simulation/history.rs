@@ -1,10 +1,10 @@
-//! What happened in a run, for people: kept only when a failed seed is replayed.
+//! The history of a run, for people: kept only when a failed seed is replayed.
 
 use std::fmt::Write as _;
 
 use waybill_engine::{OperationId, Timestamp};
 
-/// A rule that was broken. The design's section 3 has the words.
+/// A rule that was broken. The design's section 3 states the rules.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rule {
     Lost,
@@ -61,7 +61,7 @@ impl Rule {
     }
 }
 
-/// A rule that was broken, and for whom.
+/// A broken rule, and the operation that it concerns.
 #[derive(Clone, Debug)]
 pub struct Violation {
     pub rule: Rule,
@@ -76,7 +76,7 @@ pub struct History {
 }
 
 impl History {
-    /// Adds a line about an operation, or about what concerns all of them.
+    /// Adds a line about one operation, or about all of them.
     pub fn note(
         &mut self,
         now: Timestamp,
@@ -88,7 +88,7 @@ impl History {
         }
     }
 
-    /// What happened to an operation, and around it.
+    /// The history of an operation and its surroundings.
     pub fn of(&self, operation: Option<OperationId>, start: Timestamp) -> String {
         let mut text = String::new();
         for (at, about, line) in &self.lines {

@@ -1,5 +1,5 @@
-//! The judge: holds what happens against what must always hold, when it happens, and the whole when
-//! it has come to rest. It knows the logs, the store and the services, and nothing of the engine.
+//! The judge: checks the invariants at every event, and the whole run at its end. It sees the logs,
+//! the store and the services, but not the engine.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,50 +22,50 @@ use crate::workload::{Record, contacts_of};
 mod end;
 mod rows;
 
-/// A request that created an operation, or kept its place.
+/// A request that created an operation, or a cancel that wrote its placeholder.
 #[derive(Clone, Copy, Debug)]
 struct Accepted {
     partition: usize,
-    /// Of the first record about the operation, in each priority that has any.
+    /// The first record about the operation in each priority, if there is one.
     at: ByPriority<Option<usize>>,
-    /// Of the first create there; `None` if there was only a cancel.
+    /// The first create in each priority; `None` if there was only a cancel.
     create: ByPriority<Option<RequestHash>>,
 }
 
-/// Where a reply lies that came without a log: no checkpoint ever passes it.
+/// The position of a reply without a record: no checkpoint ever passes it.
 const NOWHERE: usize = usize::MAX;
 
-/// A reply, as far as the judge remembers it.
+/// A reply in the judge's memory.
 #[derive(Clone, Copy, Debug)]
 struct Reply {
-    /// Where it lies, or [`NOWHERE`].
+    /// Its position, or [`NOWHERE`].
     at: usize,
     step: usize,
     attempt: Attempt,
     undoes: bool,
 }
 
-/// Who wrote a row, and what it could know.
+/// The writer of a row, and what it could know.
 #[derive(Clone, Copy, Debug)]
 pub struct Writer {
-    /// The latest that its clock had said when it decided.
+    /// The latest reading of its clock when it decided.
     pub local: Timestamp,
-    /// The end that the inbox had when it began, or had last woken up.
+    /// The end of the inbox when it started, or after its last pause.
     pub replies_end: usize,
 }
 
-/// What the judge remembers.
+/// The judge's memory.
 #[derive(Debug, Default)]
 pub struct Judge {
     accepted: BTreeMap<OperationId, Accepted>,
     replies: BTreeMap<OperationId, Vec<Reply>>,
-    /// What rows have said that may be asked for.
+    /// Attempts that rows intend to request.
     intents: BTreeSet<Intent>,
-    /// What was asked for.
+    /// Attempts that were requested.
     asked: BTreeSet<Intent>,
-    /// Final states that rows have had, with the number of their status record.
+    /// Final states in rows, with the number of their status record.
     finals: BTreeSet<(OperationId, u32, &'static str)>,
-    /// How often operations have failed for good, as rows have said.
+    /// The failures for good according to rows, counted by operation.
     failures: BTreeSet<(OperationId, u32)>,
     statuses: BTreeMap<Uuid, OperationStatus>,
     failed: BTreeMap<Uuid, FailedOperation>,
@@ -76,9 +76,9 @@ pub struct Judge {
     /// Requests on the dead-letter topic: partition and offset.
     pub dead_letters: Vec<(Source, usize, usize)>,
     pub asked_by_operators: Vec<Recovery>,
-    /// Operations of whose row a version of an earlier ownership stands that nobody has read.
+    /// Operations whose stored row is of an earlier ownership and was never read.
     branched: BTreeSet<OperationId>,
-    /// Tells one course of events from another.
+    /// A digest of the course of events.
     pub digest: u64,
 }
 
@@ -89,8 +89,8 @@ impl Judge {
         row.state.state.is_final() && self.statuses.contains_key(&event)
     }
 
-    /// Whether a person knows that what came for an operation was dropped, because its row could not
-    /// be read.
+    /// Whether an alert was raised that events of an operation were dropped, because its row could
+    /// not be read.
     pub fn was_unreadable(&self, operation: OperationId) -> bool {
         let alert = operation.event_id("unloadable");
         self.alerts.contains_key(&alert)
@@ -106,7 +106,7 @@ impl Judge {
 }
 
 impl Run {
-    /// Commands come in the order of durability, one row per operation, with stamps that grow.
+    /// Commands come in the order of durability, with one row per operation and increasing stamps.
     pub fn check_batch(&mut self, index: usize, batch: &Batch) {
         let rank = |command: &Command| match command {
             Command::Index { .. } => 0,
@@ -140,7 +140,7 @@ impl Run {
         }
     }
 
-    /// A request is in the log: from here on it counts as accepted.
+    /// A request was appended to the log: it now counts as accepted.
     pub fn judge_request(&mut self, priority: Priority, partition: usize, record: &Record) {
         let Record::Request { request, .. } = record else {
             return;
@@ -166,7 +166,7 @@ impl Run {
         accepted.create[priority] = accepted.create[priority].or(hash);
     }
 
-    /// A reply was given: on the log that it is about to be put on, or without one.
+    /// A reply was given: on the log that it is about to be appended to, or without one.
     pub fn judge_reply(&mut self, partition: Option<usize>, reply: &StepReply) {
         let at = partition.map_or(NOWHERE, |log| self.store.logs[log].replies.len());
         let row = self.store.row(reply.operation);
@@ -210,7 +210,7 @@ impl Run {
         self.judge.asked.insert(intent);
     }
 
-    /// What a settled batch has intended was asked for.
+    /// The attempts that a settled batch intends were requested.
     pub fn check_asked_for(&mut self, intents: &[Intent]) {
         for intent in intents {
             if !self.judge.asked.contains(intent) {
@@ -258,7 +258,7 @@ impl Run {
         }
         let known = self.judge.failed.get(&failed.event_id);
         if known.is_some_and(|before| {
-            // What it says of the steps is how they are when it is sent, and so may differ.
+            // The states of the steps are those at the time of sending, and may differ.
             (&before.failing_step, &before.error) != (&failed.failing_step, &failed.error)
         }) {
             let before = known.cloned();
@@ -276,7 +276,7 @@ impl Run {
             self.seen.count(Sight::Waits);
         }
         match self.judge.alerts.get(&alert.event_id) {
-            // It is raised each time that the row is met.
+            // It is raised each time that the row is loaded.
             Some(_) if alert.kind == AlertKind::RowUnreadable => {}
             Some(before) if *before != alert => {
                 let before = before.clone();
@@ -289,7 +289,7 @@ impl Run {
         }
     }
 
-    /// An owner is told of an end that a row has had, and only where the request asked for that.
+    /// A notice reports an end that a row has had, and only if the request has contacts.
     pub fn take_owner_notice(&mut self, notice: OwnerNotice) {
         let id = notice.operation;
         self.note(id, || format!("owner: {:?}", notice.state));
@@ -316,14 +316,14 @@ impl Run {
         }
     }
 
-    /// Nothing below a checkpoint is unfinished.
+    /// No record below a checkpoint is unfinished.
     pub fn check_checkpoint(&mut self, partition: usize) {
         let accepted = self.judge.accepted.iter();
         let unsafe_one = accepted
             .filter(|(_, accepted)| accepted.partition == partition)
             .map(|(id, accepted)| (*id, accepted, self.store.reached_of(partition, *id)))
             .filter(|(id, accepted, reached)| match self.store.row(*id) {
-                // It is what will be read again, if it is.
+                // The row's own request is the one that would be read again.
                 Some(row) => {
                     let made_by = row.created.request;
                     made_by.offset < reached.0.on(made_by.priority.source())
@@ -346,7 +346,7 @@ impl Run {
         self.check_replies_below(partition);
     }
 
-    /// Whether an operation whose request is behind the checkpoint will come to its end.
+    /// Whether an operation whose request is behind the checkpoint is certain to end.
     fn is_safe(&self, id: OperationId, partition: usize, checkpoint: Checkpoint) -> bool {
         let Some(row) = self.store.row(id) else {
             return false;
@@ -360,7 +360,7 @@ impl Run {
         if !row.state.state.is_final() {
             return (row.state.handed_off || self.judge.was_unreadable(id)) && is_hinted_at;
         }
-        // Whatever loads its row has its end announced, if that did not happen.
+        // An event that loads the row also announces its end, if that has not happened.
         let mut replies = logs.replies[checkpoint.on(Source::Replies)..]
             .iter()
             .flatten();
@@ -373,7 +373,7 @@ impl Run {
             || requests.any(|record| record.operation() == Some(id))
     }
 
-    /// Whatever is no operation's went where it can be found; a cancel is noted.
+    /// Records without an operation are on a dead-letter topic or were rerouted; a cancel is noted.
     fn check_records_below(&mut self, priority: Priority, partition: usize) {
         let logs = &self.store.logs[partition];
         let records = logs.requests[priority].iter().enumerate();
@@ -440,7 +440,7 @@ impl Run {
         }
     }
 
-    /// No reply is behind the checkpoint that a row still waits for.
+    /// No reply behind the checkpoint is still awaited by a row.
     fn check_replies_below(&mut self, partition: usize) {
         let awaited = self.store.rows().find_map(|row| {
             let replies = self.judge.replies.get(&row.id)?;
@@ -464,7 +464,7 @@ impl Run {
         }
     }
 
-    /// What is known to have been refused or applied.
+    /// Whether a recovery is noted as refused or applied.
     fn is_noted(row: &OperationRow, recovery: &Recovery) -> bool {
         let is_kept = !matches!(
             recovery.verb,
@@ -475,8 +475,8 @@ impl Run {
     }
 }
 
-/// Whether two records with one event id tell the same. What the operation has come to meanwhile may
-/// show in those that do not tell of the operation itself.
+/// Whether two records with the same event id have the same contents. Records that are not about
+/// the operation itself may show its newer state.
 fn is_same_event(one: &OperationStatus, other: &OperationStatus) -> bool {
     match one.kind {
         StatusKind::Final | StatusKind::Received => one == other,
@@ -502,12 +502,12 @@ fn is_unknown(status: &OperationStatus) -> bool {
     error.is_some_and(|error| error.code == "unknown-operation")
 }
 
-/// Whether a step has ended, going forward.
+/// Whether a step has ended in forward progress.
 fn has_ended(state: StepState) -> bool {
     matches!(state, StepState::Completed | StepState::Skipped)
 }
 
-/// Whether nothing of an operation may be left standing in this state.
+/// Whether an operation in this state must not have any effects left.
 fn is_undone(state: ProcessState) -> bool {
     matches!(state, ProcessState::Compensated | ProcessState::Cancelled)
 }

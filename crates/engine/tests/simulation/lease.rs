@@ -1,5 +1,5 @@
-//! Owning a shard's work: a candidate takes a lease that has gone silent, its owner renews it and moves
-//! the checkpoint with that, and learns, late perhaps, that it was lost.
+//! Ownership of a shard: a candidate takes a lease that was not renewed. Its owner renews it and
+//! stores the checkpoint with it, and learns, perhaps late, that it has lost it.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use crate::store::{Checkpoint, LEASE_MARGIN_MICROS, LEASE_MICROS, Lease, LeaseKe
 const AHEAD_MICROS: u64 = 1_800_000;
 
 impl Run {
-    /// A candidate takes a lease that nobody has renewed for long enough.
+    /// A candidate takes a lease that was not renewed for long enough.
     pub fn watch(&mut self, shard: ShardId) {
         let after = self.rng.between(100_000, 400_000);
         self.later(after, What::Watch { shard });
@@ -69,13 +69,13 @@ impl Run {
         self.later(after + 100_000, What::Renew { owner });
     }
 
-    /// Whether nobody holds a lease any more, as far as a candidate can see.
+    /// Whether a lease looks free to a candidate.
     fn may_be_taken(&self, lease: &Lease) -> bool {
         let patience = LEASE_MICROS + LEASE_MARGIN_MICROS;
         lease.is_free || self.now.since(lease.changed_at).as_micros() >= u128::from(patience)
     }
 
-    /// What a shard goes on from that nobody has begun yet, once all that it follows are taken.
+    /// The first lease of a shard, once all shards that it follows are ended.
     fn beginning(&mut self, (generation, shard): LeaseKey) -> Option<Lease> {
         let Some(before) = generation.checked_sub(1) else {
             return Some(Lease::default());
@@ -119,7 +119,7 @@ impl Run {
         })
     }
 
-    /// Takes a shard of an earlier layout for good, if its owner has let it go, or is silent.
+    /// Ends a shard of an earlier layout for good, if its owner has released it or is silent.
     fn end(&mut self, key: LeaseKey) -> Option<Lease> {
         let stands = match self.store.leases.get(&key) {
             Some(lease) if lease.is_ended => return Some(lease.clone()),
@@ -140,7 +140,7 @@ impl Run {
         Some(ended)
     }
 
-    /// Somebody divides the work anew: into more parts or fewer.
+    /// Changes the number of shards per partition.
     pub fn repartition(&mut self) {
         let (_, scheme) = self.store.layout();
         let others = [1, 2, 4].into_iter();
@@ -159,8 +159,8 @@ impl Run {
         self.watched = self.watched.max(next.shards());
     }
 
-    /// An owner's clock may be far ahead, and so may its stamps; that only makes it patient. Where
-    /// settling protects, all clocks have to be nearly right.
+    /// An owner's clock and stamps may be far ahead, which only makes it wait longer. If protection
+    /// is by settling, all clocks must be nearly right.
     fn owner_skew(&mut self) -> i64 {
         let skew = self.skew();
         if !self.plan.is_settling() && self.rng.chance(25) {
@@ -169,7 +169,7 @@ impl Run {
         skew
     }
 
-    /// Limits lie two leases ahead; now and then hardly anything, so that stamps run out.
+    /// A limit is two leases ahead; occasionally much less, so that stamps run out.
     fn stamp_limit(&mut self, limit: Stamp, mut clock: Clock) -> Stamp {
         let ahead = if self.rng.chance(4) {
             2
@@ -180,7 +180,7 @@ impl Run {
         Stamp(limit.0.max(now) + i64::try_from(ahead).unwrap())
     }
 
-    /// Sends the renewal of the lease, with the checkpoint.
+    /// Sends the renewal of the lease, which contains the checkpoint.
     pub fn renew(&mut self, index: usize) {
         let after = self.rng.between(80_000, 350_000);
         self.later(after, What::Renew { owner: index });
@@ -285,7 +285,7 @@ impl Run {
         }
     }
 
-    /// The lease is lost: the engine's decisions are worth nothing any more.
+    /// The lease is lost: the engine's decisions are dropped.
     pub fn give_up(&mut self, index: usize) {
         let owner = &mut self.owners[index];
         owner.life = Life::GaveUp;
@@ -301,7 +301,7 @@ fn valid_until(sent: Timestamp) -> Timestamp {
     sent + Duration::from_micros(LEASE_MICROS - LEASE_MARGIN_MICROS)
 }
 
-/// What is left of a handover behind a checkpoint.
+/// The part of a handover beyond a checkpoint.
 fn pruned(mut handover: ShardHandover, checkpoint: Checkpoint) -> ShardHandover {
     handover.forget_below(|source| offset(checkpoint.on(source)));
     handover

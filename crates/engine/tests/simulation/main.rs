@@ -1,12 +1,12 @@
-//! The engine and the supervisors between logs, store, agents, services, callers and operators that
-//! are all made of memory, virtual time and a seed. Everything that can go wrong goes wrong:
-//! processes die between any two of their acts, stand still and wake up too late, clocks are off,
-//! messages come late, twice and out of order, services do, fail, hang and refuse. A judge holds
-//! every write, message and checkpoint against what must hold, and the whole when it has come to
-//! rest. `docs/simulator.md` says more.
+//! A simulator for the engine and the supervisors. Logs, store, agents, services, callers and
+//! operators are simulated in memory, with virtual time and a seed. All kinds of faults are
+//! injected: processes die between any two actions, or pause and resume too late; clocks are wrong;
+//! messages arrive late, twice and out of order; services succeed, fail, hang and refuse. A judge
+//! checks the invariants on every write, message and checkpoint, and the whole run at its end. See
+//! `docs/simulator.md`.
 //!
-//! A failing seed prints its number and the history of the guilty operation. `WAYBILL_SEED=<n>` runs
-//! that seed alone, `WAYBILL_SEEDS=<n>` as many, from `WAYBILL_FIRST_SEED=<n>` on.
+//! A failing seed prints its number and the history of the affected operation. `WAYBILL_SEED=<n>`
+//! runs that seed alone, `WAYBILL_SEEDS=<n>` as many, from `WAYBILL_FIRST_SEED=<n>` on.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -39,7 +39,7 @@ const SEEDS: u64 = if cfg!(debug_assertions) {
 } else {
     40_000
 };
-/// Seeds beyond these in which the simulator has found a fault, each mended since.
+/// Further seeds with which the simulator has found faults, all fixed since.
 const FOUND_FAULTS: [u64; 6] = [93_427, 98_899, 317_788, 416_810, 686_207, 961_345];
 /// How many threads run seeds.
 const THREADS: u64 = 2;
@@ -66,7 +66,7 @@ fn faults_that_were_found_once_do_not_come_back() {
     }
 }
 
-/// Runs seeds on all threads; gives back what they saw, and the lowest that failed.
+/// Runs seeds on all threads; returns their statistics, and the lowest seed that failed.
 fn run_all(first: u64, seeds: u64) -> (Seen, Option<u64>) {
     let next = AtomicU64::new(first);
     let worker = || {
@@ -103,7 +103,7 @@ fn run_all(first: u64, seeds: u64) -> (Seen, Option<u64>) {
     (all, failed)
 }
 
-/// Replays a seed; if it fails, with its history.
+/// Replays a seed, and prints its history if it fails.
 fn report(seed: u64) {
     let outcome = run(seed, None, true);
     if let Some(broken) = outcome.violation {
@@ -117,7 +117,7 @@ fn report(seed: u64) {
     }
 }
 
-/// A simulation that meets no trouble proves nothing.
+/// A simulation without faults proves nothing.
 fn assert_everything_was_seen(seen: &Seen, seeds: u64) {
     let least = seeds / 400;
     let mut rare = Vec::new();

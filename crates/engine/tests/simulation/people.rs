@@ -1,4 +1,5 @@
-//! Callers and operators: they ask early, late, twice, and for what makes no sense.
+//! Callers and operators: their requests come early, late, twice, and in states where they make no
+//! sense.
 
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ impl Run {
         self.wake_owners(partition, priority.source());
     }
 
-    /// An operator looks at what there is, and asks for something: mostly for what fits.
+    /// An operator looks at the operations and sends a request, usually one that fits.
     pub fn operate(&mut self) {
         let all: Vec<OperationId> = self.store.rows().map(|row| row.id).collect();
         let is_parked = |row: &&OperationRow| row.state.state.is_parked();

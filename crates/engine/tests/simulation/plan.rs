@@ -1,4 +1,4 @@
-//! What a seed decides before anything happens: how much goes wrong, and how.
+//! What a seed decides in advance: how much goes wrong, and how.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,48 +9,48 @@ use crate::bugs::Bug;
 use crate::rng::Rng;
 use crate::workload::{Ask, Protection, asks, workflows};
 
-/// When every run begins.
+/// The start of every run.
 pub const START: Timestamp = Timestamp::from_millis(1_700_000_000_000);
-/// How long after its faults have stopped everything has to be final or parked.
+/// How long after its last fault every operation must be final or parked.
 pub const BOUND: Duration = Duration::from_secs(240);
 
 #[derive(Debug)]
 pub struct Plan {
     pub partitions: u32,
     pub config: Arc<EngineConfig>,
-    /// How many operations an owner has in memory at most.
+    /// Maximum number of operations in an owner's memory.
     pub in_flight_max: usize,
-    /// How many requests of each priority wait with it at most.
+    /// Maximum number of waiting requests of each priority.
     pub waiting_max: usize,
     pub workflows: Arc<Workflows>,
     pub protection: Protection,
     pub asks: Vec<Ask>,
-    /// From here on nothing fails any more.
+    /// No fault happens after this.
     pub calm_at: Timestamp,
     pub supervisors: usize,
     pub owner_crashes: u32,
     pub owner_pauses: u32,
-    /// Owners that stop in order, and give their lease back.
+    /// How many owners stop gracefully and release their lease.
     pub owner_stops: u32,
-    /// How often the work is divided anew.
+    /// How often the number of shards changes.
     pub repartitions: u32,
-    /// Rows that cannot be read for a while.
+    /// How many rows become unreadable for a while.
     pub spoilt_rows: u32,
-    /// Whether agents write their replies in transactions, whose markers take offsets.
+    /// Whether agents write their replies in transactions, whose markers take up offsets.
     pub transactions: bool,
-    /// Whether agents run in the processes of the owners, and are asked without a topic.
+    /// Whether agents run in the owners' processes, and are called without a topic.
     pub direct: bool,
     pub supervisor_crashes: u32,
     pub agent_crashes: u32,
     pub interventions: u64,
-    /// Of a hundred messages, how many arrive twice.
+    /// The percentage of messages that arrive twice.
     pub copies: u64,
-    /// Of a hundred calls, how many go wrong.
+    /// The percentage of calls that fail.
     pub faults: u64,
 }
 
 impl Plan {
-    /// Whether nothing but `settle` protects: then clocks and renewals have to be nearly right.
+    /// Whether `settle` is the only protection: then clocks and renewals must be nearly right.
     pub fn is_settling(&self) -> bool {
         self.protection == Protection::Settling
     }
@@ -80,7 +80,7 @@ impl Plan {
         let owner_stops = budget(2);
         let (agent_crashes, spoilt_rows) = match protection {
             Protection::Tombstones | Protection::Settling => (budget(3), budget(1)),
-            // Evidence of what was done late would be lost.
+            // The evidence of late effects would be lost.
             Protection::Evidence => (0, 0),
         };
         let repartitions = match rng.chance(35) {
@@ -108,7 +108,8 @@ impl Plan {
             interventions: rng.below(7),
             copies: rng.below(12),
             faults: [8, 25, 50][rng.index(3)],
-            // Evidence of what was done late dies with the process, and so would what is to protect.
+            // The evidence of late effects would be lost with the process, and so would settling
+            // attempts.
             direct: rng.chance(30) && protection == Protection::Tombstones,
         }
     }

@@ -1,15 +1,15 @@
-//! The proof of the proof: bugs are planted, one at a time, and each has to be caught.
+//! Tests the judge: bugs are planted, one at a time, and it must detect each of them.
 
 use crate::bugs::Bug;
 use crate::history::Rule;
 use crate::run::run;
 
-/// How many seeds may be needed for any bug.
+/// Maximum number of seeds until a bug is detected.
 const SEEDS_MAX: u64 = 20_000;
-/// Where the table of bugs stands.
+/// The document with the table of bugs.
 const DOCS: &str = include_str!("../../../../docs/simulator.md");
 
-/// How a bug was caught.
+/// How a bug was detected.
 struct Caught {
     rule: Rule,
     seeds: u64,
@@ -54,8 +54,8 @@ fn row_of(bug: Bug, caught: &Caught) -> String {
     format!("| {what} | {rule} | {} |", caught.seeds)
 }
 
-/// Whether a row of the table names the rule, and at least as many seeds as are needed. (Rules of one
-/// row are set apart by semicolons.)
+/// Whether a row of the table names the rule, and at least as many seeds as are needed. (A row
+/// separates its rules by semicolons.)
 fn is_true(line: &str, caught: &Caught) -> bool {
     let mut cells = line.split('|').map(str::trim).skip(2);
     let rule = cells.next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What will happen, in the order of time.
+//! The future events of a run, ordered by time.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -12,25 +12,25 @@ use crate::services::Deed;
 use crate::store::{Lease, Spoilt};
 use crate::supervisors::Receipt;
 
-/// Something that will happen.
+/// A future event.
 #[derive(Debug)]
 pub enum What {
-    /// A caller's record reaches the log of a partition.
+    /// A caller's record arrives at the log of a partition.
     Ask(usize),
-    /// An operator looks at what there is, and asks for something.
+    /// An operator looks at the operations, and sends a request.
     Operate,
-    /// Somebody sets a clock.
+    /// A clock is set.
     SetClock,
-    /// A row cannot be read for a while.
+    /// A row becomes unreadable for a while.
     Spoil,
 
-    /// A record reaches `recovery`; whoever sent it learns of it.
+    /// A record arrives at `recovery`, and its sender receives the acknowledgement.
     Recovery {
         partition: usize,
         recovery: Box<Recovery>,
         receipt: Option<Receipt>,
     },
-    /// A record reaches `step-replies`; the agent learns of it.
+    /// A record arrives at `step-replies`, and the agent receives the acknowledgement.
     Reply {
         task: usize,
         incarnation: u32,
@@ -38,13 +38,13 @@ pub enum What {
         is_copy: bool,
     },
 
-    /// Somebody divides the work anew.
+    /// The number of shards changes.
     Repartition,
-    /// A candidate looks at a shard's lease.
+    /// A candidate checks a shard's lease.
     Watch {
         shard: ShardId,
     },
-    /// A new owner begins to work.
+    /// A new owner starts.
     Start {
         owner: usize,
     },
@@ -57,22 +57,22 @@ pub enum What {
         owner: usize,
         operation: OperationId,
     },
-    /// The row that was read arrives.
+    /// The result of reading a row arrives.
     Loaded {
         owner: usize,
         operation: OperationId,
         row: Result<Option<Box<OperationRow>>, Spoilt>,
     },
-    /// Takes the next batch, if there is one.
+    /// The owner takes its next batch, if there is one.
     Commit {
         owner: usize,
     },
-    /// Part of the commit under way becomes durable, or the rest of it.
+    /// Part of the current commit becomes durable, or the rest of it.
     Land {
         owner: usize,
         is_rest: bool,
     },
-    /// What a dead owner had under way becomes durable after all.
+    /// Writes of a dead owner become durable.
     LandLate {
         owner: usize,
         writes: Vec<Command>,
@@ -81,12 +81,12 @@ pub enum What {
     Committed {
         owner: usize,
     },
-    /// A message of an owner's arrives.
+    /// A message of an owner arrives.
     Arrive {
         owner: usize,
         batch: BatchNumber,
         message: Box<Message>,
-        /// It had not left the owner's memory when it was sent.
+        /// It was still in the owner's memory until it arrived.
         is_buffered: bool,
         is_copy: bool,
     },
@@ -112,31 +112,31 @@ pub enum What {
         is_written: bool,
     },
 
-    /// A step request reaches an agent.
+    /// A step request arrives at an agent.
     Deliver {
         task: usize,
         incarnation: u32,
     },
-    /// A call reaches its service.
+    /// A call arrives at its service.
     Serve {
         task: usize,
         incarnation: u32,
         deed: Deed,
         answer_at: Option<Timestamp>,
     },
-    /// The service's answer reaches the agent.
+    /// The service's answer arrives at the agent.
     Answer {
         task: usize,
         incarnation: u32,
         outcome: Box<waybill_engine::Outcome>,
     },
-    /// The agent waits for no answer any more.
+    /// The agent stops waiting for an answer.
     GiveUp {
         task: usize,
         incarnation: u32,
     },
 
-    /// A supervisor looks after its index shards.
+    /// A supervisor handles its index shards.
     Turn {
         supervisor: usize,
         incarnation: u32,
@@ -149,9 +149,9 @@ pub enum What {
         due: Timestamp,
         operation: OperationId,
     },
-    /// A supervisor learns that what it asked is in the log.
+    /// A supervisor learns that its recovery was appended to the log.
     Asked(Receipt),
-    /// A supervisor's cursor and position become durable.
+    /// A supervisor's cursor and offset become durable.
     CursorLands {
         index_shard: usize,
         bucket: i64,
@@ -160,7 +160,7 @@ pub enum What {
 }
 
 impl What {
-    /// Whether the run cannot be over while this is to come.
+    /// Whether this event keeps the run from ending.
     fn is_work(&self) -> bool {
         match self {
             Self::SetClock
@@ -178,7 +178,7 @@ impl What {
             | Self::Look { .. }
             | Self::CursorLands { .. }
             | Self::Asked(_) => false,
-            // A wake for an operation that has long ended.
+            // A recovery without a receipt may wake an operation that has long ended.
             Self::Recovery { receipt, .. } => receipt.is_none(),
             Self::Ask(_)
             | Self::Operate
@@ -229,7 +229,7 @@ impl Queue {
         Some((entry.at, entry.what))
     }
 
-    /// Whether nothing but what goes on for ever is to come.
+    /// Whether only recurring events are left.
     pub fn is_idle(&self) -> bool {
         self.work == 0
     }

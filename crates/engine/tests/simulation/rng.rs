@@ -19,12 +19,12 @@ impl Rng {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 
-    /// Of `0..end`.
+    /// A number in `0..end`.
     pub fn below(&mut self, end: u64) -> u64 {
         (self.next() >> 11) % end
     }
 
-    /// Of `from..to`.
+    /// A number in `from..to`.
     pub fn between(&mut self, from: u64, to: u64) -> u64 {
         from + self.below(to - from)
     }

@@ -1,4 +1,4 @@
-//! One run: everything that happens, in the order of time, until nothing is left to happen.
+//! One run: processes events in the order of time until none is left.
 
 use std::time::Duration;
 
@@ -20,12 +20,12 @@ use crate::services::Services;
 use crate::store::{PartitionLogs, Store, bucket_of};
 use crate::supervisors::Supervisor;
 
-/// More than any run needs.
+/// A limit that no run reaches.
 const EVENTS_MAX: u64 = 400_000;
 
 pub struct Run {
     pub rng: Rng,
-    /// True time, which no process knows exactly.
+    /// The true time, which no process knows exactly.
     pub now: Timestamp,
     pub queue: Queue,
     pub plan: Plan,
@@ -33,9 +33,9 @@ pub struct Run {
     pub store: Store,
     pub services: Services,
     pub agents: Agents,
-    /// Every owner that there ever was.
+    /// All owners, past and present.
     pub owners: Vec<Owner>,
-    /// How many shards candidates look after, counted from the first.
+    /// The number of shards that candidates check, from the first.
     pub watched: u32,
     pub supervisors: Vec<Supervisor>,
     pub judge: Judge,
@@ -48,9 +48,9 @@ pub struct Run {
 pub struct Outcome {
     pub seen: Seen,
     pub violation: Option<Violation>,
-    /// What happened, if it was kept and a rule was broken.
+    /// The history, if it was recorded and a rule was broken.
     pub history: String,
-    /// Tells one course of events from another.
+    /// A digest of the course of events.
     pub digest: u64,
 }
 
@@ -235,7 +235,7 @@ impl Run {
         }
     }
 
-    /// What an owner does itself, and can die of.
+    /// Events of an owner, during which it may die.
     fn owner_acts(&mut self, owner: usize, what: What) {
         match what {
             What::Start { .. } => self.start(owner),
@@ -274,7 +274,7 @@ impl Run {
             .push(self.now + Duration::from_micros(micros), what);
     }
 
-    /// How long something is under way in the network: mostly not for long.
+    /// The duration of a network transfer: usually short.
     pub fn travel(&mut self) -> u64 {
         if self.is_calm() {
             return 300;
@@ -294,7 +294,7 @@ impl Run {
         self.history.note(self.now, None, line);
     }
 
-    /// A rule was broken. The first one ends the run.
+    /// Reports a broken rule. The first one ends the run.
     pub fn fail(
         &mut self,
         rule: Rule,
@@ -328,7 +328,7 @@ impl Run {
         self.note_all(|| format!("a clock is set, now {offset} µs off"));
     }
 
-    /// A row goes bad; a person restores it some time later.
+    /// Makes a row unreadable; an operator restores it some time later.
     fn spoil(&mut self) {
         let rows: Vec<_> = self.store.rows().map(|row| row.id).collect();
         if rows.is_empty() {
@@ -348,7 +348,7 @@ impl Run {
         i64::try_from(self.rng.below(span)).unwrap() - SKEW_MICROS
     }
 
-    /// Whether everything has come to rest.
+    /// Whether the run has ended.
     fn is_over(&self) -> bool {
         self.is_calm()
             && self.queue.is_idle()
@@ -365,7 +365,7 @@ impl Run {
                 .all(|shard| self.is_at_rest(shard))
     }
 
-    /// Whether an entry of the deadline index will have an operation looked at.
+    /// Whether an entry of the deadline index will wake an operation.
     fn is_to_be_looked_at(&self, operation: OperationId) -> bool {
         let logs = self.store.logs.iter();
         let mut entries = logs.flat_map(|logs| logs.index.values().flatten());
@@ -426,7 +426,7 @@ impl Run {
         }
     }
 
-    /// The position of a source among all of them.
+    /// The index of a source among all of them.
     pub fn index_of(source: Source) -> usize {
         match source {
             Source::Requests => 0,

@@ -1,6 +1,6 @@
-//! Owners of partitions: each runs the real engine between logs, store and lease, as the
-//! scheduler's loop does. They die between any two of their acts, or stand still and wake up when
-//! another has taken their place.
+//! Owners of partitions: each runs the real engine with logs, store and lease, as the scheduler's
+//! loop does. They die between any two actions, or pause and resume after another owner has taken
+//! over.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use crate::seen::Sight;
 use crate::store::{Lease, LeaseKey};
 use crate::workload::Record;
 
-/// What distinguishes a record's fingerprint from its offset.
+/// The difference between a record's fingerprint and its offset.
 pub const FINGERPRINT_BASE: u64 = 1_000;
-/// How long whoever stops waits for what is on its way.
+/// How long a stopping owner waits for its writes and messages in flight.
 const RELEASE_PATIENCE: Duration = Duration::from_millis(500);
-/// Who asks for what a planted bug wants asked.
+/// The requester in recoveries of a planted bug.
 const AGAIN: &str = "again";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Life {
     Runs,
-    /// It has lost its lease, and knows.
+    /// It has lost its lease, and knows it.
     GaveUp,
     Crashed,
 }
@@ -48,19 +48,19 @@ pub struct Owner {
     pub clock: Clock,
     pub life: Life,
     pub stands_still_until: Timestamp,
-    /// It stood still, and does not know yet what came into its inbox meanwhile.
+    /// It was paused, and has not yet read the replies that arrived meanwhile.
     stood_still: bool,
-    /// Since when it waits to give its lease back.
+    /// Since when it waits to release its lease.
     releasing_since: Option<Timestamp>,
-    /// It may act until then.
+    /// It may act until this time.
     pub valid_until: Timestamp,
-    /// The end that the inbox had when it started, or had last woken up.
+    /// The end of the inbox when it started, or after its last pause.
     inbox_end: usize,
-    /// The one that it went by when it decided what is in its next batch.
+    /// The end of the inbox that applied to the decisions in its next batch.
     replies_end: usize,
     stamp_floor: Stamp,
     pub stamp_limit: Stamp,
-    /// How far it has read its logs.
+    /// The offsets up to which it has read its logs.
     pub next: [usize; 4],
     will_poll: [bool; 4],
     will_commit: bool,
@@ -72,7 +72,7 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Whoever has just taken a lease; it has not begun to work.
+    /// A new owner that has just taken a lease, and has not started yet.
     pub fn new(
         key: LeaseKey,
         scheme: ShardingScheme,
@@ -111,7 +111,7 @@ impl Owner {
         }
     }
 
-    /// What it knew when it decided what is in the batch that it takes.
+    /// What it knew when it made the decisions in the batch that it takes.
     pub fn writer(&mut self, local: Timestamp) -> Writer {
         let replies_end = std::mem::replace(&mut self.replies_end, self.inbox_end);
         Writer { local, replies_end }
@@ -122,7 +122,7 @@ impl Owner {
         self.releasing_since.get_or_insert(now);
     }
 
-    /// Whether it writes nothing more.
+    /// Whether it has stopped writing.
     pub fn is_releasing(&self) -> bool {
         self.releasing_since.is_some()
     }
@@ -131,7 +131,7 @@ impl Owner {
         self.commit.is_some() || !self.unsettled.is_empty()
     }
 
-    /// Whether it has stopped, and nothing of it is on its way, or not for much longer.
+    /// Whether it has stopped, and has nothing in flight, or has waited long enough.
     pub fn may_release(&self, now: Timestamp) -> bool {
         self.releasing_since
             .is_some_and(|since| !self.has_work_under_way() || now >= since + RELEASE_PATIENCE)
@@ -150,7 +150,7 @@ impl Owner {
 }
 
 impl Run {
-    /// Reads where the logs end, and begins.
+    /// Reads the ends of the logs, and starts.
     pub fn start(&mut self, index: usize) {
         let name = OwnerId(self.rng.uuid());
         let ignores_inbox = self.bug == Some(Bug::TimeOutBeforeInboxIsRead);
@@ -183,7 +183,7 @@ impl Run {
         }
     }
 
-    /// Whether an owner acts, and does not die or fall asleep in this very moment.
+    /// Whether an owner acts; it may also die or pause at this moment.
     pub fn is_up(&mut self, index: usize) -> bool {
         let owner = &self.owners[index];
         if owner.life != Life::Runs || owner.stands_still_until > self.now {
@@ -222,7 +222,7 @@ impl Run {
         }
     }
 
-    /// Before any time-out, the inbox is read to the end that it has by now.
+    /// The inbox must be read to its current end before any time-out.
     fn wake_up(&mut self, index: usize) {
         let owner = &mut self.owners[index];
         owner.stood_still = false;
@@ -234,7 +234,7 @@ impl Run {
         self.apply(index, Event::InboxEnd(end));
     }
 
-    /// Defers what an owner would do while it stands still; a dead one does nothing.
+    /// Delays the action of a paused owner; a dead one does nothing.
     pub fn when_up(&mut self, index: usize, what: What) {
         let owner = &self.owners[index];
         if owner.life == Life::Runs {
@@ -242,7 +242,7 @@ impl Run {
         }
     }
 
-    /// Has an owner read a log, if it does not already.
+    /// Schedules the reading of a log by an owner, unless that is scheduled already.
     pub fn wake(&mut self, index: usize, source: Source) {
         let slot = Self::index_of(source);
         if !std::mem::replace(&mut self.owners[index].will_poll[slot], true) {
@@ -257,7 +257,7 @@ impl Run {
         }
     }
 
-    /// Has everybody who takes himself for the owner of a partition read a log of it.
+    /// Lets every process that believes to own a partition read one of its logs.
     pub fn wake_owners(&mut self, partition: usize, source: Source) {
         for index in 0..self.owners.len() {
             let owner = &self.owners[index];
@@ -301,7 +301,7 @@ impl Run {
         self.wake(index, source);
     }
 
-    /// What the engine is told of a record, or of its being none of its own.
+    /// The event for a record, which may belong to another shard.
     fn event_for(&mut self, index: usize, source: Source, at: usize) -> Option<Event> {
         let owner = &self.owners[index];
         let event = self.event_at(owner.partition, source, at)?;
@@ -321,7 +321,7 @@ impl Run {
         })
     }
 
-    /// What shards go by, of a record.
+    /// The hash of a record's key, which determines its shard.
     fn key_at(&self, partition: usize, source: Source, at: usize) -> Option<KeyHash> {
         let logs = &self.store.logs[partition];
         let of = |id: OperationId| KeyHash::of(&id.key());
@@ -333,7 +333,7 @@ impl Run {
         }
     }
 
-    /// What the engine is told of a record.
+    /// The event for a record.
     fn event_at(&self, partition: usize, source: Source, at: usize) -> Option<Event> {
         let logs = &self.store.logs[partition];
         let offset = offset(at);
@@ -395,7 +395,7 @@ impl Run {
         };
         let home = partition_for(request.operation(), self.plan.partitions);
         if home.0 as usize != partition {
-            // Its bytes say where it lies, so that it can be found again.
+            // Its bytes contain its position, so that it can be found again.
             let key = [partition as u64, at as u64].map(u64::to_be_bytes).concat();
             return Event::Misrouted {
                 source,
@@ -420,7 +420,7 @@ impl Run {
         }
     }
 
-    /// Whether the attempt that a reply is about has succeeded before, and its step is being undone, or is undone.
+    /// Whether the attempt of a reply succeeded before, and its step is being undone, or is undone.
     fn had_succeeded(&self, reply: &StepReply) -> bool {
         let row = self.store.row(reply.operation);
         row.is_some_and(|row| {
@@ -444,19 +444,19 @@ impl Run {
         })
     }
 
-    /// Tells the engine, and sees to what it then wants.
+    /// Applies an event to the engine, and handles the resulting work.
     pub fn apply(&mut self, index: usize, event: Event) {
         let now = self.owners[index].clock.read(self.now);
         self.apply_at(index, event, now);
     }
 
-    /// Whether an owner takes what agents of its process answer.
+    /// Whether an owner receives the replies of agents in its process.
     pub fn is_served(&self, index: usize) -> bool {
         let owner = &self.owners[index];
         owner.life == Life::Runs && owner.engine.is_some() && owner.releasing_since.is_none()
     }
 
-    /// An agent in an owner's process answers it.
+    /// Delivers the reply of an agent in an owner's process to the owner.
     pub fn tell_directly(&mut self, index: usize, reply: StepReply) {
         let now = self.owners[index].clock.read(self.now);
         self.apply_at(index, Event::DirectReply(reply), now);
@@ -468,7 +468,7 @@ impl Run {
             return;
         };
         engine.apply(event, now);
-        // Who stops begins nothing more.
+        // A stopping owner starts no more operations.
         if owner.releasing_since.is_none() {
             let held = engine.in_flight();
             let held = held.operations + held.loading;
@@ -536,7 +536,7 @@ impl Run {
         self.apply(index, Event::Tick);
     }
 
-    /// The planted bug: another supervisor asks for the attempt after the one that was seen.
+    /// The planted bug: another supervisor requests the attempt after the one that was seen.
     fn ask_again(&mut self, partition: usize, mut recovery: Box<Recovery>) {
         if let RecoveryVerb::Retry { seen, .. } = &mut recovery.verb
             && recovery.asked_by != AGAIN
@@ -554,7 +554,7 @@ impl Run {
         }
     }
 
-    /// The planted bug: that attempt is treated as if its time were over.
+    /// The planted bug: that attempt is treated as overdue.
     fn pretended(&self, event: &Event) -> Duration {
         match event {
             Event::Recovery { recovery, .. } if recovery.asked_by == AGAIN => match recovery.verb {

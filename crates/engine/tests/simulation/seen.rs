@@ -1,8 +1,8 @@
-//! What runs have seen: a run that met no trouble proves nothing.
+//! What runs have covered: a run without faults proves nothing.
 
 use waybill_engine::EngineStats;
 
-/// Something that must have been seen now and then.
+/// A situation that must occur now and then.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sight {
     CrashIdle,
@@ -130,12 +130,12 @@ impl Sight {
     ];
 }
 
-/// Counts of what was seen.
+/// How often each situation occurred.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Seen {
     counts: [u64; Sight::ALL.len()],
     pub stats: EngineStats,
-    /// Things that happened in all.
+    /// The total number of events.
     pub events: u64,
 }
 
@@ -158,7 +158,7 @@ impl Seen {
         self.counts[sight as usize]
     }
 
-    /// Takes in what another run saw.
+    /// Adds the counts of another run.
     pub fn merge(&mut self, other: &Self) {
         for (sum, count) in self.counts.iter_mut().zip(other.counts) {
             *sum += count;
@@ -167,7 +167,7 @@ impl Seen {
         self.events += other.events;
     }
 
-    /// Takes in what an engine counted.
+    /// Adds the counters of an engine.
     pub fn add(&mut self, stats: &EngineStats) {
         for (sum, count) in by_name(&mut self.stats)
             .into_iter()
@@ -177,7 +177,7 @@ impl Seen {
         }
     }
 
-    /// What the engines counted, by name.
+    /// The counters of the engines, by name.
     pub fn engine_counts(&self) -> Vec<(&'static str, u64)> {
         let mut stats = self.stats;
         let counts = by_name(&mut stats);
@@ -188,7 +188,7 @@ impl Seen {
     }
 }
 
-/// Every counter, by name: one that is added to the engine is a compile error here.
+/// Every counter, by name. A counter that is missing here is a compile error.
 fn by_name(stats: &mut EngineStats) -> [(&'static str, &mut u64); 30] {
     let EngineStats {
         created,

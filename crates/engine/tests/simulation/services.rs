@@ -1,5 +1,5 @@
-//! The services behind the agents, and what stands in them. Some refuse what comes after its undo. The others are
-//! plain ones, with PUT and DELETE: they forget what they have deleted, its key included.
+//! The services behind the agents, and their effects. Some refuse late requests after an undo. The
+//! others are plain, with PUT and DELETE: they forget what they have deleted, including its key.
 
 use waybill_engine::{Action, OperationId, Outcome, StepError, StepRequest, Undo};
 
@@ -8,17 +8,17 @@ use crate::run::Run;
 use crate::seen::Sight;
 use crate::workload::Protection;
 
-/// What a service does with a call.
+/// What a service does in a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Deed {
     Do,
-    /// Nothing, and says so.
+    /// It does nothing, and reports that.
     Fail,
-    /// Nothing, and will not.
+    /// It refuses, for good.
     Refuse,
 }
 
-/// What a service knows of one step of one operation.
+/// A service's record of one step of one operation.
 #[derive(Debug)]
 pub struct Effect {
     pub operation: OperationId,
@@ -28,9 +28,9 @@ pub struct Effect {
     /// How often it was made.
     pub made: u32,
     pub stands: bool,
-    /// An undo came: what comes after is refused.
+    /// It was undone, and later requests are refused.
     tombstone: bool,
-    /// More than one request was made for one attempt.
+    /// There was more than one request for one attempt.
     pub has_copies: bool,
     /// The attempts that were requested.
     attempts: Vec<u32>,

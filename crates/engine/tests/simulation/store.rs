@@ -1,4 +1,4 @@
-//! The state store and the logs: what outlives every process.
+//! The state store and the logs, which survive every process.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -13,17 +13,17 @@ use crate::scheduler::offset;
 use crate::supervisors::IndexShardLease;
 use crate::workload::Record;
 
-/// How long an owner may act after a renewal was sent.
+/// How long an owner may act after it has sent a renewal.
 pub const LEASE_MICROS: u64 = 1_000_000;
-/// What owners and candidates allow for delay.
+/// The allowance of owners and candidates for delay.
 pub const LEASE_MARGIN_MICROS: u64 = 100_000;
 
-/// How far the logs of a partition were read and done.
+/// The offsets up to which the logs of a partition were read and done.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Checkpoint(pub TopicOffsets);
 
 impl Checkpoint {
-    /// What the logs say, one after the other.
+    /// Builds a checkpoint from the offset of each log.
     pub fn of(at: impl Fn(Source) -> usize) -> Self {
         let mut offsets = TopicOffsets::default();
         for source in Source::ALL {
@@ -32,13 +32,13 @@ impl Checkpoint {
         Self(offsets)
     }
 
-    /// The position in one of the logs.
+    /// The offset in one of the logs.
     pub fn on(&self, source: Source) -> usize {
         usize::try_from(self.0.on(source).0).unwrap()
     }
 }
 
-/// What a lease is for: the generation of the layout, and the shard.
+/// The key of a lease: the generation of the layout, and the shard.
 pub type LeaseKey = (usize, ShardId);
 
 /// The lease row of a shard.
@@ -50,11 +50,11 @@ pub struct Lease {
     pub checkpoint: Checkpoint,
     /// When it was last written.
     pub changed_at: Timestamp,
-    /// Its owner has given it back.
+    /// Its owner has released it.
     pub is_free: bool,
-    /// Those of the next layout have taken it for good.
+    /// A shard of the next layout has ended it for good.
     pub is_ended: bool,
-    /// What those that it follows had done beyond its checkpoint.
+    /// The records beyond its checkpoint that the shards it follows have done.
     pub handover: ShardHandover,
 }
 
@@ -62,13 +62,13 @@ pub struct Lease {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Spoilt;
 
-/// What became of a write.
+/// The result of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Written {
     Stands,
-    /// A write with a higher stamp was there.
+    /// The stored row has a higher stamp.
     Fenced,
-    /// Another write with this very stamp was there.
+    /// The stored row has the same stamp.
     Clash,
 }
 
@@ -76,11 +76,11 @@ pub enum Written {
 #[derive(Debug, Default)]
 pub struct PartitionLogs {
     pub requests: ByPriority<Vec<Record>>,
-    /// `None` where a transaction's marker lies.
+    /// `None` at the position of a transaction's marker.
     pub replies: Vec<Option<Rc<StepReply>>>,
     pub recoveries: Vec<Rc<Recovery>>,
     pub failed: Vec<Rc<FailedOperation>>,
-    /// How far supervisors are known to have consumed `failed`.
+    /// The offset up to which supervisors have consumed `failed`, as far as is known.
     pub failed_next: usize,
     /// The deadline index, by bucket.
     pub index: BTreeMap<i64, Vec<(Timestamp, OperationId)>>,
@@ -93,12 +93,12 @@ pub struct PartitionLogs {
 #[derive(Debug, Default)]
 pub struct Store {
     pub logs: Vec<PartitionLogs>,
-    /// The sharding scheme of every generation; the last one is in force.
+    /// The sharding scheme of every generation; the last one is current.
     pub layouts: Vec<ShardingScheme>,
     pub leases: BTreeMap<LeaseKey, Lease>,
     rows: Vec<Row>,
     pub attention: Vec<OperationId>,
-    /// Rows that cannot be read until then, or until they are written.
+    /// Rows that cannot be read until this time, or until they are written.
     pub spoilt: BTreeMap<OperationId, Timestamp>,
 }
 
@@ -115,7 +115,7 @@ pub fn bucket_of(at: Timestamp) -> i64 {
 }
 
 impl PartitionLogs {
-    /// How many records a log has.
+    /// The number of records in a log.
     pub fn len(&self, source: Source) -> usize {
         match source {
             Source::Requests => self.requests[Priority::Normal].len(),
@@ -133,13 +133,13 @@ impl Store {
             .map(|stored| &stored.row)
     }
 
-    /// The sharding scheme in force, and its generation.
+    /// The current sharding scheme, and its generation.
     pub fn layout(&self) -> (usize, ShardingScheme) {
         let generation = self.layouts.len() - 1;
         (generation, self.layouts[generation])
     }
 
-    /// How far the records with a key are done on a partition's logs, whoever has done them.
+    /// The offsets up to which the records with a key are done on a partition's logs, by any shard.
     pub fn reached(&self, partition: usize, key: KeyHash) -> Checkpoint {
         let partition = PartitionId(u32::try_from(partition).unwrap());
         let newest = self.layouts.iter().enumerate().rev();
@@ -158,7 +158,7 @@ impl Store {
         })
     }
 
-    /// The same for an operation.
+    /// The same offsets for an operation.
     pub fn reached_of(&self, partition: usize, id: OperationId) -> Checkpoint {
         self.reached(partition, KeyHash::of(&id.key()))
     }
@@ -175,7 +175,7 @@ impl Store {
         self.rows.iter().map(|stored| &stored.row)
     }
 
-    /// Of two writes, the one with the higher stamp stands.
+    /// Writes a row, unless the stored one has a higher stamp.
     pub fn write(&mut self, change: RowChange, ignore_stamps: bool) -> Written {
         let Some(stored) = self
             .rows

@@ -1,6 +1,6 @@
-//! Supervisors: each runs the real [`Supervision`] over the index shards whose lease it holds. They sweep
-//! the deadline index by buckets behind a durable cursor, and consume failed-operations; they die,
-//! and stand still, and others take over.
+//! Supervisors: each runs the real [`Supervision`] over the index shards whose lease it holds. They
+//! sweep the deadline index by buckets behind a durable cursor, and consume failed-operations. They
+//! die and pause, and others take over.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -17,12 +17,11 @@ use crate::run::Run;
 use crate::seen::Sight;
 use crate::store::{Spoilt, bucket_of};
 
-/// How long an index shard stays with a supervisor that has gone silent.
+/// How long an index shard stays assigned to a silent supervisor.
 const INDEX_SHARD_LEASE_MICROS: u64 = 1_500_000;
-/// How long after its end a bucket may still get entries: writes that are late, and clocks that are
-/// off.
+/// How long after its end a bucket may still get entries: writes may be late, and clocks wrong.
 const GRACE: Duration = Duration::from_secs(6);
-/// How many records of failed-operations are taken at once.
+/// Maximum number of records of failed-operations in one step.
 const FAILED_AT_ONCE: usize = 4;
 
 /// A supervisor's process.
@@ -32,17 +31,17 @@ pub struct Supervisor {
     name: String,
     incarnation: u32,
     stands_still_until: Timestamp,
-    /// By partition, what it knows of the index shards that it holds.
+    /// The state of each index shard that it holds, by partition.
     index_shards: Vec<Option<Sweep>>,
 }
 
-/// What a supervisor knows of an index shard.
+/// A supervisor's state of an index shard.
 #[derive(Debug)]
 struct Sweep {
     cursor: i64,
     open: BTreeMap<i64, Bucket>,
     failed_next: usize,
-    /// Records of failed-operations that are not answered yet.
+    /// Records of failed-operations without an acknowledged recovery.
     failed_open: Vec<usize>,
 }
 
@@ -53,7 +52,7 @@ struct Bucket {
     is_complete: bool,
 }
 
-/// Who waits for the word that a recovery is in the log, and for what.
+/// Receives the acknowledgement of a recovery, for an entry or a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Receipt {
     supervisor: usize,
@@ -68,7 +67,7 @@ enum Of {
     Failed(usize),
 }
 
-/// Who holds an index shard.
+/// The holder of an index shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IndexShardLease {
     holder: usize,
@@ -94,7 +93,7 @@ impl Supervisor {
 }
 
 impl Run {
-    /// A supervisor looks after its index shards.
+    /// A supervisor handles its index shards.
     pub fn turn(&mut self, index: usize, incarnation: u32) {
         let what = What::Turn {
             supervisor: index,
@@ -114,7 +113,7 @@ impl Run {
         }
     }
 
-    /// Whether a supervisor does what it is about to do: gives that back if so.
+    /// Returns the event if the supervisor can handle it now.
     fn supervisor_acts(&mut self, index: usize, incarnation: u32, what: What) -> Option<What> {
         let supervisor = &mut self.supervisors[index];
         if supervisor.incarnation != incarnation {
@@ -223,7 +222,7 @@ impl Run {
         }
     }
 
-    /// Reads the row of an index entry and asks what is to be asked.
+    /// Reads the row of an index entry and sends the recovery.
     pub fn look(
         &mut self,
         index: usize,
@@ -251,7 +250,7 @@ impl Run {
         let local = self.supervisors[index].clock.read(self.now);
         let asked = match self.store.read(operation, self.now) {
             Ok(Some(row)) => self.supervision(index).entry_came_up(row, due, local),
-            // The scheduler knows what to make of it.
+            // The scheduler can tell what to do.
             Ok(None) | Err(Spoilt) => vec![self.look_at(index, operation, due, local)],
         };
         if let Some(bucket) = self.bucket(&receipt) {
@@ -327,7 +326,7 @@ impl Run {
 
     fn send_recovery(&mut self, partition: usize, recovery: Recovery, receipt: Receipt) {
         let after = if self.rng.chance(3) && !self.is_calm() {
-            // The broker is slow to take it.
+            // The broker is slow to accept it.
             self.rng.below(8_000_000)
         } else {
             self.travel()
@@ -379,7 +378,7 @@ impl Run {
         self.wake_owners(partition, Source::Recoveries);
     }
 
-    /// A supervisor learns that what it asked is in the log.
+    /// A supervisor learns that its recovery was appended to the log.
     pub fn asked(&mut self, receipt: Receipt) {
         if self.supervisors[receipt.supervisor].incarnation != receipt.incarnation {
             return;
@@ -393,7 +392,7 @@ impl Run {
         }
     }
 
-    /// Moves the cursor behind the buckets that are seen to.
+    /// Moves the cursor over the buckets that are handled.
     fn advance(&mut self, index: usize, index_shard: usize) {
         let moves_early = self.bug == Some(Bug::MoveCursorEarly);
         let supervisor = &mut self.supervisors[index];
@@ -429,7 +428,7 @@ impl Run {
         }
     }
 
-    /// Cursor and position never go back.
+    /// Stores cursor and offset, which never go back.
     pub fn cursor_lands(&mut self, index_shard: usize, bucket: i64, failed_next: usize) {
         let durable = &mut self.store.logs[index_shard];
         durable.cursor = durable.cursor.max(bucket);

@@ -1,4 +1,4 @@
-//! What is asked for in a run: workflows of every kind, and callers who create, repeat, cancel and
+//! The workload of a run: workflows of every kind, and callers who create, repeat, cancel and
 //! reschedule.
 
 use std::rc::Rc;
@@ -20,14 +20,14 @@ use crate::rng::Rng;
 pub enum Record {
     Request {
         request: Rc<OperationRequest>,
-        /// Rerouted by another scheduler.
+        /// Another scheduler has rerouted it.
         is_rerouted: bool,
     },
     Poison,
 }
 
 impl Record {
-    /// The operation that it is about, if it can be read.
+    /// The operation of the record, if it can be read.
     pub fn operation(&self) -> Option<OperationId> {
         match self {
             Self::Request { request, .. } => Some(request.operation()),
@@ -35,7 +35,7 @@ impl Record {
         }
     }
 
-    /// What shards go by, of the record at this position.
+    /// The hash of the key of the record at this position, which determines its shard.
     pub fn key(&self, at: usize) -> KeyHash {
         match self.operation() {
             Some(id) => KeyHash::of(&id.key()),
@@ -53,12 +53,12 @@ pub struct Ask {
     pub record: Record,
 }
 
-/// Whose an operation is.
+/// The tenant of an operation.
 fn tenant_of(id: OperationId) -> String {
     ["", "acme", "globex"][(id.0.as_u128() % 3) as usize].to_owned()
 }
 
-/// Who asked to be told of an operation: somebody, of every third one.
+/// The contacts of an operation: every third one has some.
 pub fn contacts_of(id: OperationId) -> Vec<Contact> {
     let owner = Contact::new("mailto:owner@example.org");
     id.0.as_u128()
@@ -68,25 +68,27 @@ pub fn contacts_of(id: OperationId) -> Vec<Contact> {
         .collect()
 }
 
-/// How late calls are kept from leaving an effect behind an undo.
+/// What keeps late calls from leaving an effect behind after an undo.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protection {
     /// Services refuse a call whose undo came first.
     Tombstones,
-    /// They forget what was undone, and calls take effect at any time; but every success is reported, however late.
+    /// Services forget what was undone, and calls take effect at any time; but every success is
+    /// reported, however late.
     Evidence,
-    /// They forget what was undone; but no call takes effect later than its complete-by and a while.
+    /// Services forget what was undone; but no call takes effect later than its complete-by plus a
+    /// while.
     Settling,
 }
 
-/// How long a request takes to its topic at most; then its caller knows the id.
+/// Maximum time for a request to reach its topic; then its caller knows the id.
 const SEND_MICROS: u64 = 3_000;
-/// How long after its complete-by a call may take effect, where only settling protects.
+/// How long after its complete-by a call may take effect, if protection is by settling.
 pub const CALL_LATE_MICROS: u64 = 700_000;
-/// The workflow's `settle` for that: it allows for the agent's and the scheduler's clocks.
+/// The workflow's `settle` for this, which also allows for the agent's and the scheduler's clocks.
 const SETTLE_MICROS: u64 = CALL_LATE_MICROS + 4 * SKEW_MICROS as u64;
 
-/// A chain with a condition, one with a point of no return, and a diamond.
+/// A chain with a condition, one with a pivot, and a diamond.
 pub fn workflows(rng: &mut Rng, protection: Protection, bug: Option<Bug>) -> Workflows {
     let mut make = Maker {
         rng,
@@ -113,7 +115,7 @@ pub fn workflows(rng: &mut Rng, protection: Protection, bug: Option<Bug>) -> Wor
 struct Maker<'a> {
     rng: &'a mut Rng,
     protection: Protection,
-    /// What workflows say of their services.
+    /// The properties of the services, as in the workflows.
     tombstones: bool,
     settle: Duration,
 }
@@ -244,7 +246,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Longer than clocks may be apart, or an agent would find every attempt expired.
+    /// Longer than the clock skew; otherwise an agent would find every attempt expired.
     fn timeout(&mut self) -> Duration {
         Duration::from_millis(self.rng.between(450, 3_000))
     }
@@ -279,9 +281,9 @@ fn condition(step: &str, equals: &str) -> Option<Condition> {
     })
 }
 
-/// What callers of a few operations will send.
+/// The requests of the callers of a few operations.
 pub fn asks(rng: &mut Rng, start: Timestamp, partitions: u32, fresh_for: Duration) -> Vec<Ask> {
-    // Some send no high-priority requests, others half of it.
+    // Some send no high-priority requests, others up to half of them.
     let high = [0, 0, 20, 50][rng.index(4)];
     let mut callers = Callers {
         rng,
@@ -304,7 +306,8 @@ pub fn asks(rng: &mut Rng, start: Timestamp, partitions: u32, fresh_for: Duratio
 
 struct Callers<'a> {
     rng: &'a mut Rng,
-    /// Of a hundred records, how many come by the other topic, whatever else there is about their operation.
+    /// The percentage of records that go to the high-priority topic, independently of other records
+    /// of the operation.
     high: u64,
     start: Timestamp,
     partitions: u32,
@@ -334,7 +337,7 @@ impl Callers<'_> {
             self.repeat(at, create);
         }
         if self.rng.chance(35) {
-            // Nobody knows the id of the server's before its create was answered.
+            // A caller learns a server-generated id only from the answer to its create.
             let early = is_callers && self.rng.chance(30);
             self.cancel(id, workflow, at, early);
         }
@@ -372,11 +375,11 @@ impl Callers<'_> {
         }
     }
 
-    /// The same once more, or something else under the same id.
+    /// Sends the same request again, or another one with the same id.
     fn repeat(&mut self, at: Timestamp, create: CreateRequest) {
         let (is_server, is_conflict) = (create.id_origin == IdOrigin::Server, self.rng.chance(30));
-        // The id of the server's is known to the caller only once it was told that the outcome
-        // is unknown, which is later than a look-up may be left out.
+        // A caller learns a server-generated id only when ingestion reports that the outcome is
+        // unknown, which is later than the time for which no look-up is needed.
         let earliest = if is_server {
             self.fresh_for + Duration::from_micros(2 * SKEW_MICROS.unsigned_abs())
         } else {
@@ -391,7 +394,7 @@ impl Callers<'_> {
         self.send(at, again);
     }
 
-    /// A record in a partition that is not its own: or two, rerouted by somebody else.
+    /// A record in the wrong partition; or two copies, rerouted by another scheduler.
     fn misrouted(&mut self, at: Timestamp, create: CreateRequest) {
         let home = partition_for(create.operation, self.partitions).0 as usize;
         let request = Rc::new(OperationRequest::Create(create));
@@ -413,7 +416,7 @@ impl Callers<'_> {
         }
     }
 
-    /// Before its create, while it runs, or long after.
+    /// A cancel: before its create, during the operation, or long after it.
     fn cancel(&mut self, id: OperationId, workflow: &str, create_at: Timestamp, early: bool) {
         let late = self.rng.between(SEND_MICROS, 8_000_000);
         let at = if early {

@@ -1,5 +1,5 @@
-//! What is asked of an operation beside its request: recoveries, cancels and reschedules, each noted
-//! in its history and applied once, however often it is read.
+//! Requests about an existing operation: recoveries, cancels and reschedules. Each is noted in the
+//! operation's history and applied once, however often it is read.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::time::Timestamp;
 use crate::workflow::Workflows;
 
 impl ResidentOperation {
-    /// What keeps the place of an operation that was cancelled before it was created.
+    /// A placeholder for an operation that was cancelled before it was created.
     pub(in crate::partition) fn tombstone(
         request: &AmendRequest,
         workflow: &str,
@@ -60,7 +60,7 @@ impl ResidentOperation {
         }
     }
 
-    /// Applies what a supervisor or an operator asks for, once. `offset` is where its record lies.
+    /// Applies a request of a supervisor or an operator once. `offset` is that of its record.
     pub(in crate::partition) fn recover(
         &mut self,
         offset: Offset,
@@ -125,7 +125,7 @@ impl ResidentOperation {
         Ok(())
     }
 
-    /// What can be asked of an operation whose workflow is not known: it is parked, and stays so.
+    /// Applies a recovery to an operation whose workflow is unknown: it stays parked.
     fn recover_without_workflow(&mut self, verb: &RecoveryVerb) -> Verdict {
         match verb {
             RecoveryVerb::Wake | RecoveryVerb::Retry { .. } => Verdict::Void,
@@ -143,7 +143,7 @@ impl ResidentOperation {
         }
     }
 
-    /// Applies a cancel or a reschedule, once, and answers one that is refused.
+    /// Applies a cancel or a reschedule once, and answers a refused one.
     pub(in crate::partition) fn amend(
         &mut self,
         request: AmendRequest,
@@ -152,7 +152,7 @@ impl ResidentOperation {
     ) -> Result<(), IllegalTransition> {
         if let Some(entry) = self.state.noted(request.id) {
             cx.stats.duplicates += 1;
-            // Its answer may have been lost with the owner that noted it.
+            // The answer may have been lost with the previous owner.
             let refused = entry.refused.as_deref();
             if refused.is_some() || matches!(request.amendment, Amendment::Reschedule { .. }) {
                 let (created, state) = (&self.created, self.state.state);
@@ -166,12 +166,13 @@ impl ResidentOperation {
             .state
             .was_forgotten(position.priority.source(), record_at(position))
         {
-            // What was answered is not known any more.
+            // The earlier answer is no longer known.
             cx.stats.duplicates += 1;
             return Ok(());
         }
-        // Read again, it gets the answer that it got when the operation was not there yet. (Of another partition,
-        // since there are more of them, it came later. Of the other priority nothing is known of the order.)
+        // A reschedule from before the create gets the same answer again: the operation does not
+        // exist. (A record from another partition came later, after a repartition. The order
+        // between priorities is unknown.)
         let created_at = self.created.request;
         let came_too_early = matches!(request.amendment, Amendment::Reschedule { .. })
             && (position.priority, position.partition)
@@ -218,7 +219,7 @@ impl ResidentOperation {
         Ok(())
     }
 
-    /// Lets a create have the place that a cancel kept for it: the operation is cancelled.
+    /// Applies a create to the placeholder of a cancel: the operation is cancelled.
     pub(in crate::partition) fn adopt(
         &mut self,
         request: CreateRequest,
@@ -235,7 +236,7 @@ impl ResidentOperation {
         self.changed(cx);
     }
 
-    /// Keeps the place of an operation that was cancelled before it was created.
+    /// Writes the placeholder of an operation that was cancelled before it was created.
     pub(in crate::partition) fn keep_place(
         &mut self,
         request: AmendRequest,

@@ -1,7 +1,7 @@
-//! What follows from a change of an operation: its row is written, and what came about is told.
+//! The consequences of a change of an operation: its row is written, and its news is published.
 //!
-//! What must hold: what is to be told has its number in the row that is written with it, so that it
-//! is told again under the same number.
+//! What must hold: the row that is written with a record contains the record's sequence number, so
+//! that a repeated record has the same number.
 
 use crate::advance::next_due;
 use crate::definition::OnFailure;
@@ -10,7 +10,7 @@ use crate::partition::resident::{OperationCx, Persisted, ResidentOperation, need
 use crate::workflow::StepSet;
 
 impl ResidentOperation {
-    /// Has the row written, and everything done that follows from what came about.
+    /// Marks the row to be written, and everything that follows from the new state.
     pub(super) fn changed(&mut self, cx: &mut OperationCx<'_>) {
         if self.leaving.is_some() && !self.state.state.is_final() {
             self.since = cx.now;
@@ -20,12 +20,12 @@ impl ResidentOperation {
         self.state.epoch = cx.ownership.epoch;
         let touched = std::mem::take(&mut self.touched);
         let persisted = self.persisted;
-        // While it was undone further it may have failed anew, at another step.
+        // The undo of another step may have failed since.
         let failed_anew =
             self.state.state == ProcessState::CompensationFailed && !touched.is_empty();
         let entered = persisted.state != self.state.state || failed_anew;
-        // What runs on beside a failure is not told: the end has the last number.
-        // (Nor does it, or a refusal, change the time at which the end came.)
+        // Steps that continue after a failure publish nothing: the final record has the last
+        // number. (Neither they nor a refusal change the time of the end.)
         if entered || !self.state.state.is_final() {
             self.state.updated_at = cx.now;
             self.tell(touched, cx);
@@ -72,8 +72,8 @@ impl ResidentOperation {
         }
     }
 
-    /// A final operation goes on. Nothing holds a checkpoint for it: the deadline index has to.
-    /// (The end that it had is not announced any more if it was not yet.)
+    /// A final operation continues. No request holds a checkpoint for it, so the deadline index
+    /// must have an entry. (Its previous end is not announced any more if it was not yet.)
     fn reopened(&mut self, cx: &OperationCx<'_>) {
         self.pending.announce = false;
         self.pending.attention = true;
@@ -83,7 +83,8 @@ impl ResidentOperation {
         self.pending.write_created = true;
     }
 
-    /// Has told what steps came to, and when one begins to wait for long.
+    /// Marks the status records of steps, and an alert when a step begins to wait at long
+    /// intervals.
     fn tell(&mut self, touched: StepSet, cx: &OperationCx<'_>) {
         let tells = self.tells_steps(cx.config);
         for index in touched.iter() {
@@ -102,7 +103,7 @@ impl ResidentOperation {
         }
     }
 
-    /// Whether a step has just failed as often as it may, and is now tried with long waits.
+    /// Whether a step has just used up its attempts, and is now retried at long intervals.
     pub(in crate::partition) fn keeps_failing(&self, index: usize) -> bool {
         let step = &self.state.steps[index];
         let definition = self.workflow.as_ref().map(|found| &found.steps()[index]);

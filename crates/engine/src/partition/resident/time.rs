@@ -1,4 +1,4 @@
-//! What becomes of an operation when time goes back: the wall clock was ahead, and was set right.
+//! Adapts an operation when time goes back: the wall clock was ahead, and was corrected.
 
 use crate::operation::StepState;
 use crate::partition::resident::{OperationCx, ResidentOperation};
@@ -6,11 +6,11 @@ use crate::step::IllegalTransition;
 use crate::time::Timestamp;
 
 impl ResidentOperation {
-    /// Time went back from `latest`. Each retry keeps its remaining waiting time; otherwise it would wait until the clock
-    /// reaches the earlier reading again.
+    /// Time went back from `latest`. Each retry keeps its remaining waiting time; otherwise it
+    /// would wait until the clock reaches the earlier reading again.
     ///
-    /// An attempt under way keeps its complete-by, for its agent may work until then. It is asked for again, so that
-    /// a reply that was lost comes again before that.
+    /// An attempt in progress keeps its complete-by, because its agent may work until then. It is
+    /// requested again, so that a lost reply is repeated before that.
     pub(in crate::partition) fn time_went_back(
         &mut self,
         latest: Timestamp,
@@ -29,7 +29,7 @@ impl ResidentOperation {
                 .filter(|_| step.state == StepState::Compensating);
             let earliest = settles.map_or(now, |until| until.max(now));
             if let Some(at) = &mut step.retry_at {
-                // One that was due by `latest` and has not been tried yet is due at once.
+                // A retry that was due by `latest` is due at once.
                 *at = (*at).min(earliest.max(*at - by));
             }
         }

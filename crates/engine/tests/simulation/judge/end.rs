@@ -1,4 +1,4 @@
-//! The whole, once it has come to rest.
+//! Checks the whole run at its end.
 
 use waybill_engine::{
     Amendment, ByPriority, OperationId, OperationRequest, OperationRow, Priority, ProcessState,
@@ -13,7 +13,7 @@ use crate::seen::Sight;
 use crate::workload::Record;
 
 impl Run {
-    /// What must hold of every operation that was accepted, and of everything that was asked.
+    /// Checks every accepted operation, and every request about it.
     pub fn judge_the_end(&mut self) {
         let accepted: Vec<_> = self
             .judge
@@ -26,7 +26,7 @@ impl Run {
                 return self.fail(Rule::Lost, *id, || "it has no row".to_owned());
             };
             let was_unreadable = self.judge.was_unreadable(*id);
-            // Of those that came by the two topics either may be taken up first.
+            // Requests of different priorities may be applied in any order.
             let mut first = Priority::ALL
                 .into_iter()
                 .filter_map(|priority| creates[priority]);
@@ -38,7 +38,7 @@ impl Run {
                 });
             }
             self.judge_announcements(&row);
-            // What was dropped meanwhile is for the person to see to who was told.
+            // An alert was raised: a person handles the events that were dropped.
             if was_unreadable {
                 continue;
             }
@@ -146,9 +146,9 @@ impl Run {
 
     fn judge_undone(&mut self, row: &OperationRow, workflow: &Workflow) {
         let standing = self.services.of(row.id).find(|effect| {
-            // A refusal by a service whose effect cannot be undone is taken for the truth, though
-            // a copy of the request may still have been performed: a limit of such steps, unless
-            // that copy has said so.
+            // For a step that cannot be undone, a refusal counts as the truth, although another
+            // copy of the request may have taken effect. That is a known limit of such steps,
+            // unless that copy has reported its success.
             let is_known = row.state.steps[effect.step].late_success.is_some();
             let is_excused = workflow.steps()[effect.step].undo == Undo::Impossible
                 && effect.has_copies
@@ -163,7 +163,7 @@ impl Run {
         }
     }
 
-    /// A cancel ends in Cancelled, or was refused, and said so; a reschedule was answered.
+    /// A cancel ends in `Cancelled`, or its refusal was answered; every reschedule was answered.
     fn judge_amendments(&mut self, row: &OperationRow) {
         let partition = self.home_of(row.id);
         let requests = &self.store.logs[partition].requests;
@@ -199,13 +199,13 @@ impl Run {
         }
     }
 
-    /// What operators asked is in the history, applied or refused.
+    /// Every request of an operator is in the history, applied or refused.
     fn judge_operators(&mut self, row: &OperationRow) {
         let asked = self.judge.asked_by_operators.iter();
         let forgotten = asked
             .filter(|recovery| recovery.operation == row.id)
             .find(|recovery| {
-                // These two are never without meaning: they are applied, or refused.
+                // These two always have a meaning: they are applied, or refused.
                 matches!(
                     recovery.verb,
                     RecoveryVerb::Resubmit | RecoveryVerb::RetryCompensation
@@ -222,7 +222,7 @@ impl Run {
             if let Some(engine) = &mut owner.engine {
                 let stats = engine.take_stats();
                 internal_errors += stats.internal_errors;
-                // A superseded owner may look up the row before its successor writes it.
+                // A superseded owner may look up a row before its successor writes it.
                 if owner.life == Life::Runs {
                     unknown_replies += stats.unknown_replies;
                 }

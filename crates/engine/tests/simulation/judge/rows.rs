@@ -1,4 +1,4 @@
-//! Every row, at the moment it becomes durable: what it may say, given what the store said before.
+//! Checks every row when it becomes durable, against the row before it.
 
 use waybill_engine::{
     Action, OperationId, OperationRow, OperationState, ProcessState, RowChange, StepProgress,
@@ -104,7 +104,7 @@ impl Run {
         }
     }
 
-    /// What a row must say, whatever came before.
+    /// Checks that do not depend on the row before.
     fn check_shape(&mut self, new: &RowChange) {
         let (id, state) = (new.id, &new.state);
         let is_final = state.state.is_final();
@@ -155,8 +155,8 @@ impl Run {
         }
     }
 
-    /// An attempt ends by a reply to that very attempt, or by a time-out for want of one; or it
-    /// means nothing any more because the operation turned round.
+    /// An attempt ends by a reply to that very attempt, or by a time-out without one; or it loses
+    /// its meaning because the operation is undone.
     fn check_end_of_attempt(
         &mut self,
         old: &OperationRow,
@@ -207,8 +207,8 @@ impl Run {
         }
     }
 
-    /// Steps begin when all that they wait for has ended, and are undone when all that came after
-    /// them is.
+    /// A step begins after all steps that it depends on have ended, and is undone after all later
+    /// steps are.
     fn check_order(&mut self, old: &OperationRow, new: &RowChange, workflow: &Workflow) {
         let (id, state) = (new.id, &new.state);
         for (index, step) in workflow.steps().iter().enumerate() {
@@ -224,7 +224,7 @@ impl Run {
             }
             let goes_back = before.is_some_and(|before| before.action == Action::Compensate);
             let is_right = if goes_back {
-                // It goes on, even if a late success has brought back what came after it.
+                // Its undo continues, even if a late success has reopened a later step.
                 true
             } else if undoes {
                 // One row may combine two events: this step's undo starts while another step only awaits its
@@ -309,7 +309,7 @@ impl Run {
     }
 }
 
-/// Whether what was under way going forward means nothing any more.
+/// Whether the forward attempts have lost their meaning.
 fn has_turned_round(old: &OperationState, new: &OperationState) -> bool {
     let is_forward = |state| matches!(state, ProcessState::Processing | ProcessState::Pending);
     is_forward(old.state)
@@ -322,7 +322,7 @@ fn has_turned_round(old: &OperationState, new: &OperationState) -> bool {
         )
 }
 
-/// Whether all that came after a step is undone, or was: it is asked for, or waits for no other step.
+/// Whether all later steps are undone, or were: the undo is requested, or waits for no other step.
 fn has_its_turn(progress: &StepProgress) -> bool {
     progress.state == StepState::Compensating
         && (progress.is_under_way() || progress.retry_at.is_some())
