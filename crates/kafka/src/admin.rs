@@ -1,4 +1,4 @@
-//! Topics: making, deleting and looking at them.
+//! Topic administration: creates, deletes and describes topics.
 
 mod groups;
 
@@ -29,26 +29,26 @@ use crate::record::{partition_id, partition_number};
 use crate::settings::KafkaSettings;
 use crate::watermarks::watermarks;
 
-/// How long one request may take, unless the caller says.
+/// How long one request may take, unless the caller sets another time.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long one look for a broker may take while waiting for it.
+/// How long one probe for a broker may take while [`Admin::wait_ready`] waits.
 const READY_PROBE: Duration = Duration::from_secs(1);
-/// How long after the first refusal a broker that refuses is asked on: one that just starts may not
-/// know its users yet.
+/// How long to keep asking a broker after its first refusal: a broker that is starting may not know
+/// its users yet.
 const REFUSAL_PATIENCE: Duration = Duration::from_secs(5);
-/// How long after a topic was unknown, or a partition had no leader that knew of it, it is asked for again.
+/// Pause before a retry after a topic was unknown, or the leader of a partition did not know it.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
-/// What a look at a topic is called where it fails.
+/// The action that errors name when a topic cannot be described.
 const LOOKING: &str = "looking at topic";
 
-/// A topic to be made.
+/// A topic to create.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TopicSpec {
     /// Its name.
     pub name: String,
-    /// How many partitions it gets.
+    /// Its number of partitions.
     pub partitions: u32,
-    /// How many replicas each partition gets.
+    /// The number of replicas of each partition.
     pub replication: u16,
     /// The topic's settings, by Kafka's names.
     pub config: Vec<(String, String)>,
@@ -67,30 +67,30 @@ impl TopicSpec {
     }
 }
 
-/// One partition, as the brokers tell of it.
+/// One partition, as the brokers describe it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PartitionState {
     /// Its number.
     pub partition: PartitionId,
-    /// The id of the broker that leads it; `None` while it has none, and can be neither read nor
+    /// The ID of its leader. `None` while it has no leader; it can then be neither read nor
     /// written.
     pub leader: Option<i32>,
     /// The ids of the brokers that keep a copy.
     pub replicas: Vec<i32>,
-    /// Those of them whose copy is up to date.
+    /// The IDs of those replicas that are in sync.
     pub in_sync: Vec<i32>,
 }
 
 /// The settings of a topic, by Kafka's names.
 pub type TopicSettings = BTreeMap<String, String>;
 
-/// Why a topic could not be made, deleted or looked at.
+/// Why a topic could not be created, deleted or described.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminError {
     /// The request did not get through.
     #[error("{action} failed")]
     Request {
-        /// What was asked for.
+        /// The requested action.
         action: &'static str,
         /// librdkafka's error.
         #[source]
@@ -99,7 +99,7 @@ pub enum AdminError {
     /// The broker refused one topic.
     #[error("{action} {topic} was refused")]
     Topic {
-        /// What was asked for.
+        /// The requested action.
         action: &'static str,
         /// The topic.
         topic: String,
@@ -112,24 +112,24 @@ pub enum AdminError {
     NotReady {
         /// The bootstrap brokers.
         brokers: String,
-        /// How long was waited.
+        /// How long the client waited.
         waited: Duration,
-        /// What librdkafka says of it.
+        /// librdkafka's reason.
         reason: Option<String>,
-        /// What the last try met.
+        /// The error of the last attempt.
         #[source]
         source: Option<Box<KafkaError>>,
     },
-    /// A broker is there, and it and this client do not come together: a login was refused, or one
-    /// does not trust the other's certificate.
+    /// A broker is reachable, but the broker refused the login, or one side does not trust the
+    /// other's certificate.
     #[error("no connection with the broker at {brokers}: {reason}")]
     Refused {
         /// The bootstrap brokers.
         brokers: String,
-        /// What librdkafka says of it, which is never a secret.
+        /// librdkafka's reason. It never contains a secret.
         reason: String,
     },
-    /// The thread that asked was stopped.
+    /// The thread that made the request was stopped.
     #[error("the runtime stopped while the broker was asked")]
     Stopped,
 }
@@ -138,7 +138,7 @@ fn told(reason: Option<&str>) -> String {
     reason.map_or_else(String::new, |reason| format!(": {reason}"))
 }
 
-/// Makes, deletes and looks at topics. Its methods belong into a tokio runtime.
+/// Creates, deletes and describes topics. Its methods must be called from a tokio runtime.
 pub struct Admin {
     client: Arc<AdminClient<Quiet>>,
     config: ClientConfig,
@@ -147,10 +147,10 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Makes an admin client. No broker need be there yet.
+    /// Creates an admin client. Does not need a reachable broker.
     pub fn new(settings: &KafkaSettings, client_id: &str) -> Result<Self, ClientError> {
         let mut config = settings.client_config(client_id, &[], &[])?;
-        // Nobody serves this client's log queue: nothing may gather there.
+        // Nothing reads this client's log queue: it must stay empty.
         config.set_log_level(RDKafkaLogLevel::Emerg);
         config.set("log_level", "0");
         let client = config
@@ -168,8 +168,8 @@ impl Admin {
     ///
     /// # Errors
     ///
-    /// [`AdminError::NotReady`] once `timeout` is over; [`AdminError::Refused`] some seconds after the
-    /// broker, or this client, refused the other.
+    /// [`AdminError::NotReady`] after `timeout`. [`AdminError::Refused`] some seconds after the
+    /// broker refused this client, or this client the broker.
     pub async fn wait_ready(&self, timeout: Duration) -> Result<(), AdminError> {
         let started = Instant::now();
         let mut refused_since = None;
@@ -210,24 +210,25 @@ impl Admin {
                 Ok(_) => {}
                 Err(error) => last = Some(error),
             }
-            // An error may come at once: do not spin.
+            // Errors may come immediately: do not spin.
             let pause = Duration::from_millis(50).saturating_sub(asked_at.elapsed());
             tokio::time::sleep(pause).await;
         }
     }
 
-    /// Makes topics, and returns the names of those that it made. One that exists is left as it is,
-    /// whatever its partitions and settings: look with [`Admin::topic_partitions`] where that matters.
+    /// Creates topics, and returns the names of those that it created. Leaves an existing topic
+    /// unchanged, whatever its partitions and settings: check it with [`Admin::topic_partitions`]
+    /// if that matters.
     pub async fn create_topics(&self, topics: &[TopicSpec]) -> Result<Vec<String>, AdminError> {
         self.create(topics, &admin_options()).await
     }
 
-    /// Asks the broker whether it would make these topics, and returns the names of those that it would;
-    /// those that exist it would not. Makes none.
+    /// Asks the broker to validate these topics without creating them. Returns the names of those
+    /// that it would create; existing topics are not among them.
     ///
     /// # Errors
     ///
-    /// The same as if they were made.
+    /// The same as for [`Admin::create_topics`].
     pub async fn try_topics(&self, topics: &[TopicSpec]) -> Result<Vec<String>, AdminError> {
         let options = admin_options().validate_only(true);
         self.create(topics, &options).await
@@ -280,11 +281,12 @@ impl Admin {
         Ok(made)
     }
 
-    /// Gives topics more partitions: so many from then on. One that has as many is fine.
+    /// Raises the number of partitions of each topic to `partitions`. A topic that already has as
+    /// many is no error.
     ///
     /// # Errors
     ///
-    /// If the broker does not answer, or refuses one of them; others may have got theirs.
+    /// If the broker does not answer, or refuses one of the topics; others may have been extended.
     pub async fn add_partitions(&self, topics: &[&str], partitions: u32) -> Result<(), AdminError> {
         const ACTION: &str = "adding partitions to topic";
         let count = usize::try_from(partitions).unwrap_or(usize::MAX);
@@ -311,7 +313,7 @@ impl Admin {
         Ok(())
     }
 
-    /// Deletes a topic. One that does not exist is fine.
+    /// Deletes a topic. A topic that does not exist is no error.
     pub async fn delete_topic(&self, topic: &str) -> Result<(), AdminError> {
         const ACTION: &str = "deleting topic";
         let results = self
@@ -342,7 +344,7 @@ impl Admin {
     }
 
     /// Deletes the records of partitions below the given offsets. The log may keep them for a
-    /// while, but nobody can read them any more.
+    /// while, but consumers can no longer read them.
     pub async fn delete_records(
         &self,
         topic: &str,
@@ -371,8 +373,8 @@ impl Admin {
         Ok(())
     }
 
-    /// The topics that there are and how many partitions each has, by name. Of those that the
-    /// broker guards, it tells only what this client may see.
+    /// All topics by name, with their number of partitions. A broker with access control lists only
+    /// the topics that this client may describe.
     pub async fn topics(&self) -> Result<BTreeMap<String, u32>, AdminError> {
         let found = self.metadata("listing topics", None).await?;
         let mut topics = BTreeMap::new();
@@ -384,7 +386,7 @@ impl Admin {
         Ok(topics)
     }
 
-    /// How many partitions a topic has; `None` if there is no such topic.
+    /// The number of partitions of a topic; `None` if the topic does not exist.
     pub async fn topic_partitions(&self, topic: &str) -> Result<Option<u32>, AdminError> {
         let found = self.metadata(LOOKING, Some(topic.to_owned())).await?;
         let mut topics = found.topics().iter();
@@ -392,12 +394,12 @@ impl Admin {
         Ok(topic.map(partitions_of).transpose()?.flatten())
     }
 
-    /// How many partitions a topic has that was just made, by this client or another: a broker may answer
-    /// before it has heard of it. `None` if it has not within `patience`.
+    /// The number of partitions of a topic that this client or another one has just created: a
+    /// broker may answer before it knows the topic. `None` if it does not within `patience`.
     ///
     /// # Errors
     ///
-    /// If the brokers cannot be asked.
+    /// If the brokers do not answer.
     pub async fn wait_for_topic(
         &self,
         topic: &str,
@@ -413,7 +415,7 @@ impl Admin {
         }
     }
 
-    /// How the partitions of a topic are, in their order; `None` if there is no such topic.
+    /// The state of each partition of a topic, in order; `None` if the topic does not exist.
     pub async fn partition_states(
         &self,
         topic: &str,
@@ -440,8 +442,8 @@ impl Admin {
         Ok(Some(states))
     }
 
-    /// The settings of topics, defaults included. A topic is missing from the answer if it does not
-    /// exist, or its settings are not for this client to see: librdkafka does not say which.
+    /// The settings of topics, including defaults. The result lacks topics that do not exist and
+    /// topics whose settings this client may not read: librdkafka does not distinguish the two.
     pub async fn topic_settings(
         &self,
         topics: &[&str],
@@ -472,7 +474,7 @@ impl Admin {
         Ok(settings)
     }
 
-    /// The first offset of each of these partitions, and the one that its next record will get.
+    /// For each of these partitions, its first offset and the offset that its next record will get.
     pub async fn offsets(
         &self,
         topic: &str,
@@ -493,7 +495,7 @@ impl Admin {
         })
     }
 
-    /// What the brokers say of one topic, or of all.
+    /// The brokers' metadata of one topic, or of all topics.
     async fn metadata(
         &self,
         action: &'static str,
@@ -506,8 +508,8 @@ impl Admin {
                 .inner()
                 .fetch_metadata(topic.as_deref(), REQUEST_TIMEOUT);
             if answer.is_err() {
-                // This client is not polled for errors: a failed request takes their place, also one whose caller has
-                // given up by now.
+                // This client is not polled for errors. A failed request is the substitute, even
+                // one whose caller has given up.
                 rebootstrap.unreachable();
             }
             answer
@@ -530,7 +532,7 @@ struct Quiet;
 
 impl ClientContext for Quiet {}
 
-/// How many partitions a topic has; `None` if it is not there, or no more.
+/// The number of partitions of a topic; `None` if it does not exist, or no longer.
 fn partitions_of(topic: &MetadataTopic) -> Result<Option<u32>, AdminError> {
     match topic.error() {
         None => Ok(Some(
@@ -548,7 +550,8 @@ fn partitions_of(topic: &MetadataTopic) -> Result<Option<u32>, AdminError> {
     }
 }
 
-/// The offsets of a partition. One that was made, or whose leader changed, a moment ago is asked for again.
+/// The offsets of a partition. Retries a partition that was just created or whose leader just
+/// changed.
 fn offsets_of(
     client: &AdminClient<Quiet>,
     topic: &str,

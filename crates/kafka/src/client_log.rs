@@ -1,7 +1,7 @@
 //! librdkafka's log lines and global errors, as tracing events under the target `librdkafka`.
 //!
-//! While a broker is away librdkafka reports every attempt to reach it. Such noise passes once in
-//! ten seconds and client, with the number of lines that were held back.
+//! While a broker is unreachable, librdkafka reports every connection attempt. Each client logs
+//! such an event at most once in ten seconds, with the number of events that it suppressed.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 use tracing::{debug, error, info, warn};
 
-/// How often a client that cannot reach its broker may say so.
+/// Minimum time between two reports of one client that its broker is unreachable.
 const NOISE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The log of one client.
@@ -29,7 +29,7 @@ impl ClientLog {
         }
     }
 
-    /// Takes a log line of librdkafka's.
+    /// Logs a line of librdkafka's log.
     pub(crate) fn line(&self, level: RDKafkaLogLevel, facility: &str, line: &str) {
         let client = self.client_id.as_str();
         if is_connection_noise(facility) {
@@ -51,17 +51,17 @@ impl ClientLog {
         }
     }
 
-    /// Takes a global error of librdkafka's.
+    /// Logs a global error of librdkafka.
     pub(crate) fn error(&self, error: &KafkaError, reason: &str) {
         match error.rdkafka_error_code() {
             Some(code) if is_unreachable(code) => self.unreachable(reason),
-            // No fault: a consumer has read what there is.
+            // Not an error: a consumer has reached the end of a partition.
             Some(RDKafkaErrorCode::PartitionEOF) => {}
             _ => warn!(target: "librdkafka", client = self.client_id, "{error}: {reason}"),
         }
     }
 
-    /// Takes the failure of something that is repeated anyway.
+    /// Logs the failure of an action that is retried anyway.
     pub(crate) fn transient(&self, action: &str, error: &KafkaError) {
         if let Some(held_back) = self.noise.pass(Instant::now()) {
             warn!(target: "librdkafka", client = self.client_id, held_back, "{action}: {error}");
@@ -75,7 +75,7 @@ impl ClientLog {
     }
 }
 
-/// Codes that say that the broker is away, or was a moment ago.
+/// Whether a code means that the broker is unreachable, or was a moment ago.
 pub(crate) fn is_unreachable(code: RDKafkaErrorCode) -> bool {
     matches!(
         code,
@@ -101,14 +101,14 @@ fn is_connection_noise(facility: &str) -> bool {
     )
 }
 
-/// Lets one event through per interval and counts those that it held back.
+/// Lets one event through per interval and counts the suppressed ones.
 #[derive(Debug, Default)]
 struct Gate {
     state: Mutex<(Option<Instant>, u64)>,
 }
 
 impl Gate {
-    /// The number of events held back since the last that passed, if this one passes.
+    /// If this event passes: the number of events suppressed since the last one that passed.
     fn pass(&self, now: Instant) -> Option<u64> {
         let mut state = self
             .state

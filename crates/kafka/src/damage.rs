@@ -1,20 +1,22 @@
-//! Finds the damaged batch that a consumer met.
+//! Locates the damaged batch that a consumer met.
 //!
-//! Every batch carries a checksum, and every consumer verifies it (`check.crcs`). What librdkafka does with
-//! one that does not match cannot be worked with: it reports an error that rust-rdkafka strips of its
-//! partition, and reads on somewhere behind the batch, so that records are passed over in silence. So
-//! a consumer that meets damage discards everything that was prefetched: it looks for the damaged partition here, and
-//! reads every other one again from the end of the records that it has handed over.
+//! Every batch carries a checksum, and every consumer verifies it (`check.crcs`). librdkafka's
+//! reaction to a wrong checksum is unusable: it reports an error from which rust-rdkafka drops the
+//! partition, and continues somewhere behind the batch, so that it silently skips records. So a
+//! consumer that meets damage discards all prefetched records. It locates the damaged partition
+//! with this module, and reads every other partition again from the end of the records that it has
+//! handed over.
 //!
-//! A record that librdkafka cannot parse is worse: it reports nothing, and the partition stalls. [`crate::stall`]
-//! finds candidates; this module asks the brokers to confirm them.
+//! If librdkafka cannot parse a record, it reports nothing, and the partition stalls.
+//! [`crate::stall`] finds candidates; this module asks the brokers to confirm them.
 //!
 //! What must hold here:
 //!
-//! * No record that can be read is passed over, however early the time for a search ends.
-//! * All questions of one poll end within [`ROUND_MAX`], whatever the number of partitions: no record is read meanwhile, and
-//!   a member of a group that polls too late loses its partitions. A partition that is not asked about is read on, and its
-//!   damage is met again. The next round asks about it first.
+//! * No readable record is skipped, however early the time for a search ends.
+//! * All questions of one poll end within [`ROUND_MAX`], whatever the number of partitions. The
+//!   consumer reads no records meanwhile, and a group member that polls too late loses its
+//!   partitions. A partition that was not checked is read on, and its damage is met again; the next
+//!   round checks it first.
 
 mod probe;
 
@@ -31,13 +33,13 @@ use crate::native;
 use crate::stall::StallWatch;
 use crate::watermarks::watermarks;
 
-/// How long all questions of one poll may take.
+/// Maximum time for all questions of one poll.
 const ROUND_MAX: Duration = Duration::from_secs(10);
 /// How long the search waits for the first answer about one partition.
 const PROBE_PATIENCE: Duration = Duration::from_secs(2);
 /// The same for a partition that may have stalled: the same answer has to fail more than once.
 const STALL_PATIENCE: Duration = Duration::from_secs(5);
-/// How long the broker may take to say where a partition ends.
+/// How long the broker may take to report the end of a partition.
 const END_PATIENCE: Duration = Duration::from_secs(2);
 /// How many offsets or batches one search for the end of undecodable records tries.
 const SEARCHED_MAX: usize = 256;
@@ -45,28 +47,28 @@ const SEARCHED_MAX: usize = 256;
 /// Why records cannot be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum DamageKind {
-    /// They are not as they were written, or it is not known that they are. Accepted work may lie there, and another
-    /// replica may have it whole.
+    /// They are not as they were written, or that is not certain. They may be accepted requests,
+    /// and another replica may have them intact.
     Corrupt,
-    /// They are as they were written, and were never records that anybody could read.
+    /// They are as they were written, and no client could ever decode them.
     Undecodable,
 }
 
-/// A partition that cannot be read on, because the records from an offset on are damaged.
+/// A partition that cannot be read on, because its records from an offset on are damaged.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DamagedLog {
     /// The topic.
     pub topic: String,
     /// The partition.
     pub partition: PartitionId,
-    /// The first offset that cannot be read. Every record before it was handed over.
+    /// The first unreadable offset. Every record before it was handed over.
     pub offset: Offset,
-    /// What the client or the broker says of it.
+    /// The error that the client or the broker reports.
     pub cause: String,
     /// Why they cannot be read.
     pub kind: DamageKind,
-    /// Where the partition is to be read on behind undecodable records, once they were met twice. Everything before it
-    /// was found to be undecodable.
+    /// Where to continue behind undecodable records, once they were met twice. Everything before
+    /// this offset was found to be undecodable.
     pub next: Option<Offset>,
 }
 
@@ -87,7 +89,7 @@ impl fmt::Display for DamagedLog {
 }
 
 impl DamagedLog {
-    /// Logs that nothing before `next` can be decoded, and that the reader continues there.
+    /// Logs that no record before `next` can be decoded, and that the reader continues at `next`.
     pub fn log_passed_over(&self, next: Offset) {
         tracing::error!(
             topic = self.topic,
@@ -99,7 +101,7 @@ impl DamagedLog {
         );
     }
 
-    /// Logs that the partition is not read, and when the client reads it again by itself.
+    /// Logs that the partition is not read, and when the client retries by itself.
     pub(crate) fn log_stopped(&self, client: &str, again_after: Option<Duration>) {
         tracing::error!(
             client,
@@ -113,16 +115,17 @@ impl DamagedLog {
     }
 }
 
-/// Where a partition is to be read on.
+/// Where to continue reading a partition.
 pub(crate) type Position = (String, PartitionId, Offset);
 
-/// What rounds leave to later ones.
+/// What later rounds need to know of earlier ones.
 #[derive(Default, Debug)]
 pub(crate) struct History {
-    /// Where undecodable records were met. What a leader of the partition hands out once may be a fault of its own; what
-    /// was met twice at one offset, with a while between, is what was written.
+    /// Where undecodable records were met. One such answer may be a fault of the partition's
+    /// leader. If the same offset is undecodable again some time later, the record was written that
+    /// way.
     undecodable: HashMap<(String, PartitionId), Offset>,
-    /// The partition that was asked about last.
+    /// The partition that was checked last.
     asked_last: Option<(String, PartitionId)>,
 }
 
@@ -145,8 +148,8 @@ impl History {
         }
     }
 
-    /// The positions in the order in which to ask about them: each round begins behind the partition at which the one
-    /// before ended.
+    /// The positions in the order in which to check them: each round begins after the partition at
+    /// which the previous one ended.
     fn in_turn(&self, mut positions: Vec<Position>) -> Vec<Position> {
         positions.sort_unstable();
         if let Some((topic, partition)) = &self.asked_last {
@@ -158,7 +161,7 @@ impl History {
     }
 }
 
-/// When a round that begins now has to end.
+/// When a round that begins now must end.
 pub(crate) fn round_end() -> Instant {
     Instant::now() + ROUND_MAX
 }
@@ -174,8 +177,8 @@ pub(crate) struct Round<'a> {
 }
 
 impl Round<'_> {
-    /// Those of a consumer's partitions whose records are damaged where they are to be read on. A partition without
-    /// an answer counts as whole: reading it again meets the damage again.
+    /// The partitions of a consumer that are damaged at their positions. A partition without an
+    /// answer counts as undamaged: reading it again meets the damage again.
     pub(crate) fn find<C: ConsumerContext>(
         &mut self,
         consumer: &BaseConsumer<C>,
@@ -183,7 +186,7 @@ impl Round<'_> {
     ) -> Vec<DamagedLog> {
         let mut damaged = Vec::new();
         for at in self.history.in_turn(positions) {
-            // Of a partition that was read to its end, no damage was fetched.
+            // The consumer has fetched no damage from a partition that it has read to its end.
             let end = native::known_end(consumer.client(), &at.0, at.1);
             if end.is_some_and(|end| at.2 >= end) {
                 continue;
@@ -201,8 +204,8 @@ impl Round<'_> {
         damaged
     }
 
-    /// Those of a consumer's partitions that really cannot be read on, of some that have handed no record over for long.
-    /// The watch backs off from all others.
+    /// Those of the given partitions, which have handed over no record for long, that really cannot
+    /// be read on. The watch backs off from all others.
     pub(crate) fn find_stalled<C: ConsumerContext>(
         &mut self,
         consumer: &BaseConsumer<C>,
@@ -214,21 +217,22 @@ impl Round<'_> {
             if !self.begin(&at) {
                 break;
             }
-            // A broker that does not answer this is unreachable: nothing has stalled. Asking it takes time, so it is asked
-            // less and less often, as is every partition about which nothing was found.
+            // A broker that does not answer this is unreachable, so nothing has stalled. Asking
+            // takes time, so the interval grows, as it does for every partition without a finding.
             let patience = END_PATIENCE.min(self.left());
             let end = watermarks(consumer.client(), &at.0, at.1, patience);
             if !matches!(end, Ok((_, end)) if at.2 < end) {
                 watch.back_off(&at.0, at.1);
                 continue;
             }
-            // A probe for each partition: no event is left over from another one.
+            // Each partition gets its own probe, so that no event of another partition is left
+            // over.
             let Some(probe) = self.new_probe() else {
                 break;
             };
             match self.ask(&probe, &at, STALL_PATIENCE) {
                 Found::Damaged(damage) => stalled.push(self.log_of(&probe, at, damage)),
-                // It had less time than an answer may take.
+                // The time left was shorter than an answer may take.
                 Found::Unanswered if self.left().is_zero() => {}
                 Found::Readable | Found::Unanswered => watch.back_off(&at.0, at.1),
             }
@@ -240,7 +244,7 @@ impl Round<'_> {
         self.until.saturating_duration_since(Instant::now())
     }
 
-    /// Begins to ask about a partition. Returns whether there is time for that.
+    /// Begins to check a partition. Returns whether there is time for that.
     fn begin(&mut self, (topic, partition, _): &Position) -> bool {
         let has_time = !self.left().is_zero();
         if has_time {
@@ -256,7 +260,7 @@ impl Round<'_> {
             .ok()
     }
 
-    /// Asks, and waits no longer than the round may take.
+    /// Asks the broker, for no longer than the round may take.
     fn ask(&self, probe: &Probe, at: &Position, patience: Duration) -> Found {
         match self.left() {
             Duration::ZERO => Found::Unanswered,
@@ -264,7 +268,8 @@ impl Round<'_> {
         }
     }
 
-    /// The report of damage, with the offset to continue at if nothing there was ever a record.
+    /// The report of damage, with the offset to continue at if the records there were written
+    /// undecodable.
     fn log_of(&mut self, probe: &Probe, at: Position, damage: Damage) -> DamagedLog {
         let is_met_again = self.history.met_again(&at.0, at.1, at.2, damage.kind);
         let next = (is_met_again && self.finds_next).then(|| self.behind(probe, &at, damage.batch));
@@ -279,7 +284,7 @@ impl Round<'_> {
         }
     }
 
-    /// The first offset after undecodable records, as far as one search gets.
+    /// The first offset after undecodable records, as far as one search reaches.
     fn behind(&self, probe: &Probe, at: &Position, batch: Option<Offset>) -> Offset {
         let (topic, partition, offset) = at;
         let patience = END_PATIENCE.min(self.left());
@@ -292,10 +297,12 @@ impl Round<'_> {
     }
 }
 
-/// The first offset after an undecodable record, as far as `ask` answers. Whatever follows is met when it is read.
+/// The first offset after an undecodable record, as far as `ask` answers. Damage behind it is found
+/// when it is read.
 ///
-/// No record that can be read is passed over. So each offset is tried in turn, except within a batch that the client
-/// names: nothing of that can be read, and its end is found by halving. What `ask` does not answer is not passed over.
+/// No readable record is skipped. So the search tries each offset in turn, except within a batch
+/// that the client names: all of that is unreadable, and halving finds its end. Offsets without an
+/// answer are not skipped.
 fn first_behind(
     undecodable: Offset,
     end: Offset,
@@ -325,11 +332,11 @@ fn first_behind(
     next
 }
 
-/// The first offset from `first` on that is not of a batch to which the one before belongs. What is asked of no more
-/// answers counts as none of it.
+/// The first offset from `first` on that is outside the batch of the offset before. An offset
+/// without an answer counts as outside.
 fn end_of_batch(first: Offset, end: Offset, is_of_batch: impl Fn(Offset) -> bool) -> Offset {
     let mut step = 1;
-    // All before `first` are of the batch; `outside` is not.
+    // All offsets before `first` are in the batch; `outside` is not.
     let (mut first, mut outside) = (first, end);
     while first < outside {
         let at = Offset(first.0 + step - 1);
@@ -352,7 +359,7 @@ fn end_of_batch(first: Offset, end: Offset, is_of_batch: impl Fn(Offset) -> bool
     first
 }
 
-/// Logs that a search for what a client met found nothing.
+/// Logs that the search for the cause of a client's error found no damage.
 pub(crate) fn log_not_found(client: &str, error: &rdkafka::error::KafkaError) {
     tracing::warn!(
         client,
@@ -385,18 +392,18 @@ mod tests {
         assert_eq!(end_of_batch(Offset(8), Offset(900), |_| false), Offset(8));
     }
 
-    /// What lies at an offset of a partition in a test.
+    /// The record at an offset of a partition in a test.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     enum At {
         Record,
         Unparsable,
-        /// Of the batch of this number, which the client names.
+        /// A record of the batch with this number, which the client names.
         Batch(i64),
         Corrupt,
         Nothing,
     }
 
-    /// What the client finds at an offset or first behind it.
+    /// What the client finds at an offset, or first behind it.
     fn found(log: &[At], offset: Offset) -> Found {
         let first = usize::try_from(offset.0).unwrap();
         let Some(at) = (first..log.len()).find(|at| log[*at] != At::Nothing) else {
@@ -424,7 +431,7 @@ mod tests {
             let Found::Damaged(first) = found(&log, Offset(0)) else {
                 continue;
             };
-            // The offsets of a batch lie together.
+            // The offsets of a batch are contiguous.
             let is_split = [Batch(100), Batch(200)].iter().any(|batch| {
                 let mut of_batch = log.iter().filter(|at| **at != Nothing);
                 of_batch.position(|at| at == batch);

@@ -1,4 +1,5 @@
-//! Records that a consumer cannot read go to the dead-letter topic of their own, whole, with where they were and why.
+//! Publishes records that a consumer cannot read to a dead-letter topic: unchanged, with their
+//! position and the reason.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +12,8 @@ use crate::{OutRecord, ProduceError, Producer, RawRecord, SendError, Settlement}
 /// How long to wait for room in a full producer queue.
 const FULL_PAUSE: Duration = Duration::from_millis(10);
 
-/// A record as a dead letter: after its own headers stand where it was, which component could not read it, and why.
+/// Turns a record into a dead letter: headers after its own ones name its position, the component
+/// that could not read it, and the reason.
 #[must_use]
 pub fn dead_letter(record: RawRecord, component: &str, cause: &str) -> RawRecord {
     let dead_letter = DeadLetter {
@@ -42,19 +44,21 @@ pub fn dead_letter(record: RawRecord, component: &str, cause: &str) -> RawRecord
     }
 }
 
-/// Publishes dead letters; returns once the broker has acknowledged each, or has refused it for good.
+/// Publishes dead letters. Returns once the broker has acknowledged or permanently refused each
+/// one.
 ///
 /// # Errors
 ///
-/// If one was not acknowledged. All of them may be published again: two dead letters of one record say the same.
+/// If one was not acknowledged. The caller may publish all of them again: duplicates of a dead
+/// letter are identical.
 pub async fn publish_dead_letters(
     producer: &Producer<Arc<Settlement>>,
     dead_letters: &[RawRecord],
 ) -> Result<(), ProduceError> {
     for dead_letter in dead_letters {
         match publish(producer, std::slice::from_ref(dead_letter)).await {
-            // To try it again would hold up the topic for ever. The record itself stays where it is for as long as its
-            // topic keeps it.
+            // A retry would block the topic forever. The record itself stays at its position for as
+            // long as its topic retains it.
             Err(error) if error.is_permanent() => tracing::error!(
                 topic = dead_letter.topic,
                 error = &error as &dyn std::error::Error,
@@ -66,7 +70,7 @@ pub async fn publish_dead_letters(
     Ok(())
 }
 
-/// Publishes records as they are; returns once the broker has acknowledged each.
+/// Publishes records unchanged. Returns once the broker has acknowledged each one.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! What becomes of a record that was handed to the producer.
+//! The outcome of a record that was handed to the producer.
 
 use std::sync::Arc;
 
@@ -20,11 +20,13 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// The outcome of a record that librdkafka calls delivered. Without an offset, no broker acknowledged it: librdkafka
-    /// concludes it. Where a batch fails and the one behind it succeeds, it takes both as appended
-    /// (`rd_kafka_dr_implicit_ack`), because a broker refuses a gap in a producer's sequence. But a broker accepts any
-    /// sequence as the first of a producer that it does not know: a first batch that was turned away, as on a topic that
-    /// was just created, is then in no log. So is, perhaps, one that a broker calls a duplicate.
+    /// The outcome of a record that librdkafka reports as delivered. If it has no offset, no broker
+    /// acknowledged it: librdkafka inferred the delivery. When a batch fails and the next one
+    /// succeeds, librdkafka counts both as appended (`rd_kafka_dr_implicit_ack`), because a broker
+    /// refuses a gap in a producer's sequence. But a broker accepts any first sequence of a
+    /// producer that it does not know. So a first batch that was refused, for example on a topic
+    /// that was just created, is then in no log. The same may be true of a batch that a broker
+    /// calls a duplicate.
     pub(crate) fn acknowledged(partition: PartitionId, offset: i64) -> Self {
         match offset {
             0.. => Self {
@@ -50,17 +52,18 @@ impl Delivery {
     }
 }
 
-/// Why a record was not acknowledged, and what that says about the log.
+/// Why a record was not acknowledged, and whether it may be in the log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ProduceError {
-    /// The record is surely not in the log: it never left this process, or the broker refused it.
+    /// The record is certainly not in the log: it never left this process, or the broker refused
+    /// it.
     #[error("the record was not appended")]
     Refused {
         /// librdkafka's error.
         #[source]
         code: RDKafkaErrorCode,
     },
-    /// The record was sent and no answer came: it may be in the log, now or a moment later.
+    /// The record was sent and no answer came: it may be in the log, now or later.
     #[error("the record may or may not have been appended")]
     OutcomeUnknown {
         /// librdkafka's error.
@@ -78,8 +81,8 @@ impl ProduceError {
         }
     }
 
-    /// Whether the very same record would be refused again: it is the record, the topic or the
-    /// permission that is wrong.
+    /// Whether the broker would refuse the same record again, because the record, the topic or the
+    /// permission is wrong.
     #[must_use]
     pub const fn is_permanent(self) -> bool {
         let is_of_place = matches!(
@@ -100,8 +103,9 @@ impl ProduceError {
         is_of_place || self.is_of_record()
     }
 
-    /// Whether the broker refused the record itself, not its topic or permission: no repair outside makes it acceptable.
-    /// `InvalidTimestamp` does not count: the next attempt has a new timestamp.
+    /// Whether the broker refused the record itself, not its topic or permission: no outside repair
+    /// makes it acceptable. `InvalidTimestamp` does not count: the next attempt has a new
+    /// timestamp.
     #[must_use]
     pub const fn is_of_record(self) -> bool {
         matches!(
@@ -116,8 +120,8 @@ impl ProduceError {
         )
     }
 
-    /// What a failed delivery means, given what librdkafka knows of the message's fate. A message
-    /// that was in flight when the producer was dropped is never called refused.
+    /// The meaning of a failed delivery, given what librdkafka knows of the message. A message that
+    /// was in flight when the producer was dropped never counts as refused.
     pub(crate) fn of_delivery(code: RDKafkaErrorCode, persisted: Persisted) -> Self {
         match persisted {
             Persisted::No if code != RDKafkaErrorCode::PurgeInflight => Self::Refused { code },
@@ -126,11 +130,11 @@ impl ProduceError {
     }
 }
 
-/// The token that goes with a record and is told its outcome, exactly once.
+/// The token of a record, which receives the record's outcome exactly once.
 ///
-/// It is called on the producer's own thread, or on one that flushes the producer, drops it, or sends a record
-/// and is refused: it must not block, must not panic, must not send by the same producer, and must not drop its
-/// last handle.
+/// The producer calls it on its own thread, or on a thread that flushes the producer, drops it, or
+/// sends a record that is refused. So it must not block, must not panic, must not send by the same
+/// producer, and must not drop the producer's last handle.
 ///
 /// Implement it for `Box<T>` with a `T` of your own (one token per record), or implement
 /// [`DeliveredShared`] for a `T` and send `Arc<T>` (one token for many records).
@@ -139,7 +143,7 @@ pub trait Delivered: rdkafka::IntoOpaque + 'static {
     fn delivered(self, delivery: Delivery);
 }
 
-/// What many records share and is told the outcome of each.
+/// A token that many records share. It receives the outcome of each.
 pub trait DeliveredShared: Send + Sync + 'static {
     /// Takes the outcome of one record.
     fn delivered(&self, delivery: Delivery);
@@ -151,10 +155,10 @@ impl<T: DeliveredShared> Delivered for Arc<T> {
     }
 }
 
-/// For one record whose sender waits for it.
+/// For one record whose sender awaits the outcome.
 impl Delivered for Box<oneshot::Sender<Delivery>> {
     fn delivered(self, delivery: Delivery) {
-        // A receiver that is gone no longer wants to know.
+        // The receiver may have been dropped.
         drop(self.send(delivery));
     }
 }
@@ -211,7 +215,7 @@ mod tests {
         // The next attempt has another timestamp.
         let code = RDKafkaErrorCode::InvalidTimestamp;
         assert!(!ProduceError::Refused { code }.is_permanent());
-        // The producer is made anew, and takes the record then.
+        // The producer is recreated, and then takes the record.
         let code = RDKafkaErrorCode::Fatal;
         assert!(!ProduceError::Refused { code }.is_permanent());
     }

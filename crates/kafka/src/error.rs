@@ -1,11 +1,11 @@
-//! What goes wrong when a client is made or asked something.
+//! Errors of creating a client and of its requests.
 
 use rdkafka::error::KafkaError;
 use rdkafka::types::{RDKafkaConfRes, RDKafkaErrorCode};
 
-/// Why a client could not be made.
+/// Why a client could not be created.
 ///
-/// The text never holds a property's value: it may be a secret.
+/// The text never contains a property's value, which may be a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// A configured property is unknown to librdkafka.
@@ -20,16 +20,16 @@ pub enum ClientError {
         /// Its name.
         property: String,
     },
-    /// A configured property would break what this crate promises.
+    /// A configured property would break a guarantee of this crate.
     #[error("property {property:?} is set by Waybill and cannot be configured")]
     Reserved {
         /// Its name.
         property: String,
     },
-    /// librdkafka could not make the client.
+    /// librdkafka could not create the client.
     #[error("the Kafka client {client_id:?} could not be made: {reason}")]
     Create {
-        /// The client's id.
+        /// The client's ID.
         client_id: String,
         /// librdkafka's reason.
         reason: String,
@@ -55,11 +55,11 @@ impl ClientError {
     }
 }
 
-/// Why a request to the broker, or a change of what is consumed, failed.
+/// Why a request to the broker, or a change of a subscription or assignment, failed.
 #[derive(Debug, thiserror::Error)]
 #[error("{action} failed")]
 pub struct RequestError {
-    /// What was asked for.
+    /// The requested action.
     pub action: &'static str,
     /// librdkafka's error.
     #[source]
@@ -71,7 +71,7 @@ impl RequestError {
         move |source| Self { action, source }
     }
 
-    /// The error's code, where librdkafka gives one.
+    /// The error's code, if librdkafka provides one.
     #[must_use]
     pub fn code(&self) -> Option<RDKafkaErrorCode> {
         self.source.rdkafka_error_code()

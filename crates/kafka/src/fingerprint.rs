@@ -1,12 +1,14 @@
-//! What tells a record of a topic of requests from any other that could lie at its offset.
+//! Fingerprints that identify a record of a request topic among all records that could have its
+//! offset.
 
 use crate::RecordRef;
 
-/// The fingerprint of what no client can decode: there is nothing to take one of, so nothing is held against it.
+/// The fingerprint of a record that no client can decode. Without contents to compare, a checkpoint
+/// right behind it is not verified.
 pub const UNDECODABLE: u64 = 0;
 
-/// Tells a record from any other that could lie at its offset: FNV-1a over its timestamp, its key and the length of its
-/// value. It guards against another topic, not against an attacker.
+/// Identifies a record among all that could have its offset: FNV-1a over its timestamp, its key and
+/// the length of its value. It detects another topic; it does not protect against an attacker.
 #[must_use]
 pub fn fingerprint(record: &RecordRef<'_>) -> u64 {
     const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;

@@ -1,7 +1,7 @@
 //! The consumer groups of a process whose offset commits are refused.
 //!
-//! Why it exists: a group whose commits are refused goes on reading, and after a restart it reads everything again. Nothing
-//! else shows that.
+//! Why it exists: a group whose commits are refused continues to read, and after a restart it reads
+//! all records again. Nothing else reports that.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 
-/// A group is shown once so many of its commits in a row were refused, over so long: a commit may fail while a group
-/// rebalances, or a broker is restarted.
+/// A group is reported after this many refused commits in a row, over this long: a commit may fail
+/// while a group rebalances or a broker restarts.
 const REFUSALS_MIN: u32 = 3;
 const REFUSED_FOR_MIN: Duration = Duration::from_secs(5);
 
-/// The consumer groups of a process whose offset commits are refused. Clones share one list. A process has one member of each
-/// group.
+/// The consumer groups of a process whose offset commits are refused. Clones share one list. A
+/// process has at most one member of each group.
 #[derive(Clone, Debug, Default)]
 pub struct GroupCommits(Arc<Mutex<BTreeMap<String, Refused>>>);
 
@@ -28,7 +28,7 @@ struct Refused {
 }
 
 impl GroupCommits {
-    /// The groups whose commits are refused again and again, each with the last error.
+    /// The groups whose commits are refused repeatedly, each with its last error.
     #[must_use]
     pub fn refused(&self) -> Vec<String> {
         self.refused_at(Instant::now())
@@ -46,7 +46,7 @@ impl GroupCommits {
             .collect()
     }
 
-    /// Notes the outcome of a commit.
+    /// Records the outcome of a commit.
     pub(crate) fn note(&self, group: &str, error: Option<&KafkaError>, now: Instant) {
         let mut groups = self.groups();
         let Some(error) = error else {
@@ -72,7 +72,8 @@ impl GroupCommits {
     }
 }
 
-/// The error, and what helps where one setting of the broker is the cause. Apache Kafka never answers a commit with this error.
+/// The error, with advice if one broker setting is the cause. Apache Kafka never answers a commit
+/// with this error.
 fn cause(error: &KafkaError) -> String {
     match error.rdkafka_error_code() {
         Some(RDKafkaErrorCode::GroupMaxSizeReached) => {

@@ -1,18 +1,18 @@
-//! A member of a consumer group, for agents: at least once, with the assignment in plain sight.
+//! A member of a consumer group, for agents: at-least-once delivery, with an observable assignment.
 //!
-//! What must hold here: a partition is given up only after its handler was told and had the chance
-//! to have the offsets of finished work committed, and no partition is taken or given up outside
+//! What must hold here: a partition is given up only after its handler was notified and could have
+//! the offsets of finished work committed. No partition is taken or given up outside
 //! [`GroupConsumer::poll`] and [`GroupConsumer::close`].
 //!
 //! librdkafka leaves it to the application when to take and give up partitions. So its rebalance
-//! events are only noted while it is polled, and acted on when the poll comes back to this module,
+//! events are only queued while it is polled, and executed when the poll returns to this module,
 //! where the handler can be borrowed.
 //!
-//! A member with a name that does not hear of its brokers for longer than its session asks them to join anew,
-//! perhaps more than once. When they are back they answer all of it, and take the member's second asking for
-//! another one's that came under its name: librdkafka gives up then. So a member that is fenced becomes another
-//! client under the same name; where there really is another one, they fence each other until one of them has
-//! had its turns, and that one cannot go on.
+//! A named member that cannot reach its brokers for longer than its session asks repeatedly to
+//! rejoin. When the brokers are back, they answer every request and take the second one for another
+//! member of the same name; librdkafka then gives up. So a fenced member recreates its client under
+//! the same name. If another process really has that name, the two fence each other until one of
+//! them has used up its renewals and fails.
 
 mod commits;
 mod context;
@@ -42,16 +42,16 @@ use crate::record::RecordRef;
 use crate::settings::KafkaSettings;
 use crate::stall::StallWatch;
 
-/// The longest that a fetch may wait for records. librdkafka takes partitions that were just assigned
-/// into its next fetch only, so it is also how long they may stand still.
+/// The longest that a fetch may wait for records. librdkafka adds newly assigned partitions to its
+/// next fetch only, so this also bounds how long they wait.
 const FETCH_WAIT_MAX: Duration = Duration::from_millis(100);
-/// The longest time between two heartbeats, by which a member learns that the group rebalances.
-/// Partitions that move to another member stand still until then.
+/// The longest time between two heartbeats, which tell a member that the group rebalances. Until
+/// then, partitions that move to another member are not read.
 const HEARTBEAT_INTERVAL_MAX: Duration = Duration::from_millis(500);
-/// How long a member that leaves waits for the group's next word before it looks whether it is out.
+/// How long a leaving member polls before it checks again whether it has left the group.
 const LEAVING_POLL: Duration = Duration::from_millis(10);
-/// A member that is fenced once more than so often within so long cannot go on: there is another one of its
-/// name.
+/// A member that is fenced more often than this within the time below fails: another process has
+/// its name.
 const RENEWALS_MAX: usize = 3;
 const RENEWALS_WITHIN: Duration = Duration::from_secs(60);
 
@@ -60,21 +60,21 @@ const RENEWALS_WITHIN: Duration = Duration::from_secs(60);
 pub struct GroupOptions {
     /// The group.
     pub group: String,
-    /// The name that brokers and logs know the client by.
+    /// The client's name in the brokers' metrics and in logs.
     pub client_id: String,
-    /// A name that stays the same over restarts: a member that ended without leaving and comes back
-    /// under it within the session time-out takes its own place again, where a new member would
-    /// have to wait until the old one's session is over. No two may have the same at a time.
+    /// A name that stays the same over restarts. A member that ended without leaving and returns
+    /// under it within the session timeout takes its place again; a new member would have to wait
+    /// until the old session ends. At most one process may use a name at a time.
     pub instance_id: Option<String>,
-    /// A member that was not heard of for so long loses its partitions. Default 6 s; at most five
+    /// A member without a heartbeat for this long loses its partitions. Default 6 s; at most five
     /// minutes.
     pub session_timeout: Duration,
-    /// Prefetched records are held up to about this size, over all partitions. Default 16 MiB.
+    /// Approximate size limit of prefetched records, over all partitions. Default 16 MiB.
     pub queue_kib_max: u32,
-    /// Prefetched records are held up to about this number per partition. Default 1,000: what is
-    /// prefetched by one member cannot be done by another.
+    /// Approximate limit of prefetched records per partition. Default 1,000: other members cannot
+    /// do what one has prefetched.
     pub queue_records_max: u32,
-    /// How long a partition with damaged records stands still before it is read again from there.
+    /// How long a partition with damaged records stays paused before it is read again from there.
     /// Default 30 s.
     pub damaged_again_after: Duration,
 }
@@ -104,33 +104,33 @@ pub struct TopicPartition {
     pub partition: PartitionId,
 }
 
-/// What a [`GroupConsumer`] tells while it is polled, on the polling thread.
+/// Receives the events of a [`GroupConsumer`] while it is polled, on the polling thread.
 pub trait GroupHandler {
     /// Takes a record.
     fn record(&mut self, record: RecordRef<'_>);
 
-    /// These partitions are now the member's; their records follow, from the committed offset, or
-    /// the beginning where none is committed.
+    /// The member now owns these partitions. Their records follow, from the committed offset, or
+    /// from the beginning if none is committed.
     fn assigned(&mut self, partitions: &[TopicPartition]);
 
-    /// These partitions are about to be given up. Returns the offsets of the next records to read
-    /// that shall be committed first. With `lost` they are another member's already, and nothing
-    /// is committed. Work on them may go on; what it finishes can no longer be committed, and
-    /// another member does it again.
+    /// These partitions are about to be given up. Returns the offsets (of the next record to read)
+    /// to commit first. With `lost` another member already owns them, and nothing is committed.
+    /// Work on them may continue; its results cannot be committed any more, and the other member
+    /// does it again.
     fn revoked(
         &mut self,
         partitions: &[TopicPartition],
         lost: bool,
     ) -> Vec<(TopicPartition, Offset)>;
 
-    /// Whether [`GroupHandler::undecodable`] may take care of records. If false, it is not called.
+    /// Whether [`GroupHandler::undecodable`] can handle records. If false, it is not called.
     fn takes_undecodable(&self) -> bool {
         false
     }
 
-    /// No client can decode the records of a partition from `log.offset` up to `next`: they were never records.
-    /// Returns whether they were taken care of, and the partition is to be read on at `next`. If false, the partition
-    /// stays paused at `log.offset` and is tried again.
+    /// No client can decode the records of a partition from `log.offset` up to `next`. Returns
+    /// whether the handler has handled them and the partition continues at `next`. If false, the
+    /// partition stays paused at `log.offset` and is retried.
     fn undecodable(&mut self, log: &DamagedLog, next: Offset) -> bool {
         let _ = (log, next);
         false
@@ -146,9 +146,9 @@ pub struct GroupConsumer {
     config: ClientConfig,
     topics: Vec<String>,
     client_id: String,
-    /// What the handler was told that the member has.
+    /// The partitions that the handler was notified of.
     assigned: BTreeSet<TopicPartition>,
-    /// What of that is paused because it is damaged, and when it is read again.
+    /// Those that are paused because of damage, and when to read them again.
     damaged: BTreeMap<TopicPartition, Instant>,
     damaged_again_after: Duration,
     commits: Arc<Commits>,
@@ -156,16 +156,16 @@ pub struct GroupConsumer {
     damage_history: History,
     /// The seek position of each partition that was moved past undecodable records and has delivered no record since.
     moved_to: BTreeMap<TopicPartition, Offset>,
-    /// When it was fenced and became another client.
+    /// When it was fenced and recreated its client.
     renewals: Vec<Instant>,
-    /// Whether the group has given it a share.
+    /// Whether the group has assigned it partitions.
     was_assigned: AtomicBool,
-    /// Whether it takes no records for now.
+    /// Whether record delivery is on hold.
     held: AtomicBool,
 }
 
 impl GroupConsumer {
-    /// Makes a member that has not subscribed yet. No broker need be there yet.
+    /// Creates a member that has not subscribed yet. Does not need a reachable broker.
     pub fn new(settings: &KafkaSettings, options: &GroupOptions) -> Result<Self, ClientError> {
         let session_ms = options.session_timeout.as_millis().clamp(10, 300_000);
         let mut defaults = fetch_settings(
@@ -185,7 +185,7 @@ impl GroupConsumer {
                 "partition.assignment.strategy",
                 "cooperative-sticky".to_owned(),
             ),
-            // A topic that is made after the subscription is found this soon.
+            // The longest time until a topic that is created after the subscription is found.
             ("topic.metadata.refresh.interval.ms", "10000".to_owned()),
         ]);
         let mut fixed = vec![
@@ -222,7 +222,7 @@ impl GroupConsumer {
         })
     }
 
-    /// Joins the group for these topics. Partitions come with later polls.
+    /// Joins the group for these topics. Later polls assign the partitions.
     pub fn subscribe(&mut self, topics: &[&str]) -> Result<(), RequestError> {
         self.topics = topics.iter().map(|&topic| topic.to_owned()).collect();
         self.consumer
@@ -230,8 +230,8 @@ impl GroupConsumer {
             .map_err(RequestError::new("subscribing"))
     }
 
-    /// Waits up to `timeout` for a record, then takes what is there, up to the limits, without
-    /// waiting further. Tells the handler of every change of the assignment.
+    /// Waits up to `timeout` for a record, then takes what is available, up to the limits, without
+    /// further waiting. Notifies the handler of every change of the assignment.
     pub fn poll(
         &mut self,
         limits: PollLimits,
@@ -245,7 +245,7 @@ impl GroupConsumer {
         self.commit_refused();
         loop {
             let wait = deadline.saturating_duration_since(Instant::now());
-            // Comes back early when the group rebalances, so that this happens without delay.
+            // Returns early when the group rebalances, so that this happens without delay.
             let rebalances = &self.consumer.context().rebalances;
             let polled = poll::take(
                 &self.consumer,
@@ -262,7 +262,7 @@ impl GroupConsumer {
             );
             let polled = match polled {
                 Ok(polled) => polled,
-                // What was taken up to there is not counted: the limits are for one poll.
+                // Records taken before the error are not counted: the limits are for one poll.
                 Err(source) if severity(&source) == Severity::Damaged => {
                     let left = self.leave_damaged(&source, handler);
                     left.map_err(|source| self.fatal(source))?;
@@ -284,14 +284,14 @@ impl GroupConsumer {
         }
     }
 
-    /// Says whether records are held back. While they are, a poll takes none, and serves the group
-    /// all the same: a member that has no room for more keeps its share by polling on. What was
-    /// prefetched is given up, and read again when records are no longer held back. Partitions with damaged records
+    /// Holds records back, or stops doing so. While they are held back, a poll takes none but still
+    /// serves the group: a member without room for more keeps its partitions by polling on.
+    /// Prefetched records are dropped, and read again afterwards. Partitions with damaged records
     /// stay as they are.
     ///
     /// # Errors
     ///
-    /// If the client refuses; everything is then as it was.
+    /// If the client refuses; the state is then unchanged.
     pub fn hold(&self, held: bool) -> Result<(), RequestError> {
         if self.held.load(Ordering::Acquire) == held {
             return Ok(());
@@ -307,15 +307,16 @@ impl GroupConsumer {
         Ok(())
     }
 
-    /// Whether the group has given this member its first share of the partitions, which is empty
-    /// where there are more members than partitions. Stays true when the share changes or is lost.
+    /// Whether the group has assigned this member its first partitions. That assignment is empty if
+    /// the group has more members than partitions. Stays true when the assignment changes or is
+    /// lost.
     #[must_use]
     pub fn was_assigned(&self) -> bool {
         self.was_assigned.load(Ordering::Acquire)
     }
 
-    /// Commits offsets, each that of the next record to read. Returns at once; a failure is
-    /// logged, and a later poll commits them again.
+    /// Commits offsets, each of the next record to read. Returns immediately; a failure is logged,
+    /// and a later poll commits them again.
     pub fn commit(&self, offsets: &[(&str, PartitionId, Offset)]) -> Result<(), RequestError> {
         if offsets.is_empty() {
             return Ok(());
@@ -326,7 +327,7 @@ impl GroupConsumer {
             .map_err(RequestError::new("committing offsets"))
     }
 
-    /// Commits again what the broker refused a while ago.
+    /// Commits again, after a while, the offsets that the broker refused.
     fn commit_refused(&self) {
         let refused = self.commits.take_refused(Instant::now());
         let offsets: Vec<_> = refused
@@ -343,18 +344,18 @@ impl GroupConsumer {
         }
     }
 
-    /// Leaves the group in order: the handler is told that its partitions are revoked, and the
-    /// offsets that it returns are committed. Records that were prefetched are given up. Waits up
-    /// to `timeout` for the group, and then ends in any case.
+    /// Leaves the group in order: notifies the handler that its partitions are revoked, and commits
+    /// the offsets that it returns. Drops prefetched records. Waits up to `timeout` for the group,
+    /// then ends in any case.
     ///
-    /// The others get its partitions at once, also from a member with an instance id.
+    /// Other members get the partitions immediately, even if this member has an instance ID.
     pub fn close(mut self, timeout: Duration, handler: &mut dyn GroupHandler) {
         let deadline = Instant::now() + timeout;
         self.consumer.unsubscribe();
         loop {
             self.rebalance(handler);
-            // Without partitions it is still a member until the commit under way is through: a
-            // client that is ended before would leave its session to time out.
+            // Without partitions it stays a member until the commit in flight completes. If the
+            // client ended before that, its session would have to time out.
             let is_member = native::is_group_member(self.consumer.client());
             let left = deadline.saturating_duration_since(Instant::now());
             if !is_member || left.is_zero() {
@@ -364,8 +365,8 @@ impl GroupConsumer {
         }
     }
 
-    /// Becomes another client under the same name, if that is of use after this error: if it was fenced, and
-    /// was not again and again. Its partitions are lost until the group gives them to it again.
+    /// Recreates the client under the same name if it was fenced, and not too often. Its partitions
+    /// are lost until the group assigns them again.
     fn renew(
         &mut self,
         source: KafkaError,
@@ -407,7 +408,7 @@ impl GroupConsumer {
         }
     }
 
-    /// Does what the group asked for since the last call.
+    /// Executes the assignment changes since the last call.
     fn rebalance(&mut self, handler: &mut dyn GroupHandler) {
         while let Some(rebalance) = self.consumer.context().next_rebalance() {
             match rebalance {
@@ -448,7 +449,7 @@ impl GroupConsumer {
                     });
                     let paused = paused.map(|at| (at.topic.as_str(), at.partition));
                     let paused = partitions_list(paused);
-                    // librdkafka would remember it when the partitions come back.
+                    // Otherwise librdkafka would keep them paused when they are assigned again.
                     self.log_failure("letting records go", self.consumer.resume(&paused));
                     let given_up = give_partitions_up(&self.consumer, &list);
                     self.log_failure("giving partitions up", given_up);
@@ -457,7 +458,7 @@ impl GroupConsumer {
         }
     }
 
-    /// Has the client give up whatever the group asks back of it, now that no handler can be told.
+    /// Executes the group's remaining requests without notifying a handler.
     fn leave_unattended(&self) {
         let context = self.consumer.context();
         context.unattended.store(true, Ordering::Release);
@@ -483,8 +484,8 @@ impl GroupConsumer {
 }
 
 impl Drop for GroupConsumer {
-    /// Without [`GroupConsumer::close`] nobody can be told any more: partitions are given up
-    /// without a commit, and their unfinished and uncommitted records are read again by others.
+    /// Without [`GroupConsumer::close`], partitions are given up without a commit and without
+    /// notifying the handler. Other members read their uncommitted records again.
     fn drop(&mut self) {
         self.leave_unattended();
     }

@@ -1,20 +1,22 @@
-//! How far a member of a consumer group has got in each of its partitions: which records are done, and what to commit.
+//! How far a group member has got in each of its partitions: which records are done, and which
+//! offsets to commit.
 //!
-//! What must hold: a commit never passes a record that was begun and is not done; and a record is never taken for
-//! one that was read before because an older log had one at its offset. A topic that was recreated, or a log that lost
-//! its end, is read from its beginning under the same assignment, once the client finds its position beyond the end.
-//! So a record at a lower offset than the last one begins another log, and all records of the old one are
-//! forgotten, as if the partition had been revoked and assigned again.
+//! What must hold: a commit never passes a record that was begun and is not done. And a record
+//! never counts as already read because an older log had a record at the same offset. If a topic
+//! was recreated, or a log lost its end, the client finds its position beyond the end and reads the
+//! log from its beginning, under the same assignment. So a record at a lower offset than the last
+//! one begins another log: all records of the old one are forgotten, as if the partition had been
+//! revoked and assigned again.
 //!
-//! This rests on [`GroupConsumer`](crate::GroupConsumer): within one log it hands over records in ascending order. It
-//! resumes no partition that is not paused, and never seeks backwards.
+//! This relies on [`GroupConsumer`](crate::GroupConsumer): within one log it hands over records in
+//! ascending order. It resumes only paused partitions, and never seeks backwards.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 
 use waybill_engine::{Offset, OffsetTracker, PartitionId};
 
-/// The progress in all partitions that are assigned to the member. `T` names a topic.
+/// The progress in all partitions that are assigned to the member. `T` identifies a topic.
 #[derive(Debug)]
 pub struct GroupProgress<T> {
     partitions: HashMap<(T, PartitionId), Assigned>,
@@ -22,7 +24,7 @@ pub struct GroupProgress<T> {
     open: usize,
 }
 
-/// A record that was read, and the assignment under which it was.
+/// A record that was read, and the assignment under which it was read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Consumed<T> {
     /// Its topic.
@@ -47,9 +49,9 @@ impl<T> Consumed<T> {
 
 #[derive(Debug)]
 struct Assigned {
-    /// Tells this assignment from earlier ones of the same partition.
+    /// Distinguishes this assignment from earlier ones of the same partition.
     number: u64,
-    /// `None` until the first record shows where the partition is read from.
+    /// `None` until the first record shows where the partition begins.
     tracker: Option<OffsetTracker>,
     committed: Option<Offset>,
 }
@@ -63,8 +65,8 @@ impl Assigned {
         }
     }
 
-    /// Begins what lies at an offset, counts it as `open`, and returns the number of the assignment; `None` if it was begun
-    /// before.
+    /// Begins the record at an offset, counts it as `open`, and returns the number of the
+    /// assignment; `None` if it was begun before.
     fn begin(&mut self, offset: Offset, open: &mut usize) -> Option<u64> {
         let tracker = self
             .tracker
@@ -90,7 +92,7 @@ impl<T> Default for GroupProgress<T> {
 }
 
 impl<T: Copy + Eq + Hash> GroupProgress<T> {
-    /// A partition was assigned.
+    /// Records that a partition was assigned.
     pub fn assign(&mut self, topic: T, partition: PartitionId) {
         self.assignments += 1;
         let assigned = Assigned::new(self.assignments);
@@ -99,15 +101,16 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
         }
     }
 
-    /// A partition was revoked. Returns the offset to commit before it is given up, also if it was committed
-    /// already: that commit may have failed.
+    /// Records that a partition was revoked. Returns the offset to commit before it is given up,
+    /// even if it was committed already: that commit may have failed.
     pub fn revoke(&mut self, topic: T, partition: PartitionId) -> Option<Offset> {
         let assigned = self.partitions.remove(&(topic, partition))?;
         self.open -= assigned.open();
         assigned.tracker.map(|tracker| tracker.low())
     }
 
-    /// A record was handed over. `None` if its partition is not assigned. `name` is the topic's, for the log.
+    /// Begins a record that was handed over. `None` if its partition is not assigned. `name` is the
+    /// topic's, for the log.
     pub fn begin(
         &mut self,
         topic: T,
@@ -134,8 +137,8 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
         Some(Consumed::new(topic, partition, offset, assignment))
     }
 
-    /// Begins what lies at an offset. `None` if the partition is not assigned, or was read further than that: the client
-    /// may meet records that cannot be decoded again.
+    /// Begins an undecodable record at an offset. `None` if the partition is not assigned, or was
+    /// read further: the client may meet undecodable records again.
     pub fn begin_unread(
         &mut self,
         topic: T,
@@ -147,7 +150,7 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
         Some(Consumed::new(topic, partition, offset, assignment))
     }
 
-    /// There are no records before `next`, further than those that were begun.
+    /// Records that there are no records between those that were begun and `next`.
     pub fn pass(&mut self, topic: T, partition: PartitionId, next: Offset) {
         let assigned = self.partitions.get_mut(&(topic, partition));
         if let Some(tracker) = assigned.and_then(|assigned| assigned.tracker.as_mut()) {
@@ -155,14 +158,14 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
         }
     }
 
-    /// Whether the record's partition is still the member's, under the same assignment.
+    /// Whether the member still owns the record's partition, under the same assignment.
     #[must_use]
     pub fn holds(&self, record: Consumed<T>) -> bool {
         let assigned = self.partitions.get(&(record.topic, record.partition));
         assigned.is_some_and(|assigned| assigned.number == record.assignment)
     }
 
-    /// A record need not be read again. Harmless once its partition was revoked.
+    /// Marks a record as done. Has no effect after its partition was revoked.
     pub fn done(&mut self, record: Consumed<T>) {
         if let Some(assigned) = self.partitions.get_mut(&(record.topic, record.partition))
             && assigned.number == record.assignment
@@ -174,7 +177,7 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
         }
     }
 
-    /// What has moved since the last call, each with the offset to commit.
+    /// The partitions that have advanced since the last call, each with the offset to commit.
     pub fn take_commits(&mut self) -> Vec<(T, PartitionId, Offset)> {
         let moved = |((topic, partition), assigned): (&(T, PartitionId), &mut Assigned)| {
             let low = assigned.tracker.as_ref()?.low();
@@ -184,13 +187,13 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
         self.partitions.iter_mut().filter_map(moved).collect()
     }
 
-    /// How many records are not done.
+    /// The number of records that are not done.
     #[must_use]
     pub fn open(&self) -> usize {
         self.open
     }
 
-    /// How far reading is ahead of what can be committed, in offsets over all partitions.
+    /// How far reading is ahead of the offsets that can be committed, over all partitions.
     #[must_use]
     pub fn ahead(&self) -> usize {
         let trackers = self.partitions.values().filter_map(|a| a.tracker.as_ref());
@@ -293,7 +296,7 @@ mod tests {
         assert!(progress.holds(first));
         assert!(old.iter().all(|record| !progress.holds(*record)));
         assert_eq!(progress.open(), 1);
-        // What was under way of the old log commits nothing of the new one.
+        // Unfinished records of the old log commit nothing in the new one.
         for record in old {
             progress.done(record);
         }

@@ -1,21 +1,21 @@
-//! What a producer has under way in each partition, and what waits behind it.
+//! The records that a producer has in flight in each partition, and those that wait behind them.
 //!
-//! Left to itself, librdkafka sends a record as soon as it is there, until five are under way in a
-//! partition; then its thread goes round without pause until one of them is acknowledged, because an
-//! idempotent producer's partition may have no more. So what comes while records of its partition are
-//! under way waits here, and leaves as one batch when they are settled: requests grow with the load, no
-//! thread waits by asking, and what meets an idle partition leaves at once.
+//! By default librdkafka sends a record immediately, until five requests are in flight in a
+//! partition. Its thread then spins until one of them is acknowledged, because a partition of an
+//! idempotent producer may have no more. So records for a partition with records in flight wait
+//! here, and leave as one batch when those are settled. Requests grow with the load, no thread
+//! spins, and a record for an idle partition leaves immediately.
 //!
 //! What must hold:
 //!
-//! * Records of a partition leave in the order in which they came. What is given back to be sent is under way
-//!   from then on, so there is more to give back only once it was settled, or to the one thread that asks for
-//!   what is overdue.
-//! * A record that waits is given back exactly once, by [`Lanes::settled`], [`Lanes::overdue`] or
-//!   [`Lanes::close`], and does not wait for long: librdkafka begins to count its time only when it has it.
+//! * Records of a partition leave in the order in which they came. A released record is in flight
+//!   from then on. So more are released only once it was settled, or to the single thread that asks
+//!   for overdue records.
+//! * A waiting record is released exactly once, by [`Lanes::settled`], [`Lanes::overdue`] or
+//!   [`Lanes::close`], and soon: librdkafka counts its delivery timeout only from then on.
 //!
-//! A record that was sent by its key passes by. When it is settled it counts as one of the partition in which it
-//! came to lie: if anything waits there, it may leave early.
+//! A record that is sent by its key does not wait here. When it is settled, it counts for the
+//! partition that it was sent to: a record that waits there may leave early.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,7 +25,7 @@ use waybill_engine::PartitionId;
 
 use crate::record::{Header, OutRecord};
 
-/// The partitions in which something is under way.
+/// The partitions with records in flight.
 #[derive(Debug)]
 pub(crate) struct Lanes<D> {
     state: Mutex<State<D>>,
@@ -41,11 +41,11 @@ struct State<D> {
 struct Lane<D> {
     under_way: usize,
     waiting: Vec<Waiting<D>>,
-    /// When the first of those that wait came.
+    /// When the first waiting record came.
     since: Instant,
 }
 
-/// A record that waits, with its token.
+/// A waiting record, with its token.
 #[derive(Debug)]
 pub(crate) struct Waiting<D> {
     partition: PartitionId,
@@ -67,8 +67,8 @@ impl<D> Default for Lanes<D> {
 }
 
 impl<D> Lanes<D> {
-    /// Takes a record in. Its token comes back if the record is to be sent now; it is under way from then
-    /// on, and [`Lanes::settled`] has to follow.
+    /// Takes a record. Returns its token if the record is to be sent now; it is then in flight, and
+    /// [`Lanes::settled`] must follow.
     pub(crate) fn enter(&self, record: &OutRecord<'_>, token: D) -> Option<D> {
         let mut state = self.state();
         if state.closed {
@@ -94,8 +94,8 @@ impl<D> Lanes<D> {
         None
     }
 
-    /// A record that was under way is settled. Returns what waited for the last of them, which is under way
-    /// from now on and to be sent in this order.
+    /// A record in flight is settled. If it was the last one, returns the records that waited for
+    /// it: they are in flight from now on, and must be sent in this order.
     pub(crate) fn settled(&self, topic: &str, partition: PartitionId) -> Vec<Waiting<D>> {
         let mut state = self.state();
         let Some(lanes) = state.of_topic.get_mut(topic) else {
@@ -119,8 +119,9 @@ impl<D> Lanes<D> {
         std::mem::take(&mut lane.waiting)
     }
 
-    /// What has waited for `patience` though something is under way, by topic and partition: it is under way
-    /// from now on, and to be sent in this order. For one thread alone.
+    /// The records that have waited for `patience` behind others in flight, by topic and partition.
+    /// They are in flight from now on, and must be sent in this order. Only one thread may call
+    /// this.
     pub(crate) fn overdue(
         &self,
         patience: Duration,
@@ -137,12 +138,12 @@ impl<D> Lanes<D> {
         overdue
     }
 
-    /// Whether nothing is under way.
+    /// Whether no record is in flight.
     pub(crate) fn are_idle(&self) -> bool {
         self.state().of_topic.is_empty()
     }
 
-    /// Nothing waits any more from now on. Returns what did.
+    /// Lets no record wait from now on. Returns those that did.
     pub(crate) fn close(&self) -> Vec<Waiting<D>> {
         let mut state = self.state();
         state.closed = true;
@@ -173,7 +174,7 @@ impl<D> Waiting<D> {
         }
     }
 
-    /// The partition that it is for.
+    /// The target partition.
     pub(crate) fn partition(&self) -> PartitionId {
         self.partition
     }
@@ -184,7 +185,7 @@ impl<D> Waiting<D> {
         len(&self.key) + len(&self.value)
     }
 
-    /// Sends it on, with its token.
+    /// Sends the record, with its token.
     pub(crate) fn send<R>(self, topic: &str, send: impl FnOnce(&OutRecord<'_>, D) -> R) -> R {
         let headers = Header::all_of(&self.headers);
         let record = OutRecord {
@@ -219,7 +220,7 @@ mod tests {
         assert_eq!(enter(&lanes, 2), None);
         assert_eq!(enter(&lanes, 3), None);
         assert_eq!(tokens(lanes.settled("t", PARTITION)), [2, 3]);
-        // Both are under way now, and the next waits for both.
+        // Both are in flight now, and the next waits for both.
         assert_eq!(enter(&lanes, 4), None);
         assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
         assert_eq!(tokens(lanes.settled("t", PARTITION)), [4]);
@@ -277,7 +278,7 @@ mod tests {
         assert_eq!((topic.as_str(), partition), ("t", PARTITION));
         assert_eq!(tokens(overdue), [2, 3]);
         assert!(lanes.overdue(Duration::ZERO).is_empty());
-        // All three are under way, and the next waits for them.
+        // All three are in flight, and the next waits for them.
         assert_eq!(enter(&lanes, 4), None);
         for _ in 0..2 {
             assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
@@ -302,7 +303,7 @@ mod tests {
         let lanes: Lanes<u32> = Lanes::default();
         assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
         assert_eq!(enter(&lanes, 1), Some(1));
-        // Of a record that was sent by its key, into this partition.
+        // A record that was sent by its key, into this partition.
         assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
         assert_eq!(tokens(lanes.settled("t", PARTITION)), [0; 0]);
         assert_eq!(enter(&lanes, 2), Some(2));

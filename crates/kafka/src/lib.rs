@@ -1,29 +1,29 @@
 //! Consumers, a producer and topic administration over rdkafka: bytes in, bytes out.
 //!
-//! This crate exists so that librdkafka's settings, threads and error codes are dealt with once,
-//! and no role has to know them. What the bytes mean is the business of `waybill-messages`, from which only the form of a
-//! [dead letter](dead_letter()) is taken.
+//! This crate exists so that librdkafka's settings, threads and error codes are handled in one
+//! place, and no role needs to know them. `waybill-messages` defines what the bytes mean; this
+//! crate takes only the form of a [dead letter](dead_letter()) from it.
 //!
 //! What must hold here:
 //!
-//! * **Nothing is committed behind the caller's back.** Automatic commits and automatic offset
+//! * **No offset is committed unless the caller asks.** Automatic commits and automatic offset
 //!   stores are off, and no property can switch them on.
-//! * **A missing offset is never skipped over.** A [`PartitionConsumer`] that is asked to start
-//!   where the log no longer (or not yet) is reports [`PollError::OffsetOutOfRange`].
-//! * **Every record that was taken for sending is settled exactly once**, and a failure says
-//!   whether the record may have been appended nevertheless ([`ProduceError`]).
-//! * **A producer never stays broken.** One that met a fatal error is made anew ([`Producer`]).
-//! * **The end of a partition is found though no record lies there**: a [`PartitionConsumer`] tells
-//!   how far it has read also where control records or a gap follow the last record.
-//! * **Damage is met, never passed over.** Every consumer verifies the checksum of each batch. A partition
-//!   with a batch that does not match is not read on, and is named with the offset.
+//! * **A missing offset is never skipped.** A [`PartitionConsumer`] whose start offset does not
+//!   exist (any more, or yet) reports [`PollError::OffsetOutOfRange`].
+//! * **Every record accepted for sending is settled exactly once**, and a failure says whether the
+//!   record may have been appended nevertheless ([`ProduceError`]).
+//! * **A producer never stays broken.** After a fatal error it is recreated ([`Producer`]).
+//! * **The end of a partition is found even without a record there**: a [`PartitionConsumer`]
+//!   reports how far it has read even if control records or a gap follow the last record.
+//! * **Damage is reported, never skipped.** Every consumer verifies the checksum of each batch. It
+//!   stops reading a partition with a damaged batch, and reports the partition and the offset.
 //! * **Memory is bounded**: consumers by `queue_kib_max`, the producer by `queue_records_max` and
-//!   `queue_kib_max`; a full producer queue hands the token back at once.
+//!   `queue_kib_max`. A full producer queue returns the token immediately.
 //!
-//! Deliberately absent: `pause` and `resume` of a [`PartitionConsumer`] (they throw prefetched records away; to stop
-//! polling is the backpressure), per-partition queues (lost wake-ups), transactions, librdkafka's CRC32
-//! partitioner (every record names its partition, see [`partition_for`], or takes the murmur2 of
-//! its key), and futures per record.
+//! Deliberately absent: `pause` and `resume` of a [`PartitionConsumer`] (they drop prefetched
+//! records; to apply backpressure, stop polling), per-partition queues (lost wake-ups),
+//! transactions, librdkafka's CRC32 partitioner (every record names its partition, see
+//! [`partition_for`], or uses the murmur2 hash of its key), and futures per record.
 
 mod admin;
 mod client_log;
@@ -71,7 +71,7 @@ pub use partition_consumer::{ConsumerOptions, PartitionConsumer};
 pub use poll::{OutOfRange, PollError, PollLimits, Polled};
 pub use probe::SPEAKS_HTTP;
 pub use producer::{Producer, ProducerOptions, SendError};
-/// librdkafka's error codes, local and the broker's alike.
+/// librdkafka's error codes, both its own and the broker's.
 pub use rdkafka::types::RDKafkaErrorCode as ErrorCode;
 pub use record::{Header, Headers, OutRecord, RawRecord, RecordRef};
 pub use record_reader::{AtOffset, ReadError, ReadPermit, RecordReader};

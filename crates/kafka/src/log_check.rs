@@ -1,8 +1,9 @@
 //! Whether a log of requests is the one that a checkpoint was taken on.
 //!
-//! Why it exists: **a checkpoint is valid for its own log only.** A topic that was deleted and created again holds new
-//! requests at offsets that were done in the old one. Its schedulers refuse it until a person has decided. Code that relies
-//! on a checkpoint must verify its log before that: the deletion of finished records, and status queries.
+//! Why it exists: **a checkpoint is valid for its own log only.** A topic that was deleted and
+//! recreated has new requests at offsets that were done in the old one. Its schedulers refuse it
+//! until an operator decides. Code that relies on a checkpoint must first verify its log: the
+//! deletion of finished records, and status queries.
 
 use std::time::{Duration, Instant};
 
@@ -11,19 +12,19 @@ use waybill_engine::{Offset, PartitionId};
 use crate::record_reader::{AtOffset, ReadError, RecordReader};
 use crate::{KafkaSettings, RecordRef, UNDECODABLE, fingerprint};
 
-/// What tells the log of a checkpoint from another one.
+/// What identifies the log of a checkpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mark {
-    /// The record at this offset, the last one below the checkpoint, has this fingerprint.
+    /// The fingerprint of the last record below the checkpoint, with its offset.
     Record(Offset, u64),
-    /// Nothing of it was done, and the ID of its topic begins with this.
+    /// No record was done yet; the ID of the topic begins with these bits.
     Topic(u64),
-    /// There is nothing to tell it by.
+    /// Nothing identifies it.
     Missing,
 }
 
 impl Mark {
-    /// That of a checkpoint, from the fingerprint that the lease stores with it.
+    /// The mark of a checkpoint, from the fingerprint that the lease stores with it.
     #[must_use]
     pub fn of(checkpoint: Offset, fingerprint: Option<u64>) -> Self {
         match fingerprint {
@@ -37,15 +38,15 @@ impl Mark {
 /// Whether a log is the one that a checkpoint was taken on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Identity {
-    /// It is.
+    /// It is the same log.
     Same,
-    /// It is another one.
+    /// It is another log.
     Another,
-    /// What would tell is not there any more, or the brokers do not tell it.
+    /// The identifying record no longer exists, or the brokers do not return the topic's ID.
     Unknown,
 }
 
-/// Looks at logs, one at a time.
+/// Checks logs, one at a time.
 #[derive(Clone, Debug)]
 pub struct LogCheck {
     reader: RecordReader,
@@ -53,8 +54,8 @@ pub struct LogCheck {
 }
 
 impl LogCheck {
-    /// One whose client has this name at the brokers, which may take as long as `patience` for a look. It connects when
-    /// it is first used.
+    /// Creates a check whose client has this name at the brokers. One check may take `patience`.
+    /// Connects on first use.
     #[must_use]
     pub fn new(kafka: KafkaSettings, client_name: &'static str, patience: Duration) -> Self {
         Self {
@@ -101,7 +102,7 @@ impl LogCheck {
         })
     }
 
-    /// Lets the client go, once a look under way has ended. Blocks.
+    /// Closes the client after the check in progress. Blocks.
     pub fn close(&self) {
         self.reader.close();
     }

@@ -1,4 +1,4 @@
-//! The metrics of producers. Handles are made once per producer, never per record.
+//! The metrics of producers. Handles are created once per producer, never per record.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -24,7 +24,7 @@ const SETTLED: Metric<Counter, 2> = Metric::new(
 /// The metrics of producers.
 pub const METRICS: &[&dyn Declared] = &[&QUEUED_RECORDS, &QUEUED_BYTES, &SETTLED];
 
-/// One producer's handles. Several of one name share what they show.
+/// The handles of one producer. Producers of the same name add up in the same gauges.
 pub(crate) struct ProducerMetrics {
     queued_records: Share,
     queued_bytes: Share,
@@ -42,14 +42,14 @@ impl ProducerMetrics {
         }
     }
 
-    /// So much is queued.
+    /// Sets the queued records and bytes.
     pub(crate) fn show_queued(&self, records: usize, bytes: usize) {
         self.queued_records.set(records);
         self.queued_bytes.set(bytes);
     }
 }
 
-/// What one of several adds to a gauge.
+/// The contribution of one producer to a gauge.
 struct Share {
     gauge: Gauge,
     added: AtomicUsize,
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn several_of_one_name_add_up() {
-        // A gauge keeps the bits of its value.
+        // A gauge stores the bits of its value.
         let shown = Arc::new(AtomicU64::new(0));
         let [first, second] = [(); 2].map(|()| Share::of(Gauge::from_arc(shown.clone())));
         for (share, value, sum) in [

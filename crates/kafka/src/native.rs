@@ -1,12 +1,13 @@
-//! What librdkafka knows and rust-rdkafka does not hand out: whether a message whose delivery failed
-//! may have been persisted, a message's headers without a panic where a header's name is not UTF-8,
-//! whether a consumer is a member of its group, where a partition ends as far as the last fetch told, the IDs of topics,
-//! and, without the reason, whether a producer gave up. And what it does not do: adding brokers to a client, and reporting
-//! the outcome of commits.
+//! Functions of librdkafka that rust-rdkafka does not expose: whether a message whose delivery
+//! failed may have been persisted, message headers without a panic on names that are not UTF-8,
+//! whether a consumer is a member of its group, the end of a partition as of the last fetch, the
+//! IDs of topics, and, without the reason, whether a producer gave up. Also adding brokers to a
+//! client, and commits whose outcome is reported.
 //!
-//! The other functions only read. Those about a message do so through the pointer that [`BorrowedMessage::ptr`] gives: it stays
-//! valid as long as the borrowed message, which holds the event that owns it. Those about a client do so through
-//! [`Client::native_ptr`], which stays valid as long as the client.
+//! All functions but these last two only read. Those about a message use the pointer of
+//! [`BorrowedMessage::ptr`]: it stays valid as long as the borrowed message, which holds the event
+//! that owns it. Those about a client use [`Client::native_ptr`], which stays valid as long as the
+//! client.
 #![allow(unsafe_code)]
 
 mod describe;
@@ -31,18 +32,18 @@ use waybill_engine::{Offset, PartitionId};
 pub(crate) use self::describe::topic_id;
 use crate::record::partition_number;
 
-/// Whether the broker has a message.
+/// Whether the broker has persisted a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Persisted {
-    /// Surely not: it was never sent, or refused.
+    /// Certainly not: it was never sent, or was refused.
     No,
-    /// It was sent and no answer tells.
+    /// It was sent, and no answer came.
     Possibly,
     /// The broker acknowledged it.
     Yes,
 }
 
-/// Whether the broker has this message, whose delivery was reported.
+/// Whether the broker has persisted this message, whose delivery was reported.
 pub(crate) fn persisted(message: &BorrowedMessage<'_>) -> Persisted {
     // SAFETY: the pointer is that of a live message (see the module's documentation), and the
     // function reads one field of it.
@@ -82,12 +83,12 @@ pub(crate) fn header<'m>(
     }
 }
 
-/// Whether the group counts this consumer among its members. It ceases to once librdkafka has
-/// begun to tell the group that it leaves, and ends the client only when that was answered.
+/// Whether the group counts this consumer among its members. Turns false when librdkafka begins to
+/// tell the group that it leaves; librdkafka ends the client only after the group's answer.
 ///
 /// Asks librdkafka's main thread, which never waits.
 pub(crate) fn is_group_member<C: ClientContext>(client: &Client<C>) -> bool {
-    // SAFETY: the client is alive. The string, if there is one, is ours to free.
+    // SAFETY: the client is alive. The caller owns the returned string, if any, and frees it.
     unsafe {
         let id = rd_kafka_memberid(client.native_ptr());
         if id.is_null() {
@@ -99,14 +100,14 @@ pub(crate) fn is_group_member<C: ClientContext>(client: &Client<C>) -> bool {
     }
 }
 
-/// Commits offsets, and returns at once. A later poll of the consumer hands the outcome to its context: by rust-rdkafka's
-/// own function librdkafka logs a failure, and reports nothing.
+/// Commits offsets, and returns immediately. A later poll of the consumer passes the outcome to its
+/// context; with rust-rdkafka's own function, librdkafka only logs a failure.
 pub(crate) fn commit<C: ClientContext>(
     client: &Client<C>,
     offsets: &TopicPartitionList,
 ) -> KafkaResult<()> {
-    // SAFETY: the client and the list are alive, and librdkafka copies the list. The reference to the queue is ours to give
-    // back; the request under way has one of its own.
+    // SAFETY: the client and the list are alive, and librdkafka copies the list. This function owns
+    // its reference to the queue and releases it; the pending request holds one of its own.
     let code = unsafe {
         let queue = rd_kafka_queue_get_consumer(client.native_ptr());
         if queue.is_null() {
@@ -128,7 +129,8 @@ pub(crate) fn commit<C: ClientContext>(
     }
 }
 
-/// The offset that the next record of a partition will get, as the last fetch told; `None` before the first.
+/// The offset that the next record of a partition will get, as of the last fetch; `None` before the
+/// first.
 pub(crate) fn known_end<C: ClientContext>(
     client: &Client<C>,
     topic: &str,
@@ -149,20 +151,20 @@ pub(crate) fn known_end<C: ClientContext>(
     (error == RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR && high >= 0).then_some(Offset(high))
 }
 
-/// Adds brokers to those that a client knows. One that it knows already is not added again.
+/// Adds bootstrap brokers to a client. Known ones are not added again.
 pub(crate) fn add_brokers<C: ClientContext>(client: &Client<C>, brokers: &CStr) {
     // SAFETY: the client is alive, and librdkafka copies the list.
     unsafe { rd_kafka_brokers_add(client.native_ptr(), brokers.as_ptr()) };
 }
 
-/// Whether a producer has met an error after which it sends nothing more. To ask costs one load.
+/// Whether a producer has met an error after which it sends nothing more. Costs one load.
 pub(crate) fn gave_up<C: ClientContext>(client: &Client<C>) -> bool {
-    // SAFETY: the client is alive, and no reason is asked for: there is no room for one.
+    // SAFETY: the client is alive, and no buffer is passed for the reason.
     let error = unsafe { rd_kafka_fatal_error(client.native_ptr(), ptr::null_mut(), 0) };
     error != RDKafkaRespErr::RD_KAFKA_RESP_ERR_NO_ERROR
 }
 
-/// Has a producer meet a fatal error.
+/// Makes a producer meet a fatal error.
 #[cfg(test)]
 pub(crate) fn raise_fatal_error<C: ClientContext>(client: &Client<C>) {
     use rdkafka::bindings::rd_kafka_test_fatal_error;

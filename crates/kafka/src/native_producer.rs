@@ -1,4 +1,4 @@
-//! One librdkafka producer: what [`Producer`](crate::Producer) replaces when it gave up.
+//! One librdkafka producer, which [`Producer`](crate::Producer) replaces after a fatal error.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -25,16 +25,16 @@ use crate::rebootstrap::Rebootstrap;
 use crate::record::{OutRecord, partition_id, partition_number};
 use crate::settings::KafkaSettings;
 
-/// How long the thread waits for outcomes before it looks after what has waited for long, and whether it is
-/// still wanted. The client waits for whole milliseconds and spends the rest of the time asking: so there is
-/// hardly a rest.
+/// How long the thread waits for outcomes before it sends overdue records and checks whether it
+/// should stop. The client waits for whole milliseconds and spins for the remainder: so the value
+/// leaves hardly any.
 const POLL_WAIT: Duration = Duration::from_micros(100_050);
-/// How long a record waits at most for those of its partition that are under way.
+/// The longest that a record waits for those of its partition that are in flight.
 const LANE_PATIENCE: Duration = Duration::from_millis(500);
-/// How long a flush pauses before it looks again for records that were not librdkafka's yet.
+/// How long a flush pauses before it checks again for records that librdkafka has not received yet.
 const FLUSH_PAUSE: Duration = Duration::from_millis(1);
 
-/// A librdkafka producer with a thread of its own.
+/// A librdkafka producer with its own thread.
 pub(crate) struct NativeProducer<D: Delivered> {
     inner: Arc<Inner<D>>,
     limits: Limits,
@@ -44,7 +44,7 @@ pub(crate) struct NativeProducer<D: Delivered> {
 
 type Inner<D> = BaseProducer<Context<D>>;
 
-/// How much may wait for its outcome, and how much of it may be one record.
+/// How much may await its outcome, and how large one record may be.
 #[derive(Clone, Copy)]
 struct Limits {
     records: usize,
@@ -53,7 +53,7 @@ struct Limits {
 }
 
 impl<D: Delivered> NativeProducer<D> {
-    /// Makes a producer, which counts the records that it holds in `in_flight`.
+    /// Creates a producer, which counts the records that it holds in `in_flight`.
     pub(crate) fn new(
         settings: &KafkaSettings,
         options: &ProducerOptions,
@@ -105,7 +105,7 @@ impl<D: Delivered> NativeProducer<D> {
     /// Takes a record. Never blocks.
     pub(crate) fn send(&self, record: &OutRecord<'_>, token: D) -> Result<(), SendError<D>> {
         if native::gave_up(self.inner.client()) {
-            // What is under way there is not waited for.
+            // Records in flight are not awaited.
             return Err(SendError::refused(token, RDKafkaErrorCode::Fatal));
         }
         if record.wire_bytes_max() > self.limits.record_bytes {
@@ -115,7 +115,7 @@ impl<D: Delivered> NativeProducer<D> {
             ));
         }
         let context = self.inner.context();
-        // Counted before it is sent: its outcome may be told before `send` is back.
+        // Counted before sending: the outcome may arrive before `send` returns.
         let records = context.in_flight.fetch_add(1, Ordering::Relaxed);
         let bytes = context
             .in_flight_bytes
@@ -145,7 +145,7 @@ impl<D: Delivered> NativeProducer<D> {
         loop {
             self.inner
                 .flush(deadline.saturating_duration_since(Instant::now()))?;
-            // Who sends may have taken a place in a lane and not handed its record over yet.
+            // A sender may have entered a lane and not handed its record over yet.
             if self.inner.context().lanes.are_idle() || Instant::now() >= deadline {
                 return Ok(());
             }
@@ -153,7 +153,7 @@ impl<D: Delivered> NativeProducer<D> {
         }
     }
 
-    /// The error after which it sends nothing more, if it met one.
+    /// The error after which it sends nothing more, if any.
     pub(crate) fn fatal_error(&self) -> Option<String> {
         self.inner
             .client()
@@ -161,7 +161,7 @@ impl<D: Delivered> NativeProducer<D> {
             .map(|(code, reason)| format!("{code}: {reason}"))
     }
 
-    /// Has it meet a fatal error.
+    /// Makes it meet a fatal error.
     #[cfg(test)]
     pub(crate) fn fail_for_good(&self) {
         native::raise_fatal_error(self.inner.client());
@@ -169,7 +169,7 @@ impl<D: Delivered> NativeProducer<D> {
 }
 
 impl<D: Delivered> Drop for NativeProducer<D> {
-    /// Ends its thread and settles what waits here; the end of `inner` settles the rest.
+    /// Ends its thread and settles the records that wait here. Dropping `inner` settles the rest.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(polling) = self.polling.take()
@@ -186,12 +186,12 @@ impl<D: Delivered> Drop for NativeProducer<D> {
 }
 
 impl Limits {
-    /// Takes the limits that are configured, and gives librdkafka twice as much for its queue: it counts a
-    /// record until all that were acknowledged with it were told so.
+    /// Takes the configured limits, and gives librdkafka's queue twice as much: librdkafka counts a
+    /// record until all outcomes of the same acknowledgement are delivered.
     fn take(config: &mut ClientConfig) -> Result<Self, ClientError> {
         let of = |config: &ClientConfig, property: &str| -> Result<u32, ClientError> {
             let value = config.get(property).unwrap_or_default();
-            // librdkafka takes more for a number, `0x10` and `10k` among it.
+            // librdkafka accepts more forms of numbers, such as `0x10` and `10k`.
             value.parse().map_err(|_| ClientError::InvalidValue {
                 property: property.to_owned(),
             })
@@ -201,7 +201,7 @@ impl Limits {
             let limit = of(config, property)?;
             let twice = limit.saturating_mul(2).min(2_147_483_647);
             config.set(property, twice.to_string());
-            // librdkafka takes 0 for no limit.
+            // For librdkafka 0 means no limit.
             Ok(if limit == 0 {
                 usize::MAX
             } else {
@@ -255,7 +255,7 @@ fn native_headers(record: &OutRecord<'_>) -> Option<OwnedHeaders> {
     Some(headers)
 }
 
-/// What librdkafka calls back, on the producer's thread or on one that flushes it.
+/// librdkafka's callbacks, on the producer's thread or on one that flushes it.
 struct Context<D: Delivered> {
     log: ClientLog,
     rebootstrap: Rebootstrap,
@@ -267,7 +267,7 @@ struct Context<D: Delivered> {
 }
 
 impl<D: Delivered> Context<D> {
-    /// Sends what waited for a record that is settled now.
+    /// Sends the records that waited for a record that is now settled.
     fn go_on(&self, topic: &str, partition: PartitionId) {
         let mut settled = 1;
         while settled > 0 {
@@ -276,7 +276,7 @@ impl<D: Delivered> Context<D> {
         }
     }
 
-    /// Sends what has waited for long.
+    /// Sends overdue records.
     fn hurry(&self) {
         for (topic, partition, overdue) in self.lanes.overdue(LANE_PATIENCE) {
             for _ in 0..self.send_all(&topic, overdue) {
@@ -285,7 +285,7 @@ impl<D: Delivered> Context<D> {
         }
     }
 
-    /// Sends records of one partition. Returns how many were refused, and are settled by that.
+    /// Sends records of one partition. Returns how many were refused; those are settled.
     fn send_all(&self, topic: &str, released: Vec<Waiting<D>>) -> usize {
         if released.is_empty() {
             return 0;
@@ -307,21 +307,21 @@ impl<D: Delivered> Context<D> {
         refused
     }
 
-    /// Settles a record that is sent no more.
+    /// Settles a record that will not be sent.
     fn refuse(&self, waiting: Waiting<D>, code: RDKafkaErrorCode) {
         let error = ProduceError::Refused { code };
         let (bytes, partition) = (waiting.bytes(), waiting.partition());
         self.tell(waiting.token, Delivery::failed(partition, error), bytes);
     }
 
-    /// Shows how much is queued.
+    /// Updates the gauges of queued records and bytes.
     fn show(&self) {
         let records = self.in_flight.load(Ordering::Relaxed);
         let bytes = self.in_flight_bytes.load(Ordering::Relaxed);
         self.metrics.show_queued(records, bytes);
     }
 
-    /// Tells a record's token the outcome.
+    /// Passes the outcome to a record's token.
     fn tell(&self, token: D, delivery: Delivery, bytes: usize) {
         let metrics = &self.metrics;
         match delivery.result {

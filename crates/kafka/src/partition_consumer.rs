@@ -1,4 +1,4 @@
-//! A consumer of partitions that the caller names: no group decides what it reads.
+//! A consumer of partitions that the caller names; it belongs to no group.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -26,12 +26,12 @@ use crate::stall::{Behind, StallWatch};
 use crate::topic_id::TopicId;
 use crate::watermarks::watermarks;
 
-/// How long a poll that met an invalid position may ask the broker which partition it is.
+/// How long a poll with an invalid position may ask the broker which partition has it.
 const DIAGNOSIS_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long after damaged records errors about positions may be left over from them.
+/// How long after damaged records, errors about positions may still result from them.
 const DAMAGE_ECHO: Duration = Duration::from_secs(10);
 
-/// Has a consumer verify the checksum of every batch. Nobody may turn it off.
+/// Makes a consumer verify the checksum of every batch. Cannot be turned off.
 pub(crate) fn verified() -> (&'static str, String) {
     ("check.crcs", "true".to_owned())
 }
@@ -39,21 +39,21 @@ pub(crate) fn verified() -> (&'static str, String) {
 /// Settings of a [`PartitionConsumer`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConsumerOptions {
-    /// The name that brokers and logs know the client by.
+    /// The client's name in the brokers' metrics and in logs.
     pub client_id: String,
     /// The group under which [`PartitionConsumer::commit_copy`] commits; `None` if it never does.
     pub group_for_lag: Option<String>,
-    /// Prefetched records are held up to about this size, over all partitions. Default 16 MiB.
+    /// Approximate size limit of prefetched records, over all partitions. Default 16 MiB.
     pub queue_kib_max: u32,
-    /// Prefetched records are held up to about this number per partition. Default 10,000.
+    /// Approximate limit of prefetched records per partition. Default 10,000.
     pub queue_records_max: u32,
-    /// How long the broker may hold a fetch back that has nothing to give: records that arrive
-    /// meanwhile are sent at once. Default 500 ms.
+    /// The longest that the broker may hold back an empty fetch: it sends records that arrive
+    /// meanwhile immediately. Default 500 ms.
     pub fetch_wait_max: Duration,
 }
 
 impl ConsumerOptions {
-    /// The defaults under a client id.
+    /// The defaults for a client ID.
     #[must_use]
     pub fn new(client_id: impl Into<String>) -> Self {
         Self {
@@ -65,8 +65,8 @@ impl ConsumerOptions {
         }
     }
 
-    /// Those of a consumer that reads single records: it prefetches one, and no fetch is held back for long, as the next
-    /// read would have to wait for it.
+    /// Options for reading single records: prefetches one record, and the broker holds no fetch
+    /// back for long, as the next read would have to wait for it.
     #[must_use]
     pub fn single_records(client_id: impl Into<String>) -> Self {
         Self {
@@ -80,8 +80,8 @@ impl ConsumerOptions {
 
 /// Fetch settings that both kinds of consumers share.
 ///
-/// The delay after a full queue is small, because librdkafka's own of a second starves a small
-/// queue; one fetch is not larger than the queue.
+/// The pause after a full queue is short, because librdkafka's default of one second starves a
+/// small queue. One fetch is not larger than the queue.
 pub(crate) fn fetch_settings(
     queue_kib_max: u32,
     queue_records_max: u32,
@@ -109,14 +109,14 @@ pub(crate) fn fetch_settings(
 
 /// A consumer of assigned partitions, polled from the caller's own thread.
 ///
-/// To hold records back, stop polling: prefetching stops once the queue is full. Several threads
-/// may use it, but records of one partition are in order only if one thread polls.
+/// To apply backpressure, stop polling: prefetching stops once the queue is full. Several threads
+/// may use the consumer, but records of one partition are in order only if one thread polls.
 pub struct PartitionConsumer {
     consumer: BaseConsumer<Context>,
     config: ClientConfig,
     client_id: String,
     commits: bool,
-    /// Where each assigned partition was started: its position before its first record.
+    /// The start offset of each assigned partition: its position before its first record.
     started_at: Mutex<HashMap<(String, i32), i64>>,
     /// When damaged records were met last.
     damage_met: Mutex<Option<Instant>>,
@@ -125,15 +125,15 @@ pub struct PartitionConsumer {
 }
 
 impl PartitionConsumer {
-    /// Makes a consumer with nothing assigned. No broker need be there yet.
+    /// Creates a consumer without an assignment. Does not need a reachable broker.
     pub fn new(settings: &KafkaSettings, options: &ConsumerOptions) -> Result<Self, ClientError> {
         let mut defaults = fetch_settings(
             options.queue_kib_max,
             options.queue_records_max,
             options.fetch_wait_max,
         );
-        // No session is held, but the end of the consumer waits for so long for commits that found
-        // no broker.
+        // This consumer has no session, but dropping it waits this long for commits that reached no
+        // broker.
         defaults.push(("session.timeout.ms", "2000".to_owned()));
         defaults.push(("heartbeat.interval.ms", "500".to_owned()));
         let group = options.group_for_lag.clone();
@@ -167,9 +167,9 @@ impl PartitionConsumer {
         })
     }
 
-    /// Replaces the assignment: each partition is read from its offset on. Everything that was
-    /// prefetched is thrown away, that of partitions assigned before and after too: use
-    /// [`PartitionConsumer::add`] and [`PartitionConsumer::remove`] to change a running one.
+    /// Replaces the assignment: each partition is read from its offset on. Drops all prefetched
+    /// records, even those of partitions assigned both before and after. To change a running
+    /// assignment, use [`PartitionConsumer::add`] and [`PartitionConsumer::remove`].
     pub fn assign(&self, partitions: &[(&str, PartitionId, Offset)]) -> Result<(), RequestError> {
         let failed = RequestError::new("assigning partitions");
         let list = match offsets_list(partitions) {
@@ -183,7 +183,7 @@ impl PartitionConsumer {
         Ok(())
     }
 
-    /// Adds partitions to the assignment and leaves the others as they are.
+    /// Adds partitions to the assignment and leaves the others unchanged.
     pub fn add(&self, partitions: &[(&str, PartitionId, Offset)]) -> Result<(), RequestError> {
         let failed = RequestError::new("adding partitions");
         let list = match offsets_list(partitions) {
@@ -195,7 +195,7 @@ impl PartitionConsumer {
         Ok(())
     }
 
-    /// Takes partitions off the assignment; none of their records is handed over after this.
+    /// Removes partitions from the assignment; none of their records is handed over after this.
     pub fn remove(&self, partitions: &[(&str, PartitionId)]) -> Result<(), RequestError> {
         let list = partitions_list(partitions.iter().copied());
         self.consumer
@@ -208,8 +208,8 @@ impl PartitionConsumer {
         Ok(())
     }
 
-    /// Waits up to `timeout` for a record, then takes what is there, up to the limits, without
-    /// waiting further.
+    /// Waits up to `timeout` for a record, then takes what is available, up to the limits, without
+    /// further waiting.
     pub fn poll(
         &self,
         limits: PollLimits,
@@ -219,14 +219,14 @@ impl PartitionConsumer {
         self.take(limits, timeout, on_record, |_| {})
     }
 
-    /// Polls, and tells for each partition whose end was reached how far it has been read: below
-    /// the offset given to `on_end` (after topic and partition) there is no record that was not
-    /// handed over. That may be further than the record handed over last, where control records of
-    /// transactions or records of aborted ones follow it. Told once for each end that is reached,
-    /// after the records of the same poll. Only for consumers that one thread polls.
+    /// Polls, and reports the position in each partition whose end was reached: `on_end` gets
+    /// topic, partition and an offset below which every record was handed over. The offset may be
+    /// beyond the last record handed over, if control records of transactions or records of aborted
+    /// ones follow it. Called once for each end that is reached, after the records of the same
+    /// poll. Only for consumers that one thread polls.
     ///
-    /// One kind of gap is not seen, because librdkafka does not count it as read: batches at the end
-    /// that compaction has emptied whole.
+    /// One kind of gap is not reported, because librdkafka does not count it as read: batches at
+    /// the end that compaction has emptied completely.
     pub fn poll_with_positions(
         &self,
         limits: PollLimits,
@@ -270,8 +270,8 @@ impl PartitionConsumer {
         })
     }
 
-    /// Finds out which partitions are damaged and reads them no further. All others are read again from where
-    /// their records ended: what was prefetched may have gaps.
+    /// Finds out which partitions are damaged and stops reading them. Reads all others again from
+    /// the end of their records: the prefetched ones may have gaps.
     fn leave_damaged(&self, error: &KafkaError) -> Result<Polled, PollError> {
         *self
             .damage_met
@@ -298,15 +298,15 @@ impl PartitionConsumer {
         Err(self.stopped(damaged))
     }
 
-    /// Checks now and then, after a poll that emptied the queue, whether partitions stall without an error, and removes
-    /// those.
+    /// Checks from time to time, after a poll that emptied the queue, for partitions that stall
+    /// without an error, and removes those.
     fn leave_stalled(&self) -> Result<(), PollError> {
         let mut watch = self.stalls.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if !watch.is_due(now) {
             return Ok(());
         }
-        // Without the positions nothing is lost but time: they are looked at again.
+        // Without positions the check is only delayed: the next one reads them again.
         let Ok(positions) = self.positions() else {
             return Ok(());
         };
@@ -358,8 +358,8 @@ impl PartitionConsumer {
         PollError::Damaged(damaged)
     }
 
-    /// The first offset of a partition and the one that its next record will get, asked of the
-    /// broker. Blocks up to `timeout`.
+    /// The first offset of a partition and the one that its next record will get, from the broker.
+    /// Blocks up to `timeout`.
     pub fn watermarks(
         &self,
         topic: &str,
@@ -370,12 +370,13 @@ impl PartitionConsumer {
             .map_err(RequestError::new("asking for a partition's offsets"))
     }
 
-    /// The ID of a topic, asked of the broker that leads a partition of it; `None` where that gives none, or does not show
-    /// the topic to this client. Blocks up to `timeout` for each of two requests.
+    /// The ID of a topic, from the broker that leads the given partition. `None` if the broker
+    /// returns none, or hides the topic from this client. Blocks up to `timeout` for each of two
+    /// requests.
     ///
     /// # Errors
     ///
-    /// If that broker does not answer, or there is no such partition.
+    /// If that broker does not answer, or the partition does not exist.
     pub fn topic_id(
         &self,
         topic: &str,
@@ -386,16 +387,17 @@ impl PartitionConsumer {
             .map_err(RequestError::new("asking for the ID of a topic"))
     }
 
-    /// The offset that the next record of an assigned partition will get, as far as the last fetch told: nobody is
-    /// asked, and while no more is fetched it stays as it was. `None` before the first fetch.
+    /// The offset that the next record of an assigned partition will get, as of the last fetch.
+    /// Sends no request, and does not change while nothing is fetched. `None` before the first
+    /// fetch.
     #[must_use]
     pub fn known_end(&self, topic: &str, partition: PartitionId) -> Option<Offset> {
         native::known_end(self.consumer.client(), topic, partition)
     }
 
-    /// Commits offsets (of the next record to read) to the group that lag tools look at. Best
-    /// effort: it returns at once, failures are logged, and nothing ever reads them back. Does
-    /// nothing without [`ConsumerOptions::group_for_lag`].
+    /// Commits offsets (of the next record to read) to the group that lag tools read. Best effort:
+    /// returns immediately, logs failures, and Waybill never reads them back. Does nothing without
+    /// [`ConsumerOptions::group_for_lag`].
     pub fn commit_copy(&self, offsets: &[(&str, PartitionId, Offset)]) {
         if !self.commits || offsets.is_empty() {
             return;
@@ -410,9 +412,9 @@ impl PartitionConsumer {
         }
     }
 
-    /// The offsets (of the next record to read) that the group of [`ConsumerOptions::group_for_lag`]
-    /// has committed, in the order of `partitions`; `None` where it has committed nothing. It asks as
-    /// lag tools do and joins nothing. Blocks up to `timeout`.
+    /// The offsets (of the next record to read) that the group of
+    /// [`ConsumerOptions::group_for_lag`] has committed, in the order of `partitions`; `None` where
+    /// it has committed none. Queries as lag tools do, and joins no group. Blocks up to `timeout`.
     pub fn committed(
         &self,
         partitions: &[(&str, PartitionId)],
@@ -433,8 +435,8 @@ impl PartitionConsumer {
         Ok(committed.collect())
     }
 
-    /// Tells the positions in these partitions, of whatever topics: librdkafka does not say which
-    /// topic's end it met, and a position is right at any time.
+    /// Reports the positions in these partitions, of any topic: librdkafka does not report which
+    /// topic's end it reached, and a position is valid at any time.
     fn tell_positions(
         &self,
         partitions: &[i32],
@@ -452,7 +454,7 @@ impl PartitionConsumer {
         Ok(())
     }
 
-    /// Where each assigned partition is read on.
+    /// Where to continue reading each assigned partition.
     fn positions(&self) -> Result<Vec<Position>, PollError> {
         let list = self.position_list()?;
         let elements = list.elements();
@@ -472,7 +474,7 @@ impl PartitionConsumer {
             })
     }
 
-    /// Where an assigned partition is read on: it was started there, or got there since.
+    /// The position of an assigned partition: its start offset, or the offset reached since.
     fn position_of(&self, element: &TopicPartitionListElem<'_>) -> i64 {
         match element.offset() {
             rdkafka::Offset::Offset(offset) => offset,
@@ -484,10 +486,10 @@ impl PartitionConsumer {
         }
     }
 
-    /// Finds out which partitions' positions do not exist. librdkafka's error does not say of which one it
-    /// tells, and each is told of once: so all of them are looked for. `None` if every position is valid and damage
-    /// was met lately: librdkafka reads on at offsets that it takes from the damaged bytes, and complains about one
-    /// after the partition was left.
+    /// Finds the partitions whose positions do not exist. librdkafka's error does not name its
+    /// partition, and each is reported once only: so this checks all. `None` if every position is
+    /// valid and damage was met recently: librdkafka continues at offsets from the damaged bytes,
+    /// and reports one of them as invalid after the partition was removed.
     fn diagnose(&self, error: &KafkaError) -> Option<PollError> {
         let positions = match self.positions() {
             Ok(positions) => positions,
@@ -551,7 +553,7 @@ impl fmt::Debug for PartitionConsumer {
     }
 }
 
-/// What librdkafka calls back while the consumer is polled.
+/// The callbacks that librdkafka calls while the consumer is polled.
 struct Context {
     log: ClientLog,
     rebootstrap: Rebootstrap,

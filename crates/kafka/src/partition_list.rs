@@ -1,4 +1,4 @@
-//! Lists of partitions, as librdkafka takes and returns them.
+//! Partition lists, as librdkafka takes and returns them.
 
 use rdkafka::error::KafkaResult;
 use rdkafka::topic_partition_list::{TopicPartitionList, TopicPartitionListElem};
@@ -29,7 +29,7 @@ pub(crate) fn offsets_list(
     Ok(list)
 }
 
-/// The first error that a call left on a partition of its list. Such a call succeeds as a whole.
+/// The first error that a call set on a partition of its list. The call as a whole reports success.
 pub(crate) fn check_each(list: &TopicPartitionList) -> KafkaResult<()> {
     list.elements()
         .iter()

@@ -1,4 +1,4 @@
-//! Taking records from a consumer, a batch at a time.
+//! Takes records from a consumer, a batch at a time.
 
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -11,18 +11,18 @@ use waybill_engine::{Offset, PartitionId};
 use crate::damage::DamagedLog;
 use crate::record::RecordRef;
 
-/// How much one poll may take. Whatever the limits, a poll takes one record if there is one.
+/// How much one poll may take. A poll takes at least one available record, whatever the limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PollLimits {
     /// At most this many records.
     pub records: usize,
-    /// No further record once this many bytes of keys and values were taken: one record may reach
-    /// over it.
+    /// The poll stops once it has taken this many bytes of keys and values: one record may exceed
+    /// the limit.
     pub bytes: usize,
 }
 
 impl PollLimits {
-    /// Whether a poll that took so much may have left some.
+    /// Whether a poll that took this much may have left records.
     pub(crate) fn are_reached(&self, polled: Polled) -> bool {
         polled.records >= self.records || polled.bytes >= self.bytes
     }
@@ -37,29 +37,30 @@ pub struct Polled {
     pub bytes: usize,
 }
 
-/// Why a poll failed. A broker that is away is none of these: that is logged and waited for.
+/// Why a poll failed. An unreachable broker is not an error: the consumer logs it and waits.
 ///
-/// Records that were handed to the callback before the error was met stay handed over.
+/// Records handed to the callback before the error stay handed over.
 #[derive(Debug, thiserror::Error)]
 pub enum PollError {
-    /// The offsets to read next are not in their partitions: retention took them, the logs lost their
-    /// ends, or the topic was made anew. None of these partitions is read any further.
+    /// The next offsets to read do not exist: retention deleted them, the logs lost their ends, or
+    /// the topic was recreated. These partitions are no longer read.
     #[error("{}", said(.0))]
     OffsetOutOfRange(Vec<OutOfRange>),
-    /// Records are damaged, or the client stalls at them without an error. These partitions are no longer assigned; all
-    /// others are read on.
+    /// Records are damaged, or the client stalls at them without an error. These partitions are no
+    /// longer assigned; all others are read on.
     #[error("{}", said(.0))]
     Damaged(Vec<DamagedLog>),
-    /// An assigned partition's position became invalid, and it could not be found out which.
+    /// The position of an assigned partition became invalid, and the partition could not be
+    /// determined.
     #[error("the position in one of the assigned partitions is no longer valid: {reason}")]
     PositionLost {
         /// librdkafka's reason.
         reason: String,
     },
-    /// The consumer cannot go on: it is not allowed to, or librdkafka gave up.
+    /// The consumer cannot continue: it is not authorized, or librdkafka gave up.
     #[error("the consumer {client_id:?} cannot go on")]
     Fatal {
-        /// The client's id.
+        /// The client's ID.
         client_id: String,
         /// librdkafka's error.
         #[source]
@@ -67,14 +68,14 @@ pub enum PollError {
     },
 }
 
-/// A partition whose offset to read next does not exist.
+/// A partition whose next offset to read does not exist.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct OutOfRange {
     /// The topic.
     pub topic: String,
     /// The partition.
     pub partition: PartitionId,
-    /// The offset that was to be read next.
+    /// The next offset to read.
     pub offset: Offset,
     /// The first offset that exists.
     pub low: Offset,
@@ -104,16 +105,16 @@ fn said(partitions: &[impl fmt::Display]) -> String {
     said.join("; ")
 }
 
-/// What an error met while polling asks for.
+/// How severe an error from a poll is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Severity {
-    /// librdkafka repeats it by itself.
+    /// librdkafka retries by itself.
     Transient,
     /// The start offset does not exist.
     OffsetReset,
-    /// A batch cannot be read as it was written. Nothing that comes after this error is to be trusted.
+    /// A batch cannot be read as it was written. No record after this error can be trusted.
     Damaged,
-    /// Polling on is of no use.
+    /// Further polls are useless.
     Fatal,
 }
 
@@ -124,8 +125,7 @@ pub(crate) fn severity(error: &KafkaError) -> Severity {
             RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange => {
                 Severity::OffsetReset
             }
-            // A checksum or a format that does not match, as the client (the first three) and the broker
-            // say it.
+            // A wrong checksum or format, as the client (the first three) and the broker report it.
             RDKafkaErrorCode::BadMessage
             | RDKafkaErrorCode::BadCompression
             | RDKafkaErrorCode::NotImplemented
@@ -146,11 +146,11 @@ pub(crate) fn severity(error: &KafkaError) -> Severity {
     }
 }
 
-/// Takes records until a limit or the end of what is there, or until `stop` says so: it is asked
-/// whenever librdkafka had no record to give. `on_end` is called for a partition (of some topic) whose
-/// end was met behind the records handed over so far, if the consumer reports ends at all.
+/// Takes records up to a limit or until none is available, or until `stop` returns true: it is
+/// called whenever librdkafka has no record. `on_end` is called for a partition (of some topic)
+/// whose end was reached behind the records handed over so far, if the consumer reports ends.
 ///
-/// Errors that are transient were logged by the consumer's context when they arose.
+/// Transient errors are skipped: the consumer's context has logged them.
 pub(crate) fn take<C: ConsumerContext>(
     consumer: &BaseConsumer<C>,
     limits: PollLimits,
@@ -189,8 +189,8 @@ pub(crate) fn take<C: ConsumerContext>(
     }
 }
 
-/// Rounded up: the client waits for whole milliseconds, and for none where less than one is left. The last one of
-/// each wait would be spent asking again and again.
+/// Rounded up: the client waits for whole milliseconds, and not at all for less than one. Without
+/// rounding, the last millisecond of each wait would be a busy loop.
 fn whole_millis(wait: Duration) -> Duration {
     let millis = wait.as_nanos().div_ceil(1_000_000);
     Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX))

@@ -1,9 +1,9 @@
-//! Looking whether a broker is there, and why it is not.
+//! Checks whether a broker is reachable, and why not.
 //!
-//! A request that fails says no more than that no broker was reached. The reason (a login that is
-//! refused, a certificate that is not trusted, TLS that one side does not speak) is told apart from
-//! any request, as an error or in the log, to a client that is polled. This is such a client, made for
-//! the time of waiting.
+//! A failed request says only that no broker was reached. The reason (a refused login, an untrusted
+//! certificate, TLS on one side only) arrives separately, as an error or a log line, and only at a
+//! client that is polled. This is such a client. It exists only while the caller waits for a
+//! broker.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -15,22 +15,22 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _, ConsumerContext};
 use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 
-/// Why no Kafka client gets on with a server: it speaks HTTP.
+/// Why no Kafka client can talk to a server that speaks HTTP.
 pub const SPEAKS_HTTP: &str = "an HTTP server answers there, and no Kafka broker: check the port";
 
 /// How librdkafka reports an answer that begins with `HTTP`, which it takes for the size of the answer.
 const SIZE_OF_HTTP: &str = "Invalid response size 1213486160";
 
-/// How long it is heard what went wrong.
+/// How long to collect errors.
 const HEARING: Duration = Duration::from_millis(50);
 
-/// A client that asks for brokers and remembers why there are none.
+/// A client that asks for brokers and remembers why none answered.
 pub(crate) struct Probe {
     client: BaseConsumer<Reasons>,
 }
 
 impl Probe {
-    /// Makes one with the configuration of another client.
+    /// Creates a probe with the configuration of another client.
     pub(crate) fn new(config: &ClientConfig) -> Result<Self, KafkaError> {
         let mut config = config.clone();
         config.set_log_level(RDKafkaLogLevel::Info);
@@ -39,7 +39,7 @@ impl Probe {
         Ok(Self { client })
     }
 
-    /// How many brokers there are. Blocks up to `timeout`, and a moment longer where none was reached.
+    /// The number of brokers. Blocks up to `timeout`, and a moment longer if none was reached.
     pub(crate) fn brokers(&self, timeout: Duration) -> Result<usize, KafkaError> {
         let found = self.client.fetch_metadata(None, timeout);
         if found.is_err() {
@@ -48,9 +48,9 @@ impl Probe {
         found.map(|found| found.brokers().len())
     }
 
-    /// Has the client hand over what went wrong. It has no partition: whatever it gives is an error, and
-    /// its context has got it. A poll ends with each error; between them, it needs time to go on behind
-    /// a line of the log.
+    /// Has the client report its errors. It has no partitions, so a poll returns errors only, which
+    /// its context has already received. A poll ends at each error, and needs time to continue
+    /// after a log line.
     fn hear(&self) {
         let until = Instant::now() + HEARING;
         loop {
@@ -62,18 +62,18 @@ impl Probe {
         }
     }
 
-    /// Why the broker or this client will have nothing to do with the other, if that was met.
+    /// Why the broker refused this client, or this client the broker, if that happened.
     pub(crate) fn refusal(&self) -> Option<String> {
         self.client.context().told(|told| told.refusal.clone())
     }
 
-    /// What else went wrong last.
+    /// The last other error.
     pub(crate) fn trouble(&self) -> Option<String> {
         self.client.context().told(|told| told.trouble.clone())
     }
 }
 
-/// What librdkafka told.
+/// The reasons that librdkafka reported.
 #[derive(Default)]
 struct Reasons(Mutex<Told>);
 
@@ -93,7 +93,7 @@ impl ConsumerContext for Reasons {}
 
 impl ClientContext for Reasons {
     fn log(&self, _: RDKafkaLogLevel, facility: &str, line: &str) {
-        // A connection that the other side closes is told in the log alone.
+        // Only the log reports a connection that the other side closed.
         if facility == "FAIL" {
             self.told(|told| match speaks_http(line) {
                 true => told.refusal = Some(SPEAKS_HTTP.to_owned()),
@@ -106,7 +106,7 @@ impl ClientContext for Reasons {
         self.told(|told| match error.rdkafka_error_code() {
             _ if speaks_http(reason) => told.refusal = Some(SPEAKS_HTTP.to_owned()),
             Some(code) if is_refusal(code) => told.refusal = Some(reason.to_owned()),
-            // A sum of others, which say more.
+            // A summary of other errors, which are more specific.
             Some(RDKafkaErrorCode::AllBrokersDown) => {}
             Some(_) | None => told.trouble = Some(reason.to_owned()),
         });
@@ -125,8 +125,8 @@ fn without_thread(line: &str) -> &str {
     }
 }
 
-/// A broker that hangs up on the very first request mostly listens for TLS. librdkafka says so, but not of
-/// every connection.
+/// A broker that closes the connection on the very first request usually listens for TLS.
+/// librdkafka says so, but not for every connection.
 fn with_advice(line: &str) -> String {
     match line.contains("APIVERSION_QUERY") && !line.contains("security.protocol") {
         true => format!("{line}; is security.protocol what it listens for?"),
@@ -134,7 +134,7 @@ fn with_advice(line: &str) -> String {
     }
 }
 
-/// Whether a code says that a broker is there and the two do not come together.
+/// Whether a code means that the broker is reachable and one side refuses the other.
 fn is_refusal(code: RDKafkaErrorCode) -> bool {
     matches!(
         code,

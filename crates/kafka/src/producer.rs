@@ -1,4 +1,4 @@
-//! A producer whose acknowledgements settle tokens of the caller's, not futures.
+//! A producer whose acknowledgements settle tokens of the caller, not futures.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -23,26 +23,26 @@ const TOPIC_UNKNOWN_MAX: Duration = Duration::from_secs(8);
 /// producer is always idempotent: librdkafka's own retries neither lose, repeat nor reorder.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ProducerOptions {
-    /// The name that brokers and logs know the client by.
+    /// The client's name in the brokers' metrics and in logs.
     pub client_id: String,
-    /// What its metrics call it: no name of a process or machine, of which there would be ever more. Default the
-    /// client id.
+    /// Its name in metrics: not that of a process or machine, which would make the number of series
+    /// grow. Default: the client ID.
     pub metrics_name: String,
     /// At most this many records wait for their acknowledgement. Default 100,000.
     pub queue_records_max: u32,
-    /// At most this much waits for its acknowledgement. Default 64 MiB.
+    /// At most this much data waits for its acknowledgement. Default 64 MiB.
     pub queue_kib_max: u32,
     /// The largest record. Default 1 MiB.
     pub message_bytes_max: u32,
-    /// A record that is not acknowledged by then has failed; up to 600 ms later where others of its partition
-    /// were under way when it came. Default 30 s.
+    /// A record fails if it is not acknowledged within this time, or up to 600 ms more if others of
+    /// its partition were in flight when it came. Default 30 s.
     pub delivery_timeout: Duration,
-    /// librdkafka's name of the compression. Default `none`.
+    /// The compression, by librdkafka's name. Default `none`.
     pub compression: String,
 }
 
 impl ProducerOptions {
-    /// The defaults under a client id.
+    /// The defaults for a client ID.
     #[must_use]
     pub fn new(client_id: impl Into<String>) -> Self {
         let client_id = client_id.into();
@@ -76,11 +76,13 @@ impl ProducerOptions {
             ),
             ("delivery.timeout.ms", delivery_ms.to_string()),
             ("request.timeout.ms", delivery_ms.min(30_000).to_string()),
-            // Batches form from what gathers while others of the partition are under way.
+            // Batches form from the records that gather while others of the partition are in
+            // flight.
             ("linger.ms", "0".to_owned()),
             ("compression.type", self.compression.clone()),
             ("retry.backoff.ms", "50".to_owned()),
-            // Roles wait for the topics that they create. So a topic that is unknown for longer was deleted.
+            // Roles wait for the topics that they create. So a topic that stays unknown for longer
+            // was deleted.
             (
                 "topic.metadata.propagation.max.ms",
                 TOPIC_UNKNOWN_MAX.as_millis().to_string(),
@@ -89,13 +91,13 @@ impl ProducerOptions {
     }
 }
 
-/// A record that was not taken, with its token.
+/// A record that was not accepted, with its token.
 #[derive(thiserror::Error)]
 pub enum SendError<D> {
-    /// The producer's queue is full: try again later, or turn work away.
+    /// The producer's queue is full: try again later, or reject work.
     #[error("the producer's queue is full")]
     QueueFull(D),
-    /// The record can't be sent: it was not enqueued.
+    /// The record cannot be sent: it was not enqueued.
     #[error("the record cannot be sent")]
     Refused {
         /// The record's token.
@@ -112,7 +114,7 @@ impl<D> SendError<D> {
         Self::Refused { token, error }
     }
 
-    /// The token, and the error that it would be told.
+    /// The token, and the error that it would receive.
     pub fn into_parts(self) -> (D, ProduceError) {
         match self {
             Self::QueueFull(token) => (
@@ -135,15 +137,15 @@ impl<D> fmt::Debug for SendError<D> {
     }
 }
 
-/// A producer with a thread of its own, which tells each record's token the outcome.
+/// A producer with its own thread, which passes each record's outcome to its token.
 ///
 /// `D` is the token: `Box<T>` for one record, `Arc<T>` for many, see [`Delivered`]. When the
-/// producer is dropped, records that are not acknowledged yet fail: flush first.
+/// producer is dropped, records without an acknowledgement fail: flush first.
 ///
-/// It outlives librdkafka's fatal errors. An idempotent producer that cannot go on without a gap or
-/// a repeat stops for good, and a new one takes its place with the next record that is sent, at
-/// most once in [`Producer::REVIVAL_PAUSE`]. The records that the old one held are settled as
-/// failed. So no order is promised between a record that failed and one that was sent after it.
+/// It survives librdkafka's fatal errors. An idempotent producer that cannot continue without a gap
+/// or a duplicate stops for good. The next record sent creates a new one in its place, at most once
+/// per [`Producer::REVIVAL_PAUSE`]. The records of the old one are settled as failed. So order is
+/// not guaranteed between a failed record and one that was sent after it.
 pub struct Producer<D: Delivered> {
     settings: KafkaSettings,
     options: ProducerOptions,
@@ -154,18 +156,18 @@ pub struct Producer<D: Delivered> {
 /// The librdkafka producer in use.
 struct Current<D: Delivered> {
     producer: Arc<NativeProducer<D>>,
-    /// Tells it from those before it.
+    /// Distinguishes it from its predecessors.
     number: u64,
-    /// When another one was last tried to be put in its place.
+    /// When a replacement was last attempted.
     tried_at: Option<Instant>,
 }
 
 impl<D: Delivered> Producer<D> {
-    /// The shortest time between two tries to make a producer that gave up anew. Records are
-    /// refused meanwhile.
+    /// Minimum time between two attempts to recreate a producer that gave up. Records are refused
+    /// meanwhile.
     pub const REVIVAL_PAUSE: Duration = Duration::from_secs(1);
 
-    /// Makes a producer. No broker need be there yet.
+    /// Creates a producer. Does not need a reachable broker.
     pub fn new(settings: &KafkaSettings, options: &ProducerOptions) -> Result<Self, ClientError> {
         let in_flight = Arc::default();
         let producer = NativeProducer::new(settings, options, Arc::clone(&in_flight))?;
@@ -182,8 +184,8 @@ impl<D: Delivered> Producer<D> {
     }
 
     /// Enqueues a record; its bytes are copied. Never waits for room or for the broker. On success
-    /// the token will be told the outcome, exactly once; on an error it comes back and is told
-    /// nothing.
+    /// the token receives the outcome, exactly once. An error returns the token, which then
+    /// receives no outcome.
     pub fn send(&self, record: &OutRecord<'_>, token: D) -> Result<(), SendError<D>> {
         let (token, error, number) = {
             let current = self.current();
@@ -227,24 +229,24 @@ impl<D: Delivered> Producer<D> {
         }
     }
 
-    /// Waits up to `timeout` until every record sent so far is settled. Blocks. Those of a producer
-    /// that gave up and was replaced are not waited for: they are settled within a second anyway.
+    /// Waits up to `timeout` until every record sent so far is settled. Blocks. Does not wait for
+    /// the records of a producer that was replaced: they are settled within a second anyway.
     pub fn flush(&self, timeout: Duration) -> Result<(), RequestError> {
-        // Not under the lock: who sends meanwhile must not wait.
+        // Not under the lock: concurrent senders must not wait.
         let producer = Arc::clone(&self.current().producer);
         producer
             .flush(timeout)
             .map_err(RequestError::new("flushing the producer"))
     }
 
-    /// How many records are not settled yet.
+    /// The number of records that are not settled yet.
     #[must_use]
     pub fn in_flight(&self) -> usize {
-        // librdkafka's own count takes log lines and errors that wait to be read for records.
+        // librdkafka's own count includes pending log lines and errors.
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// Puts a new producer in the place of number `failed`. Returns whether that one is gone.
+    /// Replaces producer number `failed` by a new one. Returns whether it is replaced.
     fn replace(&self, failed: u64) -> bool {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         if current.number != failed {
@@ -293,14 +295,14 @@ impl<D: Delivered> fmt::Debug for Producer<D> {
     }
 }
 
-/// Ends a producer on a thread of its own: to settle what it still holds may take half a second,
-/// and whoever sends must not wait for it.
+/// Drops a producer on its own thread: settling its remaining records may take half a second, and
+/// the sender must not wait for it.
 fn end_aside<D: Delivered>(old: Arc<NativeProducer<D>>) {
     let ending = thread::Builder::new()
         .name("kafka-producer-end".to_owned())
         .spawn(move || drop(old));
     if let Err(error) = ending {
-        // It was ended right here, with the closure that was not run.
+        // The producer was dropped here, with the closure that did not run.
         tracing::warn!(%error, "no thread to end a producer on");
     }
 }
@@ -347,7 +349,7 @@ mod tests {
         );
     }
 
-    /// A producer that reaches no broker: what it takes stays where it is.
+    /// A producer that reaches no broker: its records stay queued.
     fn producer() -> Producer<Arc<Settlement>> {
         let nowhere = KafkaSettings::new("127.0.0.1:1");
         Producer::new(&nowhere, &ProducerOptions::new("p")).unwrap()

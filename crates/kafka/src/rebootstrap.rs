@@ -1,13 +1,14 @@
-//! Brings back a client that has forgotten all its brokers.
+//! Restores a client that has forgotten all its brokers.
 //!
-//! librdkafka (2.12.1, and its main branch in July 2026) forgets brokers that the newest metadata does not list. Kafka lists no
-//! broker that is fenced, as one is that stood still for longer than its session. If none is left, librdkafka reports
-//! that all brokers are down and plans to begin at `bootstrap.servers` again. But the handling of that very metadata may
-//! cancel the plan (`rd_kafka_rebootstrap_tmr_stop`) and leave it marked as under way, so that no other is made: the
-//! client then has no broker until its process ends.
+//! librdkafka (2.12.1, and its main branch in July 2026) forgets brokers that the newest metadata
+//! does not list. Kafka does not list a fenced broker, for example one that was paused for longer
+//! than its session. If none is left, librdkafka reports that all brokers are down and plans to
+//! start at `bootstrap.servers` again. But the handling of that very metadata may cancel the plan
+//! (`rd_kafka_rebootstrap_tmr_stop`) and leave it marked as pending, so that no other plan is made:
+//! the client then has no broker until its process ends.
 //!
-//! So each client adds the bootstrap servers itself once no further report has come for [`QUIET`]. A client that found its
-//! brokers again drops them with the next metadata.
+//! So each client adds the bootstrap servers itself once no further report has come for [`QUIET`].
+//! A client that found its brokers again drops them with the next metadata.
 
 use std::ffi::CString;
 use std::sync::{Mutex, PoisonError};
@@ -20,13 +21,13 @@ use rdkafka::types::RDKafkaErrorCode;
 
 use crate::native;
 
-/// While brokers are away a client reports it about once a second.
+/// While brokers are unreachable, a client reports it about once a second.
 const QUIET: Duration = Duration::from_secs(2);
 
 /// The shortest time between two additions: librdkafka keeps a copy of the list for each.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// What one client knows of its brokers' absence.
+/// What one client knows about unreachable brokers.
 #[derive(Debug)]
 pub(crate) struct Rebootstrap {
     servers: CString,
@@ -35,7 +36,7 @@ pub(crate) struct Rebootstrap {
 
 #[derive(Debug, Default)]
 struct State {
-    /// When all brokers were last reported down, if nothing was done about it since.
+    /// When all brokers were last reported down, unless the servers were added since.
     down_at: Option<Instant>,
     added_at: Option<Instant>,
 }
@@ -50,25 +51,26 @@ impl Rebootstrap {
         }
     }
 
-    /// Takes a global error of librdkafka's.
+    /// Takes a global error of librdkafka.
     pub(crate) fn error(&self, error: &KafkaError) {
         if error.rdkafka_error_code() == Some(RDKafkaErrorCode::AllBrokersDown) {
             self.unreachable();
         }
     }
 
-    /// No broker could be reached.
+    /// Records that no broker could be reached.
     pub(crate) fn unreachable(&self) {
         self.with(|state| state.down_at = Some(Instant::now()));
     }
 
-    /// Whether brokers were reported down, and nothing was done about it since.
+    /// Whether brokers were reported down, and the servers were not added since.
     #[cfg(test)]
     pub(crate) fn is_reported(&self) -> bool {
         self.with(|state| state.down_at.is_some())
     }
 
-    /// Adds the bootstrap servers to the client if it is time to. To be called often, and never from a callback.
+    /// Adds the bootstrap servers to the client when it is time. Call it often, and never from a
+    /// callback.
     pub(crate) fn tend<C: ClientContext>(&self, client: &Client<C>) {
         if self.with(|state| state.is_due(Instant::now())) {
             native::add_brokers(client, &self.servers);
@@ -81,7 +83,7 @@ impl Rebootstrap {
 }
 
 impl State {
-    /// Whether the servers are to be added now. If so it counts as done.
+    /// Whether to add the servers now. If so, they count as added.
     fn is_due(&mut self, now: Instant) -> bool {
         let since = |at: Instant| now.saturating_duration_since(at);
         let is_quiet = self.down_at.is_some_and(|at| since(at) >= QUIET);

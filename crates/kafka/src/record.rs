@@ -1,4 +1,4 @@
-//! Records on their way in and out, as bytes.
+//! Consumed records and records to send, as bytes.
 
 use std::fmt;
 
@@ -13,12 +13,12 @@ use crate::native;
 pub struct Header<'a> {
     /// Its name.
     pub key: &'a str,
-    /// Its value; Kafka tells "none" from "empty".
+    /// Its value; Kafka distinguishes no value from an empty one.
     pub value: Option<&'a [u8]>,
 }
 
 impl<'a> Header<'a> {
-    /// Headers that are kept, borrowed, as an [`OutRecord`] takes them.
+    /// Borrows owned headers, as an [`OutRecord`] takes them.
     #[must_use]
     pub fn all_of(kept: &'a [(String, Option<Vec<u8>>)]) -> Vec<Self> {
         let borrowed = |(key, value): &'a (String, Option<Vec<u8>>)| Self {
@@ -29,7 +29,7 @@ impl<'a> Header<'a> {
     }
 }
 
-/// A consumed record. Its bytes are librdkafka's: nothing is copied before [`RecordRef::to_raw`].
+/// A consumed record. librdkafka owns its bytes: nothing is copied before [`RecordRef::to_raw`].
 #[derive(Clone, Copy)]
 pub struct RecordRef<'a> {
     message: &'a BorrowedMessage<'a>,
@@ -40,13 +40,13 @@ impl<'a> RecordRef<'a> {
         Self { message }
     }
 
-    /// The topic that it lies on.
+    /// Its topic.
     #[must_use]
     pub fn topic(&self) -> &'a str {
         self.message.topic()
     }
 
-    /// The partition that it lies in.
+    /// Its partition.
     #[must_use]
     pub fn partition(&self) -> PartitionId {
         partition_id(self.message.partition())
@@ -76,8 +76,8 @@ impl<'a> RecordRef<'a> {
         self.message.payload()
     }
 
-    /// Its headers, parsed when asked for. A header whose name is not UTF-8, which Kafka forbids,
-    /// is left out.
+    /// Its headers, parsed on demand. Leaves out headers whose names are not UTF-8, which Kafka
+    /// forbids.
     #[must_use]
     pub fn headers(&self) -> Headers<'a> {
         Headers {
@@ -86,8 +86,7 @@ impl<'a> RecordRef<'a> {
         }
     }
 
-    /// The value of the first header of this name; `None` if there is no such header or it has no
-    /// value.
+    /// The value of the first header of this name; `None` if the header is missing or has no value.
     #[must_use]
     pub fn header(&self, key: &str) -> Option<&'a [u8]> {
         self.headers()
@@ -157,12 +156,12 @@ impl fmt::Debug for Headers<'_> {
     }
 }
 
-/// A consumed record with bytes of its own.
+/// A consumed record that owns its bytes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RawRecord {
-    /// The topic that it lay on.
+    /// Its topic.
     pub topic: String,
-    /// The partition that it lay in.
+    /// Its partition.
     pub partition: PartitionId,
     /// Its offset there.
     pub offset: Offset,
@@ -184,8 +183,9 @@ impl RawRecord {
     }
 }
 
-/// A record to send. Its bytes are copied into the producer's queue. A record's timestamp is never copied: an old one could
-/// make retention delete it at once. librdkafka sets the time of sending; a topic with `LogAppendTime` replaces it.
+/// A record to send. Its bytes are copied into the producer's queue. It has no timestamp: an old
+/// one could make retention delete it immediately. librdkafka sets the time of sending; a topic
+/// with `LogAppendTime` replaces it.
 #[derive(Clone, Copy, Debug)]
 pub struct OutRecord<'a> {
     /// The topic.
@@ -196,14 +196,14 @@ pub struct OutRecord<'a> {
     pub key: Option<&'a [u8]>,
     /// The value.
     pub value: Option<&'a [u8]>,
-    /// The headers; none cost nothing.
+    /// The headers. An empty list costs nothing.
     pub headers: &'a [Header<'a>],
 }
 
 impl<'a> OutRecord<'a> {
     /// Leaves the partition to librdkafka's murmur2 partitioner, which agrees with
-    /// [`partition_for`](crate::partition_for): for topics of others, whose partitions are theirs
-    /// to count.
+    /// [`partition_for`](crate::partition_for): for topics of other owners, who choose their number
+    /// of partitions.
     pub const BY_KEY: PartitionId = PartitionId(u32::MAX);
 
     /// A record with key and value, and no headers.
@@ -224,8 +224,8 @@ impl<'a> OutRecord<'a> {
         self.key.map_or(0, <[u8]>::len) + self.value.map_or(0, <[u8]>::len)
     }
 
-    /// What it takes at most in a batch (format 2): six numbers of variable length and one byte beside key,
-    /// value and headers, of which each has two more numbers.
+    /// Its largest size in a batch (format 2): key, value and headers, six numbers of variable
+    /// length and one byte, and two more numbers per header.
     pub(crate) fn wire_bytes_max(&self) -> usize {
         let headers = self.headers.iter();
         let headers = headers
@@ -235,12 +235,13 @@ impl<'a> OutRecord<'a> {
     }
 }
 
-/// A partition as Kafka counts it. librdkafka never hands out a negative one with a record.
+/// A partition as Kafka numbers it. librdkafka never returns a record with a negative one.
 pub(crate) fn partition_id(partition: i32) -> PartitionId {
     PartitionId(u32::try_from(partition).unwrap_or(0))
 }
 
-/// A partition for librdkafka. One beyond its range exists on no broker, nor does `i32::MAX`.
+/// A partition for librdkafka. A number beyond its range becomes `i32::MAX`, which exists on no
+/// broker.
 pub(crate) fn partition_number(partition: PartitionId) -> i32 {
     i32::try_from(partition.0).unwrap_or(i32::MAX)
 }

@@ -1,4 +1,5 @@
-//! Reads single records by their offsets: the last one below a checkpoint, or a request that a client asks about.
+//! Reads single records by their offsets: the last one below a checkpoint, or a request that a
+//! client asks about.
 //!
 //! What must hold: one record is read at a time, and nothing is fetched between two reads.
 
@@ -13,7 +14,7 @@ use crate::{
     RecordRef, RequestError, TopicId,
 };
 
-/// What lies at an offset of a log.
+/// What was found at an offset of a log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum AtOffset<T> {
     /// A record.
@@ -22,14 +23,15 @@ pub enum AtOffset<T> {
     Ahead,
     /// Retention has deleted it.
     Deleted,
-    /// Nothing, though records follow: compaction removed it, or it is no record of an application.
+    /// No record, though others follow: compaction removed it, or it is not an application's
+    /// record.
     Absent,
 }
 
 /// Why an offset could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// No client could be made.
+    /// No client could be created.
     #[error(transparent)]
     Client(#[from] ClientError),
     /// The brokers do not answer.
@@ -38,15 +40,15 @@ pub enum ReadError {
     /// The record cannot be read.
     #[error(transparent)]
     Poll(#[from] PollError),
-    /// The record did not come in time.
+    /// The record did not arrive in time.
     #[error("the record at offset {0} did not come in time")]
     Late(Offset),
-    /// The thread that read ended early.
+    /// The reading thread ended early.
     #[error("the read did not finish")]
     Unfinished(#[from] tokio::task::JoinError),
 }
 
-/// Reads single records. It connects when it is first used, and keeps its connection between reads.
+/// Reads single records. Connects on first use, and keeps the connection between reads.
 #[derive(Clone, Debug)]
 pub struct RecordReader {
     kafka: KafkaSettings,
@@ -55,7 +57,7 @@ pub struct RecordReader {
 }
 
 impl RecordReader {
-    /// One whose client has this name at the brokers.
+    /// Creates a reader whose client has this name at the brokers.
     #[must_use]
     pub fn new(kafka: KafkaSettings, client_name: &'static str) -> Self {
         Self {
@@ -65,7 +67,7 @@ impl RecordReader {
         }
     }
 
-    /// Waits until no other read is under way.
+    /// Waits until no other read is in progress.
     pub async fn acquire(&self) -> ReadPermit {
         ReadPermit {
             slot: Arc::clone(&self.consumer).lock_owned().await,
@@ -73,7 +75,7 @@ impl RecordReader {
         }
     }
 
-    /// Ends its connection, once a read under way has ended. Blocks.
+    /// Closes the connection after the read in progress. Blocks.
     pub fn close(&self) {
         drop(self.consumer.blocking_lock().take());
     }
@@ -92,7 +94,7 @@ pub struct ReadPermit {
 }
 
 impl ReadPermit {
-    /// What lies at `offset`, until `due`; `convert` makes it of the record.
+    /// Reads `offset`, until `due`; `convert` maps the record to the result.
     ///
     /// # Errors
     ///
@@ -108,7 +110,7 @@ impl ReadPermit {
         let topic = topic.to_owned();
         self.run(move |consumer| {
             let left = due.saturating_duration_since(Instant::now());
-            // Asked first: a record that does not exist yet would be waited for.
+            // Checked first: otherwise the read would wait for a record that does not exist yet.
             let (first, next) = consumer.watermarks(&topic, partition, left)?;
             if offset >= next {
                 return Ok(AtOffset::Ahead);
@@ -147,7 +149,7 @@ impl ReadPermit {
                 None => self.reader.consumer()?,
             };
             let found = ask(&consumer);
-            // A consumer that cannot go on is made anew.
+            // A consumer that cannot continue is recreated.
             let is_fatal = matches!(found, Err(ReadError::Poll(PollError::Fatal { .. })));
             if !is_fatal && consumer.assign(&[]).is_ok() {
                 *self.slot = Some(consumer);
@@ -173,7 +175,7 @@ fn first_record<T>(
         let left = due.saturating_duration_since(Instant::now());
         let mut came = None;
         consumer.poll(one, left, &mut |record| {
-            // One of an earlier read says nothing of this one.
+            // Skips a record of an earlier read.
             if (record.topic(), record.partition()) == (wanted.0, wanted.1) {
                 came = Some(match record.offset() == wanted.2 {
                     true => AtOffset::Record(convert(record)),

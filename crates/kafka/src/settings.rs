@@ -10,20 +10,20 @@ use rdkafka::config::RDKafkaLogLevel;
 use crate::error::ClientError;
 use crate::group_commits::GroupCommits;
 
-/// Which brokers to talk to, and any librdkafka property beside.
+/// The brokers to connect to, and further librdkafka properties.
 ///
 /// `Debug` shows the names of the properties and none of their values.
 #[derive(Clone)]
 pub struct KafkaSettings {
     /// Bootstrap brokers: `host:port`, separated by commas.
     pub brokers: String,
-    /// What the names of consumer groups begin with that Waybill chooses: the prefix of the topics.
+    /// The prefix of consumer groups that Waybill names: that of the topics.
     pub group_prefix: String,
-    /// Properties that are passed to librdkafka as they are, for every client: TLS, SASL, socket
-    /// settings. They win over Waybill's defaults; what Waybill's promises rest on cannot be set
-    /// and is refused when a client is made.
+    /// Properties that every client passes to librdkafka unchanged: TLS, SASL, socket settings.
+    /// They override Waybill's defaults. Properties that Waybill's guarantees depend on are refused
+    /// when a client is created.
     pub properties: BTreeMap<String, String>,
-    /// Where consumers note that the offset commits of their group are refused.
+    /// Where consumers record that the offset commits of their group are refused.
     pub group_commits: GroupCommits,
 }
 
@@ -39,7 +39,7 @@ impl KafkaSettings {
         }
     }
 
-    /// How often clients ask which partitions there are; `None` if they do not.
+    /// How often clients refresh the list of partitions; `None` if they do not.
     #[must_use]
     pub fn metadata_refresh(&self) -> Option<Duration> {
         let shared = || SHARED_DEFAULTS.iter().find(|of| of.0 == METADATA_REFRESH);
@@ -48,12 +48,12 @@ impl KafkaSettings {
         millis.parse().ok().map(Duration::from_millis)
     }
 
-    /// Refuses properties that no client would take: those that are reserved, that librdkafka does not
-    /// know, or whose value it refuses. Makes no client, and reads no file that a property names.
+    /// Refuses properties that no client would accept: reserved ones, those unknown to librdkafka,
+    /// and values that it refuses. Creates no client, and reads no file that a property names.
     ///
     /// # Errors
     ///
-    /// The first such property. No error holds a value.
+    /// The first such property. No error contains a value.
     pub fn check(&self) -> Result<(), ClientError> {
         const CLIENT_ID: &str = "check";
         let config = self.client_config(CLIENT_ID, &[], &[])?;
@@ -63,8 +63,8 @@ impl KafkaSettings {
             .map_err(|error| ClientError::new(CLIENT_ID, error))
     }
 
-    /// What every client has, then `defaults`, then the properties, then `fixed`, which the
-    /// properties may not name.
+    /// The configuration of a client: the settings of every client, then `defaults`, then the
+    /// properties, then `fixed`, which the properties must not name.
     pub(crate) fn client_config(
         &self,
         client_id: &str,
@@ -90,7 +90,8 @@ impl KafkaSettings {
         for (name, value) in fixed {
             config.set(*name, value.as_str());
         }
-        // A topic that is missing is an error, and not made with settings that nobody chose.
+        // A missing topic is an error. Without this, the broker would create it with default
+        // settings.
         config.set("allow.auto.create.topics", "false");
         config.set("bootstrap.servers", self.brokers.as_str());
         config.set("client.id", client_id);
@@ -107,33 +108,34 @@ impl fmt::Debug for KafkaSettings {
     }
 }
 
-/// The group that consumers name which join none, because librdkafka wants a name: nothing is ever committed to it.
+/// The group name of consumers that join no group, because librdkafka requires one. No consumer
+/// commits to it.
 #[must_use]
 pub fn no_group(group_prefix: &str) -> String {
     format!("{group_prefix}-no-group")
 }
 
-/// A broker that was restarted is found within a second, and small requests are not held back.
+/// Finds a restarted broker within a second, and does not delay small requests.
 const SHARED_DEFAULTS: &[(&str, &str)] = &[
     ("socket.nagle.disable", "true"),
     ("socket.keepalive.enable", "true"),
     ("reconnect.backoff.ms", "50"),
     ("reconnect.backoff.max.ms", "1000"),
     ("statistics.interval.ms", "0"),
-    // Partitions that were added are known to everybody soon.
+    // Clients soon know partitions that were added.
     (METADATA_REFRESH, "10000"),
 ];
 
-/// How often a client asks which partitions there are, in milliseconds.
+/// How often a client refreshes the list of partitions, in milliseconds.
 const METADATA_REFRESH: &str = "topic.metadata.refresh.interval.ms";
 
-/// Properties that no client of this crate lets a configuration change, under all their names.
+/// Properties that the configuration of no client may change, under all their names.
 const RESERVED: &[&str] = &[
-    // Where to, and under which name.
+    // Where to connect, and under which client name.
     "bootstrap.servers",
     "metadata.broker.list",
     "client.id",
-    // Which topics there are, and which of their records are read.
+    // Which topics exist, and which of their records are read.
     "allow.auto.create.topics",
     "auto.offset.reset",
     "enable.auto.commit",
@@ -141,25 +143,26 @@ const RESERVED: &[&str] = &[
     "enable.auto.offset.store",
     "enable.partition.eof",
     "isolation.level",
-    // Membership of groups.
+    // Group membership.
     "group.id",
     "group.instance.id",
     "group.protocol",
     "partition.assignment.strategy",
-    // When a record counts as sent, once, in the partition of its key, and that somebody hears of it.
+    // When a record counts as sent, exactly once and to the partition of its key, and that the
+    // outcome is reported.
     "acks",
     "request.required.acks",
     "delivery.report.only.error",
     "enable.idempotence",
     "partitioner",
     "transactional.id",
-    // What this crate asks of librdkafka.
+    // Callbacks and events that this crate relies on.
     "log.queue",
-    // Brokers that are none.
+    // Simulated brokers.
     "test.mock.num.brokers",
 ];
 
-/// What librdkafka has to hand over so that `tracing` sees what it is set to show.
+/// The level at which librdkafka must log for `tracing` to see the events that it is set to show.
 fn log_level() -> RDKafkaLogLevel {
     if tracing::enabled!(target: "librdkafka", tracing::Level::DEBUG) {
         RDKafkaLogLevel::Debug
@@ -252,7 +255,7 @@ mod tests {
     #[test]
     fn a_check_tells_the_property_at_fault_and_never_its_value() {
         with("client.rack", "rack-1").check().unwrap();
-        // Nothing that a property names is read.
+        // Files that properties name are not read.
         with("ssl.ca.location", "/nonexistent").check().unwrap();
         for (property, value, expected) in [
             ("acks", "hunter2", "property \"acks\" is set by Waybill"),

@@ -9,17 +9,17 @@ use tokio::sync::oneshot;
 
 use crate::delivery::{DeliveredShared, Delivery, ProduceError};
 
-/// What became of a batch: the first error, if any of its records failed.
+/// The outcome of a batch: the first error, if any of its records failed.
 pub type Settled = Result<(), ProduceError>;
 
-/// What a settlement calls when its batch is settled.
+/// The callback of a settlement, called when its batch is settled.
 type Done = Box<dyn FnOnce(Settled) + Send>;
 
-/// Counts the deliveries of a batch and says once what became of it. It costs one allocation for
-/// the batch and none per record.
+/// Counts the deliveries of a batch and reports its outcome once. Costs one allocation for the
+/// batch and none per record.
 ///
-/// Every record counts: one that could not be enqueued is settled by [`Settlement::fail`]. If the
-/// settlement is dropped before all records were settled, the batch's outcome is unknown.
+/// Every record counts: settle a record that could not be enqueued with [`Settlement::fail`]. If
+/// the settlement is dropped before all records were settled, the batch's outcome is unknown.
 pub struct Settlement {
     open: AtomicUsize,
     first_error: OnceLock<ProduceError>,
@@ -28,7 +28,7 @@ pub struct Settlement {
 
 impl Settlement {
     /// A settlement of `records` records that calls `done` once: on the thread that settles the
-    /// last of them, or right here if there are none. `done` must not block.
+    /// last of them, or immediately if there are none. `done` must not block.
     pub fn new(records: usize, done: impl FnOnce(Settled) + Send + 'static) -> Arc<Self> {
         let settlement = Self {
             open: AtomicUsize::new(records),
@@ -45,19 +45,19 @@ impl Settlement {
     #[must_use]
     pub fn channel(records: usize) -> (Arc<Self>, oneshot::Receiver<Settled>) {
         let (sender, receiver) = oneshot::channel();
-        // A receiver that is gone no longer wants to know.
+        // The receiver may have been dropped.
         let settlement = Self::new(records, move |settled| {
             _ = sender.send(settled);
         });
         (settlement, receiver)
     }
 
-    /// Settles one record that was not even enqueued.
+    /// Settles one record that was not enqueued.
     pub fn fail(&self, error: ProduceError) {
         self.settle(Err(error));
     }
 
-    /// How many records are not settled yet.
+    /// The number of records that are not settled yet.
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.load(Ordering::Acquire)
@@ -65,7 +65,7 @@ impl Settlement {
 
     fn settle(&self, result: Result<(), ProduceError>) {
         if let Err(error) = result {
-            // Later errors are not kept.
+            // Keeps the first error only.
             _ = self.first_error.set(error);
         }
         let last = self

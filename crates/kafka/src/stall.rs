@@ -1,11 +1,12 @@
 //! Partitions that stall without an error.
 //!
-//! librdkafka takes a record that it cannot parse for the cut-off end of an answer. It asks for the same records again,
-//! for ever, and reports nothing. So consumers watch for partitions that have records left and hand none over, and ask
-//! the brokers about them (`damage`).
+//! librdkafka takes a record that it cannot parse for the cut-off end of an answer. It requests the
+//! same records again, forever, and reports nothing. So consumers watch for partitions that have
+//! records left and hand none over, and ask the brokers about them (`damage`).
 //!
-//! What is counted is the time that polls saw: each adds at most [`GAP_MAX`], however long ago the one before was, and
-//! only one that emptied the client's queue counts. So no time passes while the application holds records back.
+//! The watch counts the time between polls: each poll adds at most [`GAP_MAX`], and only a poll
+//! that emptied the client's queue counts. So no time passes while the application holds records
+//! back.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -15,25 +16,26 @@ use waybill_engine::{Offset, PartitionId};
 
 use crate::native;
 
-/// How long polls find nothing in a partition that has records left before the brokers are asked about it.
+/// How long polls may find nothing in a partition with records left before the brokers are asked
+/// about it.
 const STALLED_AFTER: Duration = Duration::from_secs(10);
-/// After a check that finds nothing, the next one comes after twice the time, up to this.
+/// A check without a finding doubles the time until the next one, up to this.
 const AGAIN_AFTER_MAX: Duration = Duration::from_secs(600);
-/// How often the positions are looked at.
+/// How often to read the positions.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// The longest time between two looks that counts.
+/// The longest counted time between two reads of the positions.
 const GAP_MAX: Duration = Duration::from_secs(2);
 
-/// A partition and where it is to be read on.
+/// A partition and where to continue reading it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Behind {
     pub(crate) topic: String,
     pub(crate) partition: PartitionId,
-    /// Where it is to be read on; `None` before the first record, where only the group knows.
+    /// Where to continue reading; `None` before the first record, when only the group knows.
     pub(crate) position: Option<Offset>,
 }
 
-/// Counts for how long partitions have stood still.
+/// Counts how long partitions have made no progress.
 #[derive(Default, Debug)]
 pub(crate) struct StallWatch {
     still: HashMap<(String, PartitionId), Still>,
@@ -48,14 +50,14 @@ struct Still {
 }
 
 impl StallWatch {
-    /// Whether it is time to look at the positions again.
+    /// Whether it is time to read the positions again.
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.looked_at
             .is_none_or(|at| now.saturating_duration_since(at) >= LOOK_INTERVAL)
     }
 
-    /// Takes the partitions after a poll that found no more records. Returns those that have records left and have stood
-    /// still for too long.
+    /// Takes the partitions after a poll that found no more records. Returns those with records
+    /// left that have made no progress for too long.
     pub(crate) fn suspects<C: ClientContext>(
         &mut self,
         now: Instant,
@@ -69,7 +71,7 @@ impl StallWatch {
         self.look(now, partitions)
     }
 
-    /// The same of partitions that have records left.
+    /// The same, for partitions that have records left.
     fn look(&mut self, now: Instant, behind: Vec<Behind>) -> Vec<Behind> {
         let before = self.looked_at.replace(now).unwrap_or(now);
         let gap = now.saturating_duration_since(before).min(GAP_MAX);
@@ -98,14 +100,15 @@ impl StallWatch {
         suspects
     }
 
-    /// Nothing was found: the brokers do not answer, or there is nothing to read but others' open transactions or a gap.
+    /// Doubles the time until the next check, after one without a finding: the brokers do not
+    /// answer, or only open transactions of others or a gap are left.
     pub(crate) fn back_off(&mut self, topic: &str, partition: PartitionId) {
         if let Some(still) = self.still.get_mut(&(topic.to_owned(), partition)) {
             still.suspect_after = (still.suspect_after * 2).min(AGAIN_AFTER_MAX);
         }
     }
 
-    /// Forgets everything: nothing is read for now.
+    /// Forgets everything, because nothing is read for now.
     pub(crate) fn clear(&mut self) {
         self.still.clear();
     }
@@ -123,7 +126,7 @@ mod tests {
         }]
     }
 
-    /// The first second, counted from the first look, at which the partition is suspect.
+    /// The first second, counted from the first check, at which the partition is suspect.
     fn suspect_at(
         watch: &mut StallWatch,
         start: Instant,

@@ -1,13 +1,14 @@
-//! Timed waits that no step of the wall clock prolongs.
+//! Timed waits that a step of the wall clock cannot prolong.
 //!
-//! librdkafka waits until a time of the wall clock (<https://github.com/confluentinc/librdkafka/issues/2145>). If that
-//! clock is set back by an hour during a wait, the wait lasts an hour longer: meanwhile the main thread refreshes no
-//! metadata and sends no heartbeats, and records are not delivered. All its timed waits call one function of the C library,
-//! [`cnd_timedwait`]. The definition here replaces it, because the linker finds it first. It computes how long the wait
-//! is to be, and waits that long by the monotonic clock.
+//! librdkafka waits until a time of the wall clock
+//! (<https://github.com/confluentinc/librdkafka/issues/2145>). If that clock is set back by an hour
+//! during a wait, the wait lasts an hour longer: meanwhile the main thread refreshes no metadata
+//! and sends no heartbeats, and records are not delivered. All its timed waits call one function of
+//! the C library, [`cnd_timedwait`]. The definition here replaces it, because the linker finds it
+//! first. It computes the length of the wait, and waits that long by the monotonic clock.
 //!
-//! This module is compiled on 64-bit Linux with glibc only, where C11's condition variables are POSIX's; it needs glibc
-//! 2.30. Elsewhere librdkafka waits by the wall clock.
+//! This module is compiled on 64-bit Linux with glibc only, where C11's condition variables are
+//! those of POSIX. It needs glibc 2.30. Elsewhere librdkafka waits by the wall clock.
 #![allow(unsafe_code)]
 
 use std::time::Duration;
@@ -17,7 +18,7 @@ use libc::{
     timespec,
 };
 
-/// What C11's functions return, in glibc's numbers.
+/// Return values of C11's functions, in glibc's numbers.
 const THRD_SUCCESS: c_int = 0;
 const THRD_ERROR: c_int = 2;
 const THRD_TIMEDOUT: c_int = 4;
@@ -36,11 +37,12 @@ unsafe extern "C" {
     ) -> c_int;
 }
 
-/// C11's function of this name (7.26.3.5). Its `cnd_t` and `mtx_t` are glibc's `pthread_cond_t` and `pthread_mutex_t`.
+/// C11's function of this name (7.26.3.5). Its `cnd_t` and `mtx_t` are glibc's `pthread_cond_t` and
+/// `pthread_mutex_t`.
 ///
 /// # Safety
 ///
-/// As C11 demands it of callers: all three point at what they name, and this thread has locked the mutex.
+/// As C11 requires of callers: all three pointers are valid, and this thread has locked the mutex.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn cnd_timedwait(
     cond: *mut pthread_cond_t,
@@ -53,7 +55,7 @@ unsafe extern "C" fn cnd_timedwait(
     unsafe { wait(cond, mutex, &*until, WAIT_MAX) }
 }
 
-/// Waits until a time of the wall clock, as that is now, or for `wait_max`.
+/// Waits until a time of the wall clock as it is now, but no longer than `wait_max`.
 ///
 /// # Safety
 ///
@@ -68,7 +70,7 @@ unsafe fn wait(
     let Some(end) = End::of(until, wall, monotonic, wait_max) else {
         return THRD_ERROR;
     };
-    // SAFETY: as the caller promises; the time is one that we own.
+    // SAFETY: as the caller promises; `end` is a local value.
     match unsafe { pthread_cond_clockwait(cond, mutex, CLOCK_MONOTONIC, &raw const end.at) } {
         0 => THRD_SUCCESS,
         ETIMEDOUT if end.is_early => THRD_SUCCESS,
@@ -87,7 +89,8 @@ struct End {
 }
 
 impl End {
-    /// The end of a wait until a time of the wall clock, with what both clocks show. `None` if that is not a valid time.
+    /// The end of a wait until a time of the wall clock, given the time of both clocks. `None` if
+    /// the time is invalid.
     fn of(
         until: &timespec,
         wall: Duration,
@@ -102,13 +105,13 @@ impl End {
     }
 }
 
-/// What a clock shows.
+/// The current time of a clock.
 fn now(clock: clockid_t) -> Duration {
     let mut now = time(Duration::ZERO);
-    // SAFETY: it writes to what we own, and reads nothing.
+    // SAFETY: the call writes to a local variable, and reads nothing.
     let result = unsafe { libc::clock_gettime(clock, &raw mut now) };
     assert_eq!(result, 0, "Linux has both clocks");
-    // Before 1970 every wait is long, and bounded.
+    // Before 1970 every wait is long; `wait_max` bounds it.
     since_zero(&now).unwrap_or_default()
 }
 
@@ -138,13 +141,13 @@ mod tests {
 
     use super::*;
 
-    /// How often the function was called that takes the place of the C library's.
+    /// How often the replacement of the C library's function was called.
     pub(super) static CALLS: AtomicUsize = AtomicUsize::new(0);
 
     const SHORT: Duration = Duration::from_millis(30);
     const HOUR: Duration = Duration::from_secs(60 * 60);
 
-    /// Waits alone, so that nobody wakes it, until so long after now.
+    /// Waits without a waker, until this long after now.
     fn wait_for(after_now: Duration, wait_max: Duration) -> c_int {
         let until = time(now(CLOCK_REALTIME) + after_now);
         wait_until(until, wait_max)
@@ -154,7 +157,7 @@ mod tests {
         let mut cond = libc::PTHREAD_COND_INITIALIZER;
         let mut mutex = libc::PTHREAD_MUTEX_INITIALIZER;
         let (cond, mutex) = (ptr::from_mut(&mut cond), ptr::from_mut(&mut mutex));
-        // SAFETY: both live for as long as the calls, and nobody else knows them.
+        // SAFETY: both outlive the calls, and no other code refers to them.
         unsafe {
             assert_eq!(libc::pthread_mutex_lock(mutex), 0);
             let result = wait(cond, mutex, &until, wait_max);

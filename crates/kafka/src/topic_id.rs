@@ -1,26 +1,27 @@
-//! Which topic it is that has a name now.
+//! The ID of a topic, which distinguishes topics of the same name.
 
 use std::fmt;
 
-/// How many bits a character of an ID shows.
+/// How many bits one character of an ID encodes.
 const BITS: u32 = 6;
-/// What shows them: the alphabet of base64 in addresses, as in Kafka.
+/// Its alphabet: URL-safe base64, as in Kafka.
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
-/// The ID that a topic got when it was made. A topic that is deleted and made again under the same name gets another.
+/// The ID that a topic got when it was created. A topic that is deleted and recreated under the
+/// same name gets another one.
 ///
-/// Shown as Kafka's own tools show it.
+/// Displayed as Kafka's own tools do.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TopicId(pub u128);
 
 impl TopicId {
-    /// Its first half.
+    /// Its upper 64 bits.
     #[must_use]
     pub fn head(self) -> u64 {
         (self.0 >> u64::BITS) as u64
     }
 
-    /// The characters that only the bits of a first half decide.
+    /// The characters that the upper 64 bits alone determine.
     #[must_use]
     pub fn shown_by_head(head: u64) -> String {
         let mut shown = Self(u128::from(head) << u64::BITS).to_string();

@@ -1,4 +1,4 @@
-//! Where the log of a partition begins and ends.
+//! The first and the next offset of a partition.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use waybill_engine::{Offset, PartitionId};
 
 use crate::record::partition_number;
 
-/// The first offset of a partition and the one that its next record will get, asked of the broker. librdkafka
-/// looks for the partition's leader in what it remembers, for three times as long as its metadata is fresh. So
-/// one that it does not know is asked for once more when it has looked at the topic anew.
+/// The first offset of a partition and the one that its next record will get, from the broker.
+/// librdkafka caches the partition's leader for three times as long as its metadata is fresh. So
+/// this retries once with fresh metadata for a leader that librdkafka does not know.
 pub(crate) fn watermarks<C: ClientContext>(
     client: &Client<C>,
     topic: &str,
@@ -30,7 +30,7 @@ pub(crate) fn watermarks<C: ClientContext>(
     }
 }
 
-/// Whether the partition is one that the client, or the broker that it asked, does not know.
+/// Whether the client, or the broker that it asked, does not know the partition.
 fn is_unknown(error: &KafkaError) -> bool {
     matches!(
         error.rdkafka_error_code(),

@@ -1,4 +1,4 @@
-//! Consumer groups, as their brokers tell of them.
+//! Consumer groups, as their brokers describe them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -8,11 +8,11 @@ use rdkafka::groups::GroupList;
 use super::{Admin, AdminError, REQUEST_TIMEOUT};
 
 impl Admin {
-    /// Which topics the members of consumer groups read, as they told their groups. Joins none.
+    /// The topics that members of consumer groups have subscribed to. Joins no group.
     ///
     /// # Errors
     ///
-    /// If the brokers do not answer. Groups that are not for this client to see are left out.
+    /// If the brokers do not answer. Groups that this client may not describe are left out.
     pub async fn topics_read(&self) -> Result<TopicsRead, AdminError> {
         let client = Arc::clone(&self.client);
         let answer = tokio::task::spawn_blocking(move || {
@@ -27,14 +27,14 @@ impl Admin {
     }
 }
 
-/// Which topics are read by members of consumer groups.
+/// The topics that members of consumer groups read.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct TopicsRead {
     /// The topics.
     pub topics: BTreeSet<String>,
-    /// How many groups there are, as far as this client may see them.
+    /// The number of groups that this client may describe.
     pub groups: usize,
-    /// Groups that did not tell what their members read, as they are just dividing it anew, or speak another
+    /// Groups whose subscriptions are unknown, because they are rebalancing or use another
     /// protocol.
     pub untold: Vec<String>,
 }
@@ -59,8 +59,8 @@ fn told_by(groups: &GroupList) -> TopicsRead {
     read
 }
 
-/// The topics that a member told its group it reads, in the consumer protocol: a version, and an array of names, then
-/// what is of no matter here. `None` if it is something else.
+/// The topics in a member's subscription, in the consumer protocol: a version, an array of names,
+/// then fields that are not needed here. `None` if the bytes have another form.
 fn subscribed(metadata: &[u8]) -> Option<Vec<String>> {
     let (_version, rest) = metadata.split_first_chunk::<2>()?;
     let (count, mut rest) = rest.split_first_chunk::<4>()?;

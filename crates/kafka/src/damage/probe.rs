@@ -1,8 +1,8 @@
-//! A client that is made to find out why a partition cannot be read.
+//! A client that finds out why a partition cannot be read.
 //!
-//! librdkafka reports what it cannot decompress or what has a wrong checksum. What it cannot parse it takes for the
-//! cut-off end of an answer, and reports it in the log of its protocol alone. So this client has that log, and the
-//! statistics. Both are reset for each assignment.
+//! librdkafka reports a batch that it cannot decompress or whose checksum is wrong. A record that
+//! it cannot parse looks to it like the cut-off end of an answer, which it reports in its protocol
+//! log only. So this client reads that log and the statistics. Both are reset for each assignment.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -27,29 +27,30 @@ const STEP: Duration = Duration::from_millis(20);
 const DRAIN: Duration = Duration::from_millis(5);
 /// How often the client must have failed to parse the record.
 const UNPARSED_MIN: u32 = 3;
-/// How many answers must have ended in what cannot be parsed, without the position having moved.
+/// How many answers must have ended in an unparsable record while the position stayed the same.
 const PARTIAL_MIN: u64 = 3;
-/// The function of librdkafka's that parses one record of a batch. The checksum of the batch was found right before.
+/// The function of librdkafka that parses one record of a batch. It runs right after the checksum
+/// of the batch was verified.
 const RECORD_PARSER: &str = "rd_kafka_msgset_reader_msg_v2:";
 
 /// What a probe found at an offset.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) enum Found {
-    /// A record there or behind it, or the end of the partition.
+    /// A record at the offset or behind it, or the end of the partition.
     Readable,
-    /// What lies there cannot be read.
+    /// An unreadable record.
     Damaged(Damage),
     /// No broker answered in time.
     Unanswered,
 }
 
-/// Why something cannot be read.
+/// Why a record cannot be read.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Damage {
     pub(super) kind: DamageKind,
-    /// What the client or the broker says of it.
+    /// The error that the client or the broker reports.
     pub(super) cause: String,
-    /// The first offset of the batch that cannot be read, if the client names it.
+    /// The first offset of the unreadable batch, if the client names it.
     pub(super) batch: Option<Offset>,
 }
 
@@ -59,7 +60,7 @@ pub(super) struct Probe {
 }
 
 impl Probe {
-    /// Makes one with the configuration of another consumer.
+    /// Creates a probe with the configuration of another consumer.
     pub(super) fn new(config: &ClientConfig) -> KafkaResult<Self> {
         let mut config = config.clone();
         for (name, value) in [
@@ -71,7 +72,7 @@ impl Probe {
         ] {
             config.set(name, value);
         }
-        // It joins no group: a name would have brokers fence the member that has it.
+        // It joins no group: brokers would fence the member that has this instance id.
         config.remove("group.instance.id");
         config.remove("log_level");
         config.set_log_level(RDKafkaLogLevel::Debug);
@@ -79,7 +80,7 @@ impl Probe {
         Ok(Self { consumer })
     }
 
-    /// What can be read at an offset, or comes first behind it. Waits for an answer up to `patience`.
+    /// What can be read at an offset, or first behind it. Waits for an answer up to `patience`.
     pub(super) fn ask(
         &self,
         topic: &str,
@@ -130,7 +131,7 @@ impl Probe {
         }
     }
 
-    /// The client, to ask brokers.
+    /// The client, for requests to brokers.
     pub(super) fn client(&self) -> &Client<impl ClientContext> {
         self.consumer.client()
     }
@@ -150,8 +151,9 @@ impl Probe {
     }
 }
 
-/// Whether a batch that a client refuses was written as it is. What has a right checksum was; a format's number lies
-/// outside of what the checksum is about, and a broker that refuses to hand a batch out has found a wrong one.
+/// Whether a batch that a client refuses is as it was written. A batch with a right checksum is.
+/// The format's number is outside the checksummed bytes, and a broker that refuses to serve a batch
+/// has found a wrong checksum.
 fn kind_of(error: &KafkaError, reason: Option<&str>) -> DamageKind {
     let is_decoded_after_check = |reason: &str| reason.starts_with("Decompression ");
     match error.rdkafka_error_code() {
@@ -165,7 +167,7 @@ fn kind_of(error: &KafkaError, reason: Option<&str>) -> DamageKind {
     }
 }
 
-/// Where the batch begins that could not be decompressed.
+/// The base offset of the batch that could not be decompressed.
 fn batch_of(reason: &str) -> Option<Offset> {
     let (_, behind) = reason
         .strip_prefix("Decompression ")?
@@ -178,10 +180,10 @@ fn batch_of(reason: &str) -> Option<Offset> {
 #[derive(Default)]
 struct ProbeLog(Mutex<State>);
 
-/// What they say of one assignment.
+/// The state of one assignment.
 #[derive(Default)]
 struct State {
-    /// The topic, partition and offset that were asked about.
+    /// The topic, partition and offset that the caller asked about.
     topic: String,
     partition: i32,
     offset: i64,
@@ -189,20 +191,21 @@ struct State {
     reason: Option<String>,
     /// How often a record was not parsed.
     unparsed: u32,
-    /// `unparsed`, and the client's count of incomplete answers, when statistics first showed that it fetches at
-    /// `offset`. What came before may be left over from the previous assignment.
+    /// `unparsed` and the client's count of incomplete answers, from the first statistics that show
+    /// it fetching at `offset`. Earlier counts may be left over from the previous assignment.
     base: Option<(u32, u64)>,
-    /// Whether the record at `offset` itself cannot be parsed: the client has failed to parse a record again and again,
-    /// and still fetches at `offset`. One record that it could read would have moved it.
+    /// Whether the record at `offset` itself cannot be parsed: the client has repeatedly failed to
+    /// parse a record and still fetches at `offset`. A readable record would have moved the
+    /// position.
     is_unparsed: bool,
     /// How many answers were incomplete since.
     partial: u64,
-    /// The offset that is fetched next.
+    /// The next offset to fetch.
     next: Option<i64>,
 }
 
 impl State {
-    /// Takes what statistics say: the offset that is fetched next, and how many answers were incomplete so far.
+    /// Takes statistics: the next offset to fetch, and the number of incomplete answers so far.
     fn fetches_at(&mut self, next: Option<i64>, partial: u64) {
         self.next = next;
         match self.base {
@@ -255,7 +258,7 @@ mod tests {
     fn a_record_counts_as_unparsed_only_while_the_client_fetches_at_it() {
         let mut state = State {
             offset: 7,
-            // Left over from the assignment before.
+            // Left over from the previous assignment.
             unparsed: 5,
             ..State::default()
         };

@@ -1,4 +1,4 @@
-//! The offset commits of one member of a group: their outcomes, and what to commit again.
+//! The offset commits of one group member: their outcomes, and which offsets to commit again.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use waybill_engine::{Offset, PartitionId};
 use super::TopicPartition;
 use crate::group_commits::GroupCommits;
 
-/// How long after a refusal offsets are committed again.
+/// How long after a refusal to commit the offsets again.
 const AGAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// The commits of one member of a group.
@@ -23,7 +23,7 @@ pub(super) struct Commits {
 
 #[derive(Debug, Default)]
 struct State {
-    /// What was last to be committed, of the partitions that the member has.
+    /// The newest offsets to commit, of the partitions that the member owns.
     offsets: BTreeMap<TopicPartition, Offset>,
     refused_at: Option<Instant>,
 }
@@ -37,7 +37,7 @@ impl Commits {
         }
     }
 
-    /// These offsets are about to be committed.
+    /// Records that these offsets are about to be committed.
     pub(super) fn begin(&self, offsets: &[(&str, PartitionId, Offset)]) {
         let mut state = self.state();
         for (topic, partition, offset) in offsets {
@@ -49,31 +49,31 @@ impl Commits {
         }
     }
 
-    /// The broker answered a commit.
+    /// Records the broker's answer to a commit.
     pub(super) fn note(&self, error: Option<&KafkaError>) {
         let now = Instant::now();
         self.shared.note(&self.group, error, now);
         self.state().refused_at = error.map(|_| now);
     }
 
-    /// A commit could not be sent.
+    /// Records that a commit could not be sent.
     pub(super) fn note_unsent(&self) {
         self.state().refused_at = Some(Instant::now());
     }
 
-    /// The member no longer has these partitions.
+    /// Forgets partitions that the member no longer owns.
     pub(super) fn forget<'a>(&self, partitions: impl IntoIterator<Item = &'a TopicPartition>) {
         let mut state = self.state();
         for partition in partitions {
             state.offsets.remove(partition);
         }
-        // Nothing is left to be committed again, and nobody would say that the group's commits succeed.
+        // There is nothing left to commit again, so no later commit would clear the error.
         if state.offsets.is_empty() && state.refused_at.take().is_some() {
             self.shared.note(&self.group, None, Instant::now());
         }
     }
 
-    /// The offsets to commit again, some time after a commit was refused.
+    /// The offsets to commit again, some time after a refused commit.
     pub(super) fn take_refused(&self, now: Instant) -> Vec<(TopicPartition, Offset)> {
         let mut state = self.state();
         let is_due = |at| now.saturating_duration_since(at) >= AGAIN_AFTER;

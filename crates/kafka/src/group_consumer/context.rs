@@ -1,4 +1,4 @@
-//! What librdkafka calls back, and how partitions are taken and given up.
+//! librdkafka's callbacks, and how partitions are taken and given up.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,21 +17,21 @@ use crate::client_log::ClientLog;
 use crate::rebootstrap::Rebootstrap;
 use crate::record::partition_id;
 
-/// A change of the assignment that waits to be made.
+/// A pending change of the assignment.
 pub(super) enum Rebalance {
     Assign(TopicPartitionList),
     Revoke(TopicPartitionList),
 }
 
-/// What librdkafka calls back while the consumer is polled.
+/// The callbacks that librdkafka calls while the consumer is polled.
 pub(super) struct Context {
     pub(super) log: ClientLog,
     pub(super) rebootstrap: Rebootstrap,
     commits: Arc<Commits>,
-    /// Noted, in order, and not yet acted on. One per rebalance: librdkafka sends none before the
-    /// last was acted on.
+    /// Pending changes, in order: at most one rebalance, since librdkafka sends none before the
+    /// last one was executed.
     pub(super) rebalances: Mutex<VecDeque<Rebalance>>,
-    /// Nobody polls any more: rebalances are acted on at once.
+    /// The consumer is no longer polled: rebalances are executed immediately.
     pub(super) unattended: AtomicBool,
 }
 

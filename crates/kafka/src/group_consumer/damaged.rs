@@ -1,13 +1,13 @@
-//! What a member does about damaged records.
+//! How a group member handles damaged records.
 //!
-//! What must hold here: no record is passed over. librdkafka reads on behind a damaged batch, so every partition is
-//! paused before anything else is tried. That discards what was prefetched, and remembers where the records ended that
-//! were handed over: a partition that is resumed is read from there. No broker is asked for either, so a search that
-//! fails does no harm. The damage is met again.
+//! What must hold here: no record is skipped. librdkafka continues behind a damaged batch, so every
+//! partition is paused first. That discards prefetched records but keeps the position behind the
+//! last record handed over, where a resumed partition continues. Neither step needs a broker, so a
+//! search that fails does no harm: the damage is met again.
 //!
-//! Only paused partitions are resumed: librdkafka would read others again from where they were assigned. Nothing is
-//! sought but what lies behind undecodable records: librdkafka forgets where the records ended that were handed over, so
-//! that is remembered here.
+//! Only paused partitions are resumed: librdkafka would read others again from where they were
+//! assigned. A partition seeks only past undecodable records. librdkafka then forgets its position,
+//! so this module remembers it.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -25,16 +25,17 @@ use crate::record::partition_number;
 use crate::stall::Behind;
 use crate::watermarks::watermarks;
 
-/// How long the brokers may take to say where a partition is to be read.
+/// How long the brokers may take to report where a partition continues.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl GroupConsumer {
-    /// Finds out which partitions are damaged, and reads them no further for a while. All others are read again from
-    /// where their records ended: what was prefetched may have gaps.
+    /// Finds out which partitions are damaged, and pauses them for a while. Reads all others again
+    /// from the end of their records: the prefetched ones may have gaps.
     ///
     /// # Errors
     ///
-    /// If a partition cannot be paused. What the client hands over next may have gaps then.
+    /// If a partition cannot be paused. The records that the client hands over next may then have
+    /// gaps.
     pub(super) fn leave_damaged(
         &mut self,
         error: &KafkaError,
@@ -63,12 +64,13 @@ impl GroupConsumer {
         Ok(())
     }
 
-    /// Checks now and then, after a poll that emptied the queue, whether partitions stall without an error, and pauses
-    /// those for a while.
+    /// Checks from time to time, after a poll that emptied the queue, for partitions that stall
+    /// without an error, and pauses those for a while.
     ///
     /// # Errors
     ///
-    /// If the client does not give its positions, or does not pause such a partition. It is checked again later.
+    /// If the client does not return its positions, or does not pause such a partition. It is
+    /// checked again later.
     pub(super) fn leave_stalled(&mut self, handler: &mut dyn GroupHandler) -> KafkaResult<()> {
         let now = Instant::now();
         if self.held.load(Ordering::Acquire) {
@@ -127,8 +129,8 @@ impl GroupConsumer {
         Ok(())
     }
 
-    /// Remembers when partitions are read again that are paused already. Returns those that are to be read on now,
-    /// behind records that the handler has taken care of.
+    /// Remembers when to read paused partitions again. Returns those that continue now, behind
+    /// records that the handler has handled.
     fn leave(
         &mut self,
         found: Vec<DamagedLog>,
@@ -153,7 +155,7 @@ impl GroupConsumer {
         passed
     }
 
-    /// Has a paused partition read on at an offset. Returns whether the client will.
+    /// Has a paused partition continue at an offset. Returns whether the client will.
     fn move_to(&mut self, at: &TopicPartition, next: Offset) -> bool {
         let number = partition_number(at.partition);
         let offset = rdkafka::Offset::Offset(next.0);
@@ -168,7 +170,8 @@ impl GroupConsumer {
         is_sought
     }
 
-    /// Reads damaged partitions again after a while: a replica may have become their leader that has them whole.
+    /// Reads damaged partitions again after a while: a replica with intact records may have become
+    /// leader.
     pub(super) fn try_damaged_again(&mut self) {
         if self.damaged.is_empty() || self.held.load(Ordering::Acquire) {
             return;
@@ -179,14 +182,14 @@ impl GroupConsumer {
         self.read_on(&list_of(&due));
     }
 
-    /// Those partitions of a list that are not known to be damaged.
+    /// The partitions of a list that are not known to be damaged.
     pub(super) fn whole(&self, list: &TopicPartitionList) -> TopicPartitionList {
         let mut partitions = partitions_of(list);
         partitions.retain(|partition| !self.damaged.contains_key(partition));
         list_of(&partitions)
     }
 
-    /// Resumes partitions. One that the client cannot resume is tried again as damaged ones are.
+    /// Resumes partitions. One that the client cannot resume is retried as damaged ones are.
     fn read_on(&mut self, paused: &TopicPartitionList) {
         let resumed = self.consumer.resume(paused);
         self.log_failure("reading on", resumed.and_then(|()| check_each(paused)));
@@ -198,15 +201,17 @@ impl GroupConsumer {
         }
     }
 
-    /// Where each partition is to be read on that is not known to be damaged: behind the last record that was handed
-    /// over, or else where the group has committed, or at its beginning. Leaves out those of which no broker tells.
+    /// Where to continue each partition that is not known to be damaged: behind the last record
+    /// handed over, else at the group's committed offset, else at the beginning. Leaves out
+    /// partitions about which no broker answers.
     fn positions(&self, until: Instant) -> KafkaResult<Vec<Position>> {
         let (mut positions, unknown) = self.known_positions()?;
         self.ask_positions(list_of(&unknown), &mut positions, until);
         Ok(positions)
     }
 
-    /// The same without asking: also the partitions of which only the group knows.
+    /// The same without asking brokers; also returns the partitions whose position only the group
+    /// knows.
     fn known_positions(&self) -> KafkaResult<(Vec<Position>, Vec<TopicPartition>)> {
         let known = self.consumer.position()?;
         check_each(&known)?;

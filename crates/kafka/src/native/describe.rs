@@ -1,4 +1,4 @@
-//! Asking the brokers for the ID of a topic, which only librdkafka's Admin API tells.
+//! Queries the brokers for the ID of a topic, which only librdkafka's Admin API returns.
 
 use std::ffi::{CStr, CString};
 use std::ptr::{self, NonNull};
@@ -25,13 +25,14 @@ use waybill_engine::PartitionId;
 use crate::record::partition_number;
 use crate::topic_id::TopicId;
 
-/// How much longer the answer is waited for than librdkafka lets the request take: it always answers.
+/// How much longer than the request's timeout to wait for librdkafka's answer: it always answers.
 const ANSWER_MARGIN: Duration = Duration::from_secs(1);
 
-/// The ID of a topic, asked of the leader of a partition; `None` where that gives none, or does not show the topic to this
-/// client. Blocks up to `timeout` for each of two requests, and a second more where librdkafka does not answer.
+/// The ID of a topic, from the leader of a partition. `None` if the leader returns none, or hides
+/// the topic from this client. Blocks up to `timeout` for each of two requests, and one second more
+/// if librdkafka does not answer.
 ///
-/// By itself librdkafka would ask the controller, and wait for one where there is none.
+/// By default librdkafka would ask the controller, and wait if there is none.
 pub(crate) fn topic_id<C: ClientContext>(
     client: &Client<C>,
     topic: &str,
@@ -44,7 +45,8 @@ pub(crate) fn topic_id<C: ClientContext>(
     };
     let event = answered(client, &name, leader, timeout)?;
     let event = event.0.as_ptr();
-    // SAFETY: the event is alive until the end of this function; its result, and the description in it, are its own.
+    // SAFETY: the event is alive until the end of this function, and owns its result and the
+    // description in it.
     unsafe {
         if rd_kafka_event_type(event) != RD_KAFKA_EVENT_DESCRIBETOPICS_RESULT {
             return Err(failed(RDKafkaRespErr::RD_KAFKA_RESP_ERR__FAIL));
@@ -63,7 +65,7 @@ pub(crate) fn topic_id<C: ClientContext>(
     }
 }
 
-/// The broker that leads a partition; `None` where the topic is not shown to this client.
+/// The leader of a partition; `None` if the topic is hidden from this client.
 fn leader_of<C: ClientContext>(
     client: &Client<C>,
     topic: &str,
@@ -91,7 +93,7 @@ fn leader_of<C: ClientContext>(
     }
 }
 
-/// Asks a broker, and waits for the answer.
+/// Sends the request to a broker, and waits for the answer.
 fn answered<C: ClientContext>(
     client: &Client<C>,
     name: &CStr,
@@ -100,8 +102,9 @@ fn answered<C: ClientContext>(
 ) -> Result<Event, KafkaError> {
     let in_ms = |duration: Duration| i32::try_from(duration.as_millis()).unwrap_or(i32::MAX);
     let mut names = [name.as_ptr()];
-    // SAFETY: the client is alive. What is made here is freed when it is dropped, after the request; librdkafka
-    // copies the name and the options, and answers on the queue, which it keeps for as long as it needs it.
+    // SAFETY: the client is alive. The values created here are freed on drop, after the request;
+    // librdkafka copies the name and the options, and answers on the queue, to which it holds a
+    // reference.
     unsafe {
         let rk = client.native_ptr();
         let op = rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS;
@@ -131,7 +134,8 @@ fn answered<C: ClientContext>(
 ///
 /// The description must be alive.
 unsafe fn id_of(topic: *const rd_kafka_TopicDescription_t) -> Result<Option<TopicId>, KafkaError> {
-    // SAFETY: the caller's; error and ID are the description's own. The code of no error is that of success.
+    // SAFETY: as the caller promises; the description owns its error and ID. A missing error has
+    // the code of success.
     let (error, high, low) = unsafe {
         let error = rd_kafka_error_code(rd_kafka_TopicDescription_error(topic));
         let id = rd_kafka_TopicDescription_topic_id(topic);
@@ -166,7 +170,7 @@ struct Event(NonNull<rd_kafka_event_t>);
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // SAFETY: it was made for this value alone, which ends here.
+        // SAFETY: this value owns the queue and is being dropped.
         unsafe { rd_kafka_queue_destroy(self.0.as_ptr()) }
     }
 }

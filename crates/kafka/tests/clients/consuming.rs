@@ -29,8 +29,8 @@ on_both_brokers! {
     a_reader_of_single_records_says_what_lies_at_an_offset
 }
 
-/// The batch in the middle of a partition is damaged. What comes before it is handed over, nothing behind it is, and
-/// the other partition is read on.
+/// The batch in the middle of a partition is damaged. Records before it are handed over, records
+/// behind it are not, and the other partition is read on.
 #[test]
 fn a_damaged_batch_is_named_and_neither_handed_over_nor_passed_over() {
     let world = World::embedded();
@@ -75,7 +75,7 @@ fn a_damaged_batch_is_named_and_neither_handed_over_nor_passed_over() {
     assert_eq!(values(&rest), [&b"the damaged one"[..], b"behind"]);
 }
 
-/// No broker answers while the consumer looks for the damage among many partitions.
+/// No broker answers while the consumer searches many partitions for the damage.
 #[test]
 fn a_search_among_many_partitions_ends_in_time_and_a_later_one_finds_the_damage() {
     const OTHERS: u32 = 20;
@@ -96,7 +96,7 @@ fn a_search_among_many_partitions_ends_in_time_and_a_later_one_finds_the_damage(
         let mut on_record = |record: RecordRef<'_>| values.push(record.to_raw().value.unwrap());
         consumer.poll(one, A_WHILE, &mut on_record).unwrap();
     }
-    // Until it has prefetched the damage.
+    // Until the damage is prefetched.
     thread::sleep(A_WHILE * 10);
     world.slow_down(Duration::from_secs(6));
     for partition in 1..=OTHERS {
@@ -105,7 +105,7 @@ fn a_search_among_many_partitions_ends_in_time_and_a_later_one_finds_the_damage(
     }
     let asked_at = Instant::now();
     consumer.poll(ALL, A_WHILE, &mut |_| panic!()).unwrap();
-    // To wait for an answer about each would take more than 40 s.
+    // Waiting for an answer about each would take more than 40 s.
     assert!(asked_at.elapsed() < Duration::from_secs(20));
 
     world.slow_down(Duration::ZERO);
@@ -148,7 +148,7 @@ fn a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there(world: &World) {
     };
     let limits = |records, bytes| PollLimits { records, bytes };
     assert_eq!(take(limits(1, 1_000)), (1, 4));
-    // Four bytes each: the second reaches over the limit of five.
+    // Four bytes each: the second exceeds the limit of five.
     assert_eq!(take(limits(9, 5)), (2, 8));
     assert_eq!(take(limits(1, 1_000)), (1, 4));
     assert_eq!(seen, [1, 2, 3, 4]);
@@ -177,7 +177,7 @@ fn who_waits_for_records_sleeps_to_the_end_of_the_wait(world: &World) {
     assert!(worked < passed / 4, "{worked:?} of {passed:?}");
 }
 
-/// The CPU time of this thread so far, where Linux tells.
+/// The CPU time of this thread so far, on Linux.
 fn thread_cpu() -> Option<Duration> {
     let told = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     let nanos = told.split_whitespace().next()?.parse().ok()?;
@@ -233,7 +233,7 @@ fn a_start_beyond_the_end_is_an_error_that_names_the_partition(world: &World) {
         .add(&[(&topic, PartitionId(1), Offset(7))])
         .unwrap();
     assert_out_of_range(&read_to_error(&consumer), &topic, 1, 7, (0, 1));
-    // The other partition, read from its very end, goes on.
+    // The other partition, read from its very end, continues.
     send_batch(&producer, &topic, 0, &[b"d"]);
     assert_eq!(values(&read(&consumer, 1)), [b"d"]);
 }
@@ -267,12 +267,12 @@ fn a_start_below_what_was_deleted_is_an_error_that_names_what_is_left(world: &Wo
     let consumer = world.consumer(&topic, 0, 1);
     assert_out_of_range(&read_to_error(&consumer), &topic, 0, 1, (3, 5));
 
-    // Who starts at what is left reads all of it.
+    // A consumer that starts at the first remaining record reads all of them.
     consumer
         .assign(&[(&topic, PartitionId(0), Offset(3))])
         .unwrap();
     assert_eq!(values(&read(&consumer, 2)), [b"d", b"e"]);
-    // What was read is deleted behind a consumer without harm.
+    // Deleting records that a consumer has read does not affect it.
     world.delete_records(&topic, 5);
     send_batch(&producer, &topic, 0, &[b"f"]);
     assert_eq!(values(&read(&consumer, 1)), [b"f"]);
@@ -328,7 +328,7 @@ fn a_partition_that_is_read_from_its_end_is_told_to_be_read_to_there(world: &Wor
     assert_eq!(read_to(&consumer, &empty, 0), NOTHING);
 }
 
-/// Who is no member of the group may commit under it as long as it has no members.
+/// A client that is not a member of the group may commit to it as long as it has no members.
 fn a_copy_of_the_checkpoint_is_committed_for_lag_tools(world: &World) {
     let topic = world.topic("t", 1);
     send_batch(&world.producer(), &topic, 0, &[b"a", b"b", b"c"]);
@@ -342,7 +342,7 @@ fn a_copy_of_the_checkpoint_is_committed_for_lag_tools(world: &World) {
     let committed = || crate::groups::committed(world, &world.name("lag"), &topic, 0);
     assert_eq!(committed(), None);
     let deadline = Instant::now() + PATIENCE;
-    // A copy may fail, and the next one makes up for it.
+    // A copy may fail, and the next one replaces it.
     while committed() != Some(2) {
         assert!(Instant::now() < deadline, "{:?}", committed());
         consumer.commit_copy(&[(&topic, PartitionId(0), Offset(2))]);

@@ -1,4 +1,5 @@
-//! Brokers that stood still are fenced, and metadata lists none of them until they are not: clients go on afterwards.
+//! Brokers that were paused are fenced, and metadata lists none of them until they rejoin. Clients
+//! recover afterwards.
 
 use std::collections::HashMap;
 use std::io::{self, Read as _, Write as _};
@@ -21,7 +22,8 @@ use waybill_kafka::{
 
 use crate::support::{A_WHILE, ALL, OneProducer, PATIENCE, send_one};
 
-/// How often all brokers are fenced. A client that librdkafka left without a broker comes back after some seconds.
+/// How often all brokers are fenced. A client that librdkafka left without a broker recovers after
+/// some seconds.
 const TIMES: usize = 3;
 const PRODUCERS: usize = 4;
 
@@ -57,7 +59,7 @@ fn clients_go_on_after_metadata_listed_no_broker() {
         fence.close();
         let handed_out = fence.handed_out();
         let deadline = Instant::now() + PATIENCE;
-        // Long enough for each client to get such metadata.
+        // Long enough for each client to receive such metadata.
         while fence.handed_out() < handed_out + 2 * PRODUCERS && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(5));
         }
@@ -76,7 +78,7 @@ fn clients_go_on_after_metadata_listed_no_broker() {
     }
 }
 
-/// A way to a broker that leaves it out of the metadata while it is closed.
+/// A proxy of a broker that removes the broker from the metadata while it is closed.
 struct Fence {
     address: SocketAddr,
     listener: TcpListener,
@@ -86,7 +88,7 @@ struct Fence {
 #[derive(Default)]
 struct State {
     is_closed: AtomicBool,
-    /// How often metadata without a broker was handed out.
+    /// How often metadata without a broker was sent.
     handed_out: AtomicUsize,
 }
 
@@ -156,7 +158,7 @@ fn note_metadata(frame: &[u8], asked: &Mutex<HashMap<i32, i16>>) {
     }
 }
 
-/// Metadata as a fenced broker hands it out.
+/// Metadata as a fenced broker sends it.
 fn without_brokers(frame: Vec<u8>, version: i16) -> Vec<u8> {
     const LEADER_NOT_AVAILABLE: i16 = 5;
     let header_version = MetadataResponse::header_version(version);
@@ -179,7 +181,7 @@ fn without_brokers(frame: Vec<u8>, version: i16) -> Vec<u8> {
     changed.to_vec()
 }
 
-/// Carries frames until one side is gone.
+/// Forwards frames until one side closes.
 fn carry(mut from: TcpStream, mut to: TcpStream, change: impl Fn(Vec<u8>) -> Vec<u8>) {
     let mut next = || -> io::Result<()> {
         let mut length = [0; 4];
@@ -192,6 +194,6 @@ fn carry(mut from: TcpStream, mut to: TcpStream, change: impl Fn(Vec<u8>) -> Vec
         to.write_all(&frame)
     };
     while next().is_ok() {}
-    // The other side may be gone already.
+    // The other side may have closed already.
     _ = to.shutdown(Shutdown::Both);
 }

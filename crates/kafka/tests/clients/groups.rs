@@ -1,7 +1,8 @@
 //! Members of consumer groups.
 //!
-//! None of this is asked of librdkafka's mock cluster: it refuses a member that syncs after the
-//! group's leader, and then the commits of all while that member joins again, which no broker does.
+//! These tests do not use librdkafka's mock cluster: it refuses a member that syncs after the
+//! group's leader, and then the commits of all members while that one rejoins, which no broker
+//! does.
 
 mod damage;
 
@@ -31,10 +32,11 @@ on_both_brokers! {
     a_member_that_is_silent_loses_its_partitions_and_its_work_is_done_again
 }
 
-/// Longer than any test waits: whoever waits for a session to end fails.
+/// Longer than any test waits: a test that waits for a session to end fails.
 const LONG_SESSION: Duration = Duration::from_secs(300);
 
-/// A member of a group, what it was told, and what it wants committed when it gives partitions up.
+/// A group member, the events that it received, and the offsets that it commits when it gives
+/// partitions up.
 struct Member {
     consumer: GroupConsumer,
     share: Share,
@@ -135,7 +137,7 @@ impl Member {
             .map_or(&[], Vec::as_slice)
     }
 
-    /// Polls for a while a member that has something to read, and asserts that it takes nothing.
+    /// Polls a member with readable records for a while, and asserts that it takes none.
     fn poll_in_vain(&mut self) {
         for _ in 0..10 {
             assert_eq!(self.poll(ALL, A_WHILE), Polled::default());
@@ -162,7 +164,7 @@ fn poll_until<const N: usize>(
     }
 }
 
-/// The offset that a group has committed, if it has.
+/// The offset that a group has committed, if any.
 pub(crate) fn committed(world: &World, group: &str, topic: &str, partition: i32) -> Option<i64> {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", &world.settings.brokers)
@@ -171,7 +173,8 @@ pub(crate) fn committed(world: &World, group: &str, topic: &str, partition: i32)
         .unwrap();
     let mut asked = TopicPartitionList::new();
     asked.add_partition(topic, partition);
-    // A broker that is new makes the place for offsets when it is first asked, and says so by errors.
+    // A new broker creates its storage for offsets on the first request, and answers with errors
+    // meanwhile.
     let deadline = Instant::now() + PATIENCE;
     let found = loop {
         match consumer.committed_offsets(asked.clone(), PATIENCE) {
@@ -198,7 +201,7 @@ fn a_group_whose_commits_are_refused_again_and_again_is_named_with_the_error() {
         .commit(&[(&topic, PartitionId(0), Offset(1))])
         .unwrap();
     assert!(world.settings.group_commits.refused().is_empty());
-    // Nothing else is read, and the commit is repeated all by itself.
+    // No further record is read, and the commit is repeated without it.
     poll_until([&mut member], |_| {
         !world.settings.group_commits.refused().is_empty()
     });
@@ -226,7 +229,8 @@ fn a_member_starts_at_the_beginning_and_its_successor_where_it_committed(world: 
         .consumer
         .commit(&[(&topic, PartitionId(0), Offset(1))])
         .unwrap();
-    // What it says when its partitions are revoked is committed too: here, nothing of partition 0.
+    // The offsets that the handler returns on revocation are committed too: here, none of partition
+    // 0.
     first.share.next.remove(&PartitionId(0));
     first.consumer.close(PATIENCE, &mut first.share);
     assert_eq!((first.share.held.len(), first.share.revoked), (0, 2));
@@ -254,7 +258,7 @@ fn a_second_member_takes_over_some_partitions_where_the_first_stopped(world: &Wo
     poll_until([&mut one, &mut two], |both| {
         both.iter().all(|member| member.held() == 2)
     });
-    // The first kept two partitions all along.
+    // The first member kept two partitions throughout.
     assert_eq!((one.share.revoked, one.share.lost), (2, 0));
     for partition in 0..4 {
         send_batch(&producer, &topic, partition, &[b"1"]);
@@ -266,7 +270,7 @@ fn a_second_member_takes_over_some_partitions_where_the_first_stopped(world: &Wo
         let read = [one.values(partition), two.values(partition)].concat();
         assert_eq!(read, [b"0", b"1"], "partition {partition}");
     }
-    // Members that are dropped without closing end too.
+    // Members that are dropped without closing end as well.
     drop(two);
     drop(one);
 }
@@ -276,7 +280,7 @@ fn a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing(worl
     let producer = world.producer();
     send_batch(&producer, &topic, 0, &[b"a0", b"a1", b"a2"]);
     let mut first = Member::new(world, &topic, |_| {});
-    // Partitions that come while records are held back are held back too.
+    // Partitions that are assigned while records are held back are held back too.
     first.consumer.hold(true).unwrap();
     poll_until([&mut first], |[first]| first.held() == 2);
     first.poll_in_vain();
@@ -286,12 +290,12 @@ fn a_member_that_holds_records_back_keeps_its_partitions_and_misses_nothing(worl
     while first.read_count() < 1 {
         first.poll(one_record, PATIENCE);
     }
-    // What was prefetched by now is not handed over.
+    // Records that are prefetched by now are not handed over.
     first.consumer.hold(true).unwrap();
     send_batch(&producer, &topic, 1, &[b"b0"]);
     first.poll_in_vain();
 
-    // A partition that is given up meanwhile is not held back when it comes again.
+    // A partition that is given up meanwhile is not held back when it is assigned again.
     let mut second = Member::new(world, &topic, |_| {});
     poll_until([&mut first, &mut second], |both| {
         both.iter().all(|member| member.held() == 1)
@@ -323,8 +327,7 @@ fn a_member_without_a_partition_was_assigned_its_share_all_the_same(world: &Worl
     assert_eq!(one.held() + two.held(), 1);
 }
 
-/// The commit that is still under way when partitions are given up must not keep the member from
-/// telling the group that it leaves.
+/// A commit in flight when partitions are given up must not keep the member from leaving the group.
 fn a_member_that_leaves_makes_room_at_once_and_what_it_had_done_is_committed(world: &World) {
     for instance_id in [None, Some("first")] {
         let topic = world.topic(instance_id.unwrap_or("nobody"), 2);
@@ -360,10 +363,11 @@ fn a_member_that_comes_back_under_its_name_takes_its_own_place_again(world: &Wor
         both.iter().all(|member| member.read_count() == 2)
     });
     let (mut held, revoked) = (first.share.held.clone(), other.share.revoked);
-    // Without a word to the group, as when the process is killed.
+    // Without leaving the group, as when the process is killed.
     drop(first);
     let mut again = Member::named(world, &topic, "first");
-    // It has its old partitions, reads again what it had not committed, and disturbed nobody.
+    // It has its old partitions, reads uncommitted records again, and the other member was not
+    // affected.
     poll_until([&mut again, &mut other], |[again, _]| {
         again.read_count() == 2
     });
@@ -375,21 +379,21 @@ fn a_member_that_comes_back_under_its_name_takes_its_own_place_again(world: &Wor
     assert_eq!((other.share.revoked, other.read_count()), (revoked, 2));
 }
 
-/// Two processes with one name are a mistake of who runs them: one of them ends.
+/// Two processes with one name are an operator's mistake: one of them ends.
 fn of_two_members_under_one_name_one_cannot_go_on(world: &World) {
     let topic = world.topic("t", 1);
     let mut first = Member::named(world, &topic, "name");
     poll_until([&mut first], |[first]| first.held() == 1);
     let mut second = Member::named(world, &topic, "name");
     poll_until([&mut second], |[second]| second.held() == 1);
-    // Each takes the other's place, until one of them has had enough.
+    // Each takes the other's place, until one of them has used up its renewals.
     let deadline = Instant::now() + PATIENCE;
     let (error, mut other) = loop {
         assert!(Instant::now() < deadline, "both go on");
         if let Err(error) = first.consumer.poll(ALL, A_WHILE, &mut first.share) {
             break (error, second);
         }
-        // And now the other's turn.
+        // Now poll the other one.
         std::mem::swap(&mut first, &mut second);
     };
     assert!(matches!(error, PollError::Fatal { .. }), "{error:?}");
@@ -398,14 +402,14 @@ fn of_two_members_under_one_name_one_cannot_go_on(world: &World) {
     assert_eq!(other.held(), 1);
 }
 
-/// Dropped without a word, as when the process is killed; its session ends, and another member does
-/// again what was not committed.
+/// Dropped without leaving the group, as when the process is killed. Its session ends, and another
+/// member does the uncommitted work again.
 fn a_member_that_is_silent_loses_its_partitions_and_its_work_is_done_again(world: &World) {
     let topic = world.topic("t", 1);
     send_batch(&world.producer(), &topic, 0, &[b"a", b"b"]);
     let mut first = Member::new(world, &topic, |options| {
         options.session_timeout = Duration::from_secs(6);
-        // Who has a name does not leave the group when it is dropped.
+        // A named member does not leave the group when it is dropped.
         options.instance_id = Some("first".to_owned());
     });
     poll_until([&mut first], |[first]| first.read_count() == 2);

@@ -1,4 +1,4 @@
-//! A line to a broker that may be slow, and may damage what the broker answers.
+//! A proxy to a broker that can delay and damage the broker's answers.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -15,12 +15,12 @@ pub(crate) struct Line {
     answers: Arc<Answers>,
 }
 
-/// The magic byte is at 16 in the batch, the first record at 61, and its value, behind a key of three bytes, at 9
-/// in the record.
+/// The magic byte is at 16 in the batch, the first record at 61, and its value, behind a key of
+/// three bytes, at 9 in the record.
 const VALUE: usize = 61 + 9;
 const VALUE_BEHIND_MAGIC: usize = VALUE - 16;
 
-/// What happens to the broker's answers on their way.
+/// How the proxy changes the broker's answers.
 #[derive(Default)]
 struct Answers {
     delay_ms: AtomicU64,
@@ -55,26 +55,27 @@ impl Line {
         });
     }
 
-    /// Lets every answer of the broker take this much longer from now on.
+    /// Delays every answer of the broker by this much from now on.
     pub(crate) fn slow_down(&self, delay: Duration) {
         let delay_ms = delay.as_millis().try_into().unwrap();
         self.answers.delay_ms.store(delay_ms, Ordering::Relaxed);
     }
 
-    /// Damages, in answers, the batches of these values and no others. Each value is the only one of its batch,
-    /// and no longer than 40 bytes. A client that does not know the batch's format reads on right behind it.
+    /// Damages, in answers, the batches of these values and no others. Each value must be the only
+    /// one of its batch, and at most 40 bytes long. A client that does not know the batch's format
+    /// continues right behind it.
     pub(crate) fn damage(&self, values: &[&[u8]]) {
         let values = values.iter().map(|value| value.to_vec()).collect();
         *self.answers.damaged.lock().unwrap() = values;
     }
 
-    /// Makes the batch of this value, in answers, one whose record cannot be parsed, as if it had been written so.
-    /// `None` ends it. The value is as [`Line::damage`] wants it.
+    /// Makes the batch of this value, in answers, one whose record cannot be parsed, as if it had
+    /// been written so. `None` stops that. The value must be as for [`Line::damage`].
     pub(crate) fn poison(&self, value: Option<&[u8]>) {
         *self.answers.poisoned.lock().unwrap() = value.map(<[u8]>::to_vec);
     }
 
-    /// How many connections were ever made.
+    /// The number of connections opened so far.
     pub(crate) fn connections(&self) -> usize {
         self.answers.connections.load(Ordering::Relaxed)
     }
@@ -112,6 +113,6 @@ fn carry(mut from: TcpStream, mut to: TcpStream, change: impl Fn(&mut [u8])) {
             break;
         }
     }
-    // The other side may be gone already.
+    // The other side may have closed already.
     _ = to.shutdown(Shutdown::Both);
 }

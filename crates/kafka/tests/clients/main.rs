@@ -1,10 +1,11 @@
-//! The clients against brokers: the embedded one, and Apache Kafka where `WAYBILL_TEST_BROKERS` names
-//! it (`HOST:PORT`). A test is written once and runs on both, so that where the two part is seen here.
-//! Faults that neither makes on demand come from librdkafka's mock cluster.
+//! Tests of the clients against brokers: the embedded one, and Apache Kafka if
+//! `WAYBILL_TEST_BROKERS` names it (`HOST:PORT`). Each test runs on both, which shows where the two
+//! differ. Faults that neither makes on demand come from librdkafka's mock cluster.
 //!
-//! Logins and TLS are tried on the listener of Apache Kafka that `WAYBILL_TEST_SECURED_BROKERS` names.
+//! Logins and TLS are tested on the listener of Apache Kafka that `WAYBILL_TEST_SECURED_BROKERS`
+//! names.
 //!
-//! On Apache Kafka each test has topics and groups of its own names, and deletes its topics.
+//! On Apache Kafka each test uses topics and groups of its own names, and deletes its topics.
 
 mod consuming;
 mod fenced;
@@ -21,7 +22,7 @@ mod transactions;
 mod unreachable;
 mod world;
 
-/// Makes of each of these functions a test on the embedded broker and one on Apache Kafka.
+/// Turns each of these functions into a test on the embedded broker and one on Apache Kafka.
 macro_rules! on_both_brokers {
     ($($test:ident)+) => {
         mod embedded {

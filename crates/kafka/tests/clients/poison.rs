@@ -1,7 +1,7 @@
 //! Batches with a right checksum whose records librdkafka cannot parse.
 //!
-//! Apache Kafka keeps such a batch byte for byte, and the mock cluster looks at the batch's header alone. The embedded
-//! broker refuses it.
+//! Apache Kafka keeps such a batch byte for byte, and the mock cluster checks only the batch's
+//! header. The embedded broker refuses it.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use crate::support::{A_WHILE, ALL, BatchProducer, PATIENCE, send_batch};
 use crate::transactions::Transactional;
 use crate::world::World;
 
-/// A good record in front of one that cannot be parsed, and one behind that nobody gets at.
+/// A good record before an unparsable one, and one behind it that no client can reach.
 fn poison() -> Vec<u8> {
     batch(
         0,
@@ -26,7 +26,7 @@ fn poison() -> Vec<u8> {
     )
 }
 
-/// What a poisoned partition 0 gave to a consumer that also reads the healthy partition 1.
+/// Asserts what a consumer of the poisoned partition 0 and the healthy partition 1 reports.
 fn assert_stall_is_reported(settings: &KafkaSettings, topic: &str) {
     let producer = BatchProducer::new(settings, &ProducerOptions::new("p")).unwrap();
     send_batch(&producer, topic, 0, &[b"before"]);
@@ -40,7 +40,7 @@ fn assert_stall_is_reported(settings: &KafkaSettings, topic: &str) {
         ])
         .unwrap();
     let (mut read, logs) = read_until_damaged(&consumer, |at| {
-        // The other partition has its records all the while.
+        // The other partition keeps delivering records.
         send_batch(&producer, topic, 1, &[format!("{at}").as_bytes()]);
     });
     read.retain(|(partition, _)| *partition == 0);
@@ -51,7 +51,7 @@ fn assert_stall_is_reported(settings: &KafkaSettings, topic: &str) {
     let named = (log.topic.as_str(), log.partition, log.offset);
     assert_eq!(named, (topic, PartitionId(0), Offset(2)));
     assert_eq!(log.cause, "records at this offset cannot be parsed");
-    // Met once, it may be a fault of the broker's.
+    // After one occurrence, it may be a fault of the broker.
     assert_eq!((log.kind, log.next), (DamageKind::Undecodable, None));
 
     // It is no longer assigned. The other one is read on.
@@ -131,7 +131,7 @@ fn a_broker_that_is_away_is_no_stall() {
     let one = PollLimits { records: 1, ..ALL };
     while consumer.poll(one, A_WHILE, &mut |_| {}).unwrap().records == 0 {}
     cluster.broker_down(1).unwrap();
-    // Read from here again, where no broker reports that there is more.
+    // Read from here again, where no broker reports further records.
     let at = [("t", PartitionId(0))];
     consumer.remove(&at).unwrap();
     consumer.add(&[("t", PartitionId(0), Offset(1))]).unwrap();
@@ -152,8 +152,9 @@ fn a_transaction_that_is_open_is_no_stall() {
     quiet_for_long(&world.consumer(&topic, 0, 1));
 }
 
-/// Reads partition 0 from its start as the scheduler does, which adds a partition again that was left as damaged: later
-/// at the same offset, or behind what was never a record. Returns the offsets of its records, and what was passed over.
+/// Reads partition 0 from its start as the scheduler does, which adds a damaged partition again:
+/// later at the same offset, or behind undecodable records. Returns the offsets of its records, and
+/// the skipped ranges.
 fn read_over_poison(
     settings: &KafkaSettings,
     topic: &str,
@@ -194,7 +195,7 @@ fn behind_a_record_that_cannot_be_parsed_every_other_one_is_read() {
     );
 }
 
-/// The batches of others lie between those that nobody can read.
+/// The batches of others are between the unreadable ones.
 #[test]
 fn a_search_for_what_can_be_read_passes_over_nothing_that_can() {
     let (_cluster, settings) = super::mock_cluster::cluster("t", 1);
@@ -212,12 +213,12 @@ fn a_search_for_what_can_be_read_passes_over_nothing_that_can() {
     );
 }
 
-/// A batch that says that it is compressed with zstd, and is not.
+/// A batch that claims to be compressed with zstd, and is not.
 fn not_compressed(records: &[Vec<u8>]) -> Vec<u8> {
     batch(4, records)
 }
 
-/// Every form of record that Apache Kafka was found to keep and librdkafka cannot parse.
+/// Every form of record that Apache Kafka is known to keep and librdkafka cannot parse.
 #[test]
 fn behind_what_apache_kafka_lets_in_the_partition_is_read_on() {
     let Some(world) = World::apache_kafka() else {

@@ -104,7 +104,7 @@ fn flushing_waits_for_every_acknowledgement(world: &World) {
         producer.send(&record, settlement.clone()).unwrap();
     }
     producer.flush(PATIENCE).unwrap();
-    // The producer's own thread may be telling the last of them right now.
+    // The producer's own thread may still be reporting the last outcome.
     let deadline = Instant::now() + PATIENCE;
     while producer.in_flight() > 0 {
         assert!(Instant::now() < deadline);
@@ -129,7 +129,7 @@ fn a_record_that_is_too_large_for_its_topic_is_refused_for_good(world: &World) {
         }
     );
     assert!(refused.is_permanent());
-    // The refusal of one record does not end the producer, and leaves no gap.
+    // A refused record does not end the producer, and leaves no gap.
     let after = send_one(&producer, &record(b"after"));
     assert_eq!((after.result, after.offset), (Ok(()), Some(Offset(1))));
 }
@@ -137,7 +137,7 @@ fn a_record_that_is_too_large_for_its_topic_is_refused_for_good(world: &World) {
 fn a_partition_that_does_not_exist_is_refused_for_good(world: &World) {
     let topic = world.topic("t", 1);
     let producer = world.one_producer();
-    // What the topic's partitions are is known once a record got through.
+    // The topic's partitions are known once a record was delivered.
     let record = OutRecord::new(&topic, PartitionId(0), b"k", b"v");
     assert_eq!(send_one(&producer, &record).result, Ok(()));
     let nowhere = OutRecord {
@@ -156,7 +156,7 @@ fn a_partition_that_does_not_exist_is_refused_for_good(world: &World) {
     assert!(error.is_permanent());
 }
 
-/// The new log knows nothing of the producer's sequence numbers.
+/// The new log does not know the producer's sequence numbers.
 fn a_producer_goes_on_when_its_topic_is_made_anew(world: &World) {
     let topic = world.topic("t", 1);
     let producer = world.producer();
@@ -164,7 +164,7 @@ fn a_producer_goes_on_when_its_topic_is_made_anew(world: &World) {
     world.delete(&topic);
     assert_eq!(world.topic("t", 1), topic);
     let deadline = Instant::now() + PATIENCE;
-    // A record may meet the moment in which the producer still knows the old topic.
+    // A record may be sent while the producer still knows the old topic.
     loop {
         let (settlement, settled) = Settlement::channel(1);
         let record = OutRecord::new(&topic, PartitionId(0), b"key", b"c");
@@ -182,8 +182,8 @@ fn a_producer_goes_on_when_its_topic_is_made_anew(world: &World) {
     assert_eq!(records[0].value.as_deref(), Some(&b"c"[..]));
 }
 
-/// Somebody else writes under the producer's id, more batches than a broker remembers: to the broker
-/// the producer's next batch is neither the next one nor a repeat.
+/// Another client writes under the producer's ID, more batches than a broker remembers: to the
+/// broker the producer's next batch is neither the next one nor a duplicate.
 fn a_producer_goes_on_after_its_sequence_was_broken_which_is_fatal_to_librdkafka(world: &World) {
     let topic = world.topic("t", 1);
     let producer = world.one_producer();

@@ -1,4 +1,4 @@
-//! Requests that no client of ours sends, frame by frame.
+//! Requests that this crate's clients never send, frame by frame.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -31,7 +31,7 @@ pub(crate) fn append(settings: &KafkaSettings, topic: &str, records: &[Record]) 
     append_batch(settings, topic, &batch);
 }
 
-/// Appends a batch, whatever it holds, to partition 0 of a topic.
+/// Appends a batch with any contents to partition 0 of a topic.
 pub(crate) fn append_batch(settings: &KafkaSettings, topic: &str, batch: &[u8]) {
     assert_eq!(produce(&settings.brokers, topic, batch), 0);
 }
@@ -55,7 +55,7 @@ fn record_of(delta: u8, value_length: u8, value: &[u8]) -> Vec<u8> {
     [&[length], &body[..]].concat()
 }
 
-/// The records of partition 0 of a topic, with what a consumer is not shown.
+/// The records of partition 0 of a topic, including those that a consumer does not see.
 pub(crate) fn fetch(settings: &KafkaSettings, topic: &str) -> Vec<Record> {
     let partition = FetchPartition::default()
         .with_current_leader_epoch(-1)
@@ -77,14 +77,14 @@ pub(crate) fn fetch(settings: &KafkaSettings, topic: &str) -> Vec<Record> {
     sets.into_iter().flat_map(|set| set.records).collect()
 }
 
-/// What rights are about, by Kafka's numbers.
+/// Resource types of access rights, by Kafka's numbers.
 #[derive(Clone, Copy)]
 pub(crate) enum On {
     Topics = 2,
     Groups = 3,
 }
 
-/// What somebody may do, by Kafka's numbers.
+/// Operations that a right allows, by Kafka's numbers.
 #[derive(Clone, Copy)]
 pub(crate) enum Right {
     Read = 3,
@@ -94,7 +94,7 @@ pub(crate) enum Right {
     DescribeConfigs = 10,
 }
 
-/// Gives a user rights on whatever has a name that begins so.
+/// Gives a user rights on all resources whose names have this prefix.
 pub(crate) fn allow(settings: &KafkaSettings, user: &str, on: On, prefix: &str, rights: &[Right]) {
     const PREFIXED: i8 = 4;
     const ALLOW: i8 = 3;

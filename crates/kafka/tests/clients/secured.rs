@@ -1,4 +1,4 @@
-//! Clients of a listener that wants TLS and a login (SCRAM-SHA-512): `WAYBILL_TEST_SECURED_BROKERS` names
+//! Clients of a listener with TLS and a login (SCRAM-SHA-512): `WAYBILL_TEST_SECURED_BROKERS` names
 //! it, and `WAYBILL_TEST_SECRETS` the directory with certificates and passwords.
 
 use std::error::Error;
@@ -20,7 +20,7 @@ use crate::world::World;
 const BROKERS: &str = "WAYBILL_TEST_SECURED_BROKERS";
 const SECRETS: &str = "WAYBILL_TEST_SECRETS";
 
-/// The listener, and what it takes.
+/// The listener, with certificates and passwords.
 struct Site {
     brokers: String,
     secrets: PathBuf,
@@ -47,7 +47,7 @@ impl Site {
         fs::read_to_string(path).unwrap().trim_end().to_owned()
     }
 
-    /// What the user `waybill` comes with, who may do everything.
+    /// The settings of the user `waybill`, who has all rights.
     fn settings(&self) -> KafkaSettings {
         let mut settings = KafkaSettings::new(self.brokers.clone());
         settings.properties = [
@@ -71,7 +71,7 @@ impl Site {
         settings
     }
 
-    /// What the user `guest` comes with, who may do nothing.
+    /// The settings of the user `guest`, who has no rights.
     fn guest(&self) -> KafkaSettings {
         let mut settings = self.with("sasl.username", "guest");
         let password = settings.properties.get_mut("sasl.password").unwrap();
@@ -123,11 +123,11 @@ fn every_client_works_with_no_more_rights_than_the_documentation_names() {
     ];
     raw::allow(of, "guest", On::Topics, &prefix, &on_topics);
     let on_groups = [Right::Read, Right::Describe];
-    // librdkafka asks for the group's coordinator also where a consumer joins none.
+    // librdkafka asks for the group's coordinator even if a consumer joins no group.
     for group in [prefix.as_str(), "waybill-no-group"] {
         raw::allow(of, "guest", On::Groups, group, &on_groups);
     }
-    // The broker learns of rights from its own log, a moment later.
+    // The broker reads access rights from its own log, a moment later.
     let deadline = Instant::now() + PATIENCE;
     let probe = [TopicSpec::new(world.name("probe"), 1)];
     while world
@@ -143,7 +143,7 @@ fn every_client_works_with_no_more_rights_than_the_documentation_names() {
         .block_on(world.admin.topic_settings(&[&topic]))
         .unwrap();
     assert!(settings.contains_key(&topic), "{settings:?}");
-    // To delete it is nobody's business there.
+    // This user may not delete it.
     world
         .runtime
         .block_on(world.admin.delete_topic(&topic))
@@ -152,7 +152,7 @@ fn every_client_works_with_no_more_rights_than_the_documentation_names() {
     everything.runtime.block_on(deleted).unwrap();
 }
 
-/// Returns the topic that they worked with.
+/// Returns the topic that the clients used.
 fn assert_every_client_works(world: &World) -> String {
     let topic = world.topic("t", 1);
     send_batch(&world.producer(), &topic, 0, &[b"a", b"b"]);
@@ -288,7 +288,7 @@ fn code(error: AdminError) -> ErrorCode {
     }
 }
 
-/// All that an error says, to people and to programmers.
+/// All messages of an error, for people and for programmers.
 fn told(error: &(dyn Error + 'static)) -> String {
     let mut said = format!("{error:?}\n{error}");
     let mut cause = error.source();

@@ -1,4 +1,4 @@
-//! What the tests share, whatever the broker.
+//! Helpers of the tests, for any broker.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,13 +10,13 @@ use waybill_kafka::{
     Settlement,
 };
 
-/// Longer than anything here takes: only a failing test waits for it.
+/// Longer than any step takes: only a failing test waits this long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const ALL: PollLimits = PollLimits {
     records: 10_000,
     bytes: 64 * 1024 * 1024,
 };
-/// How long one poll waits before the test looks again.
+/// How long one poll waits before the test checks again.
 pub(crate) const A_WHILE: Duration = Duration::from_millis(100);
 
 pub(crate) type BatchProducer = Producer<Arc<Settlement>>;
@@ -61,7 +61,7 @@ pub(crate) fn values(records: &[RawRecord]) -> Vec<&[u8]> {
         .collect()
 }
 
-/// Polls a consumer that can read nothing until it says why.
+/// Polls a consumer that cannot read until it reports why.
 pub(crate) fn read_to_error(consumer: &PartitionConsumer) -> PollError {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -75,11 +75,11 @@ pub(crate) fn read_to_error(consumer: &PartitionConsumer) -> PollError {
     }
 }
 
-/// What [`read_to`] returns where only the end was told.
+/// The result of [`read_to`] if only the end was reported.
 pub(crate) const NOTHING: [i64; 0] = [];
 
-/// Polls until the end of partition 0 of the topic is told to be at `end`. Returns the offsets of
-/// the records handed over on the way, none of which may come after the end that covers it.
+/// Polls until the end of partition 0 of the topic is reported at `end`. Returns the offsets of the
+/// records handed over meanwhile, none of which may come after the end that covers it.
 pub(crate) fn read_to(consumer: &PartitionConsumer, topic: &str, end: i64) -> Vec<i64> {
     let deadline = Instant::now() + PATIENCE;
     let mut offsets = Vec::new();

@@ -1,4 +1,4 @@
-//! Topics: made, looked at, deleted, and refused.
+//! Topics: created, described, deleted, and refused.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ fn topics_are_made_looked_at_and_deleted(world: &World) {
         runtime.block_on(admin.topic_partitions(&topic)).unwrap(),
         Some(3)
     );
-    // One that exists is left as it is.
+    // An existing topic is left unchanged.
     let again = TopicSpec::new(topic.as_str(), 5);
     runtime.block_on(admin.create_topics(&[again])).unwrap();
     assert_eq!(
@@ -37,7 +37,7 @@ fn topics_are_made_looked_at_and_deleted(world: &World) {
     );
     runtime.block_on(admin.create_topics(&[])).unwrap();
     world.delete(&topic);
-    // And one that is gone stays gone.
+    // A deleted topic stays deleted.
     runtime.block_on(admin.delete_topic(&topic)).unwrap();
 }
 
@@ -92,7 +92,7 @@ fn a_topic_that_is_only_tried_is_not_made(world: &World) {
         ..topic.clone()
     };
     assert!(tried(&bad).is_err());
-    // One that is there would not be made.
+    // An existing topic would not be created.
     let there = TopicSpec::new(world.topic("u", 1), 1);
     assert_eq!(tried(&there).unwrap(), Vec::<String>::new());
 }
@@ -117,7 +117,7 @@ fn no_topic_is_made_by_naming_it_even_where_the_broker_would() {
     let world = World::embedded_with(|config| config.auto_create_topics = true);
     let topic = world.name("t");
     let mut settings = world.settings.clone();
-    // After so long librdkafka takes a topic that nobody knows for one that is not there.
+    // After this time librdkafka considers an unknown topic as nonexistent.
     let property = "topic.metadata.propagation.max.ms".to_owned();
     settings.properties.insert(property, "100".to_owned());
     let producer: OneProducer = Producer::new(&settings, &ProducerOptions::new("p")).unwrap();
@@ -189,13 +189,14 @@ fn records_that_were_deleted_move_the_start_of_their_partition(world: &World) {
         (low.0, high.0)
     };
     assert_eq!(ends(), (2, 3));
-    // Less than is gone already changes nothing; all of them leaves an empty partition.
+    // A bound below the first offset changes nothing; deleting all records leaves an empty
+    // partition.
     world.delete_records(&topic, 1);
     assert_eq!(ends(), (2, 3));
     world.delete_records(&topic, 3);
     assert_eq!(ends(), (3, 3));
 
-    // Beyond the end is refused.
+    // An offset beyond the end is refused.
     let below = [(PartitionId(0), Offset(4))];
     let refused = world
         .runtime

@@ -1,5 +1,6 @@
-//! What transactions of others leave in a partition. The embedded broker has none, so these run on
-//! Apache Kafka alone; that a client is told so at once is for the broker's own tests.
+//! Records that other clients' transactions leave in a partition. The embedded broker has no
+//! transactions, so these tests run on Apache Kafka alone. The broker's own tests check that it
+//! refuses them immediately.
 
 use rdkafka::ClientConfig;
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer};
@@ -8,7 +9,7 @@ use waybill_engine::PartitionId;
 use crate::support::{NOTHING, PATIENCE, read_to, send_batch};
 use crate::world::World;
 
-/// A producer that writes by transactions, as another application's may.
+/// A transactional producer, as another application may use.
 pub(crate) struct Transactional(ThreadedProducer<DefaultProducerContext>);
 
 impl Transactional {
@@ -22,7 +23,7 @@ impl Transactional {
         Self(producer)
     }
 
-    /// Begins a transaction and writes two records to partition 0 in it.
+    /// Begins a transaction and writes two records to partition 0.
     pub(crate) fn write_two(&self, topic: &str) {
         self.0.begin_transaction().unwrap();
         for value in ["a", "b"] {
@@ -58,12 +59,12 @@ fn the_end_is_told_behind_markers_and_aborted_records_are_not_handed_over() {
     send_batch(&world.producer(), &topic, 0, &[b"c"]);
     assert_eq!(read_to(&consumer, &topic, 7), [6]);
 
-    // Who starts behind the last record, at a marker, is not lost.
+    // A consumer that starts behind the last record, at a marker, continues.
     let successor = world.consumer(&topic, 0, 2);
     assert_eq!(read_to(&successor, &topic, 7), [6]);
 }
 
-/// Only what is settled is read: an open transaction holds back the records behind it.
+/// Only records of ended transactions are read: an open one holds back the records behind it.
 #[test]
 fn an_open_transaction_holds_back_what_comes_after_it() {
     let Some(world) = World::apache_kafka() else {

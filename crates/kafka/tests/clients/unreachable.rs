@@ -1,4 +1,4 @@
-//! Clients of a broker that is not there.
+//! Clients of an unreachable broker.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -83,7 +83,7 @@ fn a_full_queue_and_an_oversized_record_give_the_token_back() {
     assert_eq!(settlement.open(), 2);
     assert!(settled.try_recv().is_err());
 
-    // The producer's end settles what it still held.
+    // Dropping the producer settles its remaining records.
     drop(producer);
     assert_eq!(settled.try_recv(), Ok(Err(error)));
 }

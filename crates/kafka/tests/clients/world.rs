@@ -21,9 +21,9 @@ pub(crate) struct World {
     pub(crate) settings: KafkaSettings,
     pub(crate) admin: Admin,
     pub(crate) runtime: Runtime,
-    /// Begins every name of this test and of no other.
+    /// The prefix of every name of this test, and of no other.
     prefix: String,
-    /// What was made and is still to be deleted.
+    /// Created topics that must still be deleted.
     topics: Mutex<Vec<String>>,
     embedded: Option<Embedded>,
 }
@@ -55,7 +55,7 @@ impl World {
         Self::new(runtime, KafkaSettings::new(brokers), Some(embedded))
     }
 
-    /// Apache Kafka, if a server is named.
+    /// Apache Kafka, if the environment names a server.
     pub(crate) fn apache_kafka() -> Option<Self> {
         match env::var("WAYBILL_TEST_BROKERS") {
             Ok(brokers) if !brokers.is_empty() => {
@@ -69,7 +69,7 @@ impl World {
         }
     }
 
-    /// A broker that is reached with these settings, and belongs to others.
+    /// A broker of another owner, with these settings.
     pub(crate) fn of_others(settings: KafkaSettings) -> Self {
         Self::new(Runtime::new().unwrap(), settings, None)
     }
@@ -90,12 +90,12 @@ impl World {
         }
     }
 
-    /// A name that no other test has, for a topic or a group.
+    /// A name that no other test uses, for a topic or a group.
     pub(crate) fn name(&self, name: &str) -> String {
         format!("{}-{name}", self.prefix)
     }
 
-    /// Makes a topic. Returns its name.
+    /// Creates a topic. Returns its name.
     pub(crate) fn topic(&self, name: &str, partitions: u32) -> String {
         self.topic_with(name, partitions, &[])
     }
@@ -128,7 +128,7 @@ impl World {
         self.await_partitions(topic, Some(partitions));
     }
 
-    /// Deletes a topic, and waits until it is gone.
+    /// Deletes a topic, and waits until it no longer exists.
     pub(crate) fn delete(&self, topic: &str) {
         self.runtime
             .block_on(self.admin.delete_topic(topic))
@@ -136,7 +136,7 @@ impl World {
         self.await_partitions(topic, None);
     }
 
-    /// Changes a bit of a record of the embedded broker on disk, and back when it is called again.
+    /// Flips a bit of a record of the embedded broker on disk, and back when it is called again.
     pub(crate) fn flip_a_bit_of(&self, value: &[u8]) {
         let mut folders = vec![self.embedded.as_ref().unwrap().dir.path().to_owned()];
         while let Some(folder) = folders.pop() {
@@ -147,7 +147,7 @@ impl World {
                     continue;
                 }
                 let mut bytes = std::fs::read(&path).unwrap();
-                // All of it but the byte that changes.
+                // The whole value without the byte that changes.
                 let at = bytes
                     .windows(value.len())
                     .position(|at| at[1..] == value[1..]);
@@ -170,14 +170,14 @@ impl World {
             .unwrap();
     }
 
-    /// Lets every answer take this much longer, where the line is ours.
+    /// Delays every answer by this much, if the test has a proxy.
     pub(crate) fn slow_down(&self, delay: Duration) {
         if let Some(embedded) = &self.embedded {
             embedded.line.slow_down(delay);
         }
     }
 
-    /// The line to the embedded broker.
+    /// The proxy of the embedded broker.
     pub(crate) fn line(&self) -> &Line {
         &self.embedded.as_ref().unwrap().line
     }
@@ -199,7 +199,7 @@ impl World {
         consumer
     }
 
-    /// A broker may answer that a topic is made or deleted before all of it knows.
+    /// Waits: a broker may answer that a topic is created or deleted before all its parts know.
     fn await_partitions(&self, topic: &str, partitions: Option<u32>) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -220,7 +220,7 @@ impl Drop for World {
             }
             None => {
                 for topic in self.topics.lock().unwrap().drain(..) {
-                    // What stays behind harms no other test.
+                    // A topic that remains harms no other test.
                     _ = self.runtime.block_on(self.admin.delete_topic(&topic));
                 }
             }

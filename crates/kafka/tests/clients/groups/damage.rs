@@ -1,7 +1,7 @@
 //! Members that meet damaged records.
 //!
-//! The embedded broker does not serve a batch that is damaged on its disk. Apache Kafka does, and librdkafka
-//! reads on behind it: here, the line damages the batch.
+//! The embedded broker does not serve a batch that is damaged on its disk. Apache Kafka does, and
+//! librdkafka continues behind it: here, the proxy damages the batch.
 
 use std::fmt::{Debug, Write as _};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -19,12 +19,12 @@ use crate::support::{A_WHILE, ALL, BatchProducer, PATIENCE, send_batch};
 use crate::world::World;
 
 const DAMAGED: &[u8] = b"the damaged one";
-/// How long a damaged partition stands still, where a test waits for it.
+/// How long a damaged partition stays paused, in tests that wait for it.
 const SOON: Duration = Duration::from_secs(4);
-/// The same, where a test looks at what happens before.
+/// The same, in tests that check the state before it.
 const LATER: Duration = Duration::from_secs(20);
 
-/// Three batches, the one in the middle to be damaged.
+/// Three batches, of which tests damage the middle one.
 fn send_three(producer: &BatchProducer, topic: &str, partition: u32) {
     for value in [b"before", DAMAGED, b"behind"] {
         send_batch(producer, topic, partition, &[value]);
@@ -35,7 +35,8 @@ fn impatient(world: &World, topic: &str) -> Member {
     Member::new(world, topic, |options| options.damaged_again_after = SOON)
 }
 
-/// Polls until the member has looked for the cause of a stall. The client that it asks with has a connection of its own.
+/// Polls until the member has searched for the cause of a stall. The client that searches opens its
+/// own connection.
 fn poll_until_stall_is_noticed(world: &World, member: &mut Member) {
     let connections = world.line().connections();
     poll_until([member], |_| world.line().connections() > connections);
@@ -80,9 +81,9 @@ fn a_member_that_cannot_look_for_the_damage_does_not_read_on_behind_it() {
     while member.read_count() == 0 {
         member.poll(one_record, A_WHILE);
     }
-    // Until it has prefetched what is behind.
+    // Until the records behind it are prefetched.
     thread::sleep(A_WHILE * 10);
-    // No broker tells where the group has committed, and so where the empty partition is to be read.
+    // No broker reports where the group has committed, and so where to read the empty partition.
     world.line().slow_down(Duration::from_secs(6));
     // librdkafka has met the damage more than once by now.
     for _ in 0..3 {
@@ -104,7 +105,7 @@ fn a_damaged_partition_is_tried_again_and_nothing_before_the_damage_is_read_twic
 
     let mut member = impatient(&world, &topic);
     poll_until([&mut member], |[member]| member.read_count() == 1);
-    // It is tried again in vain.
+    // The retry fails, too.
     poll_for(&mut member, SOON * 2);
     assert_eq!(member.values(0), [b"before"]);
     world.line().damage(&[]);
@@ -123,7 +124,7 @@ fn a_damaged_partition_is_read_again_though_another_one_is_damaged_meanwhile() {
     poll_until([&mut member], |[member]| member.values(0).len() == 1);
     member.poll_in_vain();
 
-    // The first is whole again when the second is met.
+    // The first is intact again when the second is met.
     world.line().damage(&[b"another damaged one"]);
     send_batch(&producer, &topic, 1, &[b"another damaged one"]);
     poll_for(&mut member, A_WHILE * 10);
@@ -133,7 +134,7 @@ fn a_damaged_partition_is_read_again_though_another_one_is_damaged_meanwhile() {
     assert_eq!(member.values(1), [b"another damaged one"]);
 }
 
-/// Its new owner reads again what the old one did not have committed.
+/// Its new owner reads again the records that the old one did not have committed.
 #[test]
 fn a_damaged_partition_that_was_given_up_and_comes_back_is_read_from_the_committed_offset() {
     let world = World::embedded();
@@ -181,15 +182,15 @@ fn a_member_that_holds_records_back_and_lets_them_go_does_not_look_for_the_damag
         member.consumer.hold(false).unwrap();
         member.poll(ALL, A_WHILE * 5);
     }
-    // Each search would be a client of its own.
+    // Each search would open a connection of its own.
     assert_eq!(world.line().connections(), connections);
     send_batch(&producer, &topic, 1, &[b"healthy"]);
     poll_until([&mut member], |[member]| member.values(1).len() == 1);
     assert_eq!(member.values(0), [b"before"]);
 }
 
-/// It stands still like a damaged one: that the stall was confirmed is seen from the record that is not read at once when
-/// it can be.
+/// It is paused like a damaged one. The test sees that the stall was confirmed because the member
+/// does not read the record as soon as it is readable.
 #[test]
 fn a_partition_that_stalls_without_an_error_stands_still_and_the_others_are_read() {
     let world = World::embedded();
@@ -224,7 +225,7 @@ fn what_is_undecodable_twice_is_handed_to_the_handler_and_the_partition_is_read_
     assert_eq!(member.values(0), [b"before", &b"behind"[..]]);
     assert_eq!(member.share.undecodable, [(PartitionId(0), 1, 2)]);
 
-    // What librdkafka forgot about where it reads does no harm when there is damage elsewhere.
+    // The position that librdkafka forgot does no harm when another partition is damaged.
     send_batch(&producer, &topic, 1, &[b"another damaged one"]);
     world.line().damage(&[b"another damaged one"]);
     poll_for(&mut member, SOON);
@@ -234,7 +235,7 @@ fn what_is_undecodable_twice_is_handed_to_the_handler_and_the_partition_is_read_
     assert_eq!(member.values(0), [b"before", &b"behind"[..], b"later"]);
 }
 
-/// Nothing behind it has been read when the client looks for damage elsewhere.
+/// No record behind it has been read when the client searches for damage elsewhere.
 #[test]
 fn a_partition_that_was_taken_further_and_has_given_nothing_since_is_not_read_from_before() {
     let world = World::embedded();
@@ -257,7 +258,7 @@ fn a_partition_that_was_taken_further_and_has_given_nothing_since_is_not_read_fr
     assert_eq!(member.share.undecodable, [(PartitionId(0), 0, 1)]);
 }
 
-/// Nothing was read before it: the group says where the partition is to be read.
+/// No record was read before it: the group determines where to read the partition.
 #[test]
 fn a_partition_that_stalls_where_it_is_to_be_read_first_stands_still() {
     let world = World::embedded();
@@ -269,7 +270,7 @@ fn a_partition_that_stalls_where_it_is_to_be_read_first_stands_still() {
     let mut member = Member::new(&world, &topic, |options| {
         options.damaged_again_after = LATER;
     });
-    // It has all its connections then.
+    // All its connections are open then.
     poll_until([&mut member], |[member]| member.read_count() == 1);
     poll_until_stall_is_noticed(&world, &mut member);
     world.line().poison(None);
@@ -278,8 +279,8 @@ fn a_partition_that_stalls_where_it_is_to_be_read_first_stands_still() {
     assert_eq!(member.values(0), [DAMAGED]);
 }
 
-/// What is logged as an error, and by which thread. It takes the lines of all tests: `tracing` remembers that the first
-/// thread to log a line has no subscriber of its own.
+/// The logged errors with their threads. Collects the lines of all tests: `tracing` remembers that
+/// the first thread to log a line has no subscriber of its own.
 #[derive(Clone, Default)]
 struct Errors(Arc<Mutex<Vec<(ThreadId, String)>>>);
 

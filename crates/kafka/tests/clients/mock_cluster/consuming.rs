@@ -50,14 +50,14 @@ fn the_end_of_a_partition_is_told_also_where_a_control_record_lies_there() {
     let (_, end) = consumer.watermarks("t", PartitionId(0), PATIENCE).unwrap();
     assert_eq!(end, Offset(3));
 
-    // One that arrives while nothing else does is noticed, too, and reading goes on behind it.
+    // A marker that arrives alone is noticed, too, and reading continues behind it.
     append_commit_marker(&settings, "t");
     assert_eq!(read_to(&consumer, "t", 4), NOTHING);
     send_batch(&producer, "t", 0, &[b"c"]);
     assert_eq!(read_to(&consumer, "t", 5), [4]);
 }
 
-/// Appends the record that ends a transaction, as a transaction coordinator does, to partition 0.
+/// Appends the record that ends a transaction to partition 0, as a transaction coordinator does.
 fn append_commit_marker(settings: &KafkaSettings, topic: &str) {
     const COMMIT: &[u8] = &[0, 0, 0, 1];
     let marker = Record {
@@ -78,7 +78,7 @@ fn append_commit_marker(settings: &KafkaSettings, topic: &str) {
     append(settings, topic, &[marker]);
 }
 
-/// The cluster of the mock has no controller.
+/// The mock cluster has no controller.
 #[test]
 fn the_id_of_a_topic_is_known_without_a_controller() {
     let (_cluster, settings) = cluster("t", 1);

@@ -1,5 +1,5 @@
-//! The clients against librdkafka's built-in mock cluster, which speaks the real protocol over local
-//! sockets and makes faults on demand.
+//! The clients against librdkafka's built-in mock cluster, which speaks the real protocol over
+//! local sockets and simulates faults.
 
 mod consuming;
 mod producing;

@@ -16,8 +16,8 @@ fn a_record_that_never_left_is_refused_and_one_without_an_answer_is_unknown() {
     options.delivery_timeout = Duration::from_secs(3);
     let record = OutRecord::new("t", PartitionId(0), b"k", b"v");
 
-    // A broker that takes requests and answers too late. First it has to be found, which may take a
-    // busy machine longer than a record has.
+    // A broker that accepts requests and answers too late. The producer must find it first, which
+    // may take longer than the delivery timeout on a busy machine.
     let producer = OneProducer::new(&settings, &options).unwrap();
     let too_late = Err(ProduceError::Refused {
         code: ErrorCode::MessageTimedOut,
@@ -37,7 +37,7 @@ fn a_record_that_never_left_is_refused_and_one_without_an_answer_is_unknown() {
     );
     drop(producer);
 
-    // A broker that was never there.
+    // A broker that never existed.
     let nowhere = KafkaSettings::new("127.0.0.1:1");
     let producer = OneProducer::new(&nowhere, &options).unwrap();
     assert_eq!(send_one(&producer, &record).result, too_late);
@@ -71,7 +71,7 @@ fn a_producer_goes_on_after_an_error_that_is_fatal_to_librdkafka() {
     let producer = OneProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
     let record = OutRecord::new("t", PartitionId(0), b"k", b"v");
     assert_eq!(send_one(&producer, &record).result, Ok(()));
-    // The sequence numbers of producer and broker have come apart.
+    // The sequence numbers of producer and broker have diverged.
     cluster.request_errors(
         RDKafkaApiKey::Produce,
         &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER],
@@ -90,7 +90,8 @@ fn a_success_without_an_offset_is_an_unknown_outcome() {
     let producer = OneProducer::new(&settings, &ProducerOptions::new("p")).unwrap();
     let record = OutRecord::new("t", PartitionId(0), b"k", b"v");
     assert_eq!(send_one(&producer, &record).offset, Some(Offset(0)));
-    // The mock cluster answers so without appending anything, and librdkafka takes it for a success.
+    // The mock cluster answers this without appending anything, and librdkafka takes it for a
+    // success.
     cluster.request_errors(
         RDKafkaApiKey::Produce,
         &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_DUPLICATE_SEQUENCE_NUMBER],
