@@ -29,14 +29,15 @@ fn main() -> Result<(), Box<dyn Error>> {
         };
         let message = match message {
             Ok(message) => message,
-            // The client goes on by itself once it can.
+            // The client recovers by itself.
             Err(error) => {
                 eprintln!("nothing can be read for now: {error}");
                 continue;
             }
         };
         match FailedOperation::decode(message.payload().unwrap_or_default()) {
-            // The event id is the same however often a record is sent: what was seen can be skipped.
+            // Duplicates of a record have the same event ID, so a consumer can skip those that it
+            // has seen.
             Ok(failed) => writeln!(
                 std::io::stdout(),
                 "{} {} {} {}: {}",

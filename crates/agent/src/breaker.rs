@@ -1,11 +1,12 @@
-//! The circuit breaker before one service.
+//! The circuit breaker of one service.
 //!
-//! Closed, it keeps the results of the last calls, and opens with a failure that brings the share of failures to the
-//! limit. A success never opens it: after a repair the window may still hold many failures. Once it has been open for
-//! long enough, the next calls are probes, a few at once, and their results alone close it or open it again.
+//! Closed, it keeps the results of the last calls, and opens on a failure that brings the share of
+//! failures to the limit. A success never opens it: after a repair the window may still hold many
+//! failures. After `open_for`, the next calls are probes, a few at once, and only their results
+//! close the breaker or open it again.
 //!
-//! What must hold: a result counts only in the state in which its call began. A call that began before the breaker
-//! opened says nothing of whether the service has recovered.
+//! What must hold: a result counts only in the state in which its call began. A call that began
+//! before the breaker opened does not show whether the service has recovered.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -20,11 +21,12 @@ use tokio::time::Instant;
 pub(crate) struct BreakerSettings {
     /// The share of failures among the last `calls` at which it opens.
     pub(crate) failure_rate: f32,
-    /// How many calls the share is taken over; it stays closed until that many were made.
+    /// The number of calls that the share is computed over; the breaker stays closed until that
+    /// many were made.
     pub(crate) calls: usize,
     /// How long it stays open.
     pub(crate) open_for: Duration,
-    /// How many calls probe the service before it closes, and how many of them at once.
+    /// The number of probes before it closes, and how many of them may be in flight.
     pub(crate) half_open_calls: usize,
 }
 
@@ -51,20 +53,20 @@ enum State {
     HalfOpen { in_flight: usize, results: Results },
 }
 
-/// How a call ended, in the breaker's eyes. What the service refused for good is a success of the
-/// service.
+/// How a call counts for the breaker. A request that the service refused for good counts as a
+/// success of the service.
 pub(crate) enum Judged<T> {
     Healthy(T),
     Failure(T),
-    /// It had too little time to tell: it counts neither for the service nor against it. A probe, which has to tell,
-    /// has failed.
+    /// The call had too little time. It counts neither as a success nor as a failure, except for a
+    /// probe, which has then failed.
     CutShort(T),
 }
 
 /// A call that was made.
 pub(crate) struct Called<T> {
     pub(crate) value: T,
-    /// It was one of the few that find out whether the service is back.
+    /// Whether it was a probe.
     pub(crate) was_probe: bool,
 }
 
@@ -91,7 +93,7 @@ impl Breaker {
         }
     }
 
-    /// Makes the call, unless the breaker is open or enough calls probe the service already.
+    /// Makes the call, unless the breaker is open or enough probes are in flight.
     pub(crate) async fn call<T>(
         &self,
         call: impl Future<Output = Judged<T>>,
@@ -150,7 +152,7 @@ impl Breaker {
         })
     }
 
-    /// Counts a result, and opens or closes the breaker where that decides it.
+    /// Counts a result, and opens or closes the breaker if the result decides that.
     fn record(&self, admitted: &Admitted<'_>, failed: bool) {
         let mut current = self.current();
         if current.changes != admitted.changes {
@@ -206,7 +208,7 @@ impl Breaker {
     }
 }
 
-/// A call that was let through. Dropped, a probe is no longer in flight, however it ended.
+/// A call that was let through. On drop, a probe is no longer in flight, however it ended.
 struct Admitted<'a> {
     breaker: &'a Breaker,
     is_probe: bool,
@@ -242,7 +244,7 @@ impl Results {
         }
     }
 
-    /// Adds a result. Returns the share of failures, once there are as many results as it is taken over.
+    /// Adds a result. Returns the share of failures once the window is full.
     fn record(&mut self, failed: bool) -> Option<f32> {
         if self.failed.len() >= self.len && self.failed.pop_front() == Some(true) {
             self.failures -= 1;
@@ -271,7 +273,7 @@ mod tests {
         Breaker::new("agent", settings, Gauge::noop())
     }
 
-    /// Makes a call, and returns whether it was let through.
+    /// Makes a call, and returns whether the breaker let it through.
     async fn is_admitted(breaker: &Breaker, fails: bool) -> bool {
         let judged = match fails {
             true => Judged::Failure(()),
@@ -363,7 +365,8 @@ mod tests {
             let called = breaker.call(async { Judged::CutShort("cut short") }).await;
             assert_eq!(called.map(|called| called.value), Ok("cut short"));
         }
-        // Each that tells is a failure, so it opens, whatever came between.
+        // Each counted result is a failure, so the breaker opens in spite of the uncounted ones
+        // between.
         let mut failures = 0;
         while breaker.call(async { Judged::Failure(()) }).await.is_ok() {
             failures += 1;

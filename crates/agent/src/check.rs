@@ -1,23 +1,22 @@
-//! The compatibility kit: plays the scheduler's part against an agent over plain Kafka, in whatever
-//! language it is written, and says which rules of the topic contract (`docs/agents.md`) it keeps.
+//! The compatibility kit: plays the scheduler against an agent in any language over plain Kafka,
+//! and reports which rules of the topic contract (`docs/agents.md`) the agent keeps.
 //!
-//! [`check`] writes step requests to the agent's topic, reads what comes back, and gives a verdict
-//! for each [`Rule`] with what was seen.
+//! [`check`] writes step requests to the agent's topic, reads the replies, and gives a verdict with
+//! observations for each [`Rule`].
 //!
 //! What must hold:
 //!
 //! * **No installation is touched.** Agents answer to the one `step-replies` topic of their prefix,
-//!   which schedulers read. So the kit plays under a prefix of its own and refuses one under which
-//!   there is a topic of operation requests, as every scheduler has one. Operations are fresh ones.
-//! * **A fault needs a witness.** Whatever breaks a rule is quoted from the records: a silence counts
-//!   only once complete-by has passed, and a commit only where the replies were read up to the end
+//!   which schedulers read. So the kit uses its own prefix, and refuses one with a topic of
+//!   operation requests, as every scheduler has one. It uses fresh operations only.
+//! * **A fault needs evidence.** A fault quotes the records that break the rule. A missing answer
+//!   counts only after complete-by. A commit counts only if the replies were read up to the end
 //!   that their topic had after the commit was seen.
-//! * **What was performed is undone at the end**, where the agent can undo. What it does to its service
-//!   it does really.
-//! * **It ends.** Every wait is bounded by the complete-by of what is waited for.
+//! * **Effects are undone at the end**, if the agent can undo. The effects on its service are real.
+//! * **It ends.** Complete-by bounds every wait.
 //!
 //! Deliberately absent: records in Confluent wire format, for which the kit has no registry, and
-//! killing the agent, which is another process's.
+//! killing the agent, which is another process.
 
 mod cases;
 mod commits;
@@ -41,21 +40,21 @@ pub use error::CheckError;
 pub use findings::{Finding, Report, Verdict};
 pub use rule::{Rule, RuleUnknown};
 
-/// What is played, against whom, and how long is waited.
+/// The agent and step to check, and how long to wait.
 #[derive(Clone, Debug)]
 pub struct CheckSettings {
     /// How to reach the brokers.
     pub kafka: KafkaSettings,
-    /// The topics, under a prefix of the kit's own. Those that are missing are made.
+    /// The topics, under a prefix of the kit's own. Missing ones are created.
     pub topics: Topics,
-    /// Copies of each partition of topics that are made. Default: 1.
+    /// Replicas of each partition of topics that are created. Default: 1.
     pub replication: u16,
     /// The agent, which names its topic.
     pub agent: String,
-    /// The agent's consumer group; `None` takes `<prefix>-agents`, and forgives if that one has
-    /// committed nothing. Default: `None`.
+    /// The agent's consumer group. `None` uses `<prefix>-agents`, and does not require that it has
+    /// committed offsets. Default: `None`.
     pub group: Option<String>,
-    /// The step that is asked for. It must succeed with the input.
+    /// The step to request. It must succeed with the input.
     pub step: String,
     /// The workflow that the requests name. Default: `agent-check`.
     pub workflow: String,
@@ -66,27 +65,27 @@ pub struct CheckSettings {
     pub input: String,
     /// An input with which the step takes longer than [`CheckSettings::SLOW_STEP`]. Default: none.
     pub slow_input: Option<String>,
-    /// What earlier steps produced, as (`step.name`, value). Default: none.
+    /// Outputs of earlier steps, as (`step.name`, value). Default: none.
     pub results: Outputs,
-    /// How long the agent may take for its first answer. Default: 60 s.
+    /// How long the agent may take to answer first. Default: 60 s.
     pub patience: Duration,
-    /// From now to complete-by, for requests that are to be answered. Default: 10 s.
+    /// Time until complete-by, for requests that expect an answer. Default: 10 s.
     pub complete_within: Duration,
-    /// By how much an answer's timestamp may lie behind complete-by. Default: 100 ms.
+    /// How far an answer's timestamp may be behind complete-by. Default: 100 ms.
     pub clock_tolerance: Duration,
     /// How many requests a burst has. Default: 200.
     pub burst: usize,
-    /// Whether an agent that refuses every undo breaks the rules of undoing. Default: it is taken to
-    /// be one that cannot undo, and they are not tried.
+    /// Whether an agent that refuses every undo breaks the rules of undoing. Default: it counts as
+    /// one that cannot undo, and these rules are not tried.
     pub must_undo: bool,
-    /// The same of probes.
+    /// The same for probes.
     pub must_probe: bool,
-    /// Rules that are not tried. Default: none.
+    /// Rules to skip. Default: none.
     pub without: BTreeSet<Rule>,
 }
 
 impl CheckSettings {
-    /// How long an attempt with [`CheckSettings::slow_input`] has until complete-by.
+    /// Time until complete-by of an attempt with [`CheckSettings::slow_input`].
     pub const SLOW_STEP: Duration = Duration::from_secs(1);
 
     /// The defaults for one step of an agent, under a prefix of topics.
@@ -115,36 +114,36 @@ impl CheckSettings {
     }
 }
 
-/// The effects of one key, as the service itself counts them.
+/// The effects under one key, as the service itself counts them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct EffectCounts {
-    /// How many were made.
+    /// The number of effects.
     pub made: u32,
     /// How many of these were undone.
     pub undone: u32,
 }
 
-/// Who can say what the agent's service did, without asking the agent.
+/// Reports the effects at the agent's service, without asking the agent.
 pub trait Ledger {
     /// The effects of a step of an operation.
     ///
     /// # Errors
     ///
-    /// Why it cannot be said.
+    /// Why they cannot be determined.
     fn effects(&self, operation: OperationId, step: &str) -> Result<EffectCounts, LedgerError>;
 }
 
 /// Why a ledger did not answer.
 pub type LedgerError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Plays all rules against an agent, which may start before or after. Blocks for as long as it takes:
-/// seconds with an agent that keeps the rules, a few times `complete_within` with one that is silent.
-/// Not for threads of an async runtime.
+/// Checks all rules against an agent, which may start before or after. Blocks for the duration:
+/// seconds if the agent keeps the rules, a few times `complete_within` if it does not answer. Not
+/// for threads of an async runtime.
 ///
 /// # Errors
 ///
-/// If it could not be played: the prefix is an installation's, or the brokers are away. An agent that
-/// breaks a rule, or is not there, is no error.
+/// If the check could not run: the prefix belongs to an installation, or the brokers are
+/// unreachable. An agent that breaks a rule, or does not run, is not an error.
 pub fn check(settings: &CheckSettings, ledger: Option<&dyn Ledger>) -> Result<Report, CheckError> {
     for input in [Some(&settings.input), settings.slow_input.as_ref()] {
         let object = input.map(|input| serde_json::from_str::<serde_json::Map<_, _>>(input));

@@ -1,4 +1,4 @@
-//! What an agent author writes: one [`Handler`] per agent.
+//! The interface that an agent author implements: one [`Handler`] per agent.
 
 use std::time::Duration;
 
@@ -7,15 +7,16 @@ use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 use waybill_engine::{Outcome, Outputs, StepError, StepRequest};
 
-/// One attempt at a step, as it is handed to a [`Handler`].
+/// One attempt at a step, as passed to a [`Handler`].
 #[derive(Clone, Debug)]
 pub struct StepCall {
-    /// What the scheduler asks for.
+    /// The scheduler's request.
     pub request: StepRequest,
-    /// When it was sent, on this process's monotonic clock: by the timestamp of its record, where it came in one.
+    /// When it was sent, on this process's monotonic clock: from the timestamp of its record, if it
+    /// came in one.
     pub sent: Instant,
-    /// The request's complete-by on this process's monotonic clock. The run loop drops the
-    /// handler's future when it passes, and answers nothing.
+    /// The request's complete-by on this process's monotonic clock. When it passes, the run loop
+    /// drops the handler's future and sends no answer.
     pub deadline: Instant,
 }
 
@@ -26,58 +27,58 @@ impl StepCall {
         self.deadline.saturating_duration_since(Instant::now())
     }
 
-    /// The key that makes every attempt at this step one effect at the service:
-    /// `operation id/step`.
+    /// The idempotency key that all attempts at this step share, so that the service has one
+    /// effect: `operation id/step`.
     #[must_use]
     pub fn idempotency_key(&self) -> String {
         self.request.idempotency_key()
     }
 }
 
-/// Performs, and undoes, the steps of one agent.
+/// Performs and undoes the steps of one agent.
 ///
-/// What an implementation must keep:
+/// An implementation must be:
 ///
-/// * **Repeatable.** The same attempt may be delivered more than once, and attempts of one step may
-///   overlap. All of them carry the same [`StepCall::idempotency_key`]; the service must make one
-///   effect of them.
-/// * **Cancel-safe.** The returned future is dropped at complete-by and when the process stops
-///   before it is ready. Whatever it had sent by then counts as possibly performed.
-/// * **Honest.** [`Outcome::Transient`] and [`Outcome::Permanent`] promise that nothing took effect;
-///   where that is not sure, the outcome is [`Outcome::Unknown`].
+/// * **Repeatable.** The same attempt may be delivered more than once, and attempts at one step may
+///   overlap. All have the same [`StepCall::idempotency_key`]; the service must have one effect for
+///   all of them.
+/// * **Cancel-safe.** The returned future may be dropped before it is ready: at complete-by, and
+///   when the process stops. Its calls so far count as possibly performed.
+/// * **Honest.** [`Outcome::Transient`] and [`Outcome::Permanent`] promise that nothing took
+///   effect; if that is not certain, the outcome is [`Outcome::Unknown`].
 ///
-/// A panic is caught, answered as [`Outcome::Unknown`] with the code `agent-panicked`, and harms
+/// A panic is caught, answered as [`Outcome::Unknown`] with the code `agent-panicked`, and affects
 /// only its own attempt.
 pub trait Handler: Send + Sync + 'static {
     /// Performs one attempt.
     fn run<'a>(&'a self, call: &'a StepCall) -> BoxFuture<'a, Outcome>;
 
-    /// Undoes the step, under the key that it was performed with. To undo what was never performed,
-    /// or is undone already, is a success; and once a step is undone, the service should refuse to
-    /// perform it under that key. Default: a permanent failure.
+    /// Undoes the step, under the key that it was performed with. Undoing a step that was never
+    /// performed, or is already undone, is a success. Once a step is undone, the service should
+    /// refuse to perform it under that key. Default: a permanent failure.
     fn compensate<'a>(&'a self, _call: &'a StepCall) -> BoxFuture<'a, Outcome> {
         async { permanent("compensation-unknown", "this agent cannot undo the step") }.boxed()
     }
 
-    /// Says whether the step was performed, without performing it: a success, with what it produced,
-    /// or [`Outcome::NotPerformed`]. Default: a permanent failure.
+    /// Reports whether the step was performed, without performing it: a success with the step's
+    /// outputs, or [`Outcome::NotPerformed`]. Default: a permanent failure.
     fn probe<'a>(&'a self, _call: &'a StepCall) -> BoxFuture<'a, Outcome> {
         async { permanent("probe-unknown", "this agent cannot say") }.boxed()
     }
 
-    /// How many attempts may run at once. Read once, when the agent starts.
+    /// The maximum number of concurrent attempts. Read once, when the agent starts.
     fn concurrency_max(&self) -> usize {
         64
     }
 }
 
-/// A successful outcome with what it produced.
+/// A success with the step's outputs.
 #[must_use]
 pub fn success(outputs: Outputs) -> Outcome {
     Outcome::Success { outputs }
 }
 
-/// An outcome that failed without effect and may succeed when tried again.
+/// A failure without effect that may succeed when tried again.
 #[must_use]
 pub fn transient(code: impl Into<String>, message: impl Into<String>) -> Outcome {
     Outcome::Transient {
@@ -85,7 +86,7 @@ pub fn transient(code: impl Into<String>, message: impl Into<String>) -> Outcome
     }
 }
 
-/// An outcome that was refused without effect, and would be again.
+/// A refusal without effect that would be repeated.
 #[must_use]
 pub fn permanent(code: impl Into<String>, message: impl Into<String>) -> Outcome {
     Outcome::Permanent {
@@ -101,7 +102,7 @@ pub fn unknown(code: impl Into<String>, message: impl Into<String>) -> Outcome {
     }
 }
 
-/// An attempt that was not made, with how long to wait before it is asked for again.
+/// An attempt that was not made, with the time to wait before the next one.
 #[must_use]
 pub fn not_attempted(
     code: impl Into<String>,

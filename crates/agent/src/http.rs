@@ -2,10 +2,9 @@
 //!
 //! What must hold:
 //!
-//! * Every attempt at a step carries the same idempotency key, and the time by which it must be
-//!   done.
-//! * A failure is called without effect only where that is sure: what broke off after the request
-//!   may have left is [`Outcome::Unknown`].
+//! * Every attempt at a step carries the same idempotency key, and its complete-by.
+//! * A failure counts as without effect only if that is certain: an exchange that broke off after
+//!   the request may have left is [`Outcome::Unknown`].
 //! * No value of an operation changes the host that is called, or adds a path segment or a header.
 //!
 //! Deliberately absent: redirects, cookies, proxies from the environment, and bodies other than
@@ -49,7 +48,7 @@ pub enum LoadError {
     /// The file is not YAML, or holds unknown keys or unsuitable values.
     #[error("the agents' file cannot be read")]
     Yaml {
-        /// What and where.
+        /// The parser's message, with the position.
         #[source]
         source: Box<serde_saphyr::Error>,
     },
@@ -62,7 +61,7 @@ pub enum LoadError {
         #[source]
         source: Box<LoadError>,
     },
-    /// An agent cannot do what a workflow asks of it.
+    /// An agent does not support a request that a workflow requires.
     #[error(
         "agent {agent:?} does not fit step {step:?} of workflow {workflow:?}, version {version}: \
          `{key}` {why}"
@@ -78,27 +77,27 @@ pub enum LoadError {
         step: String,
         /// The key in the agent's file, or of the step in the workflow's.
         key: String,
-        /// What is wrong with it.
+        /// Why it is unsupported.
         why: String,
     },
-    /// A value does not fit.
+    /// A value is invalid.
     #[error("`{key}`: {why}")]
     Invalid {
         /// The key's path.
         key: String,
-        /// What is wrong with its value.
+        /// Why its value is invalid.
         why: String,
     },
-    /// A template does not fit.
+    /// A template is invalid.
     #[error("`{key}` is not a template that can be used")]
     Template {
         /// The key's path.
         key: String,
-        /// What is wrong with it.
+        /// Why it is invalid.
         #[source]
         source: TemplateError,
     },
-    /// The system's TLS library refused to start.
+    /// The system's TLS library failed to start.
     #[error("TLS is not available")]
     Tls {
         /// Why.
@@ -127,7 +126,7 @@ impl LoadError {
 pub type NamedHandler = (String, Arc<dyn Handler>);
 
 impl AgentsFile {
-    /// Parses a file; no agent is checked yet.
+    /// Parses a file without checking the agents.
     ///
     /// # Errors
     ///
@@ -138,11 +137,11 @@ impl AgentsFile {
         })
     }
 
-    /// Makes the agents, by name. `variables` are what `{name}` in a `baseUrl` stands for.
+    /// Creates the agents, by name. `variables` provides the values of `{name}` in a `baseUrl`.
     ///
     /// # Errors
     ///
-    /// If an agent's settings cannot work, or two have the same name.
+    /// If an agent's settings are invalid, or two agents have the same name.
     pub fn load(
         &self,
         variables: &BTreeMap<String, String>,
@@ -158,7 +157,7 @@ impl AgentsFile {
             .collect()
     }
 
-    /// Whoever is meant by a name, there is only one.
+    /// Refuses two agents of the same name.
     fn refuse_twins(&self) -> Result<(), LoadError> {
         let mut seen = BTreeSet::new();
         match self.agents.iter().find(|agent| !seen.insert(&agent.name)) {
@@ -185,21 +184,21 @@ pub struct HttpAgent {
     response_bytes_max: usize,
 }
 
-/// What one exchange came to.
+/// The result of one exchange.
 struct Exchanged {
     outcome: Outcome,
-    /// How long the service asks to wait.
+    /// The wait that the service asks for.
     retry_after: Option<Duration>,
-    /// Whether the operation's time was over before the service had a fair time to answer.
+    /// Whether complete-by passed before the service had sufficient time to answer.
     is_cut_short: bool,
 }
 
 impl HttpAgent {
-    /// Makes the agent `name`.
+    /// Creates the agent `name`.
     ///
     /// # Errors
     ///
-    /// If its settings cannot work.
+    /// If its settings are invalid.
     pub fn new(
         name: &str,
         config: &HttpConfig,
@@ -282,7 +281,8 @@ impl HttpAgent {
                 }
             };
             if was_probe && let Outcome::Transient { error } = exchanged.outcome {
-                // It tried for all who wait, and nothing came of it: that is no failure of its own.
+                // The attempt probed the service for all waiting ones: this must not count as its
+                // own failure.
                 return not_attempted(error.code, error.message, self.breaker.open_for());
             }
             if !matches!(exchanged.outcome, Outcome::Transient { .. }) || retry == self.retries.max
@@ -298,22 +298,22 @@ impl HttpAgent {
         }
     }
 
-    /// The wait before a retry: the backoff, doubled each time, of which between half and all is
-    /// taken; at least what the service asks for.
+    /// The wait before a retry: a random part, at least half, of the backoff, which doubles with
+    /// each retry; at least the time that the service asks for.
     fn delay(&self, retry: u32, key: &str, asked: Option<Duration>) -> Duration {
         let backoff = self
             .retries
             .backoff
             .saturating_mul(2_u32.saturating_pow(retry))
             .min(self.retries.delay_max);
-        // Operations spread over the interval by their key; no random source is needed for that.
+        // The key spreads operations over the interval, without a random source.
         let spread = f64::from(murmur2(key.as_bytes()) ^ retry) / f64::from(u32::MAX);
         backoff
             .mul_f64(0.5 + spread / 2.0)
             .max(asked.unwrap_or_default())
     }
 
-    /// Sends one request of an attempt, and judges the answer, within the time that there is.
+    /// Sends one request of an attempt, and judges the answer, within the remaining time.
     async fn exchange(
         &self,
         step: &StepPlan,
@@ -356,8 +356,8 @@ impl HttpAgent {
             }
             Err(_) => unknown("outcome-unknown", "the service did not answer in time"),
         };
-        // The attempt spent most of its time on its way and in the agent's queue: a service that is busy must not count as one
-        // that fails, as long as it answers others.
+        // The attempt spent most of its time in transit and in the agent's queue: a busy service
+        // that answers others must not count as failing.
         let has_waited = ended - started < started - call.sent;
         let is_cut_short =
             ended >= call.deadline && has_waited && self.last_answer.is_after(call.sent);
@@ -429,7 +429,7 @@ impl Exchanged {
     }
 }
 
-/// Refuses settings that no agent can work with.
+/// Refuses settings that no agent can use.
 fn check_settings(name: &str, config: &HttpConfig) -> Result<(), LoadError> {
     let name_fits = !name.is_empty()
         && name.len() <= 100

@@ -1,10 +1,10 @@
-//! A name for a process that stays the same over its restarts and is nobody else's.
+//! A process name that is stable over restarts and unique.
 //!
-//! A member of a consumer group that was killed keeps its share of the work until its session is
-//! over, unless it comes back under the same name ([`AgentsConfig::instance_id`]). A name that two
-//! processes had at a time would be worse than none: the group ends one of them. So a name belongs to
-//! a place in a directory, a place to the one process that has locked it, and the operating system
-//! takes the lock off when that process ends in whatever way.
+//! A member of a consumer group that was killed keeps its partitions until its session ends, unless
+//! it returns under the same name ([`AgentsConfig::instance_id`]). Two processes with one name
+//! would be worse than none: the group ends one of them. So a name belongs to a place in a
+//! directory, and a place to the one process that has locked it. The operating system releases the
+//! lock when that process ends, however it ends.
 //!
 //! [`AgentsConfig::instance_id`]: crate::AgentsConfig::instance_id
 
@@ -46,12 +46,13 @@ impl InstancePlace {
     /// How many processes may share a directory.
     pub const PLACES: u32 = 64;
 
-    /// Takes the first free place of a directory, which is made if it is missing. Processes that
-    /// are started again find their places again, if not each its own.
+    /// Takes the first free place of a directory, and creates the directory if it is missing.
+    /// Restarted processes find the same set of places, though not necessarily each its own.
     ///
     /// # Errors
     ///
-    /// If the directory cannot be written to, its file system has no locks, or it has no free place.
+    /// If the directory cannot be written to, its file system has no locks, or it has no free
+    /// place.
     pub fn take(dir: &Path) -> Result<Self, InstanceError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
@@ -82,21 +83,21 @@ impl InstancePlace {
         })
     }
 
-    /// The name: letters, digits, dots and hyphens, as a group wants it.
+    /// The name: letters, digits, dots and hyphens, as consumer groups require.
     #[must_use]
     pub fn id(&self) -> &str {
         &self.id
     }
 }
 
-/// The name that a file holds, or a new one that it holds from now on.
+/// The name in a file, or a new one, which is written to it.
 fn name_in(file: &mut File) -> io::Result<Uuid> {
     let mut text = Vec::new();
     file.take(128).read_to_end(&mut text)?;
     if let Ok(name) = Uuid::try_parse_ascii(text.trim_ascii()) {
         return Ok(name);
     }
-    // Empty, or torn when it was first written.
+    // Empty, or a torn first write.
     let name = Uuid::new_v4();
     file.set_len(0)?;
     file.rewind()?;
@@ -105,8 +106,8 @@ fn name_in(file: &mut File) -> io::Result<Uuid> {
     Ok(name)
 }
 
-/// The machine's name with a hyphen, where the system tells it. It keeps copies of a directory, as
-/// in images of containers and machines, from giving the same name twice.
+/// The host name and a hyphen, if the system provides it. Without it, copies of a directory, as in
+/// container or machine images, would use the same names.
 fn host_prefix() -> String {
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let mut prefix: String = host

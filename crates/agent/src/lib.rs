@@ -1,22 +1,22 @@
 //! The library for agent authors.
 //!
-//! An agent wraps one remote service and performs the steps of operations that workflows give to
-//! it. There are three ways to have one:
+//! An agent wraps one remote service and performs the steps that workflows assign to it. There are
+//! three ways to write one:
 //!
 //! * **By declaration**: a YAML mapping from step to HTTP request, see [`http`].
-//! * **In Rust**: implement [`Handler`] and hand it to [`Agents::start`].
-//! * **In any other language**: keep the topic contract, which `docs/agents.md` describes.
+//! * **In Rust**: implement [`Handler`] and pass it to [`Agents::start`].
+//! * **In any other language**: follow the topic contract, which `docs/agents.md` describes.
 //!
-//! [`Agents`] is the run loop that serves the first two over their topics, [`DirectAgents`] the one in a
-//! scheduler's own process; [`testing`] runs a handler without Kafka, and
-//! [`check`] plays against an agent of any of the three.
+//! [`Agents`] is the run loop that serves the first two over their topics; [`DirectAgents`] runs in
+//! a scheduler's own process. [`testing`] runs a handler without Kafka, and [`check`] tests an
+//! agent of any of the three kinds.
 //!
-//! What must hold of every agent: it may be asked for the same attempt more than once, and makes
-//! one effect of them by the idempotency key; it does not work past complete-by; and it calls an
-//! attempt failed without effect only where that is sure.
+//! What must hold for every agent: it may receive the same attempt more than once, and has one
+//! effect for all of them, by the idempotency key. It does not work past complete-by. It reports a
+//! failure without effect only if that is certain.
 //!
-//! Deliberately absent: any state. What an operation has done, and what comes next, is the
-//! scheduler's business.
+//! Deliberately absent: any state. The scheduler tracks what an operation has done, and what comes
+//! next.
 
 mod breaker;
 pub mod check;

@@ -1,4 +1,4 @@
-//! The metrics of agents. Handles are made once per agent, never per record.
+//! The metrics of agents. Handles are created once per agent, never per record.
 
 use std::time::Duration;
 
@@ -76,7 +76,7 @@ pub(crate) fn describe() {
     METRICS.iter().for_each(|metric| metric.describe());
 }
 
-/// One agent's handles.
+/// The handles of one agent.
 #[derive(Debug)]
 pub(crate) struct AgentMetrics {
     success: Counter,
@@ -84,17 +84,17 @@ pub(crate) struct AgentMetrics {
     permanent: Counter,
     unknown: Counter,
     not_attempted: Counter,
-    /// Past complete-by: stopped, or not started, and not answered.
+    /// Attempts past complete-by: stopped or not started, and not answered.
     pub(crate) late: Counter,
     /// Records that could not be decoded.
     pub(crate) poison: Counter,
-    /// Refused, because a newer owner of the shard had asked before.
+    /// Attempts refused because a newer owner of the shard has already sent requests.
     pub(crate) superseded: Counter,
     /// How long attempts took, in seconds.
     pub(crate) duration: Histogram,
-    /// Attempts that run now.
+    /// Running attempts.
     in_flight: Gauge,
-    /// Attempts that wait for their turn.
+    /// Queued attempts.
     queued: Gauge,
 }
 
@@ -115,7 +115,7 @@ impl AgentMetrics {
         }
     }
 
-    /// Shows how much waits, and how much runs.
+    /// Sets the numbers of queued and running attempts.
     pub(crate) fn show_depth(&self, (waiting, running): (usize, usize)) {
         self.queued.set(waiting as f64);
         self.in_flight.set(running as f64);
@@ -152,7 +152,7 @@ impl ServiceMetrics {
         }
     }
 
-    /// Counts a call that had an answer of this status, or none.
+    /// Counts a call with the answer's status, or without an answer.
     pub(crate) fn count(&self, status: Option<u16>, took: Duration) {
         let class = status.map(|status| usize::from(status / 100).wrapping_sub(1));
         let answers = class.and_then(|class| self.answers.get(class));

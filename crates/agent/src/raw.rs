@@ -1,8 +1,8 @@
-//! JSON as it was written.
+//! JSON values as unmodified text.
 //!
-//! What must hold: **what is taken over is what stood there**. Numbers have as many digits in JSON as their writer
-//! likes, and more than 64 bits hold; a number that names something at a service, and came to be its neighbour, would
-//! name something else. So values are found in the text, and their own text is what is passed on.
+//! What must hold: **a value is passed on exactly as it was written**. A number in JSON may have
+//! more digits than 64 bits hold. It may identify a resource of a service, and a rounded one would
+//! identify another. So values are located in the text, and their own text is passed on.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,14 +11,14 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::Error;
 use serde_json::value::RawValue;
 
-/// The names and indices on the way of a JSON pointer (RFC 6901).
+/// The names and indices in a JSON pointer (RFC 6901).
 pub(crate) fn way_of(pointer: &str) -> Vec<Box<str>> {
     let segments = pointer.split('/').skip(1);
     let segment = |segment: &str| segment.replace("~1", "/").replace("~0", "~").into();
     segments.map(segment).collect()
 }
 
-/// The value at the end of a way, unless it is `null`.
+/// The value at a path, unless it is `null`.
 pub(crate) fn find<'a>(value: &'a RawValue, way: &[Box<str>]) -> Option<&'a RawValue> {
     let found = way.iter().try_fold(value, |value, key| at(value, key))?;
     (found.get() != "null").then_some(found)
@@ -38,11 +38,11 @@ fn at<'a>(value: &'a RawValue, key: &str) -> Option<&'a RawValue> {
     found.ok().flatten()
 }
 
-/// The text of a string; `None` of another value.
+/// The text of a string; `None` for another value.
 ///
 /// # Errors
 ///
-/// If it has an escape that stands for no character.
+/// If it has an escape that encodes no character.
 pub(crate) fn string(value: &RawValue) -> Result<Option<Cow<'_, str>>, Error> {
     let Some(inner) = value.get().strip_prefix('"') else {
         return Ok(None);

@@ -1,25 +1,25 @@
-//! The run loop: agents' topics in, step replies out.
+//! The run loop: reads agents' topics, and sends step replies.
 //!
-//! One consumer reads the topics of all agents of the process, on a thread of its own; handlers run
-//! on the tokio runtime, a fixed number of workers per agent; one producer sends all replies.
+//! One consumer reads the topics of all agents of the process, on its own thread. Handlers run on
+//! the tokio runtime, with a fixed number of workers per agent. One producer sends all replies.
 //!
 //! What must hold:
 //!
-//! * **At least once.** A step request is done when the broker acknowledged its reply, or when it
-//!   needs none because its complete-by has passed. The committed offset of a partition never
+//! * **At least once.** A step request is done when the broker has acknowledged its reply, or when
+//!   it needs none because its complete-by has passed. The committed offset of a partition never
 //!   passes a request that is not done.
-//! * **No agent blocks another.** The shared consumer is always polled. What an agent has no room
-//!   for, or could not start in time, is answered `not attempted` at once.
-//! * **Past complete-by there is silence.** A request that is late when it is read or taken up is
-//!   not started, a handler that is late is dropped, and neither is answered.
-//! * **A superseded owner is refused.** Once a newer owner of a shard has asked this process for steps, requests of the
-//!   older one are answered `not attempted`.
+//! * **No agent blocks another.** The shared consumer is always polled. A request for which an
+//!   agent has no room or time is answered `not attempted` immediately.
+//! * **No answers past complete-by.** A request that is late when it is read or dequeued is not
+//!   started, a late handler is dropped, and neither is answered.
+//! * **A superseded owner is refused.** Once a newer owner of a shard has sent requests to this
+//!   process, requests of the older one are answered `not attempted`.
 //! * **Bad input harms only itself.** A record that cannot be decoded goes to its dead-letter topic
-//!   with its bytes; a panic ends one attempt. One that cannot be decoded *yet*, for want of the schema
-//!   registry, is kept, and no more are read meanwhile.
+//!   unchanged; a panic ends one attempt. A record that cannot be decoded *yet*, because the schema
+//!   registry is unavailable, is kept, and reading pauses meanwhile.
 //!
-//! Deliberately absent: any memory of what was performed. One effect per step is the service's part,
-//! by the idempotency key.
+//! Deliberately absent: any memory of performed steps. The service ensures one effect per step, by
+//! the idempotency key.
 
 mod attempt;
 mod direct;
@@ -54,25 +54,25 @@ pub struct AgentsConfig {
     pub kafka: KafkaSettings,
     /// The topics' names.
     pub topics: Topics,
-    /// The consumer group. Processes with the same agents share their work through it; processes
-    /// with different agents may use the same one. Default: `waybill-agents`.
+    /// The consumer group. Processes with the same agents share the requests through it; processes
+    /// with different agents may use the same group. Default: `waybill-agents`.
     pub group: String,
-    /// A name of this process that stays the same over restarts and that no other process has at the
-    /// time ([`InstancePlace`](crate::InstancePlace) gives one). A process that was killed and
-    /// comes back under it goes on at once; without one its requests wait until the session of the
-    /// killed one is over. Default: none.
+    /// A name of this process that is stable over restarts and unique at any time
+    /// ([`InstancePlace`](crate::InstancePlace) provides one). A process that was killed and
+    /// returns under it continues immediately; without a name, its requests wait until the session
+    /// of the killed process ends. Default: none.
     pub instance_id: Option<String>,
-    /// A process that was not heard of for so long loses its share of the work to the others.
-    /// Default: 6 s.
+    /// A process without a heartbeat for this long loses its partitions to the others. Default: 6
+    /// s.
     pub session_timeout: Duration,
-    /// How many requests an agent holds at once, running and waiting. Default: 4096, a
-    /// little more than a scheduler has under way by default.
+    /// How many requests an agent holds, running and queued. Default: 4096, slightly more than a
+    /// scheduler has in flight by default.
     pub in_flight_max: usize,
-    /// How many bytes of requests an agent holds at once. Default: 16 MiB.
+    /// How many bytes of requests an agent holds. Default: 16 MiB.
     pub in_flight_bytes_max: usize,
     /// How often offsets are committed. Default: 1 s.
     pub commit_interval: Duration,
-    /// How long a shutdown waits for running attempts and for the acknowledgement of replies.
+    /// How long a shutdown waits for running attempts and for the acknowledgements of replies.
     /// Default: 10 s.
     pub drain_timeout: Duration,
 }
@@ -107,21 +107,21 @@ pub enum StartError {
         /// The name.
         agent: String,
     },
-    /// A Kafka client could not be made.
+    /// A Kafka client could not be created.
     #[error("the agents' Kafka client cannot be made")]
     Client(#[from] ClientError),
     /// The topics could not be subscribed to.
     #[error("the agents' topics cannot be read")]
     Subscribe(#[from] RequestError),
-    /// The operating system gave no thread.
+    /// The operating system could not start a thread.
     #[error("the agents' polling thread cannot be started")]
     Thread(#[source] std::io::Error),
 }
 
-/// Why agents stopped of themselves.
+/// Why agents stopped without a shutdown.
 #[derive(Debug, thiserror::Error)]
 pub enum AgentsError {
-    /// The consumer cannot go on.
+    /// The consumer cannot continue.
     #[error("the agents' topics can no longer be read")]
     Poll(#[from] PollError),
     /// The polling thread panicked.
@@ -129,8 +129,8 @@ pub enum AgentsError {
     Panicked,
 }
 
-/// Agents that run. Dropped without [`Agents::shutdown`], they stop at once, as if the process had
-/// been killed: nothing more is answered or committed, and what was under way is read again.
+/// Running agents. Dropped without [`Agents::shutdown`], they stop immediately, as if the process
+/// had been killed: they answer and commit nothing more, and unfinished requests are read again.
 pub struct Agents {
     signal: Arc<Signal>,
     ready: watch::Receiver<bool>,
@@ -140,11 +140,11 @@ pub struct Agents {
 impl Agents {
     /// Starts agents: names and handlers. Handlers run on the current tokio runtime.
     ///
-    /// The topics should exist: one that is made later is found within ten seconds.
+    /// The topics should exist: one that is created later is found within ten seconds.
     ///
     /// # Errors
     ///
-    /// If the settings cannot work. A broker that is away is waited for.
+    /// If the settings are invalid. An unreachable broker is not an error: the agents wait for it.
     ///
     /// # Panics
     ///
@@ -163,7 +163,7 @@ impl Agents {
         std::thread::Builder::new()
             .name("agents-poll".to_owned())
             .spawn(move || {
-                // Nobody may be left to hear how it ended.
+                // The receiver may have been dropped.
                 _ = sender.send(poller.run());
             })
             .map_err(StartError::Thread)?;
@@ -174,15 +174,15 @@ impl Agents {
         })
     }
 
-    /// Whether the group has given this process its first share of the agents' requests, so that
-    /// none waits for the process any more. The share is empty where more processes run than there
-    /// are partitions. Stays true when the share changes.
+    /// Whether the group has assigned this process its first partitions, so that no request waits
+    /// for it any more. The assignment is empty if there are more processes than partitions. Stays
+    /// true when the assignment changes.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         *self.ready.borrow()
     }
 
-    /// Waits until [`Agents::is_ready`]; for ever, if the agents end before.
+    /// Waits until [`Agents::is_ready`]; forever, if the agents end before.
     pub fn ready(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut ready = self.ready.clone();
         async move {
@@ -192,31 +192,30 @@ impl Agents {
         }
     }
 
-    /// Waits until the agents have stopped: after a shutdown, or because they cannot go on.
+    /// Waits until the agents have stopped: after a shutdown, or because they cannot continue.
     ///
     /// # Errors
     ///
-    /// Why they cannot go on.
+    /// Why they cannot continue.
     pub async fn ended(&mut self) -> Result<(), AgentsError> {
         (&mut self.ended)
             .await
             .unwrap_or(Err(AgentsError::Panicked))
     }
 
-    /// Stops in order: takes no further request, hands those back that wait for their turn
-    /// (`not attempted`), lets running attempts finish within the drain time, sends their replies
-    /// and commits.
+    /// Shuts down in order: accepts no further request, hands queued ones back (`not attempted`),
+    /// lets running attempts finish within the drain time, sends their replies and commits.
     ///
     /// # Errors
     ///
-    /// If the agents had stopped before for a reason of their own.
+    /// If the agents had already stopped because of an error.
     pub async fn shutdown(mut self) -> Result<(), AgentsError> {
         self.signal.drain();
         self.ended().await
     }
 }
 
-/// Refuses agents that cannot be told apart, or none.
+/// Refuses duplicate names, and an empty list.
 fn check_names(agents: &[(String, Arc<dyn Handler>)]) -> Result<(), StartError> {
     if agents.is_empty() {
         return Err(StartError::NoAgent);

@@ -1,4 +1,4 @@
-//! The spans of attempts, and of the calls that they make.
+//! The spans of attempts, and of the service calls that they make.
 
 use bytes::Bytes;
 use hyper::Request;
@@ -13,8 +13,8 @@ pub(crate) const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent"
 
 const SCOPE: &str = "waybill.agent";
 
-/// Begins the span of an attempt, and puts what the attempt does into it. The request came through `topic`, or from
-/// the scheduler directly.
+/// Begins the span of an attempt, and makes it the parent of the attempt's spans. The request came
+/// through `topic`, or from the scheduler directly.
 pub(crate) fn of_attempt(call: &mut StepCall, topic: Option<&str>) -> Option<OpenSpan> {
     let request = &mut call.request;
     let parent = request.traceparent.as_deref()?;
@@ -40,7 +40,7 @@ pub(crate) fn of_attempt(call: &mut StepCall, topic: Option<&str>) -> Option<Ope
     Some(span)
 }
 
-/// The attempt has ended; `None` if there was no answer in time.
+/// Ends the span of an attempt; `outcome` is `None` if there was no answer in time.
 pub(crate) fn attempted(mut span: OpenSpan, outcome: Option<&Outcome>) {
     let (name, error) = match outcome {
         Some(Outcome::Success { .. }) => ("success", None),
@@ -57,12 +57,13 @@ pub(crate) fn attempted(mut span: OpenSpan, outcome: Option<&Outcome>) {
     span.set(names::OUTCOME, name);
     if let Some(error) = error {
         span.set(names::ERROR_TYPE, error.code.clone());
-        // The message may hold what the service said.
+        // Not the message: it may contain text of the service.
         span.fail(error.code.clone());
     }
 }
 
-/// Begins the span of a call of a service, in the context that the request carries, and has it carry that of the call.
+/// Begins the span of a service call as a child of the request's trace context, and puts the call's
+/// context into the request.
 pub(crate) fn of_call(request: &mut Request<Bytes>) -> Option<OpenSpan> {
     let parent = request.headers().get(TRACEPARENT)?.to_str().ok()?;
     let method = request.method();
@@ -70,7 +71,7 @@ pub(crate) fn of_call(request: &mut Request<Bytes>) -> Option<OpenSpan> {
         method.as_str().to_owned().into()
     })?;
     span.set(names::HTTP_METHOD, method.as_str().to_owned());
-    // Not the path: it may hold what the operation is about.
+    // Not the path: it may contain data of the operation.
     if let Some(host) = request.uri().host() {
         span.set(names::SERVER_ADDRESS, host.to_owned());
     }
@@ -83,7 +84,7 @@ pub(crate) fn of_call(request: &mut Request<Bytes>) -> Option<OpenSpan> {
     Some(span)
 }
 
-/// The call was answered with this status, or not at all.
+/// Ends the span of a call that was answered with this status, or not at all.
 pub(crate) fn called(mut span: OpenSpan, status: Option<u16>) {
     match status {
         Some(status) => {

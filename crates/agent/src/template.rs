@@ -1,9 +1,9 @@
 //! Templates: text, header values, URL paths and JSON bodies with `{{placeholders}}`.
 //!
-//! A template is compiled once, when the agent's file is loaded; what it names is checked then.
-//! What must hold: **a value stays a value**. Rendered into a path it cannot add a segment, climb
-//! out of one or start a query; into a JSON text it cannot end the text; into a header it cannot
-//! start another line.
+//! A template is compiled and its placeholders are checked once, when the agent's file is loaded.
+//! What must hold: **a value stays a value**. In a path it cannot add a segment, climb out of one
+//! or start a query; in a JSON string it cannot end the string; in a header it cannot start another
+//! line.
 //!
 //! Deliberately absent: expressions, loops and conditions. An agent that needs them is written in
 //! Rust.
@@ -40,7 +40,7 @@ pub enum TemplateError {
         /// The text between the braces.
         placeholder: String,
     },
-    /// A placeholder that names nothing known.
+    /// A placeholder that refers to no known value.
     #[error(
         "`{{{{{placeholder}}}}}` is not known: use input.<path>, results.<step>.<name>, operation, \
          workflow, step, attempt, tenant, idempotencyKey or completeBy"
@@ -54,38 +54,38 @@ pub enum TemplateError {
     Path {
         /// The template.
         template: String,
-        /// What is wrong with it.
+        /// The defect.
         why: &'static str,
     },
 }
 
-/// Why a template cannot be rendered for one request. Trying again is of no use.
+/// Why a template cannot be rendered for one request. A retry does not help.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RenderError {
-    /// A value that is not there, or null.
+    /// A value that is missing, or null.
     #[error("`{{{{{placeholder}}}}}` has no value")]
     Missing {
         /// The text between the braces.
         placeholder: String,
     },
-    /// A value that does not fit where it is wanted.
+    /// A value that is not allowed at its position.
     #[error("the value of `{{{{{placeholder}}}}}` {why}")]
     Unsuitable {
         /// The text between the braces.
         placeholder: String,
-        /// Why it does not fit.
+        /// Why it is not allowed.
         why: &'static str,
     },
     /// The operation's input is not JSON.
     #[error("the operation's input is not JSON: {cause}")]
     Input {
-        /// What the parser says.
+        /// The parser's message.
         cause: String,
     },
 }
 
 impl RenderError {
-    /// The stable code that this failure is answered with.
+    /// The stable code of this failure in replies.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -96,11 +96,11 @@ impl RenderError {
     }
 }
 
-/// What placeholders stand for, for one request.
+/// The values of placeholders, for one request.
 pub(crate) struct Scope<'a> {
     request: &'a StepRequest,
     idempotency_key: &'a str,
-    /// Whether it is JSON is looked at once; to find a few values in it, nothing is copied.
+    /// The input, checked once to be JSON. Values are found in it without copying.
     input: OnceCell<Result<&'a RawValue, String>>,
 }
 
@@ -130,7 +130,7 @@ impl<'a> Scope<'a> {
     }
 }
 
-/// A wall-clock instant as RFC 3339 in UTC, with microseconds only where there are any.
+/// A wall-clock instant as RFC 3339 in UTC, with microseconds only if they are not zero.
 pub(crate) fn rfc3339(at: Timestamp) -> String {
     jiff::Timestamp::from_microsecond(at.as_micros())
         .unwrap_or(jiff::Timestamp::MAX)
@@ -140,17 +140,17 @@ pub(crate) fn rfc3339(at: Timestamp) -> String {
 /// One `{{placeholder}}`.
 #[derive(Clone, PartialEq, Debug)]
 struct Placeholder {
-    /// As it was written, for messages.
+    /// As written, for messages.
     text: Box<str>,
     root: Root,
-    /// Written with a trailing `?`: renders as nothing where there is no value.
+    /// Written with a trailing `?`: renders as nothing if the value is missing.
     optional: bool,
 }
 
 #[derive(Clone, PartialEq, Debug)]
 enum Root {
     Input(Vec<Box<str>>),
-    /// `step.name`, as results are keyed.
+    /// `step.name`, the key of a result.
     Result(Box<str>),
     Operation,
     Workflow,
@@ -163,7 +163,7 @@ enum Root {
 
 /// A placeholder's value.
 enum Found<'a> {
-    /// Of the input, and no string.
+    /// A value of the input that is not a string.
     Json(&'a RawValue),
     Text(Cow<'a, str>),
     Number(u32),
@@ -216,7 +216,7 @@ impl Placeholder {
         })
     }
 
-    /// The value; `None` where there is none (or null) and the placeholder is optional.
+    /// The value; `None` if it is missing (or null) and the placeholder is optional.
     fn find<'a>(&self, scope: &'a Scope<'_>) -> Result<Option<Found<'a>>, RenderError> {
         let request = scope.request;
         let found = match &self.root {
@@ -244,7 +244,7 @@ impl Placeholder {
         Ok(found)
     }
 
-    /// The result, as `step.name`, without which it has no value.
+    /// The result, as `step.name`, that it requires.
     fn needed_result(&self) -> Option<&str> {
         match (&self.root, self.optional) {
             (Root::Result(name), false) => Some(name),
@@ -252,7 +252,7 @@ impl Placeholder {
         }
     }
 
-    /// The field of the input, with dots between keys, without which it has no value.
+    /// The field of the input, with dots between keys, that it requires.
     fn needed_input(&self) -> Option<String> {
         match (&self.root, self.optional) {
             (Root::Input(path), false) if !path.is_empty() => Some(path.join(".")),
@@ -267,7 +267,7 @@ impl Placeholder {
         }
     }
 
-    /// Appends the value as text; nothing for an optional value that is not there.
+    /// Appends the value as text; nothing for an optional value that is missing.
     fn render_text(
         &self,
         scope: &Scope<'_>,
@@ -288,7 +288,7 @@ impl Placeholder {
         Ok(())
     }
 
-    /// Appends the value as JSON and keeps its type; says whether there was one.
+    /// Appends the value as JSON with its type; returns whether there was one.
     fn render_json(&self, scope: &Scope<'_>, out: &mut String) -> Result<bool, RenderError> {
         let Some(found) = self.find(scope)? else {
             return Ok(false);
@@ -302,7 +302,8 @@ impl Placeholder {
     }
 }
 
-/// Refuses a fixed text with a placeholder in single braces, which would be sent as it is. Other braces are text.
+/// Refuses fixed text with a placeholder in single braces, which would be sent literally. Other
+/// braces are text.
 fn refuse_single_braces(literal: &str) -> Result<(), TemplateError> {
     for behind in literal.split('{').skip(1) {
         let Some((inner, _)) = behind.split_once('}') else {
@@ -326,14 +327,14 @@ fn is_name(part: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
 }
 
-/// How values are written into a text.
+/// How values are escaped in a text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Escape {
-    /// As they are.
+    /// Not at all.
     Plain,
     /// Percent-encoded, all but RFC 3986's unreserved characters.
     Percent,
-    /// As the inside of a JSON string.
+    /// As the contents of a JSON string.
     Json,
 }
 
@@ -407,14 +408,14 @@ impl Text {
         Ok(Self(parts))
     }
 
-    /// Renders the text as it stands, for a header value.
+    /// Renders the text unescaped, for a header value.
     pub(crate) fn render(&self, scope: &Scope<'_>) -> Result<String, RenderError> {
         let mut out = String::new();
         self.render_into(scope, Escape::Plain, &mut out)?;
         Ok(out)
     }
 
-    /// Says that the rendered text does not fit where it is wanted.
+    /// The error for a rendered text that is not allowed at its position.
     pub(crate) fn unsuitable(&self, why: &'static str) -> RenderError {
         match self.first_placeholder() {
             Some(placeholder) => placeholder.unsuitable(why),
@@ -425,17 +426,17 @@ impl Text {
         }
     }
 
-    /// The results, as `step.name`, without which it cannot be rendered.
+    /// The results, as `step.name`, that it requires.
     pub(crate) fn needed_results(&self) -> impl Iterator<Item = &str> {
         self.placeholders().filter_map(Placeholder::needed_result)
     }
 
-    /// The fields of the input without which it cannot be rendered.
+    /// The input fields that it requires.
     pub(crate) fn needed_inputs(&self) -> impl Iterator<Item = String> {
         self.placeholders().filter_map(Placeholder::needed_input)
     }
 
-    /// Whether nothing in it depends on the request.
+    /// Whether no part of it depends on the request.
     fn is_literal(&self) -> bool {
         self.first_placeholder().is_none()
     }

@@ -35,7 +35,7 @@ use waybill_engine::{
 use crate::handler::Handler;
 use crate::run::{call_of, perform, wall_clock};
 
-/// Builds a [`StepRequest`] in which everything has a value.
+/// Builds a [`StepRequest`] with a value for every field.
 #[derive(Clone, Debug)]
 pub struct StepRequestBuilder {
     request: StepRequest,
@@ -88,14 +88,14 @@ impl StepRequestBuilder {
         self
     }
 
-    /// Sets what is to be done.
+    /// Sets the action.
     #[must_use]
     pub fn action(mut self, action: Action) -> Self {
         self.request.action = action;
         self
     }
 
-    /// Sets the ownership under which it is asked for.
+    /// Sets the epoch of the requesting owner.
     #[must_use]
     pub fn epoch(mut self, epoch: Epoch) -> Self {
         self.request.epoch = epoch;
@@ -116,7 +116,7 @@ impl StepRequestBuilder {
         self
     }
 
-    /// Adds what an earlier step produced.
+    /// Adds an output of an earlier step.
     #[must_use]
     pub fn result(mut self, step: &str, name: &str, value: &str) -> Self {
         self.request
@@ -152,7 +152,7 @@ impl StepRequestBuilder {
     }
 }
 
-/// Runs one attempt as the run loop does: stopped at complete-by, panics caught. `None` is no
+/// Runs one attempt as the run loop does: until complete-by, with panics caught. `None` means no
 /// answer: complete-by passed first.
 pub async fn attempt(handler: &dyn Handler, request: StepRequest) -> Option<Outcome> {
     perform(handler, &mut call_of(request, None), None).await

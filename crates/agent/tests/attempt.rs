@@ -1,4 +1,4 @@
-//! What holds of an attempt whatever it is asked to do: to perform, to undo or to probe.
+//! Properties of an attempt with any action: to perform, to undo or to probe.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -16,7 +16,7 @@ fn asked(action: Action) -> StepRequest {
     request(action).build()
 }
 
-/// Answers which of its functions was called.
+/// Answers with the name of the called function.
 struct Echo;
 
 impl Echo {
@@ -144,7 +144,7 @@ async fn past_complete_by_nothing_begins_goes_on_or_is_answered_whatever_was_ask
     }
 }
 
-/// Performs, and has neither learnt to undo nor to probe.
+/// Performs steps, and supports neither undo nor probe.
 struct Simple;
 
 impl Handler for Simple {

@@ -1,4 +1,4 @@
-//! Agents that are asked directly: what they answer, to whom, and when they are silent.
+//! Directly called agents: their answers, the receivers of these, and when they do not answer.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,11 +18,11 @@ const ROOMY: DirectConfig = DirectConfig {
     in_flight_bytes_max: 1 << 20,
 };
 
-/// Performs each step once a permit is there; panics where the step is called `panic`.
+/// Performs each step once a permit is available; panics if the step is named `panic`.
 struct Gated {
     gate: Semaphore,
     workers: usize,
-    /// How many attempts were begun.
+    /// The number of attempts that were begun.
     entered: AtomicUsize,
 }
 
@@ -52,7 +52,7 @@ impl Handler for Gated {
     }
 }
 
-/// Agents, and what tells of their answers.
+/// Agents, and the notification of their answers.
 struct Stage {
     agents: DirectAgents<usize>,
     told: Arc<(Notify, AtomicUsize)>,
@@ -194,7 +194,7 @@ async fn answers_are_told_once_until_they_are_taken() {
             ..ROOMY
         },
     );
-    // Each agent has room for one; who is turned away is answered at once.
+    // Each agent has room for one request; a refused one is answered immediately.
     stage
         .agents
         .ask((0..10).map(|from| (from, request("one", "go"))));
@@ -218,7 +218,7 @@ async fn a_drain_hands_back_what_waits_and_lets_what_runs_end() {
     stage
         .agents
         .ask((0..6).map(|from| (from, request("stuck", "wait"))));
-    // Four run, as many as there are workers; two wait.
+    // Four run, one per worker; two wait.
     while stuck.entered.load(Ordering::Relaxed) < 4 {
         tokio::task::yield_now().await;
     }

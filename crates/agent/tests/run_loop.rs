@@ -92,7 +92,7 @@ impl Broker {
         assert_eq!(settled, Ok(Ok(())));
     }
 
-    /// Reads until this many more replies came: partition and reply, in order of arrival.
+    /// Reads until this many further replies arrived: partition and reply, in order of arrival.
     fn replies(&self, count: usize) -> Vec<(PartitionId, StepReply)> {
         read(&self.replies, count)
             .into_iter()
@@ -114,7 +114,7 @@ fn consumer(kafka: &KafkaSettings, topic: &str, partitions: u32) -> PartitionCon
     consumer
 }
 
-/// Reads until exactly this many records came.
+/// Reads until exactly this many records arrived.
 fn read(consumer: &PartitionConsumer, count: usize) -> Vec<RawRecord> {
     let deadline = Instant::now() + PATIENCE;
     let mut records = Vec::new();
@@ -148,7 +148,7 @@ fn request(agent: &str, step: &str) -> StepRequestBuilder {
     StepRequestBuilder::new(agent, step)
 }
 
-/// Notes the calls, and answers each as its step says.
+/// Records the calls, and answers each according to its step.
 #[derive(Default)]
 struct Scripted {
     calls: Mutex<Vec<StepCall>>,
@@ -307,7 +307,7 @@ async fn past_complete_by_nothing_is_started_or_answered() {
     let good = request("fast", "good").build();
     broker.send(&[late, hangs, good.clone()]);
     assert_eq!(broker.replies(1)[0].1.operation, good.operation);
-    // A drain that waits for all that is open ends at once: neither of the two is owed a reply.
+    // The drain ends immediately: neither open request needs a reply.
     agents.shutdown().await.unwrap();
     assert!(
         fast.calls
@@ -317,7 +317,7 @@ async fn past_complete_by_nothing_is_started_or_answered() {
             .all(|call| &*call.request.step != "late")
     );
 
-    // They were committed as done: the next process is asked for the next request only.
+    // They were committed as done: the next process gets only the next request.
     let next = Scripted::new(4);
     let agents = start(&broker, &[("fast", &next)]);
     let after = request("fast", "after").build();
@@ -393,7 +393,7 @@ async fn an_agent_without_room_hands_back_at_once_and_blocks_no_other() {
     agents.shutdown().await.unwrap();
 }
 
-/// Lets the agent `slow` make its first attempt, from which it learns how long one takes.
+/// Lets the agent `slow` make its first attempt, which sets its average duration.
 async fn learns(broker: &Broker, slow: &Scripted, takes: Duration) {
     broker.send(&[request("slow", "hold").build()]);
     eventually("the first runs", || slow.calls() == 1).await;
@@ -408,7 +408,8 @@ async fn work_that_could_not_start_in_time_is_handed_back() {
     let slow = Scripted::new(1);
     let agents = start(&broker, &[("slow", &slow)]);
     learns(&broker, &slow, Duration::from_millis(400)).await;
-    // One runs and twenty wait for about 0.4 s each: whoever has two seconds need not wait.
+    // One runs and twenty wait for about 0.4 s each: a request with two seconds left cannot start
+    // in time.
     let patient: Vec<_> = (0..21).map(|_| request("slow", "hold").build()).collect();
     broker.send(&patient);
     let hasty = request("slow", "hold")
@@ -433,7 +434,7 @@ async fn work_that_has_waited_until_it_has_too_little_time_is_handed_back_and_do
     learns(&broker, &slow, Duration::from_secs(4)).await;
     broker.send(&[request("slow", "hold").build()]);
     eventually("the second runs", || slow.calls() == 2).await;
-    // When it has waited for eight of its seconds, fewer are left than two attempts take.
+    // After waiting for eight of its seconds, it has less time left than two attempts take.
     let hasty = request("slow", "hold")
         .complete_within(Duration::from_secs(15))
         .build();
@@ -452,7 +453,7 @@ async fn work_that_has_waited_until_it_has_too_little_time_is_handed_back_and_do
         "{reply:?}"
     );
     assert_eq!(slow.calls(), 2, "it was not started");
-    // Nothing is left open: a shutdown waits for what is.
+    // No request is left open: a shutdown waits for open ones.
     agents.shutdown().await.unwrap();
 }
 
@@ -561,7 +562,7 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_rest_goes_on() {
     agents.shutdown().await.unwrap();
 }
 
-/// It is met twice before it is passed over, which takes most of a minute.
+/// The record is met twice before it is skipped, which takes most of a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_client_can_decode_is_put_aside_with_where_it_lies_and_the_rest_goes_on() {
     let broker = Broker::start();
@@ -642,7 +643,7 @@ async fn every_request_is_answered_though_the_producer_meets_a_fatal_error() {
     let held: Vec<_> = (0..4).map(|_| request("fast", "hold").build()).collect();
     broker.send(&held);
     eventually("all run", || fast.calls() == 4).await;
-    // The sequence numbers of the agents' producer and the broker come apart.
+    // The sequence numbers of the agents' producer and the broker diverge.
     broker.cluster.request_errors(
         RDKafkaApiKey::Produce,
         &[RDKafkaRespErr::RD_KAFKA_RESP_ERR_OUT_OF_ORDER_SEQUENCE_NUMBER],
@@ -667,7 +668,7 @@ async fn agents_are_ready_once_the_group_has_given_them_their_share() {
     let nowhere = AgentsConfig::new(KafkaSettings::new("127.0.0.1:1"), broker.topics.clone());
     let fast = Scripted::new(1);
     let alone = start_with(nowhere, &[("fast", &fast)]);
-    // Three processes share two partitions: one share is empty.
+    // Three processes share two partitions: one assignment is empty.
     let processes: Vec<_> = (0..3).map(|_| start(&broker, &[("fast", &fast)])).collect();
     for agents in &processes {
         tokio::time::timeout(PATIENCE, agents.ready())
@@ -679,7 +680,7 @@ async fn agents_are_ready_once_the_group_has_given_them_their_share() {
     for agents in processes {
         agents.shutdown().await.unwrap();
     }
-    // Agents that have ended are not taken for ready.
+    // Agents that have ended do not count as ready.
     let ready = alone.ready();
     alone.shutdown().await.unwrap();
     assert!(ready.now_or_never().is_none());

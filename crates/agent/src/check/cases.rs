@@ -1,6 +1,6 @@
-//! The cases, in order. Each uses operations of its own and records the effects that it expects.
+//! The cases, in order. Each uses its own operations and records the effects that it expects.
 //!
-//! A case repeats an attempt whose outcome is open, as a scheduler does: a service that is down for a
+//! A case repeats an attempt with an undecided outcome, as a scheduler does: a service outage of a
 //! moment breaks no rule.
 
 mod closing;
@@ -12,8 +12,8 @@ use super::harness::{ExpectedEffect, Harness, described};
 use super::{CheckError, Ledger, Rule};
 use waybill_engine::{Action, Outcome};
 
-/// Runs all cases. Stops early if the agent does not answer, does not perform the step, or does not survive an unreadable
-/// record.
+/// Runs all cases. Stops early if the agent does not answer, does not perform the step, or does not
+/// survive a poison record.
 pub(super) fn run(
     harness: &mut Harness<'_>,
     ledger: Option<&dyn Ledger>,
@@ -40,7 +40,7 @@ pub(super) fn run(
     closing::commits(harness)
 }
 
-/// Waits for the agent. Returns whether it performs the step, on which all else rests.
+/// Waits for the agent. Returns whether it performs the step, which all other cases require.
 fn opening(harness: &mut Harness<'_>) -> Result<bool, CheckError> {
     let operation = harness.operation();
     let mut request = harness.request(operation, Action::Run);

@@ -1,4 +1,4 @@
-//! How far the agent's group has committed, held against what was answered.
+//! Compares the offsets that the agent's group has committed with the answers.
 
 use std::collections::BTreeSet;
 
@@ -8,22 +8,22 @@ use super::CheckSettings;
 use super::transcript::{Expected, SentId, Transcript};
 use super::wire::group_of;
 
-/// What was seen of the group's offsets.
+/// The group's offsets as observed.
 #[derive(Debug, Default)]
 pub(super) struct Commits {
-    /// How often an offset that had moved was held against the answers.
+    /// How often an advanced offset was compared with the answers.
     pub(super) looked: usize,
     /// The newest offset of each partition.
     newest: Vec<Option<Offset>>,
-    /// Requests that were told to be passed already.
+    /// Requests already reported as committed too early.
     told: BTreeSet<usize>,
-    /// Why the group could not be asked the last time.
+    /// Why the last query of the group failed.
     pub(super) refused: Option<String>,
 }
 
 impl Commits {
-    /// Takes offsets that were read before the replies that the transcript knows by now; returns the faults
-    /// that they show. `now` is from before the offsets were read.
+    /// Takes offsets that were read before the replies in the transcript. Returns the faults that
+    /// they show. `now` must be from before the offsets were read.
     pub(super) fn hold(
         &mut self,
         committed: Vec<Option<Offset>>,
@@ -39,7 +39,7 @@ impl Commits {
             let Some(offset) = offset_in(&committed, sent.partition) else {
                 continue;
             };
-            // By the agent's clock its time may have come already.
+            // By the agent's clock, complete-by may have passed already.
             let is_late = sent.request.complete_by <= now + settings.clock_tolerance;
             let is_letter = sent.expected == Expected::DeadLetter;
             let is_done = !sent.replies.is_empty() || is_late || is_letter;
@@ -60,7 +60,7 @@ impl Commits {
         self.newest.iter().any(Option::is_some)
     }
 
-    /// A request behind which nothing was committed yet.
+    /// A request behind which the group has committed no offset yet.
     pub(super) fn missing(&self, transcript: &Transcript, requests: &[SentId]) -> Option<String> {
         let behind = requests.iter().map(|id| transcript.get(*id)).find(|sent| {
             let committed = offset_in(&self.newest, sent.partition);
@@ -78,7 +78,7 @@ fn offset_in(offsets: &[Option<Offset>], partition: PartitionId) -> Option<Offse
     offsets.get(partition).copied().flatten()
 }
 
-/// What is said where the group has committed nothing.
+/// The message for a group that has committed nothing.
 pub(super) fn nothing_committed(settings: &CheckSettings) -> String {
     format!(
         "the group {} has committed nothing for this topic",

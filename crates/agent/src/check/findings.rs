@@ -1,21 +1,21 @@
-//! What was seen of each rule, and the verdicts that follow.
+//! The observations about each rule, and the resulting verdicts.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::rule::Rule;
 
-/// How many faults of one rule are quoted.
+/// The largest number of faults to quote for one rule.
 const QUOTED_MAX: usize = 3;
 
 /// Whether a rule is kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// It was tried, and no fault was seen.
+    /// It was tried, without a fault.
     Pass,
-    /// A fault was seen.
+    /// A fault was observed.
     Fail,
-    /// It could not, or was not to be, tried.
+    /// It could not be tried, or was skipped.
     NotTried,
 }
 
@@ -44,18 +44,18 @@ pub struct Finding {
     pub rule: Rule,
     /// Whether it is kept.
     pub verdict: Verdict,
-    /// What was seen, or why it was not tried.
+    /// The observations, or why it was not tried.
     pub seen: String,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Report {
     /// One finding for each rule, in the order of [`Rule::ALL`].
     pub findings: Vec<Finding>,
-    /// How many operations the agent was asked to perform a step of.
+    /// The number of operations whose step the agent was asked to perform.
     pub operations: usize,
-    /// Of how many of them something may stand: they could not be undone.
+    /// How many of them may still have an effect, because they could not be undone.
     pub left: usize,
 }
 
@@ -75,7 +75,7 @@ impl Report {
     }
 }
 
-/// Gathers what is seen.
+/// Collects observations.
 #[derive(Debug)]
 pub(super) struct Findings {
     marks: BTreeMap<Rule, Marks>,
@@ -98,12 +98,12 @@ impl Findings {
         }
     }
 
-    /// The rule was tried, and this was seen that keeps it.
+    /// Records an observation of the rule being kept.
     pub(super) fn saw(&mut self, rule: Rule, what: impl Into<String>) {
         self.marks(rule).seen.push(what.into());
     }
 
-    /// The rule was broken.
+    /// Records a violation of the rule.
     pub(super) fn fault(&mut self, rule: Rule, what: impl Into<String>) {
         let marks = self.marks(rule);
         if marks.faults.len() < QUOTED_MAX {
@@ -113,7 +113,7 @@ impl Findings {
         }
     }
 
-    /// The rule is not tried, for this reason. Does not take back what was seen.
+    /// Records why the rule is not tried. Keeps earlier observations.
     pub(super) fn excuse(&mut self, rule: Rule, why: impl Into<String>) {
         self.marks(rule).excuse.get_or_insert(why.into());
     }

@@ -1,4 +1,4 @@
-//! The harness of the cases: it sends requests, waits for answers, and records which effects to expect.
+//! The harness of the cases: sends requests, waits for answers, and records the expected effects.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
@@ -21,31 +21,31 @@ use crate::testing::StepRequestBuilder;
 
 /// How long one poll waits.
 const POLL_WAIT: Duration = Duration::from_millis(20);
-/// How often the group's offsets are held against the answers while answers are waited for.
+/// How often to compare the group's offsets with the answers while waiting for answers.
 const LOOK_AT_COMMITS_EVERY: Duration = Duration::from_millis(50);
-/// How long behind its complete-by an answer is still waited for, to be seen coming too late.
+/// How long after complete-by to wait for an answer, so that late ones are detected.
 const GRACE: Duration = Duration::from_millis(500);
-/// How often a step is asked for again whose outcome is open.
+/// How often to request a step whose outcome is undecided.
 const TRIES_MAX: usize = 8;
-/// The longest pause before it is.
+/// The longest pause between these requests.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// How long the agent may take to commit what it has done.
+/// How long the agent may take to commit finished work.
 const COMMIT_PATIENCE: Duration = Duration::from_secs(15);
 
-/// The effect that the service should have, as far as the answers show.
+/// The effect that the service should have, according to the answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum ExpectedEffect {
-    /// Nothing, and nothing ever did: the step was not to be performed.
+    /// No effect at any time: the step was not to be performed.
     Untouched,
     /// One effect.
     Made,
-    /// Nothing: what there was is undone.
+    /// No effect: the step was undone.
     Undone,
-    /// It cannot be told.
+    /// Undetermined.
     Open,
 }
 
-/// Everything that a case works with.
+/// The state that all cases use.
 pub(super) struct Harness<'a> {
     pub(super) settings: &'a CheckSettings,
     pub(super) wire: Wire,
@@ -53,11 +53,11 @@ pub(super) struct Harness<'a> {
     pub(super) findings: Findings,
     /// Whether the agent can undo.
     pub(super) undoes: bool,
-    /// Whether what the agent says to probes can be built on.
+    /// Whether the agent's answers to probes are reliable.
     pub(super) probes: bool,
     /// The effect that each operation's step should have.
     pub(super) expected_effects: BTreeMap<OperationId, ExpectedEffect>,
-    /// Operations whose step was performed though it was not to be.
+    /// Operations whose step was performed against expectation.
     pub(super) unwanted: BTreeSet<OperationId>,
     attempts: HashMap<(OperationId, String), u32>,
     turn: u32,
@@ -91,7 +91,7 @@ impl<'a> Harness<'a> {
         operation
     }
 
-    /// The next attempt at the step of an operation, in the turn of the reply partitions.
+    /// The next attempt at the step of an operation, with the reply partitions in rotation.
     pub(super) fn request(&mut self, operation: OperationId, action: Action) -> StepRequest {
         let step = self.settings.step.clone();
         self.request_of(operation, &step, action)
@@ -128,7 +128,7 @@ impl<'a> Harness<'a> {
         request
     }
 
-    /// Sends requests at once, each to the next partition of the agent's topic.
+    /// Sends requests in one batch, each to the next partition of the agent's topic.
     pub(super) fn send(
         &mut self,
         requests: Vec<StepRequest>,
@@ -145,7 +145,7 @@ impl<'a> Harness<'a> {
         self.send_to(&at, requests, expected)
     }
 
-    /// Sends requests at once, each to its partition.
+    /// Sends requests in one batch, each to its partition.
     pub(super) fn send_to(
         &mut self,
         at: &[PartitionId],
@@ -172,7 +172,7 @@ impl<'a> Harness<'a> {
             .collect())
     }
 
-    /// Waits until each of these requests is answered, or will not be any more.
+    /// Waits until each of these requests is answered, or no answer can come any more.
     pub(super) fn wait(&mut self, requests: &[SentId]) -> Result<(), CheckError> {
         let grace = GRACE + self.settings.clock_tolerance;
         loop {
@@ -183,7 +183,7 @@ impl<'a> Harness<'a> {
             };
             if !requests.iter().any(is_open) {
                 let silent = |id: &SentId| self.transcript.get(*id).replies.is_empty();
-                // What the kit was too slow to read is no silence.
+                // An answer that the kit was too slow to read is not missing.
                 return match requests.iter().any(silent) {
                     true => self.drain(),
                     false => Ok(()),
@@ -211,8 +211,8 @@ impl<'a> Harness<'a> {
         self.transcript.get(id).outcome().cloned()
     }
 
-    /// Asks for an action as a scheduler does: as long as the outcome is open, in further attempts. An
-    /// attempt without an answer ends it.
+    /// Requests an action as a scheduler does: in further attempts while the outcome is undecided.
+    /// An attempt without an answer ends it.
     pub(super) fn ask(
         &mut self,
         operation: OperationId,
@@ -237,8 +237,7 @@ impl<'a> Harness<'a> {
         Ok(answer)
     }
 
-    /// Performs the step of a fresh operation. Returns its outputs, or notes under `rule` that it could
-    /// not be had.
+    /// Performs the step of a fresh operation. Returns its outputs, or records a fault of `rule`.
     pub(super) fn perform(
         &mut self,
         rule: Rule,
@@ -259,14 +258,14 @@ impl<'a> Harness<'a> {
         }
     }
 
-    /// Takes all that was answered until now.
+    /// Reads all answers that exist by now.
     pub(super) fn drain(&mut self) -> Result<(), CheckError> {
         let came = self.wire.drain()?;
         self.take(came);
         Ok(())
     }
 
-    /// Polls once, for who waits for something else than answers.
+    /// Polls once, for callers that wait for something other than answers.
     pub(super) fn pause(&mut self) -> Result<(), CheckError> {
         let came = self.wire.poll(POLL_WAIT)?;
         self.take(came);
@@ -282,14 +281,14 @@ impl<'a> Harness<'a> {
         }
     }
 
-    /// Holds the group's offsets against what is answered by now.
+    /// Compares the group's offsets with the answers so far.
     fn look_at_commits(&mut self) -> Result<(), CheckError> {
         self.looked_at = Instant::now();
         let now = wall_clock();
         match self.wire.committed() {
             Ok(committed) => {
                 self.commits.refused = None;
-                // A reply that was acknowledged before the commit lies below the ends of now.
+                // A reply acknowledged before the commit is below the current ends.
                 self.drain()?;
                 let faults = self
                     .commits
@@ -303,7 +302,7 @@ impl<'a> Harness<'a> {
         Ok(())
     }
 
-    /// Waits until everything that was answered is committed.
+    /// Waits until all answered requests are committed.
     pub(super) fn wait_for_commits(&mut self, requests: &[SentId]) -> Result<(), CheckError> {
         let deadline = Instant::now() + COMMIT_PATIENCE;
         loop {
@@ -336,7 +335,7 @@ impl<'a> Harness<'a> {
         }
     }
 
-    /// The operations of which an effect may stand.
+    /// The operations that may have an effect.
     pub(super) fn left(&self) -> Vec<OperationId> {
         let is_left = |operation: &OperationId, effect: ExpectedEffect| match effect {
             ExpectedEffect::Made | ExpectedEffect::Open => true,
@@ -349,7 +348,7 @@ impl<'a> Harness<'a> {
             .collect()
     }
 
-    /// Judges what holds of all answers, and closes the findings.
+    /// Judges the rules about all answers, and completes the findings.
     pub(super) fn report(mut self) -> Report {
         judge::judge(&self.transcript, self.settings, &mut self.findings);
         Report {
@@ -365,13 +364,13 @@ pub(super) fn with_operation(input: &str, operation: OperationId) -> String {
     input.replace("{{operation}}", &operation.to_string())
 }
 
-/// Outputs in order of their names: a map has none.
+/// Outputs sorted by name: maps have no order.
 pub(super) fn sorted(mut outputs: Outputs) -> Outputs {
     outputs.sort();
     outputs
 }
 
-/// An answer, for people.
+/// An answer as text for people.
 pub(super) fn described(outcome: Option<&Outcome>) -> String {
     match outcome {
         None => "no answer".to_owned(),

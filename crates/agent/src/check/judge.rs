@@ -1,4 +1,4 @@
-//! What holds of every answer, whatever case it belongs to.
+//! The rules that apply to every answer of every case.
 
 use waybill_engine::{OperationId, Outcome, StepError, Timestamp};
 
@@ -7,7 +7,7 @@ use super::findings::Findings;
 use super::rule::Rule;
 use super::transcript::{Expected, Reply, Sent, Transcript};
 
-/// What a decoded reply has where its agent gave no code.
+/// The code of a decoded reply whose agent gave none.
 const NO_CODE: &str = "unspecified";
 
 /// The trace context that the requests of an operation carry.
@@ -153,7 +153,7 @@ fn is_kebab_case(code: &str) -> bool {
     code.split('-').all(is_word)
 }
 
-/// Returns whether the reply carries the context of its request on.
+/// Returns whether the reply carries the trace context of its request.
 fn trace(sent: &Sent, reply: &Reply, findings: &mut Findings) -> bool {
     let Some(carried) = reply.traceparent.as_deref() else {
         return false;

@@ -3,21 +3,21 @@
 use waybill_engine::{Action, StepRequest};
 use waybill_messages::{EncodeError, Record};
 
-/// What is wrong with a record.
+/// The defect of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Poison {
-    /// It is no Avro at all.
+    /// It is not Avro.
     Noise,
-    /// It ends in the middle.
+    /// It is cut off in the middle.
     Torn,
-    /// Its action is the schema's `Unknown`, for which a reader takes those that it does not know.
+    /// Its action is the schema's `Unknown`, which readers use for unknown actions.
     UnknownAction,
-    /// Its schema has a field more than any that was released: its fingerprint says so, and the field
-    /// lies at the end.
+    /// Its schema has one more field than any released one: the fingerprint differs, and the field
+    /// is at the end.
     NewerSchema,
 }
 
-/// The fingerprint of a schema that was never released. Readers can only know it from a registry.
+/// The fingerprint of a schema that was never released. Only a registry could provide it.
 const NEWER_FINGERPRINT: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A single object's marker and fingerprint, in bytes.
@@ -40,14 +40,14 @@ impl Poison {
         }
     }
 
-    /// The value: what `request` would be without the fault.
+    /// The value: `request`, encoded with the defect.
     pub(super) fn value(self, request: &StepRequest) -> Result<Vec<u8>, EncodeError> {
         let mut value = encoded(request)?;
         match self {
             Self::Noise => value = b"waybill agent-check: not Avro".to_vec(),
             Self::Torn => value.truncate(FRAME_BYTES + 20),
             Self::UnknownAction => {
-                // An enum is one byte here, and the only one in which two actions differ.
+                // An enum is one byte here, and the only byte in which two actions differ.
                 let other = encoded(&StepRequest {
                     action: match request.action {
                         Action::Run => Action::Probe,
@@ -62,7 +62,7 @@ impl Poison {
             }
             Self::NewerSchema => {
                 value[2..FRAME_BYTES].copy_from_slice(&NEWER_FINGERPRINT.to_le_bytes());
-                // A text of one letter.
+                // A string of one character.
                 value.extend_from_slice(&[2, b'x']);
             }
         }

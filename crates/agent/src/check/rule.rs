@@ -1,4 +1,4 @@
-//! The rules that can be seen from outside.
+//! The rules whose violation is visible from outside.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,17 +6,17 @@ use std::str::FromStr;
 /// A rule of the topic contract.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Rule {
-    /// A request is answered, with a reply that can be read.
+    /// A request is answered with a readable reply.
     Answer,
-    /// The reply lies in the partition that the request names, under the operation's id.
+    /// The reply is in the partition that the request names, under the operation's ID.
     Address,
     /// The reply repeats operation, step, attempt, epoch and action.
     Echo,
-    /// One attempt that is delivered more than once is answered each time, with the same outputs.
+    /// An attempt that is delivered more than once is answered each time, with the same outputs.
     Repeat,
-    /// Attempts of one step that overlap make one effect: the same outputs.
+    /// Overlapping attempts at one step have one effect: their outputs are equal.
     Overlap,
-    /// An older epoch behind a newer one is answered as honestly.
+    /// A request of an older epoch behind a newer one is answered correctly, too.
     OldEpoch,
     /// A request whose complete-by has passed is neither started nor answered.
     Late,
@@ -26,36 +26,36 @@ pub enum Rule {
     Probe,
     /// An undo leaves no effect.
     Undo,
-    /// The undo of what is undone is a success.
+    /// Undoing an undone step succeeds.
     UndoRepeated,
-    /// The undo of what was never performed is a success.
+    /// Undoing a step that was never performed succeeds.
     UndoFirst,
-    /// What is undone stays undone: the step is refused for good under that key.
+    /// An undone step stays undone: the step is refused for good under that key.
     Tombstone,
-    /// The same where the undo and the step come at once.
+    /// The same if the undo and the step arrive concurrently.
     UndoRace,
-    /// A step that the agent does not know is answered, and harms nothing.
+    /// A step that the agent does not know is answered, and has no effect.
     UnknownStep,
-    /// A record that cannot be read does not stop what comes behind it.
+    /// A poison record does not stop the records behind it.
     Poison,
-    /// It lies on the dead-letter topic, unchanged, with where it lay and why it is there.
+    /// The poison record is on the dead-letter topic, unchanged, with its position and the reason.
     DeadLetter,
-    /// A record of a schema that the agent cannot know is not read by guessing.
+    /// The agent does not guess at a record whose schema it cannot know.
     UnknownSchema,
-    /// What was not a success says why, with a stable code and a message.
+    /// An unsuccessful outcome gives its reason, with a stable code and a message.
     Errors,
-    /// A reply that carries a trace context carries the request's.
+    /// If a reply carries a trace context, it is the request's.
     Trace,
-    /// Of many requests at once, each is answered by its complete-by.
+    /// In a burst of requests, each is answered by its complete-by.
     Burst,
-    /// Offsets are committed behind answers, and they are committed.
+    /// The agent commits offsets, and only behind answered requests.
     Commit,
-    /// What the service itself counts agrees: one effect for a key, and none that was undone.
+    /// The service's own counts agree: at most one effect per key, and none that was undone.
     Effects,
 }
 
 impl Rule {
-    /// All of them, in the order in which they are told.
+    /// All rules, in the order of the report.
     pub const ALL: [Self; 23] = [
         Self::Answer,
         Self::Address,
@@ -112,7 +112,7 @@ impl Rule {
         }
     }
 
-    /// What it demands, for people.
+    /// The requirement, for people.
     #[must_use]
     pub const fn demand(self) -> &'static str {
         match self {
@@ -149,7 +149,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// There is no rule of this name.
+/// No rule has this name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("there is no rule {name:?}; the rules are {}", names())]
 pub struct RuleUnknown {

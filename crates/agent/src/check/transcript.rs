@@ -1,4 +1,4 @@
-//! What was asked, and what was answered to it. Values only.
+//! The requests that were sent, and their answers. Values only.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use waybill_messages::{DecodeError, Record as _};
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct SentId(usize);
 
-/// What a request is to come to.
+/// The expected answer to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Expected {
     /// An answer by complete-by.
@@ -20,7 +20,7 @@ pub(super) enum Expected {
     AnswerOrSilence,
     /// No answer: complete-by had passed when it was sent.
     Silence,
-    /// No answer, for it cannot be read; a dead letter instead.
+    /// No answer, because it cannot be read, but a dead letter.
     DeadLetter,
 }
 
@@ -29,24 +29,24 @@ pub(super) enum Expected {
 pub(super) struct Sent {
     pub(super) request: StepRequest,
     pub(super) expected: Expected,
-    /// Where it lies.
+    /// Its partition.
     pub(super) partition: PartitionId,
     pub(super) offset: Offset,
     pub(super) replies: Vec<Reply>,
 }
 
 impl Sent {
-    /// How it was answered first.
+    /// The first outcome that it was answered with.
     pub(super) fn outcome(&self) -> Option<&Outcome> {
         self.replies.first().map(|reply| &reply.reply.outcome)
     }
 
-    /// Whether a reply to it repeats all that identifies it.
+    /// Whether a reply repeats all fields that identify this request.
     pub(super) fn is_echoed_by(&self, reply: &StepReply) -> bool {
         self.matches(reply) == PERFECT
     }
 
-    /// How much of what identifies it, beside the operation, a reply repeats.
+    /// How many of the identifying fields, besides the operation, a reply repeats, as a weight.
     fn matches(&self, reply: &StepReply) -> u32 {
         let Self { request, .. } = self;
         [
@@ -62,14 +62,14 @@ impl Sent {
     }
 }
 
-/// What [`Sent::matches`] is where everything is the same.
+/// The value of [`Sent::matches`] if all fields are equal.
 const PERFECT: u32 = 12;
 
-/// A reply to a request of the kit's.
+/// A reply to a request of the kit.
 #[derive(Debug)]
 pub(super) struct Reply {
     pub(super) reply: StepReply,
-    /// Where it lies.
+    /// Its partition.
     pub(super) partition: PartitionId,
     /// Whether its key is the operation's id.
     pub(super) keyed: bool,
@@ -78,19 +78,19 @@ pub(super) struct Reply {
     pub(super) traceparent: Option<String>,
 }
 
-/// All that was asked and answered.
+/// All requests and answers.
 #[derive(Debug, Default)]
 pub(super) struct Transcript {
     sent: Vec<Sent>,
     by_operation: HashMap<OperationId, Vec<SentId>>,
     by_key: HashMap<Vec<u8>, OperationId>,
-    /// Dead letters of the agent's.
+    /// The agent's dead letters.
     pub(super) dead_letters: Vec<RawRecord>,
-    /// Records under a key of the kit's that are no replies: the last one's cause, and how many.
+    /// Records with a key of the kit that are not replies: their number, and the last one's cause.
     pub(super) unreadable: Option<(usize, DecodeError)>,
-    /// Records of the replies' topic that cannot be told to be the kit's or another's.
+    /// Records of the reply topic of which it is unclear whether they answer the kit.
     pub(super) strange: usize,
-    /// Whether a reply did not repeat what identifies its request.
+    /// Whether a reply did not repeat the identifying fields of its request.
     is_misled: bool,
 }
 
@@ -128,8 +128,8 @@ impl Transcript {
         ids.zip(&self.sent)
     }
 
-    /// Whether a reply lies where it was to lie. From an agent that misleads, it may belong to any
-    /// request of its operation.
+    /// Whether a reply is in the requested partition. From an agent that repeats wrong fields, it
+    /// may belong to any request of its operation.
     pub(super) fn is_in_place(&self, sent: &Sent, reply: &Reply) -> bool {
         let asked = |sent: &Sent| sent.request.reply_partition == reply.partition;
         if !self.is_misled {
@@ -139,8 +139,8 @@ impl Transcript {
         others.any(|id| asked(self.get(*id)))
     }
 
-    /// Takes a record of the replies' topic. Those of operations that are not the kit's are passed
-    /// over: another check may be under way.
+    /// Takes a record of the reply topic. Skips those of other operations: another check may be
+    /// running.
     pub(super) fn read_reply(&mut self, raw: &RawRecord) {
         let key = raw.key.as_deref().unwrap_or_default();
         let reply = match StepReply::decode(raw.value.as_deref().unwrap_or_default()) {
@@ -156,7 +156,7 @@ impl Transcript {
             }
         };
         let Some(sent) = self.question_of(&reply) else {
-            // Without its operation, nothing but the key says whose it is.
+            // The operation is unknown, so only the key identifies the owner.
             if self.by_key.contains_key(key) {
                 self.strange += 1;
             }
@@ -177,10 +177,9 @@ impl Transcript {
         });
     }
 
-    /// The request that a reply answers. One that repeats not all that it should is taken for the
-    /// answer to the request that it resembles most and that waits for one. From an agent that is known
-    /// to do that, so is one that names a request which has its answer: to this one it would be one too
-    /// many.
+    /// The request that a reply answers. A reply that does not repeat all fields counts for the
+    /// most similar request that waits for an answer. If the agent is known to send such replies,
+    /// so does one that names a request with an answer: for that request it would be a duplicate.
     fn question_of(&self, reply: &StepReply) -> Option<SentId> {
         let asked = self.by_operation.get(&reply.operation)?;
         let rank = |id: &&SentId| {
@@ -270,7 +269,7 @@ mod tests {
         assert_eq!(answered(&transcript, &ids), [1, 0, 0]);
         transcript.read_reply(&answer(1, 5));
         assert_eq!(answered(&transcript, &ids), [1, 1, 0]);
-        // One too many answers no other attempt.
+        // A duplicate counts for no other attempt.
         transcript.read_reply(&answer(1, 5));
         assert_eq!(answered(&transcript, &ids), [2, 1, 0]);
         let sent = transcript.get(ids[0]);

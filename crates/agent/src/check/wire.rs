@@ -1,4 +1,5 @@
-//! The kit's way to the brokers: its topics, its requests out, replies and dead letters in.
+//! The kit's connection to the brokers: creates topics, sends requests, and receives replies and
+//! dead letters.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -13,25 +14,25 @@ use waybill_messages::{Topics, is_topic_name};
 
 use super::{CheckError, CheckSettings};
 
-/// The name that brokers know the kit by.
+/// The kit's client name in the brokers' metrics and logs.
 const CLIENT_ID: &str = "waybill-agent-check";
 /// How long the brokers may take to answer.
 const BROKER_PATIENCE: Duration = Duration::from_secs(30);
-/// How long the group's coordinator may take to answer. It is asked again.
+/// How long the group's coordinator may take to answer before the kit asks again.
 const GROUP_PATIENCE: Duration = Duration::from_secs(2);
-/// How long after it was unknown a topic is asked for again.
+/// Pause before a retry after a topic was unknown.
 const TOPIC_AGAIN_AFTER: Duration = Duration::from_millis(50);
-/// What one poll takes.
+/// The limits of one poll.
 const POLL_LIMITS: PollLimits = PollLimits {
     records: 1_000,
     bytes: 4 * 1024 * 1024,
 };
-/// What is read ahead.
+/// The size of the prefetch queue.
 const READ_AHEAD_KIB_MAX: u32 = 8 * 1024;
-/// How long the brokers may hold a fetch back that finds nothing. Short, as questions on the same
+/// How long the brokers may hold an empty fetch back. Short, because other requests on the same
 /// connection wait behind it.
 const FETCH_WAIT_MAX: Duration = Duration::from_millis(20);
-/// Partitions of topics that the kit makes: enough to tell the one that is asked for from others.
+/// Partitions of topics that the kit creates: enough to tell the requested one from others.
 const PARTITIONS_MADE: u32 = 3;
 
 /// A record for the agent's topic.
@@ -43,7 +44,7 @@ pub(super) struct Outgoing {
     pub(super) traceparent: Option<String>,
 }
 
-/// A record that came in.
+/// A record that was received.
 #[derive(Debug)]
 pub(super) enum Incoming {
     Reply(RawRecord),
@@ -61,12 +62,12 @@ pub(super) struct Wire {
     request_partitions: u32,
     reply_partitions: u32,
     dead_letter_partitions: u32,
-    /// Up to where each partition of replies and dead letters was read.
+    /// The offset up to which each partition of replies and dead letters was read.
     read_to: HashMap<(String, PartitionId), Offset>,
 }
 
 impl Wire {
-    /// Makes what is missing of the topics, and reads replies and dead letters from their ends on.
+    /// Creates missing topics, and reads replies and dead letters from their ends on.
     pub(super) fn open(settings: &CheckSettings) -> Result<Self, CheckError> {
         let requests = settings.topics.step_requests(&settings.agent);
         let replies = settings.topics.step_replies().to_owned();
@@ -127,7 +128,7 @@ impl Wire {
         self.reply_partitions
     }
 
-    /// Sends records, and returns where they lie once all are acknowledged.
+    /// Sends records, and returns their offsets once all are acknowledged.
     pub(super) fn send(&self, records: &[Outgoing]) -> Result<Vec<Offset>, CheckError> {
         let mut on_their_way = Vec::with_capacity(records.len());
         for record in records {
@@ -162,7 +163,7 @@ impl Wire {
             .collect()
     }
 
-    /// Waits up to `timeout` for records, and takes what is there.
+    /// Waits up to `timeout` for records, and takes those available.
     pub(super) fn poll(&mut self, timeout: Duration) -> Result<Vec<Incoming>, CheckError> {
         let mut came = Vec::new();
         let mut ended = Vec::new();
@@ -197,7 +198,7 @@ impl Wire {
         }
     }
 
-    /// Takes all that lies on the topics of replies and dead letters by now.
+    /// Reads all records that the topics of replies and dead letters have by now.
     pub(super) fn drain(&mut self) -> Result<Vec<Incoming>, CheckError> {
         let ends = self.ends()?;
         let deadline = Instant::now() + BROKER_PATIENCE;
@@ -211,7 +212,7 @@ impl Wire {
         Ok(came)
     }
 
-    /// How far the agent's group has committed in each partition of the requests.
+    /// The offset that the agent's group has committed in each partition of the requests.
     pub(super) fn committed(&self) -> Result<Vec<Option<Offset>>, RequestError> {
         let partitions: Vec<(&str, PartitionId)> = (0..self.request_partitions)
             .map(|partition| (self.requests.as_str(), PartitionId(partition)))
@@ -219,7 +220,8 @@ impl Wire {
         self.group.committed(&partitions, GROUP_PATIENCE)
     }
 
-    /// The ends of topics that may just have been made: a broker takes a moment to lead their partitions.
+    /// The ends of topics that may just have been created: a broker takes a moment to lead their
+    /// partitions.
     fn ends_once_led(&self) -> Result<HashMap<(String, PartitionId), Offset>, CheckError> {
         let deadline = Instant::now() + BROKER_PATIENCE;
         loop {
@@ -249,7 +251,7 @@ impl Wire {
     }
 }
 
-/// Whether a partition that was just made may be the reason.
+/// Whether the error may be due to a partition that was just created.
 fn is_passing(error: &RequestError) -> bool {
     matches!(
         error.code(),
@@ -268,8 +270,8 @@ pub(super) fn group_of(settings: &CheckSettings) -> String {
     settings.group.clone().unwrap_or_else(usual)
 }
 
-/// Refuses an installation's prefix, and makes what is missing of the topics of requests, replies and
-/// dead letters. Returns how many partitions each of them has.
+/// Refuses an installation's prefix, and creates missing topics for requests, replies and dead
+/// letters. Returns their numbers of partitions.
 fn prepare(
     settings: &CheckSettings,
     [requests, replies, dead_letters]: [&str; 3],
@@ -291,7 +293,7 @@ fn prepare(
             replication: settings.replication,
             ..TopicSpec::new(topic, partitions)
         };
-        // Dead letters lie in the partition that they had, so the topics have as many.
+        // Dead letters keep their partition, so both topics have the same number.
         let requests_found = admin.topic_partitions(requests).await?;
         let as_requests = requests_found.unwrap_or(PARTITIONS_MADE);
         admin
@@ -309,7 +311,7 @@ fn prepare(
     })
 }
 
-/// How many partitions a topic has, which may just have been made.
+/// The number of partitions of a topic that may just have been created.
 async fn known(admin: &Admin, topic: &str) -> Result<u32, CheckError> {
     let found = admin.wait_for_topic(topic, BROKER_PATIENCE).await?;
     found.ok_or_else(|| CheckError::TopicMissing {

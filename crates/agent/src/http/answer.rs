@@ -1,4 +1,4 @@
-//! What a service's answer means.
+//! The meaning of a service's answer.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -15,23 +15,23 @@ use super::config::{HttpConfig, StatusesConfig};
 use crate::handler::{permanent, success, transient, unknown};
 use crate::raw;
 
-/// The longest error message that goes into a reply, in bytes.
+/// The longest error message in a reply, in bytes.
 const MESSAGE_BYTES_MAX: usize = 300;
 /// The longest error code that is taken from a service, in bytes.
 const CODE_BYTES_MAX: usize = 64;
 
-/// What a status says of the attempt.
+/// The meaning of a status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Verdict {
     Success,
     Transient,
     Permanent,
     Unknown,
-    /// Of an undo or a probe: nothing stands.
+    /// For an undo or a probe: no effect exists.
     Absent,
 }
 
-/// How answers are judged.
+/// Maps answers to outcomes.
 #[derive(Debug)]
 pub(super) struct Judge {
     statuses: StatusesConfig,
@@ -67,8 +67,8 @@ impl Judge {
         }
     }
 
-    /// The outcome of an answer whose status is no success. A body that could not be read is
-    /// `None`: the status decides alone.
+    /// The outcome of an answer whose status is not a success. `body` is `None` if it could not be
+    /// read: then the status decides alone.
     pub(super) fn failure(
         &self,
         verdict: Verdict,
@@ -91,7 +91,7 @@ impl Judge {
     }
 }
 
-/// Whether `code` can stand as a stable code in replies and metrics.
+/// Whether `code` is suitable as a stable code in replies and metrics.
 fn is_code(code: &str) -> bool {
     !code.is_empty()
         && code.len() <= CODE_BYTES_MAX
@@ -100,7 +100,8 @@ fn is_code(code: &str) -> bool {
             .all(|byte| byte.is_ascii_alphanumeric() || b"-_.:/".contains(&byte))
 }
 
-/// For people: what the service says (RFC 9457's `detail` or `title`, else the start of the body).
+/// The message for people: the service's (RFC 9457's `detail` or `title`, else the start of the
+/// body).
 fn message(status: StatusCode, json: Option<&Value>, body: &[u8]) -> String {
     let said = ["detail", "title", "message"]
         .iter()
@@ -119,7 +120,7 @@ fn message(status: StatusCode, json: Option<&Value>, body: &[u8]) -> String {
     message
 }
 
-/// How long the service asks to wait. The date form of `Retry-After` is not read: it would compare
+/// The wait that the service asks for. The date form of `Retry-After` is ignored: it would compare
 /// the service's clock with this one.
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers
@@ -132,18 +133,18 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// Which values of a successful answer are kept.
+/// The values of a successful answer to keep.
 #[derive(Debug)]
 pub(super) struct Keep(Vec<Kept>);
 
-/// A value that is kept under a name.
+/// A value to keep under a name.
 #[derive(Debug)]
 pub(super) struct Kept {
     name: String,
     pointer: String,
-    /// As the pointer says.
+    /// The parts of the JSON pointer.
     way: Vec<Box<str>>,
-    /// A successful answer may lack it.
+    /// Whether a successful answer may lack it.
     pub(super) optional: bool,
 }
 
@@ -167,18 +168,18 @@ impl Keep {
             .map(Self)
     }
 
-    /// What is kept under this name.
+    /// The value to keep under this name.
     pub(super) fn find(&self, name: &str) -> Option<&Kept> {
         self.0.iter().find(|kept| kept.name == name)
     }
 
-    /// Whether the answer's body is of no interest.
+    /// Whether no value of the body is kept.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The outcome of a successful answer. The effect was made: a body that does not hold what it
-    /// should leaves the outcome unknown, never failed without effect.
+    /// The outcome of a successful answer. The effect exists. So a body without the required values
+    /// makes the outcome unknown, never failed without effect.
     pub(super) fn outcome(&self, body: &[u8]) -> Outcome {
         let unreadable = |error: serde_json::Error| {
             let message = format!("the service's answer cannot be read: {error}");

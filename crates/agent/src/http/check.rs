@@ -1,13 +1,13 @@
-//! Whether the agents of a file can do what workflows ask of them.
+//! Checks whether the agents of a file support the requests that workflows need.
 //!
-//! What must hold of agents that pass: every step that they perform, undo or probe has a request for
-//! that; and whatever a request of theirs cannot be rendered without is an output of a step that
-//! comes before, which the agent of that step keeps. So no operation fails, and above all no undo,
-//! for a value that could never have been there. And no workflow counts on a service to refuse what comes after an undo
-//! whose agent does not declare that.
+//! What must hold for agents that pass: each step that they perform, undo or probe has a request
+//! for that. Each result that a request requires is an output of an earlier step, whose agent keeps
+//! it. So no operation, and above all no undo, fails for a value that could never exist. And no
+//! workflow relies on a service to refuse a step after its undo unless the agent declares that it
+//! does.
 //!
-//! Deliberately absent: a word on agents that are not in the file, and on steps that may be skipped.
-//! Whether a value is there in every case is not known before an operation runs.
+//! Deliberately absent: checks of agents that are not in the file, and of steps that may be
+//! skipped. Only a running operation shows whether a value always exists.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,13 +18,14 @@ use super::plan::{Requests, StepPlan};
 use super::{AgentsFile, LoadError};
 
 impl AgentsFile {
-    /// Checks that the agents fit the workflows: each step that an agent of this file performs,
-    /// undoes or probes has its request, and what that request uses of earlier steps' results is
-    /// kept by their agents. Agents that are not in this file are taken to fit.
+    /// Checks that the agents support the workflows: each step that an agent of this file performs,
+    /// undoes or probes has its request, and other agents keep the results of earlier steps that it
+    /// uses. Agents that are not in this file are assumed to fit.
     ///
     /// # Errors
     ///
-    /// If an agent does not fit a step, if its requests cannot be loaded, or if two have the same name.
+    /// If an agent does not fit a step, if its requests cannot be loaded, or if two have the same
+    /// name.
     pub fn check(&self, workflows: &Workflows) -> Result<(), LoadError> {
         self.refuse_twins()?;
         let agents = self
@@ -57,8 +58,8 @@ impl AgentsFile {
 }
 
 impl AgentsFile {
-    /// The fields of the input without which requests of these agents for a workflow's steps cannot be rendered, each with
-    /// the steps that use it.
+    /// The input fields that these agents require to render their requests for a workflow's steps,
+    /// each with the steps that use it.
     ///
     /// # Errors
     ///
@@ -91,17 +92,17 @@ impl AgentsFile {
 /// Fields of an input, with dots between keys, each with the steps that use it.
 pub type NeededInputs = BTreeMap<String, BTreeSet<String>>;
 
-/// What is known of agents, by the agent's name.
+/// The known agents, by name.
 type Agents<'a> = BTreeMap<&'a str, Known>;
 
-/// What a file says of an agent.
+/// What the file declares about an agent.
 struct Known {
     requests: Requests,
     /// Its service refuses to perform a step once it was undone.
     tombstones: bool,
 }
 
-/// A step that agents have to fit.
+/// A step that agents must support.
 struct Fit<'a> {
     agents: &'a Agents<'a>,
     workflow: &'a Workflow,
@@ -113,7 +114,7 @@ impl Fit<'_> {
         let step = self.step();
         if let Some(when) = &step.when {
             let read = &self.workflow.steps()[when.step];
-            // A value that may be absent is welcome here: the condition does not hold without it.
+            // An optional value is allowed here: without it, the condition is false.
             self.kept(read, &when.output).map_err(|why| {
                 self.unfit(&read.agent, "when.output", format!("cannot be read: {why}"))
             })?;
@@ -141,7 +142,8 @@ impl Fit<'_> {
         Ok(())
     }
 
-    /// Checks that the agent, if it is in the file, has the request, and that what it uses is there.
+    /// Checks that the agent, if it is in the file, has the request, and that its required values
+    /// exist.
     fn request(&self, agent: &str, action: Action) -> Result<(), LoadError> {
         let Some(Known { requests, .. }) = self.agents.get(agent) else {
             return Ok(());
@@ -178,7 +180,8 @@ impl Fit<'_> {
         Ok(())
     }
 
-    /// Checks that a result, `step.output`, is there once the action is asked for. Says why not.
+    /// Checks that a result, `step.output`, exists when the action is requested. The error says why
+    /// not.
     fn supplied(&self, action: Action, result: &str) -> Result<(), String> {
         let (name, output) = result.split_once('.').unwrap_or((result, ""));
         let Some(by) = self.workflow.step_index(name) else {
@@ -198,8 +201,8 @@ impl Fit<'_> {
         }
     }
 
-    /// What the agent that performs a step keeps as this output; `None` if the agent is not in the
-    /// file. Says so if it keeps nothing, or does not know the step.
+    /// The output that the agent of a step keeps; `None` if the agent is not in the file. An error
+    /// if it does not keep this output, or does not know the step.
     fn kept(&self, supplier: &Step, output: &str) -> Result<Option<&Kept>, String> {
         let Some(Known { requests, .. }) = self.agents.get(&*supplier.agent) else {
             return Ok(None);

@@ -1,4 +1,4 @@
-//! One exchange with a service, over connections that are kept.
+//! One exchange with a service, over persistent connections.
 
 mod http2;
 
@@ -30,25 +30,25 @@ pub(super) enum Client {
     Http2(Http2),
 }
 
-/// What came back.
+/// The service's answer.
 #[derive(Debug)]
 pub(super) struct Answer {
     pub(super) head: response::Parts,
     pub(super) body: Result<Bytes, BodyError>,
 }
 
-/// Why nothing came back.
+/// Why there is no answer.
 #[derive(Debug)]
 pub(super) enum SendError {
-    /// There was no connection for the request: it has surely had no effect.
+    /// No connection was available: the request certainly had no effect.
     Unconnected(String),
-    /// The service said that it has not looked at the request: it has surely had no effect.
+    /// The service reported that it did not process the request, which certainly had no effect.
     Unread(String),
     /// It may have had an effect.
     BrokeOff(String),
 }
 
-/// Why a body could not be had.
+/// Why a body could not be read.
 #[derive(Debug)]
 pub(super) enum BodyError {
     /// It is larger than the limit.
@@ -82,8 +82,8 @@ impl Client {
         }
     }
 
-    /// Sends the request and reads the answer, with a body of at most `bytes_max`. The caller waits no longer than
-    /// `until`; who has not got a connection to share by then is told so.
+    /// Sends the request and reads the answer, with a body of at most `bytes_max`. Waits no longer
+    /// than `until`; a request that has no shared connection by then fails.
     pub(super) async fn exchange(
         &self,
         request: Request<Bytes>,
@@ -105,7 +105,7 @@ impl Client {
     }
 }
 
-/// The process's TLS settings, loaded once: the system's root certificates are large.
+/// The TLS settings of the process, loaded once: the system's root certificates are large.
 fn tls_connector() -> Result<TlsConnector, LoadError> {
     static CONNECTOR: OnceLock<TlsConnector> = OnceLock::new();
     if let Some(connector) = CONNECTOR.get() {
@@ -126,7 +126,7 @@ async fn read_body(mut body: Incoming, bytes_max: usize) -> Result<Bytes, BodyEr
     Ok(read.whole())
 }
 
-/// A body while it is read.
+/// A body being read.
 struct Body {
     first: Bytes,
     rest: BytesMut,

@@ -30,13 +30,13 @@ pub struct AgentConfig {
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct HttpConfig {
-    /// Scheme, authority and optionally a path: `https://stock.example/api`. `{name}` stands for a
-    /// variable that the program supplies when it loads the file.
+    /// Scheme, authority and optionally a path: `https://stock.example/api`. `{name}` is replaced
+    /// by a variable that the program supplies when it loads the file.
     pub base_url: String,
-    /// The request for every step that has no entry in `steps`.
+    /// The request for each step without an entry in `steps`.
     #[serde(default)]
     pub request: Option<RequestConfig>,
-    /// Requests of single steps, by the step's name.
+    /// Requests for single steps, by the step's name.
     #[serde(default)]
     pub steps: BTreeMap<String, RequestConfig>,
     /// The header that carries the idempotency key. Default: `Idempotency-Key`.
@@ -45,15 +45,16 @@ pub struct HttpConfig {
     /// The header that carries complete-by as RFC 3339 in UTC. Default: `Waybill-Complete-By`.
     #[serde(default = "default_complete_by_header")]
     pub complete_by_header: String,
-    /// Whether the service refuses to perform a step once it was undone, whatever comes late. A workflow may rely on it
-    /// (`compensation.tombstones`) only where this says so. Default: false.
+    /// Whether the service refuses to perform a step after it was undone, even if the request
+    /// arrives late. A workflow may rely on it (`compensation.tombstones`) only if this is set.
+    /// Default: false.
     #[serde(default)]
     pub tombstones: bool,
-    /// What the service's statuses mean.
+    /// The meaning of the service's statuses.
     #[serde(default)]
     pub statuses: StatusesConfig,
-    /// Where a failed answer holds a stable error code: a JSON pointer. Default: `/code`. Without a
-    /// code there, it is `http-<status>`.
+    /// The position of a stable error code in a failed answer: a JSON pointer. Default: `/code`.
+    /// Without a code there, the code is `http-<status>`.
     #[serde(default = "default_error_code")]
     pub error_code: String,
     /// How long to wait for one answer, within complete-by. Default: 10s.
@@ -62,10 +63,10 @@ pub struct HttpConfig {
     /// How long to wait for a connection, within `timeout`. Default: 2s.
     #[serde(default = "default_connect_timeout", deserialize_with = "duration")]
     pub connect_timeout: Duration,
-    /// How many attempts run at once. Default: 64.
+    /// Maximum number of concurrent attempts. Default: 64.
     #[serde(default = "default_concurrency_max")]
     pub concurrency_max: usize,
-    /// How large an answer may be that is read for its values or its error. Default: 65536.
+    /// The largest answer, in bytes, that is read for its values or its error. Default: 65536.
     #[serde(default = "default_response_bytes_max")]
     pub response_bytes_max: usize,
     /// Speak HTTP/2 without negotiation (over `http://`: with prior knowledge). Default: false.
@@ -74,7 +75,7 @@ pub struct HttpConfig {
     /// The connection pool.
     #[serde(default)]
     pub pool: PoolConfig,
-    /// Immediate retries of transient failures, inside one attempt.
+    /// Immediate retries of transient failures within one attempt.
     #[serde(default)]
     pub retries: RetriesConfig,
     /// The circuit breaker.
@@ -82,7 +83,7 @@ pub struct HttpConfig {
     pub breaker: BreakerConfig,
 }
 
-/// One kind of request, as a template, and those that undo and probe what it does.
+/// One kind of request, as a template, and the requests that undo and probe it.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct RequestConfig {
@@ -97,15 +98,15 @@ pub struct RequestConfig {
     /// placeholder becomes the value with its JSON type. Absent: no body.
     #[serde(default)]
     pub body: Option<serde_json::Value>,
-    /// What to keep of a successful answer: output names and where they lie (JSON pointers). A
-    /// trailing `?` on the name's pointer lets the value be absent.
+    /// The values to keep of a successful answer: output names and JSON pointers. A pointer with a
+    /// trailing `?` marks a value that may be absent.
     #[serde(default)]
     pub keep: BTreeMap<String, String>,
     /// The request that undoes it, under the same idempotency key. Absent: it cannot be undone.
     #[serde(default)]
     pub compensate: Option<InverseConfig>,
     /// The request that asks whether it took effect, under the same idempotency key. A successful
-    /// answer says yes, and is read for `keep` as the request's own. Absent: it cannot be asked.
+    /// answer means that it did; `keep` applies to that answer, too. Absent: it cannot be probed.
     #[serde(default)]
     pub probe: Option<InverseConfig>,
 }
@@ -116,33 +117,33 @@ pub struct RequestConfig {
 pub struct InverseConfig {
     /// The HTTP method, for example `DELETE`.
     pub method: String,
-    /// The path, a template. Absent: the path of the request that it undoes or probes.
+    /// The path, a template. Absent: the path of the request to undo or probe.
     #[serde(default)]
     pub path: Option<String>,
     /// Further headers; the values are templates.
     #[serde(default)]
     pub headers: BTreeMap<String, String>,
-    /// The JSON body, as that of a request. Absent: no body.
+    /// The JSON body, as in a request. Absent: no body.
     #[serde(default)]
     pub body: Option<serde_json::Value>,
 }
 
-/// What statuses mean. A status in none of the lists: 2xx is a success, 5xx unknown, all else
-/// permanent. A list that is given replaces the default one.
+/// The meaning of statuses. For a status in none of the lists: 2xx is a success, 5xx unknown, all
+/// others permanent. A list that is given replaces its default.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct StatusesConfig {
-    /// The step is done. Default: 200-299.
+    /// The step succeeded. Default: 200-299.
     pub success: StatusSet,
-    /// It failed without effect and may succeed later. Default: 408, 425, 429, 503. A service that
-    /// answers other 5xx only where nothing took effect may have them here: they are then repeated
-    /// inside the attempt.
+    /// The request failed without effect and may succeed later. Default: 408, 425, 429, 503. If a
+    /// service answers other 5xx only when nothing took effect, add them: the agent then retries
+    /// them within the attempt.
     pub transient: StatusSet,
-    /// It was refused and would be again. Default: none beside the rule above.
+    /// The request was refused, and a retry would be, too. Default: only the rule above.
     pub permanent: StatusSet,
-    /// It may have taken effect. Default: none beside the rule above.
+    /// The request may have taken effect. Default: only the rule above.
     pub unknown: StatusSet,
-    /// Answers to a request that undoes or probes, alone: nothing stands. Default: 404, 410.
+    /// Only for answers to an undo or a probe: no effect exists. Default: 404, 410.
     pub absent: StatusSet,
 }
 
@@ -236,7 +237,7 @@ impl<'de> Deserialize<'de> for StatusRange {
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct PoolConfig {
-    /// How many idle connections are kept. Default: as many as `concurrencyMax`.
+    /// Maximum number of idle connections. Default: the value of `concurrencyMax`.
     pub idle_max: Option<usize>,
     /// How long an idle connection is kept. Keep it below the service's own limit. Default: 30s.
     #[serde(deserialize_with = "duration")]
@@ -252,17 +253,17 @@ impl Default for PoolConfig {
     }
 }
 
-/// Immediate retries inside one attempt, before the scheduler hears of it.
+/// Immediate retries within one attempt; the scheduler does not see them.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct RetriesConfig {
-    /// How many. Default: 1.
+    /// Maximum number of retries. Default: 1.
     pub max: u32,
-    /// The wait before the first one, doubled for each further one, with jitter. Default: 50ms.
+    /// The wait before the first retry, doubled for each further one, with jitter. Default: 50ms.
     #[serde(deserialize_with = "duration")]
     pub backoff: Duration,
-    /// The longest wait, also where the service asks for more with `Retry-After`: then the attempt
-    /// ends as transient instead. Default: 1s.
+    /// The longest wait. If the service asks for more with `Retry-After`, the attempt ends as
+    /// transient instead. Default: 1s.
     #[serde(deserialize_with = "duration")]
     pub delay_max: Duration,
 }
@@ -277,19 +278,19 @@ impl Default for RetriesConfig {
     }
 }
 
-/// The circuit breaker. Transient and unknown outcomes are failures of the service; a permanent one
-/// is a success of it.
+/// The circuit breaker. Transient and unknown outcomes count as failures of the service, permanent
+/// ones as successes.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 pub struct BreakerConfig {
     /// The share of failures, above 0 and up to 1, at which it opens. Default: 0.5.
     pub failure_rate: f32,
-    /// Over how many of the last calls the share is taken. Default: 50.
+    /// The number of most recent calls that the share is computed over. Default: 50.
     pub calls: usize,
     /// How long it stays open. Default: 5s.
     #[serde(deserialize_with = "duration")]
     pub open_for: Duration,
-    /// How many calls probe the service before it closes. Default: 5.
+    /// The number of probes before it closes. Default: 5.
     pub half_open_calls: usize,
 }
 

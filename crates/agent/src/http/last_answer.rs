@@ -1,4 +1,4 @@
-//! Whether a service is busy or silent.
+//! Distinguishes a busy service from one that does not answer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

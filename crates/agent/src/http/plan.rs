@@ -1,4 +1,4 @@
-//! An agent's requests, compiled: what is sent for a step call.
+//! An agent's compiled requests.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::config::{HttpConfig, InverseConfig, RequestConfig};
 use crate::spans::TRACEPARENT;
 use crate::template::{Body, Path, RenderError, Scope, TemplateError, Text, rfc3339};
 
-/// The methods that services are asked with.
+/// The allowed methods.
 const METHODS: [Method; 6] = [
     Method::GET,
     Method::HEAD,
@@ -24,7 +24,7 @@ const METHODS: [Method; 6] = [
     Method::DELETE,
 ];
 
-/// Headers that belong to the connection, not to a template.
+/// Headers of the connection, which templates must not set.
 const RESERVED_HEADERS: [&str; 10] = [
     "connection",
     "content-length",
@@ -38,7 +38,7 @@ const RESERVED_HEADERS: [&str; 10] = [
     "upgrade",
 ];
 
-/// All that an agent can send.
+/// All requests of an agent, with its base URL.
 #[derive(Debug)]
 pub(super) struct Plan {
     base: Base,
@@ -54,10 +54,10 @@ pub(super) struct Requests {
     of_step: BTreeMap<String, Actions>,
 }
 
-/// What is sent to perform, to undo and to probe a step.
+/// The requests that perform, undo and probe a step.
 #[derive(Debug)]
 pub(super) struct Actions {
-    /// Where it stands in the agent's file.
+    /// Its path in the agent's file.
     pub(super) key: String,
     pub(super) run: StepPlan,
     compensate: Option<StepPlan>,
@@ -74,7 +74,7 @@ struct Base {
     path: String,
 }
 
-/// What is sent for one step, and what is kept of its answer.
+/// The request for one step, and the values to keep of its answer.
 #[derive(Debug)]
 pub(super) struct StepPlan {
     method: Method,
@@ -104,7 +104,7 @@ impl Plan {
         self.base.scheme == Scheme::HTTPS
     }
 
-    /// What is sent for a step; `None` if this agent has no such request.
+    /// The request for an action of a step; `None` if this agent has none.
     pub(super) fn step(&self, step: &str, action: Action) -> Option<&StepPlan> {
         self.requests.of(step)?.request(action)
     }
@@ -261,14 +261,14 @@ impl Requests {
         })
     }
 
-    /// What is sent for a step; `None` if the agent does not know it.
+    /// The requests for a step; `None` if the agent does not know the step.
     pub(super) fn of(&self, step: &str) -> Option<&Actions> {
         self.of_step.get(step).or(self.of_any_step.as_ref())
     }
 }
 
 impl Actions {
-    /// What is sent for an action; `None` if there is no such request.
+    /// The request for an action; `None` if there is none.
     pub(super) fn request(&self, action: Action) -> Option<&StepPlan> {
         match action {
             Action::Run => Some(&self.run),
@@ -309,8 +309,8 @@ impl Actions {
 }
 
 impl StepPlan {
-    /// The results, as `step.name`, without which the request cannot be rendered, each with the part
-    /// of the request that wants it.
+    /// The results, as `step.name`, that the request requires, each with the part of the request
+    /// that uses it.
     pub(super) fn needed_results(&self) -> Vec<(String, &str)> {
         let of = |part: &str, result| (part.to_owned(), result);
         let path = self.path.needed_results();
@@ -326,7 +326,7 @@ impl StepPlan {
         needed
     }
 
-    /// The fields of the input without which the request cannot be rendered.
+    /// The input fields that the request requires.
     pub(super) fn needed_inputs(&self) -> Vec<String> {
         let mut needed: Vec<_> = self.path.needed_inputs().collect();
         for (_, value) in &self.headers {

@@ -1,4 +1,4 @@
-//! The declarative agent against a service that answers what a test says.
+//! The declarative agent against a service with scripted answers.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,14 +26,14 @@ mod undo_and_probe;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A service that answers what the test says, and remembers what it was asked.
+/// A service that gives the answers of the test, and records its requests.
 struct Service {
     url: String,
     asked: Mutex<Vec<Asked>>,
     answer: Mutex<Box<dyn Fn(usize) -> Answer + Send>>,
     running: AtomicUsize,
     running_most: AtomicUsize,
-    /// While this holds requests, none is answered.
+    /// While this is set, no request is answered.
     hold: Mutex<Option<Arc<Notify>>>,
 }
 

@@ -1,4 +1,4 @@
-//! One attempt: on time, and with panics caught.
+//! Runs one attempt, until its deadline and with panics caught.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -13,7 +13,7 @@ use super::queue::RETRY_AFTER_MIN;
 use crate::handler::{Handler, StepCall, not_attempted, unknown};
 use crate::spans;
 
-/// A request with its times on the monotonic clock. It was sent `sent`, or now.
+/// A request with its times on the monotonic clock. `sent` defaults to now.
 pub(crate) fn call_of(request: StepRequest, sent: Option<Timestamp>) -> StepCall {
     let (now, wall_now) = (Instant::now(), wall_clock());
     let deadline = now + request.complete_by.since(wall_now);
@@ -25,8 +25,8 @@ pub(crate) fn call_of(request: StepRequest, sent: Option<Timestamp>) -> StepCall
     }
 }
 
-/// Runs one attempt in a span of its own: not past its deadline, and with panics caught. `None` is no answer. The
-/// request came through `topic`, or from the scheduler directly.
+/// Runs one attempt in its own span, until its deadline and with panics caught. `None` means no
+/// answer. The request came through `topic`, or from the scheduler directly.
 pub(crate) async fn perform(
     handler: &dyn Handler,
     call: &mut StepCall,
@@ -38,7 +38,7 @@ pub(crate) async fn perform(
         spans::attempted(span, outcome.as_ref());
     }
     if let Some(Outcome::Transient { error } | Outcome::Unknown { error }) = &outcome {
-        // One line for each kind of failure, however many there are: repeats are counted.
+        // One log line per kind of failure: repeated ones are counted.
         let StepRequest { agent, step, .. } = &call.request;
         tracing::warn!(%agent, %step, error = error.code, "attempts fail");
     }
@@ -49,7 +49,7 @@ async fn perform_untraced(handler: &dyn Handler, call: &StepCall) -> Option<Outc
     if is_over(call) {
         return None;
     }
-    // The handler's own code before its first await runs inside, too.
+    // The handler's code before its first await must run inside, too.
     let attempt = async {
         match call.request.action {
             Action::Run => handler.run(call).await,
@@ -65,12 +65,12 @@ async fn perform_untraced(handler: &dyn Handler, call: &StepCall) -> Option<Outc
     }
 }
 
-/// Whether complete-by has passed. (The runtime's timers stand still while the machine is suspended.)
+/// Whether complete-by has passed. (The runtime's timers stop while the machine is suspended.)
 fn is_over(call: &StepCall) -> bool {
     Instant::now() >= call.deadline || wall_clock() >= call.request.complete_by
 }
 
-/// The answer for work that is handed back because the process stops.
+/// The answer for requests that are handed back because the process stops.
 pub(super) fn stopping() -> Outcome {
     let message = "the agent's process is stopping";
     not_attempted("agent-stopping", message, RETRY_AFTER_MIN)

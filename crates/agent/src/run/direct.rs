@@ -1,10 +1,10 @@
-//! Agents that are asked directly, by a scheduler in their own process: no record carries the request or the
-//! reply.
+//! Agents that a scheduler in the same process calls directly: neither request nor reply is a
+//! record.
 //!
-//! What the run loop over topics keeps holds here too: no agent blocks another, what there is no room for is
-//! answered `not attempted` at once, past complete-by there is silence, and a panic ends one attempt. What is
-//! under way is lost with the process, as everything that the scheduler has in memory: whoever has the
-//! operations next asks again, for the same attempts.
+//! The guarantees of the run loop over topics hold here too: no agent blocks another, requests
+//! without room are answered `not attempted` immediately, there are no answers past complete-by,
+//! and a panic ends one attempt. Requests in flight are lost with the process, like everything in
+//! the scheduler's memory: the next owner of the operations requests the same attempts again.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,23 +22,23 @@ use super::{StartError, check_names};
 use crate::handler::{Handler, StepCall};
 use crate::metrics::{self, AgentMetrics};
 
-/// About how much memory a request takes beside its input.
+/// Approximate memory that a request takes beside its input.
 const REQUEST_BYTES: usize = 512;
 
-/// How often is looked whether the last attempt has ended.
+/// How often to check whether the last attempt has ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 
-/// Bounds of each agent that is asked directly.
+/// Limits of each directly called agent.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectConfig {
-    /// How many requests an agent holds at once, running and waiting.
+    /// How many requests an agent holds, running and queued.
     pub in_flight_max: usize,
-    /// How many bytes of requests an agent holds at once.
+    /// How many bytes of requests an agent holds.
     pub in_flight_bytes_max: usize,
 }
 
-/// Running agents of the process of whoever asks. Each request carries a `T`, which comes back with its answer.
-/// Dropped, they stop at once; nothing more is answered.
+/// Running agents in the caller's process. Each request carries a `T`, which its answer returns.
+/// Dropped, they stop immediately and answer nothing more.
 pub struct DirectAgents<T> {
     shared: Arc<Shared<T>>,
     by_name: HashMap<String, usize>,
@@ -48,7 +48,7 @@ pub struct DirectAgents<T> {
 struct Shared<T> {
     agents: Vec<Agent<T>>,
     answers: Mutex<Vec<(T, StepReply)>>,
-    /// Says that there are answers, once until they are taken.
+    /// Notifies the caller that there are answers, once until they are taken.
     tell: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -110,13 +110,13 @@ impl<T: Send + 'static> DirectAgents<T> {
         })
     }
 
-    /// Whether there is an agent of this name.
+    /// Whether an agent of this name exists.
     #[must_use]
     pub fn has(&self, agent: &str) -> bool {
         self.by_name.contains_key(agent)
     }
 
-    /// Asks for attempts. Those of agents that there are not are left out.
+    /// Requests attempts. Skips requests for unknown agents.
     pub fn ask(&self, requests: impl IntoIterator<Item = (T, StepRequest)>) {
         let shared = &self.shared;
         let mut touched = vec![false; shared.agents.len()];
@@ -156,15 +156,16 @@ impl<T: Send + 'static> DirectAgents<T> {
         std::mem::take(&mut *self.shared.answers())
     }
 
-    /// Leaves out what waits for its turn and was asked by these: nobody awaits it any more. What runs goes on.
+    /// Removes queued requests whose `T` matches `is_gone`: no caller awaits their answers. Running
+    /// attempts continue.
     pub fn forget(&self, is_gone: impl Fn(&T) -> bool) {
         for agent in &self.shared.agents {
             agent.queue.forget(&is_gone);
         }
     }
 
-    /// Takes nothing more, hands back what waits for its turn (`not attempted`), and waits until the attempts that
-    /// run have ended, for as long as `patience`. Blocks; not for a thread of the runtime.
+    /// Accepts nothing more, hands queued requests back (`not attempted`), and waits up to
+    /// `patience` until running attempts have ended. Blocks; not for a thread of the runtime.
     pub fn drain(&self, patience: Duration) {
         let deadline = Instant::now() + patience;
         for agent in &self.shared.agents {
@@ -180,7 +181,7 @@ impl<T: Send + 'static> DirectAgents<T> {
         }
     }
 
-    /// Shows how much waits and runs, as metrics.
+    /// Updates the metrics of queued and running attempts.
     pub fn show_depths(&self) {
         for agent in &self.shared.agents {
             agent.metrics.show_depth(agent.queue.depth());
@@ -203,11 +204,11 @@ impl<T> fmt::Debug for DirectAgents<T> {
     }
 }
 
-/// Performs one agent's work.
+/// Runs one worker of an agent.
 async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
     let agent = &shared.agents[agent];
     while let Some(Next { work, has_time }) = agent.queue.next().await {
-        // A handler that is always ready at once must not keep its thread from everybody else.
+        // A handler that is always ready must not monopolize its thread.
         tokio::task::consume_budget().await;
         let bytes = work.bytes;
         if !has_time {
@@ -226,7 +227,8 @@ async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
             Some(outcome) => shared.answer(agent, &call, outcome, source),
             None => agent.metrics.late.increment(1),
         }
-        // Behind its answer: whoever waits for the last one to end finds it there.
+        // After the answer is stored: a caller that waits for the last attempt must find its
+        // answer.
         agent.queue.finished(bytes, Some(took));
     }
 }

@@ -1,8 +1,8 @@
-//! The newest owner of each shard that this process was asked by.
+//! The newest owner of each shard that has sent requests to this process.
 //!
-//! Why: an owner that was superseded may not know it yet, and what it had sent may arrive late: its machine was
-//! suspended, or the record waited in a client's buffer. Its successor asks again for whatever is still to be done, so
-//! an older owner's request is refused.
+//! Why: a superseded owner may not know it yet, and its requests may arrive late, because its
+//! machine was suspended or a client buffered the record. Its successor requests all remaining
+//! steps again, so an older owner's request is refused.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,14 +14,14 @@ use waybill_engine::{Epoch, LayoutShard, OWNER_SUPERSEDED, Outcome, StepRequest}
 use super::queue::RETRY_AFTER_MIN;
 use crate::handler::not_attempted;
 
-/// How many shards are remembered. Of more, those of the oldest layout are forgotten.
+/// How many shards to remember. Beyond that, those of the oldest layout are forgotten.
 const SHARDS_MAX: usize = 10_000;
 
-/// An owner that has asked for nothing for so long is forgotten. After a restore from a backup epochs begin lower
-/// than they were, and must not be refused for good.
+/// An owner without requests for this long is forgotten. After a restore from a backup epochs start
+/// lower than before, and must not be refused for good.
 const REMEMBERED: Duration = Duration::from_secs(10 * 60);
 
-/// What is remembered.
+/// The newest owner of each remembered shard.
 #[derive(Debug, Default)]
 pub(super) struct Epochs(Mutex<BTreeMap<LayoutShard, Newest>>);
 
@@ -32,7 +32,8 @@ struct Newest {
 }
 
 impl Epochs {
-    /// Notes who asks at `now`. Returns whether a newer owner of the shard has asked before.
+    /// Records the owner that sends a request at `now`. Returns whether a newer owner of the shard
+    /// has sent one before.
     pub(super) fn is_superseded(&self, request: &StepRequest, now: BootTime) -> bool {
         let Some(shard) = request.shard else {
             return false;
@@ -61,7 +62,7 @@ impl Epochs {
     }
 }
 
-/// The answer to an owner that was superseded.
+/// The answer to a superseded owner.
 pub(super) fn superseded() -> Outcome {
     let message = "a newer owner of the shard has asked for steps";
     not_attempted(OWNER_SUPERSEDED, message, RETRY_AFTER_MIN)

@@ -1,4 +1,4 @@
-//! From a record to an agent's work, on the polling thread.
+//! Turns records into work of agents, on the polling thread.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use super::outbox::Outgoing;
 use super::poller::Shared;
 use super::queue::Work;
 
-/// Takes records in, on the polling thread.
+/// Takes records on the polling thread.
 pub(super) struct Intake {
     shared: Arc<Shared>,
-    /// Agents that got work since their workers were last woken.
+    /// Agents with new work since their workers were last woken.
     touched: Vec<bool>,
-    /// Requests whose schema the registry has not told yet: of one poll at most.
+    /// Requests whose schema the registry has not returned yet: at most those of one poll.
     waiting: Vec<Waiting>,
 }
 
-/// A request that cannot be read yet.
+/// A request that cannot be decoded yet.
 struct Waiting {
     agent: usize,
     source: Source,
@@ -39,8 +39,8 @@ impl Intake {
         }
     }
 
-    /// How many requests cannot be read yet. No more are to be polled while there are some. Those of partitions that were
-    /// revoked do not count.
+    /// The number of requests that cannot be decoded yet, without those of revoked partitions. The
+    /// consumer must not be polled while there are any.
     pub(super) fn waiting(&self) -> usize {
         let offsets = &self.shared.offsets;
         let waiting = self.waiting.iter();
@@ -49,7 +49,7 @@ impl Intake {
             .count()
     }
 
-    /// Wakes the workers of agents that got work.
+    /// Wakes the workers of agents with new work.
     pub(super) fn wake(&mut self) {
         for (agent, touched) in self.shared.agents.iter().zip(&mut self.touched) {
             if std::mem::take(touched) {
@@ -95,7 +95,8 @@ impl Intake {
         }
     }
 
-    /// Reads again what could not be read yet, but not what another member of the group has by now.
+    /// Retries requests that could not be decoded yet, except those that another group member owns
+    /// by now.
     pub(super) fn read_waiting(&mut self) {
         for waiting in std::mem::take(&mut self.waiting) {
             if self.shared.offsets.holds(waiting.source) {
@@ -124,7 +125,7 @@ impl Intake {
         }
     }
 
-    /// Sends a record that cannot be decoded to its dead-letter topic, as it is.
+    /// Sends a record that cannot be decoded to its dead-letter topic, unchanged.
     fn bury(&self, index: usize, raw: RawRecord, source: Source, error: &DecodeError) {
         self.shared.agents[index].metrics.poison.increment(1);
         tracing::warn!(
@@ -142,7 +143,7 @@ impl Intake {
         self.put_aside(&raw.topic, contents, source, &error.to_string());
     }
 
-    /// Sends what lies at a place to the topic's dead-letter topic.
+    /// Sends the contents of a position to the topic's dead-letter topic.
     fn put_aside(&self, topic: &str, contents: Contents, source: Source, cause: &str) {
         let dead_letter = DeadLetter {
             topic,

@@ -1,4 +1,5 @@
-//! How far each partition of the agents' topics is done, shared between the thread that polls and those that perform.
+//! The progress in each partition of the agents' topics, shared by the polling thread and the
+//! workers.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -6,7 +7,7 @@ use std::time::Instant;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{Consumed, GroupProgress};
 
-/// A consumed record. Its topic is that of an agent, as an index into those of the process.
+/// A consumed record. `topic` is the index of the agent in this process.
 pub(super) type Source = Consumed<usize>;
 
 /// The partitions that are assigned to this process.
@@ -18,12 +19,12 @@ pub(super) struct Offsets {
 }
 
 impl Offsets {
-    /// A partition was assigned.
+    /// Records that a partition was assigned.
     pub(super) fn assign(&self, agent: usize, partition: PartitionId) {
         self.progress().assign(agent, partition);
     }
 
-    /// A partition was revoked. Returns the offset to commit before it is given up.
+    /// Records that a partition was revoked. Returns the offset to commit before it is given up.
     pub(super) fn revoke(&self, agent: usize, partition: PartitionId) -> Option<Offset> {
         let mut progress = self.progress();
         let offset = progress.revoke(agent, partition);
@@ -31,7 +32,7 @@ impl Offsets {
         offset
     }
 
-    /// A record was read of the agent's topic `name`. `None` if its partition is not assigned.
+    /// Begins a record of the agent's topic `name`. `None` if its partition is not assigned.
     pub(super) fn begin(
         &self,
         agent: usize,
@@ -42,7 +43,8 @@ impl Offsets {
         self.progress().begin(agent, partition, offset, name)
     }
 
-    /// What lies at an offset cannot be decoded. `None` if the partition is not assigned, or was read further than that.
+    /// Begins an undecodable record at an offset. `None` if the partition is not assigned, or was
+    /// read further.
     pub(super) fn begin_unread(
         &self,
         agent: usize,
@@ -52,29 +54,30 @@ impl Offsets {
         self.progress().begin_unread(agent, partition, offset)
     }
 
-    /// There are no records before `next`, further than those that were begun.
+    /// Records that there are no records between those that were begun and `next`.
     pub(super) fn pass(&self, agent: usize, partition: PartitionId, next: Offset) {
         self.progress().pass(agent, partition, next);
     }
 
-    /// Whether the record's partition is still this process's.
+    /// Whether this process still owns the record's partition.
     pub(super) fn holds(&self, source: Source) -> bool {
         self.progress().holds(source)
     }
 
-    /// A record is done. Harmless once its partition was revoked.
+    /// Marks a record as done. Has no effect after its partition was revoked.
     pub(super) fn done(&self, source: Source) {
         let mut progress = self.progress();
         progress.done(source);
         self.tell_if_idle(&progress);
     }
 
-    /// What has moved since the last call: agent, partition, and the offset to commit.
+    /// The partitions that have advanced since the last call: agent, partition, and the offset to
+    /// commit.
     pub(super) fn take_commits(&self) -> Vec<(usize, PartitionId, Offset)> {
         self.progress().take_commits()
     }
 
-    /// How many records are not done.
+    /// The number of records that are not done.
     pub(super) fn open(&self) -> usize {
         self.progress().open()
     }

@@ -1,8 +1,10 @@
-//! What agents send: step replies and dead letters, each with the record that it finishes.
+//! The records that agents send: step replies and dead letters, each with the consumed record that
+//! it finishes.
 //!
-//! Whatever cannot be sent or was not acknowledged waits here for the poller, which sends it again
-//! before it reads on: a broker that takes nothing stops the reading of requests, too. A producer that
-//! met a fatal error is made anew by itself, and what it did not deliver is among what waits here.
+//! Records that could not be sent or were not acknowledged wait here. The poller sends them again
+//! before it reads on, so a broker that accepts no records also stops the reading of requests.
+//! After a fatal error the producer is recreated; the records that it did not deliver wait here,
+//! too.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -19,7 +21,7 @@ use waybill_messages::DEAD_LETTER_BYTES_MAX;
 use super::offsets::{Offsets, Source};
 use waybill_clock::wall_clock;
 
-/// How long a record that was refused waits before it is sent again.
+/// How long a refused record waits before it is sent again.
 const RESEND_PAUSE: Duration = Duration::from_secs(1);
 /// With this many records kept, no more requests are read.
 const KEPT_MAX: usize = 1_000;
@@ -32,13 +34,13 @@ pub(super) struct Outgoing {
     pub(super) key: Option<Vec<u8>>,
     pub(super) value: Option<Vec<u8>>,
     pub(super) headers: Vec<(String, Option<Vec<u8>>)>,
-    /// Past this instant nobody waits for it, and what it finishes is done without it.
+    /// After this time no reply is awaited, and the consumed record is done without it.
     pub(super) until: Option<Timestamp>,
-    /// What is done once it is acknowledged.
+    /// The consumed record that is done once this one is acknowledged.
     pub(super) source: Source,
 }
 
-/// An outgoing record on its way, as the producer's token.
+/// An outgoing record in flight, as the producer's token.
 struct OnItsWay {
     outgoing: Arc<Outgoing>,
     back: Arc<Back>,
@@ -53,8 +55,8 @@ impl Delivered for Box<OnItsWay> {
     }
 }
 
-/// Where the producer's outcomes go. It holds no producer, so that a token never drops the last
-/// handle of one.
+/// Receives the producer's outcomes. Holds no producer, so that a token never drops the last handle
+/// of one.
 #[derive(Debug)]
 struct Back {
     offsets: Arc<Offsets>,
@@ -64,14 +66,14 @@ struct Back {
 #[derive(Debug)]
 struct Kept {
     outgoing: Arc<Outgoing>,
-    /// Not to be sent again before.
+    /// The earliest time to send it again.
     at: Instant,
 }
 
 impl Back {
     fn keep(&self, outgoing: Arc<Outgoing>, error: ProduceError) {
         if outgoing.until.is_none() && error.is_permanent() {
-            // A dead letter that no broker will take must not hold its partition for ever. The
+            // A dead letter that no broker will accept must not block its partition forever. The
             // step itself is not lost: its scheduler sees it time out.
             tracing::error!(
                 topic = &*outgoing.topic,
@@ -81,7 +83,7 @@ impl Back {
             self.offsets.done(outgoing.source);
             return;
         }
-        // A full queue empties soon; what was refused for another reason would be again.
+        // A full queue empties soon; other refusals would be repeated.
         let full = error.code() == ErrorCode::QueueFull;
         let pause = if full { Duration::ZERO } else { RESEND_PAUSE };
         let mut kept = self.kept();
@@ -132,9 +134,9 @@ impl Outbox {
         self.dispatch(Arc::new(outgoing));
     }
 
-    /// Sends again what could not be sent or was not acknowledged, as far as it is due.
+    /// Sends again, when due, the records that could not be sent or were not acknowledged.
     ///
-    /// Returns whether little enough is left that more may be taken on.
+    /// Returns whether few enough are left for the poller to read more requests.
     pub(super) fn send_kept(&self) -> bool {
         let now = Instant::now();
         let due: VecDeque<Kept> = {
@@ -156,7 +158,7 @@ impl Outbox {
         self.back.kept().len() < KEPT_MAX
     }
 
-    /// Waits up to `timeout` until all that was sent is acknowledged or failed. Blocks.
+    /// Waits up to `timeout` until all sent records are acknowledged or failed. Blocks.
     pub(super) fn flush(&self, timeout: Duration) {
         if let Err(error) = self.producer.flush(timeout) {
             tracing::warn!(

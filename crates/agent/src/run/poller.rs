@@ -22,19 +22,19 @@ use super::{AgentsConfig, AgentsError, StartError};
 use crate::handler::{Handler, StepCall, unknown};
 use crate::metrics::AgentMetrics;
 
-/// What one poll takes at most, so that commits and metrics get their turn.
+/// The limits of one poll, so that commits and metrics are not delayed.
 const POLL_LIMITS: PollLimits = PollLimits {
     records: 2_000,
     bytes: 8 * 1024 * 1024,
 };
-/// How long a poll waits: the longest that a shutdown goes unnoticed.
+/// How long a poll waits: the longest delay until a shutdown is noticed.
 const POLL_WAIT: Duration = Duration::from_millis(100);
-/// How long the poller pauses while the broker takes nothing.
+/// How long the poller pauses while the broker accepts no records.
 const BLOCKED_PAUSE: Duration = Duration::from_millis(20);
 /// How long leaving the group may take.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How the owner tells the polling thread to stop.
+/// The owner's signal to the polling thread to stop.
 #[derive(Debug, Default)]
 pub(super) struct Signal(AtomicU8);
 
@@ -45,7 +45,7 @@ impl Signal {
 
     /// Stop in order.
     pub(super) fn drain(&self) {
-        // A drain never takes back an abandonment.
+        // A drain never revokes an abandonment.
         _ = self
             .0
             .compare_exchange(Self::RUN, Self::DRAIN, Ordering::Relaxed, Ordering::Relaxed);
@@ -61,7 +61,7 @@ impl Signal {
     }
 }
 
-/// What workers and the polling thread share.
+/// State that workers and the polling thread share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) agents: Vec<Agent>,
@@ -89,14 +89,14 @@ impl std::fmt::Debug for Agent {
     }
 }
 
-/// Reads the requests, and hands them to the workers.
+/// Reads the requests, and passes them to the workers.
 #[derive(Debug)]
 pub(super) struct Poller {
     shared: Arc<Shared>,
     consumer: GroupConsumer,
     workers: Vec<AbortHandle>,
     signal: Arc<Signal>,
-    /// Told once, when the group has given the process its first share.
+    /// Set once, when the group has assigned the process its first partitions.
     tell_ready: watch::Sender<bool>,
     commit_interval: Duration,
     drain_timeout: Duration,
@@ -164,7 +164,7 @@ impl Poller {
         })
     }
 
-    /// Polls until it is told to stop, or cannot go on.
+    /// Polls until it is signalled to stop, or cannot continue.
     pub(super) fn run(mut self) -> Result<(), AgentsError> {
         let mut intake = Intake::new(Arc::clone(&self.shared));
         let mut commit_at = Instant::now() + self.commit_interval;
@@ -196,8 +196,8 @@ impl Poller {
         ended
     }
 
-    /// Reads again what could not be read yet, and holds further records back while some of it still
-    /// cannot. Returns whether the consumer may be polled.
+    /// Retries requests that could not be decoded yet, and holds further records back while some
+    /// remain. Returns whether the consumer may be polled.
     fn hold(&self, intake: &mut Intake) -> bool {
         intake.read_waiting();
         let held = self.consumer.hold(intake.waiting() > 0);
@@ -217,8 +217,8 @@ impl Poller {
         }
     }
 
-    /// Hands waiting work back, lets running attempts end, sends what is to be sent, and leaves
-    /// the group with everything committed.
+    /// Hands queued requests back, lets running attempts end, sends the remaining records, and
+    /// leaves the group with everything committed.
     fn drain(self, intake: &mut Intake) {
         let deadline = Instant::now() + self.drain_timeout;
         let shared = &self.shared;
@@ -228,7 +228,7 @@ impl Poller {
                 shared.answer(agent, &work.call, stopping(), work.source);
             }
         }
-        // Whoever reads them next may know their schema.
+        // The next owner may know their schema.
         let unread = intake.waiting();
         while shared.offsets.open() > unread
             && Instant::now() < deadline
@@ -278,14 +278,14 @@ impl Poller {
     }
 }
 
-/// Performs one agent's work until its queue is closed.
+/// Runs one worker of an agent until its queue is closed.
 async fn work(shared: Arc<Shared>, agent: usize) {
     let agent = &shared.agents[agent];
     while let Some(Next { work, has_time }) = agent.queue.next().await {
-        // A handler that is always ready at once must not keep its thread from everybody else.
+        // A handler that is always ready must not monopolize its thread.
         tokio::task::consume_budget().await;
         let (source, bytes) = (work.source, work.bytes);
-        // Another member of the group may have it by now.
+        // Another group member may own the partition by now.
         let is_held = shared.offsets.holds(source);
         if !is_held || shared.refuse_if_superseded(agent, &work.call, source) {
             agent.queue.finished(bytes, None);
@@ -310,7 +310,7 @@ async fn work(shared: Arc<Shared>, agent: usize) {
 }
 
 impl Shared {
-    /// Answers that there is no room or time for an attempt.
+    /// Answers that the agent has no room or time for an attempt.
     pub(super) fn turn_away(&self, agent: &Agent, no_room: &NoRoom<Source>) {
         let Work { call, source, .. } = &no_room.work;
         self.answer(agent, call, no_room.outcome(), *source);
@@ -323,7 +323,8 @@ impl Shared {
         let mut reply = StepReply::to(request, outcome);
         let mut value = Vec::with_capacity(192);
         if let Err(error) = self.framing.encode(&reply, &mut value) {
-            // Its outputs are too large for a record. The step may be done all the same.
+            // The outputs are too large for a record. The step may have been performed
+            // nevertheless.
             reply.outcome = unknown("reply-too-large", error.to_string());
             if let Err(error) = self.framing.encode(&reply, &mut value) {
                 tracing::error!(
@@ -345,7 +346,7 @@ impl Shared {
         });
     }
 
-    /// Refuses an attempt of an owner that was superseded. Returns whether it was.
+    /// Refuses an attempt of a superseded owner. Returns whether it was one.
     pub(super) fn refuse_if_superseded(
         &self,
         agent: &Agent,
@@ -360,7 +361,7 @@ impl Shared {
         is_superseded
     }
 
-    /// Leaves an attempt without an answer: complete-by has passed.
+    /// Ends an attempt without an answer: complete-by has passed.
     pub(super) fn give_up(&self, agent: &Agent, source: Source) {
         agent.metrics.late.increment(1);
         self.offsets.done(source);

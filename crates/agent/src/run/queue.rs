@@ -1,4 +1,4 @@
-//! What waits for one agent's workers.
+//! The queue of one agent's workers.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,25 +11,25 @@ use waybill_engine::{Outcome, murmur2};
 
 use crate::handler::{StepCall, not_attempted};
 
-/// Work that was handed back, or turned away, is asked for again after this long at least.
+/// The shortest retry delay for requests that were handed back or refused.
 pub(super) const RETRY_AFTER_MIN: Duration = Duration::from_millis(100);
-/// Work that was turned away is asked for again after this long at most. Until then the scheduler sends the agent nothing, and
-/// the agent works off what it has.
+/// The longest retry delay for refused requests. Until then the scheduler sends the agent nothing,
+/// and the agent works off its queue.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
 
-/// A step call that waits or runs.
+/// A queued or running step call.
 #[derive(Debug)]
 pub(super) struct Work<S> {
     pub(super) call: StepCall,
-    /// Where it came from.
+    /// Its origin.
     pub(super) source: S,
     pub(super) bytes: usize,
     pub(super) received: Instant,
 }
 
-/// A queue bounded by count and bytes, which counts running work as well.
+/// A queue limited by count and bytes, both including running work.
 ///
-/// A push wakes nobody: the poller wakes one worker per agent and batch, and each worker that finds
+/// A push wakes no worker: the poller wakes one worker per agent and batch. Each worker that finds
 /// more than it takes wakes the next, from inside the runtime.
 #[derive(Debug)]
 pub(super) struct Queue<S> {
@@ -50,7 +50,7 @@ struct State<S> {
     closed: bool,
 }
 
-/// What comes next in a queue.
+/// The next work of a queue.
 #[derive(Debug)]
 pub(super) struct Next<S> {
     pub(super) work: Work<S>,
@@ -58,16 +58,17 @@ pub(super) struct Next<S> {
     pub(super) has_time: bool,
 }
 
-/// There is no room, or no time, for a step call.
+/// A step call for which there is no room or no time.
 #[derive(Debug)]
 pub(super) struct NoRoom<S> {
     pub(super) work: Work<S>,
-    /// When it may be worth asking again.
+    /// How long the caller should wait before the next request.
     pub(super) retry_after: Duration,
 }
 
 impl<S> NoRoom<S> {
-    /// For work that has waited too long. Most of what is behind it is as old, and goes at once.
+    /// For work that has waited too long. Most of the work behind it is as old, and is refused
+    /// soon.
     pub(super) fn too_late(work: Work<S>) -> Self {
         Self {
             work,
@@ -75,9 +76,10 @@ impl<S> NoRoom<S> {
         }
     }
 
-    /// The answer to whoever asked.
+    /// The answer to the caller.
     pub(super) fn outcome(&self) -> Outcome {
-        // Those that are turned away together come back spread over half the time.
+        // Requests that are refused together must not return together: spread them over half the
+        // time.
         let key = self.work.call.request.operation.key();
         let share = f64::from(murmur2(&key)) / f64::from(u32::MAX);
         let wait = self.retry_after.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX);
@@ -107,12 +109,12 @@ impl<S> Queue<S> {
         }
     }
 
-    /// How many workers the queue is for.
+    /// The number of workers of the queue.
     pub(super) fn workers(&self) -> usize {
         self.workers
     }
 
-    /// Takes work in, unless the bounds are reached or there would be too little time for it at its turn.
+    /// Adds work, unless the limits are reached or too little time would be left when it starts.
     pub(super) fn push(&self, work: Work<S>) -> Result<(), Box<NoRoom<S>>> {
         let mut state = self.state();
         let full = state.in_flight >= self.in_flight_max
@@ -126,7 +128,7 @@ impl<S> Queue<S> {
         if full || !self.has_time(wait, left) {
             return Err(Box::new(NoRoom {
                 work,
-                // Half of what is ahead is done by then.
+                // Half of the work ahead is done by then.
                 retry_after: wait / 2,
             }));
         }
@@ -141,7 +143,7 @@ impl<S> Queue<S> {
         self.wake.notify_one();
     }
 
-    /// What comes next; `None` once the queue is closed. It counts as running until it has
+    /// The next work; `None` once the queue is closed. It counts as running until it has
     /// [finished](Self::finished).
     pub(super) async fn next(&self) -> Option<Next<S>> {
         loop {
@@ -166,15 +168,16 @@ impl<S> Queue<S> {
         }
     }
 
-    /// Whether an attempt that has waited for so long will probably end before its deadline. Turned away, it counts as not
-    /// attempted; started, it would count as failed, and take time from attempts that can still succeed. What has not
-    /// waited here for most of its time is started however long attempts take: otherwise, with a slow service or clocks that
-    /// differ, nothing might be started any more.
+    /// Whether an attempt that has waited for this long will probably end before its deadline.
+    /// Refused, it counts as not attempted; started, it would probably fail, and take time from
+    /// attempts that can still succeed. An attempt that has not waited here for most of its time
+    /// always starts. Otherwise, with a slow service or clocks that differ, no attempt might ever
+    /// start.
     fn has_time(&self, waited: Duration, left: Duration) -> bool {
         left >= waited || left >= 2 * self.average()
     }
 
-    /// Work has ended. `took` is how long the attempt was, if one was made.
+    /// Records that work has ended. `took` is the duration of the attempt, if one was made.
     pub(super) fn finished(&self, bytes: usize, took: Option<Duration>) {
         if let Some(took) = took {
             self.note(took);
@@ -184,11 +187,11 @@ impl<S> Queue<S> {
         state.in_flight_bytes -= bytes;
     }
 
-    /// Takes the time of an attempt into the average.
+    /// Adds the duration of an attempt to the average.
     fn note(&self, took: Duration) {
         let took_us = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         let average_us = self.average_us.load(Ordering::Relaxed);
-        // Two workers may overwrite each other: it is an estimate.
+        // Two workers may overwrite each other: this is an estimate.
         let next_us = if average_us == 0 {
             took_us
         } else {
@@ -197,7 +200,7 @@ impl<S> Queue<S> {
         self.average_us.store(next_us, Ordering::Relaxed);
     }
 
-    /// Leaves out what waits and comes from these.
+    /// Removes queued work whose origin matches.
     pub(super) fn forget(&self, is_gone: impl Fn(&S) -> bool) {
         let mut state = self.state();
         let (mut count, mut bytes) = (0, 0);
@@ -213,7 +216,7 @@ impl<S> Queue<S> {
         state.in_flight_bytes -= bytes;
     }
 
-    /// Takes nothing more in, and returns what waits.
+    /// Accepts nothing more, and returns the queued work.
     pub(super) fn close(&self) -> Vec<Work<S>> {
         let mut state = self.state();
         state.closed = true;
@@ -221,14 +224,14 @@ impl<S> Queue<S> {
         state.waiting.drain(..).collect()
     }
 
-    /// How much waits, and how much runs.
+    /// The numbers of queued and running calls.
     pub(super) fn depth(&self) -> (usize, usize) {
         let state = self.state();
         let waiting = state.waiting.len();
         (waiting, state.in_flight - waiting)
     }
 
-    /// How long work waits that has `ahead` before it.
+    /// The expected wait of work behind `ahead` others.
     fn wait(&self, ahead: usize) -> Duration {
         let rounds = ahead as f64 / self.workers as f64;
         self.average().mul_f64(rounds)
@@ -252,14 +255,14 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    /// A queue for one worker, of which attempts take 300 ms.
+    /// A queue for one worker, whose attempts take 300 ms.
     fn queue() -> Queue<u32> {
         let queue = Queue::new(1, 100, 1 << 20);
         queue.note(millis(300));
         queue
     }
 
-    /// Adds work that came so long ago, and had so much time then.
+    /// Adds work that came this long ago, with this much time until complete-by.
     fn push(queue: &Queue<u32>, source: u32, waited: Duration, complete_within: Duration) {
         let received = Instant::now() - waited;
         let call = StepCall {
@@ -276,7 +279,7 @@ mod tests {
         queue.push(work).unwrap();
     }
 
-    /// The source of what comes next, and whether it has time.
+    /// The source of the next work, and whether it has time.
     async fn next(queue: &Queue<u32>) -> (u32, bool) {
         let Next { work, has_time } = queue.next().await.unwrap();
         (work.source, has_time)

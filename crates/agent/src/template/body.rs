@@ -6,15 +6,15 @@ use super::{Part, Placeholder, RenderError, Scope, TemplateError, Text, push_jso
 
 /// A JSON body with placeholders in its strings.
 ///
-/// A string that is exactly one placeholder becomes the value itself, with its JSON type; an
-/// optional one that has no value leaves its object member or list item out, and is `null` as the
-/// whole body.
+/// A string that is exactly one placeholder becomes the value itself, with its JSON type. If an
+/// optional one has no value, its object member or list item is left out; as the whole body it is
+/// `null`.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Body(Node);
 
 #[derive(Clone, PartialEq, Debug)]
 enum Node {
-    /// Nothing in it depends on the request: JSON text.
+    /// JSON text that does not depend on the request.
     Literal(Box<str>),
     Value(Placeholder),
     Text(Text),
@@ -29,7 +29,7 @@ impl Body {
         Node::compile(template).map(Self)
     }
 
-    /// The results, as `step.name`, without which it cannot be rendered.
+    /// The results, as `step.name`, that it requires.
     pub(crate) fn needed_results(&self) -> Vec<&str> {
         let placeholders = self.placeholders().into_iter();
         placeholders
@@ -37,7 +37,7 @@ impl Body {
             .collect()
     }
 
-    /// The fields of the input without which it cannot be rendered.
+    /// The input fields that it requires.
     pub(crate) fn needed_inputs(&self) -> Vec<String> {
         let placeholders = self.placeholders().into_iter();
         placeholders.filter_map(Placeholder::needed_input).collect()
@@ -131,7 +131,7 @@ impl Node {
         }
     }
 
-    /// Appends the node; says whether there was anything to append.
+    /// Appends the node; returns whether there was a value to append.
     fn render(&self, scope: &Scope<'_>, out: &mut String) -> Result<bool, RenderError> {
         match self {
             Self::Literal(json) => out.push_str(json),
@@ -160,7 +160,7 @@ impl Node {
     }
 }
 
-/// Appends `key`, the node and a comma, or nothing where the node has no value.
+/// Appends `key`, the node and a comma, or nothing if the node has no value.
 fn render_item(
     key: &str,
     node: &Node,
@@ -177,8 +177,8 @@ fn render_item(
     Ok(())
 }
 
-/// Replaces the last item's comma by the closing bracket. No item ends in a comma of its own: a
-/// JSON value never does.
+/// Replaces the last item's comma by the closing bracket. The comma is the separator: a JSON value
+/// never ends in one.
 fn close(out: &mut String, bracket: char) {
     if out.ends_with(',') {
         out.pop();

@@ -2,7 +2,7 @@
 
 use super::{Escape, RenderError, Scope, TemplateError, Text};
 
-/// A path, with its query if it has one, that starts with `/`.
+/// A path that starts with `/`, with its query if it has one.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Path {
     segments: Vec<Text>,
@@ -10,14 +10,14 @@ pub(crate) struct Path {
 }
 
 impl Path {
-    /// Compiles a template. Its fixed parts must be what they would be on the wire already:
-    /// percent-encoded where needed, no empty or dot segments, no fragment.
+    /// Compiles a template. Its fixed parts must be valid on the wire: percent-encoded where
+    /// needed, without empty or dot segments, and without a fragment.
     pub(crate) fn compile(template: &str) -> Result<Self, TemplateError> {
         let refuse = |why| TemplateError::Path {
             template: template.to_owned(),
             why,
         };
-        // Only optional placeholders contain a question mark; they stand inside braces.
+        // Only optional placeholders contain a question mark, inside their braces.
         let (path, query) = split_query(template);
         let Some(path) = path.strip_prefix('/') else {
             return Err(refuse("does not start with `/`"));
@@ -55,7 +55,7 @@ impl Path {
         Ok(Self { segments, query })
     }
 
-    /// The results, as `step.name`, without which it cannot be rendered.
+    /// The results, as `step.name`, that it requires.
     pub(crate) fn needed_results(&self) -> impl Iterator<Item = &str> {
         self.segments
             .iter()
@@ -63,7 +63,7 @@ impl Path {
             .flat_map(Text::needed_results)
     }
 
-    /// The fields of the input without which it cannot be rendered.
+    /// The input fields that it requires.
     pub(crate) fn needed_inputs(&self) -> impl Iterator<Item = String> {
         self.segments
             .iter()
@@ -71,7 +71,7 @@ impl Path {
             .flat_map(Text::needed_inputs)
     }
 
-    /// Appends the path. However odd the values are, it has the template's segments, one for one.
+    /// Appends the path. It has exactly the template's segments, whatever the values are.
     pub(crate) fn render_into(
         &self,
         scope: &Scope<'_>,
@@ -119,8 +119,8 @@ fn split_query(template: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Whether a segment is one that URL resolution (RFC 3986, section 5.2.4) would remove, written
-/// plainly or percent-encoded.
+/// Whether URL resolution (RFC 3986, section 5.2.4) would remove a segment, plain or
+/// percent-encoded.
 fn is_dot_segment(segment: &str) -> bool {
     // The longest is `%2e%2e`.
     segment.len() <= 6
@@ -130,7 +130,7 @@ fn is_dot_segment(segment: &str) -> bool {
         )
 }
 
-/// RFC 3986's `pchar`, `/` and `?`, and the percent sign of what is encoded already.
+/// RFC 3986's `pchar`, `/` and `?`, and the percent sign of encoded bytes.
 fn is_path_or_query_byte(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@/?%".contains(&byte)
 }

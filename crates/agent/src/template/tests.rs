@@ -139,7 +139,7 @@ fn a_path_keeps_its_segments_whatever_the_values_are() {
         let error = path("/api/packages/{{input.id}}", &json!({"id": value})).unwrap_err();
         assert_eq!(error.code(), "template-value-unsuitable", "{value:?}");
     }
-    // Neither do two halves make a dot segment.
+    // Two halves must not form a dot segment either.
     for template in [
         "/a/.{{input.id}}/b",
         "/a/%2e{{input.id}}/b",
@@ -260,7 +260,7 @@ fn what_is_taken_over_into_a_body_is_the_same_text() {
     ] {
         assert_eq!(rendered(text), format!("{{\"v\":{text}}}"));
     }
-    // Strings are written anew, for they may come from elsewhere, too.
+    // Strings are encoded again, because they may come from elsewhere.
     let text = r#""a \ud83d\ude80 \u0001""#;
     let body: Value = serde_json::from_str(&rendered(text)).unwrap();
     assert_eq!(body["v"], serde_json::from_str::<Value>(text).unwrap());

@@ -1,4 +1,4 @@
-//! What is looked at, and tidied up, at the end.
+//! Checks and clean-up at the end.
 
 use waybill_engine::{Action, OperationId, Outcome};
 
@@ -7,11 +7,11 @@ use crate::check::harness::{ExpectedEffect, Harness, described};
 use crate::check::transcript::SentId;
 use crate::check::{CheckError, Ledger, Rule};
 
-/// The ledger is asked about at most so many operations.
+/// The largest number of operations to ask the ledger about.
 const LEDGER_OPERATIONS_MAX: usize = 200;
 
-/// Probes that late requests were not performed after all. Whether they were answered is judged with
-/// all answers.
+/// Probes that late requests were not performed later. Whether they were answered is judged with
+/// all other answers.
 pub(super) fn late_again(
     harness: &mut Harness<'_>,
     operations: &[OperationId],
@@ -29,7 +29,7 @@ pub(super) fn late_again(
             Some(Outcome::Success { .. }) => {
                 harness.unwanted.insert(*operation);
             }
-            // It answers no probes any more.
+            // The agent answers no more probes.
             None => return Ok(()),
             Some(_) => {}
         }
@@ -37,7 +37,7 @@ pub(super) fn late_again(
     Ok(())
 }
 
-/// Asks the service itself, where it can be asked.
+/// Compares the expected effects with those that the service reports, if it can be asked.
 pub(super) fn effects(harness: &mut Harness<'_>, ledger: Option<&dyn Ledger>) {
     let Some(ledger) = ledger else {
         let why = "no ledger of the service's was given";
@@ -79,7 +79,7 @@ pub(super) fn effects(harness: &mut Harness<'_>, ledger: Option<&dyn Ledger>) {
         .saw(Rule::Effects, format!("{counted} operations"));
 }
 
-/// Undoes what stands, or may.
+/// Undoes all effects that exist or may exist.
 pub(super) fn undo_all(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     if !harness.undoes {
         return Ok(());
@@ -104,10 +104,10 @@ pub(super) fn undo_all(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     Ok(())
 }
 
-/// Waits until what was answered is committed, and reads what was answered until then.
+/// Waits until answered requests are committed, and reads the answers until then.
 pub(super) fn commits(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     let partitions = harness.wire.request_partitions();
-    // The last request of each partition, if it was answered, stands for all.
+    // The last request of each partition, if it was answered, covers all earlier ones.
     let mut last: Vec<Option<SentId>> = vec![None; partitions as usize];
     for (id, sent) in harness.transcript.iter() {
         let slot = &mut last[sent.partition.0 as usize];

@@ -1,4 +1,4 @@
-//! Cases with requests that are late, and with records that no agent can know or read.
+//! Cases with late requests, and with records that no agent can know or read.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::check::wire::Outgoing;
 use crate::check::{CheckError, Rule};
 use crate::run::wall_clock;
 
-/// How late the late ones are when they are sent.
+/// How late the late requests are when they are sent.
 const LATE_BY: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_secs(5),
@@ -25,8 +25,8 @@ const LATE_BY: [Duration; 3] = [
 /// A step that no agent has.
 const STEP_UNKNOWN: &str = "agent-check-no-such-step";
 
-/// Sends requests that are late, and waits for what was sent behind them. Whether they are answered,
-/// or performed, is judged at the end.
+/// Sends late requests, and waits for requests sent behind them. Whether the late ones were
+/// answered or performed is judged at the end.
 pub(super) fn late(harness: &mut Harness<'_>) -> Result<Vec<OperationId>, CheckError> {
     let partitions = harness.wire.request_partitions();
     let mut operations = Vec::new();
@@ -71,8 +71,8 @@ pub(super) fn late(harness: &mut Harness<'_>) -> Result<Vec<OperationId>, CheckE
     Ok(operations)
 }
 
-/// Asks for a step that the agent cannot know. An agent may perform whatever it is asked for; then it
-/// undoes that, too.
+/// Requests a step that the agent cannot know. An agent may perform any requested step; then it
+/// must also undo it.
 pub(super) fn unknown_step(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     let operation = harness.operation();
     let request = harness.request_of(operation, STEP_UNKNOWN, Action::Run);
@@ -112,8 +112,8 @@ pub(super) fn unknown_step(harness: &mut Harness<'_>) -> Result<(), CheckError> 
     Ok(())
 }
 
-/// Sends what no agent can read, and requests behind it in the same partition. Returns whether the
-/// last of these was answered.
+/// Sends records that no agent can read, and requests behind them in the same partition. Returns
+/// whether the last of these was answered.
 pub(super) fn poison(harness: &mut Harness<'_>) -> Result<bool, CheckError> {
     let partition = PartitionId(0);
     let mut sent = Vec::new();
@@ -133,7 +133,7 @@ pub(super) fn poison(harness: &mut Harness<'_>) -> Result<bool, CheckError> {
         let followed_by = harness.operation();
         let follower = harness.request(followed_by, Action::Run);
         let follower = harness.send_to(&[partition], vec![follower], Expected::Answer)?;
-        // A reply to the poison itself is found by its operation.
+        // A reply to the poison record itself is found by its operation.
         let read_as = harness
             .transcript
             .enter(request, Expected::DeadLetter, (partition, offset));
@@ -179,7 +179,7 @@ pub(super) fn poison(harness: &mut Harness<'_>) -> Result<bool, CheckError> {
     Ok(last.is_some_and(|id| harness.outcome(*id).is_some()))
 }
 
-/// Waits for the dead letters, and holds them against what was sent.
+/// Waits for the dead letters, and compares them with the records that were sent.
 fn check_dead_letters(
     harness: &mut Harness<'_>,
     sent: &[(Poison, &Outgoing, Offset)],
@@ -220,7 +220,7 @@ fn check_dead_letters(
     Ok(())
 }
 
-/// What is wrong with a dead letter.
+/// The fault of a dead letter, if any.
 fn fault_of(
     dead_letter: &RawRecord,
     record: &Outgoing,

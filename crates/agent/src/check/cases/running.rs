@@ -1,4 +1,4 @@
-//! Cases about performing the step.
+//! Cases that perform the step.
 
 use std::time::Duration;
 
@@ -9,19 +9,19 @@ use crate::check::transcript::{Expected, SentId};
 use crate::check::{CheckError, CheckSettings, Rule};
 use crate::run::wall_clock;
 
-/// An epoch and an attempt that no narrow number holds by chance.
+/// Large numbers for epoch and attempt, which an agent with narrower integers cannot repeat.
 const EPOCH_LARGE: Epoch = Epoch(1 << 40);
 const ATTEMPT_LARGE: Attempt = Attempt(70_000);
-/// How many partitions of replies are tried.
+/// How many reply partitions to try.
 const REPLY_PARTITIONS_MAX: u32 = 8;
-/// How often one attempt is delivered, and how many attempts overlap.
+/// How often to deliver one attempt, and how many attempts overlap.
 const AT_ONCE: usize = 4;
-/// Requests whose complete-by comes soon, and how far apart.
+/// The number of requests whose complete-by is near, and the interval between them.
 const NEAR_DEADLINES: u32 = 60;
 const NEAR_DEADLINE_EVERY: Duration = Duration::from_millis(10);
 
-/// Asks for answers in every partition, with large numbers to repeat. What is judged of it is judged
-/// of all answers.
+/// Requests answers in every partition, with large numbers to repeat. The rules about all answers
+/// judge the result.
 pub(super) fn addressed(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     let partitions = harness.wire.reply_partitions().min(REPLY_PARTITIONS_MAX);
     let mut requests = Vec::new();
@@ -79,7 +79,7 @@ pub(super) fn overlapping(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     agree(harness, Rule::Overlap, operation, &sent)
 }
 
-/// Sends an older epoch behind a newer one, and the newer again.
+/// Sends a request of an older epoch behind a newer one, and the newer one again.
 pub(super) fn older_epoch(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     let operation = harness.operation();
     let mut sent = Vec::new();
@@ -99,7 +99,7 @@ pub(super) fn older_epoch(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     agree(harness, Rule::OldEpoch, operation, &sent)
 }
 
-/// Holds answers to attempts under one key, and one to a last attempt, against each other.
+/// Compares the answers to attempts under one key with each other and with that to a last attempt.
 fn agree(
     harness: &mut Harness<'_>,
     rule: Rule,
@@ -134,7 +134,7 @@ fn agree(
                     None => first = Some(outputs),
                 }
             }
-            // Nothing is decided: the service was asked by another attempt at the time.
+            // Undecided: another attempt was calling the service at the time.
             Outcome::Transient { .. } | Outcome::Unknown { .. } | Outcome::NotAttempted { .. } => {}
             Outcome::Permanent { .. } | Outcome::NotPerformed => {
                 let what = format!("what another attempt performs: {}", described(Some(answer)));
@@ -206,7 +206,7 @@ pub(super) fn burst(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     Ok(())
 }
 
-/// Notes what stands after requests to perform that were answered.
+/// Records the expected effects of answered requests to perform.
 fn expect_made(harness: &mut Harness<'_>, sent: &[SentId]) {
     for id in sent {
         let answered = harness.transcript.get(*id);

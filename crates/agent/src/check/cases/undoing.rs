@@ -7,7 +7,7 @@ use crate::check::judge::error_of;
 use crate::check::transcript::Expected;
 use crate::check::{CheckError, Rule};
 
-/// The rules that rest on undoing.
+/// The rules that require undoing.
 const RULES_OF_UNDOING: [Rule; 5] = [
     Rule::Undo,
     Rule::UndoRepeated,
@@ -68,7 +68,7 @@ pub(super) fn probing(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     Ok(())
 }
 
-/// Undoes: after the step, again, before it, and at once with it.
+/// Undoes: after the step, again, before the step, and concurrently with it.
 pub(super) fn undoing(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     let Some((operation, _)) = harness.perform(Rule::Undo)? else {
         return Ok(());
@@ -104,7 +104,7 @@ pub(super) fn undoing(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     races(harness)
 }
 
-/// Undoes what was never performed.
+/// Undoes a step that was never performed.
 fn undo_first(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     let operation = harness.operation();
     let undone = harness.ask(operation, Action::Compensate)?;
@@ -125,14 +125,14 @@ fn undo_first(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     )
 }
 
-/// Sends a step and its undo at once. Whatever comes first, nothing stands in the end.
+/// Sends a step and its undo concurrently. No effect may remain, whichever comes first.
 fn races(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     let mut requests = Vec::new();
     for _ in 0..RACES {
         let operation = harness.operation();
         requests.push(harness.request(operation, Action::Run));
         let mut undo = harness.request(operation, Action::Compensate);
-        // The undo is a later owner's.
+        // The undo has a later epoch.
         undo.epoch = Epoch(2);
         requests.push(undo);
     }
@@ -158,7 +158,7 @@ fn races(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     Ok(())
 }
 
-/// Probes that an undone step does not stand, where probes can be built on.
+/// Probes that an undone step has no effect, if the agent's probes are reliable.
 fn stands_no_more(
     harness: &mut Harness<'_>,
     rule: Rule,
@@ -178,7 +178,7 @@ fn stands_no_more(
     Ok(())
 }
 
-/// Asks twice for a step that was undone: refused for good, in the same words for programs.
+/// Requests an undone step twice: the agent must refuse it for good, with the same code.
 fn refuses(
     harness: &mut Harness<'_>,
     rule: Rule,

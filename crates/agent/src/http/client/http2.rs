@@ -1,17 +1,17 @@
-//! HTTP/2 with prior knowledge: one connection, which all exchanges with a service share.
+//! HTTP/2 with prior knowledge: all exchanges with a service share one connection.
 //!
-//! hyper's client gives each request a task, a channel and a place in a pool. Here is what is left when
-//! there is one connection, and every request is at hand with its whole body. The connection lets
-//! whatever is ready run before it goes on, so that many requests share a write when there are many, and a
-//! single one leaves at once.
+//! hyper's client gives each request a task, a channel and a place in a pool. This client needs
+//! none of them, because it has one connection, and each request is available with its whole body.
+//! The connection yields to ready tasks before it writes, so that concurrent requests share a
+//! write, and a single one leaves immediately.
 //!
 //! What must hold:
 //!
-//! * A request is called unconnected or unread only where it has surely had no effect.
-//! * No request is begun that finds no room among those that the service takes at a time: it would leave later,
-//!   perhaps past its complete-by. So whoever has no room waits here.
+//! * A request counts as unconnected or unread only if it certainly had no effect.
+//! * No request starts beyond the number of concurrent streams that the service allows: it would be
+//!   sent later, perhaps past its complete-by. So it waits here for a free stream.
 //!
-//! Deliberately absent: negotiation, TLS, further connections, and trying again.
+//! Deliberately absent: negotiation, TLS, further connections, and retries.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -34,26 +34,25 @@ use waybill_telemetry::chain;
 
 use super::{Answer, Body, BodyError, SendError};
 
-/// How often a connection that is kept is asked whether it is still there, and for how long an answer is
-/// waited for.
+/// How often to ping a persistent connection, and how long to wait for the answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
-/// The least time between two looks for connections that nobody uses.
+/// Minimum time between two checks for an idle connection.
 const IDLE_LOOK_MIN: Duration = Duration::from_millis(10);
-/// How long the first request that waits for a place waits before it looks again.
+/// How long the first waiting request waits before it checks again.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// What the service may send of one answer, and of all, before it is read.
+/// How much the service may send of one answer, and of all, before it is read.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
-/// The largest head of an answer.
+/// The largest headers of an answer.
 const HEADERS_BYTES_MAX: u32 = 64 * 1024;
 
-/// The connection to one service. It is opened by the first request that finds none.
+/// The connection to one service. The first request without a connection opens it.
 #[derive(Debug)]
 pub(in crate::http) struct Http2 {
     connector: HttpConnector,
     idle_for: Duration,
     line: Arc<Mutex<Option<Line>>>,
-    /// Held by the one who connects: when that failed last, and why.
+    /// Held by the request that connects: when the last attempt failed, and why.
     connecting: tokio::sync::Mutex<Option<(Instant, String)>>,
 }
 
@@ -64,19 +63,19 @@ struct Line {
     places: Arc<Places>,
 }
 
-/// The exchanges that are under way on a connection.
+/// The exchanges in flight on a connection.
 #[derive(Debug, Default)]
 struct Places {
     taken: AtomicUsize,
-    /// Held by the first request that waits; the others queue behind it. Without it, new requests would take each place that is
-    /// freed, and some would wait until their deadline.
+    /// Held by the first request that waits; the others queue behind it. Without it, new requests
+    /// would take each freed place, and some would wait until their deadline.
     turn: tokio::sync::Mutex<()>,
     freed: Notify,
-    /// Whether one was taken lately.
+    /// Whether a place was taken since the last check.
     used: AtomicBool,
 }
 
-/// One of them; its end makes room.
+/// The place of one exchange; dropping it frees the place.
 #[derive(Debug)]
 struct Place(Arc<Places>);
 
@@ -106,11 +105,11 @@ impl Http2 {
         let ready = timeout_at(until, self.ready(request.uri()));
         let late = || SendError::Unconnected("none had room in time".to_owned());
         let (mut requests, _place) = ready.await.map_err(|_| late())??;
-        // Room that others left at the very end of their time comes too late for this one as well.
+        // A place that is freed only at the deadline is too late for this request.
         if Instant::now() >= until {
             return Err(late());
         }
-        // An error here means that the connection ended before the request was taken.
+        // An error here means that the connection ended before it accepted the request.
         let (answer, mut sending) = requests
             .send_request(request, body.is_empty())
             .map_err(|error| SendError::Unconnected(chain(&error)))?;
@@ -122,14 +121,14 @@ impl Http2 {
         Ok(Answer { head, body })
     }
 
-    /// What takes a request now, and the request's place there.
+    /// A sender for the request, and the request's place on the connection.
     async fn ready(&self, uri: &Uri) -> Result<(SendRequest<Bytes>, Place), SendError> {
         let asked_at = Instant::now();
         if let Some(ready) = self.current_ready().await {
             return Ok(ready);
         }
         let mut failed = self.connecting.lock().await;
-        // Somebody else may have connected, or tried to.
+        // Another request may have connected meanwhile, or failed to.
         if let Some(ready) = self.current_ready().await {
             return Ok(ready);
         }
@@ -151,7 +150,7 @@ impl Http2 {
         }
     }
 
-    /// The connection that there is, if it takes requests, once it has room for one.
+    /// The current connection with a free place, if it accepts requests.
     async fn current_ready(&self) -> Option<(SendRequest<Bytes>, Place)> {
         let line = lock(&self.line).clone()?;
         line.ready().await.ok()
@@ -186,7 +185,7 @@ impl Http2 {
 }
 
 impl Line {
-    /// Waits for room. Fails if the connection takes no requests any more.
+    /// Waits for a free place. Fails if the connection accepts no more requests.
     async fn ready(self) -> Result<(SendRequest<Bytes>, Place), h2::Error> {
         let place = self.places.take(&self.requests).await;
         let requests = self.requests.ready().await?;
@@ -208,7 +207,7 @@ impl Places {
                 drop(turn);
                 return Place(self);
             }
-            // The service may allow more meanwhile, which wakes nobody.
+            // The service may raise its limit meanwhile, without a notification.
             _ = timeout(LOOK_AGAIN, self.freed.notified()).await;
         }
     }
@@ -221,23 +220,23 @@ impl Drop for Place {
     }
 }
 
-/// Serves the connection until it ends: with an error, or because nobody has it any more.
+/// Serves the connection until it fails, or until no sender is left.
 async fn serve(mut connection: Connection<TcpStream, Bytes>) {
     let mut waited = false;
     poll_fn(|cx| {
         waited = !waited;
         if waited {
-            // It is polled again once what is ready has run.
+            // Polled again after the ready tasks have run.
             let _: Poll<()> = pin!(tokio::task::yield_now()).poll(cx);
             return Poll::Pending;
         }
-        // How it ended is told to those who wait for answers.
+        // The requests in flight receive the error.
         pin!(&mut connection).poll(cx).map(drop)
     })
     .await;
 }
 
-/// Returns when the other side does not answer any more.
+/// Returns when the service does not answer a ping.
 async fn watch(pings: Option<PingPong>) {
     let Some(mut pings) = pings else {
         return std::future::pending().await;
@@ -251,8 +250,8 @@ async fn watch(pings: Option<PingPong>) {
     }
 }
 
-/// Lets a connection go that nobody has used for `idle_for`, or for half of that at least. It ends when nobody
-/// has it any more.
+/// Closes a connection that was idle for `idle_for`, or at least half of that, by dropping its last
+/// sender.
 async fn let_go_idle(places: Arc<Places>, line: Weak<Mutex<Option<Line>>>, idle_for: Duration) {
     loop {
         sleep((idle_for / 2).max(IDLE_LOOK_MIN)).await;
@@ -266,10 +265,10 @@ async fn let_go_idle(places: Arc<Places>, line: Weak<Mutex<Option<Line>>>, idle_
     }
 }
 
-/// What an exchange came to that had no answer.
+/// The error of an exchange that had no answer.
 fn broke_off(error: h2::Error) -> SendError {
-    // What a service refuses, and what came after the last that it says it looked at before it goes away, it
-    // has not looked at (RFC 9113, sections 6.8 and 8.7).
+    // The service did not process a stream that it refused, or one above the last stream ID of its
+    // GOAWAY (RFC 9113, sections 6.8 and 8.7).
     let is_refused = error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM);
     if error.is_remote() && (is_refused || error.is_go_away()) {
         return SendError::Unread(chain(&error));

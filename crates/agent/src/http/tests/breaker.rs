@@ -4,7 +4,7 @@ use super::*;
 
 const BREAKER: &str = "retries: { max: 0 }\nbreaker: { failureRate: 0.5, calls: 4, openFor: 200ms, halfOpenCalls: 2 }\n";
 
-/// One that stays open for longer than any test takes.
+/// A breaker that stays open for longer than any test takes.
 const LASTING_BREAKER: &str =
     "retries: { max: 0 }\nbreaker: { failureRate: 0.5, calls: 4, openFor: 1h }\n";
 
@@ -12,7 +12,7 @@ const LASTING_BREAKER: &str =
 async fn the_breaker_opens_and_closes_again() {
     let service = Service::start().await;
     let agent = agent(&service.url, &format!("{BREAKER}{PUT}"));
-    // What the service refuses for good says nothing against it.
+    // Refusals for good do not count against the service.
     service.answers(|_| json(404, ""));
     for _ in 0..20 {
         assert_eq!(kind_and_code(&outcome(&agent).await).0, "permanent");
@@ -36,7 +36,7 @@ async fn the_breaker_opens_and_closes_again() {
         "an open breaker sends nothing"
     );
 
-    // A failed probe opens it again; once the service is well, it closes.
+    // A failed probe opens the breaker again; once the service has recovered, it closes.
     until(&agent, "unknown").await;
     until(&agent, "not-attempted").await;
     service.answers(|_| json(200, ""));
@@ -85,7 +85,7 @@ async fn a_probe_that_fails_without_effect_costs_its_operation_no_failure() {
     let agent = agent(&service.url, &format!("{BREAKER}{PUT}"));
     service.answers(|_| json(503, r#"{"code": "closed-today"}"#));
     until(&agent, "not-attempted").await;
-    // From here on the breaker is open or half-open: whoever is let through only looks.
+    // From here on the breaker is open or half-open: calls that it lets through are probes.
     let deadline = Instant::now() + PATIENCE;
     let mut probes = 0;
     while probes < 10 {
@@ -128,7 +128,7 @@ async fn failures_of_undos_and_probes_open_the_breaker_and_absence_does_not() {
     }
 }
 
-/// Calls until an outcome of this kind comes.
+/// Calls until an outcome of this kind is returned.
 async fn until(agent: &HttpAgent, kind: &str) -> Outcome {
     until_of(agent, Action::Run, kind).await
 }
@@ -145,8 +145,9 @@ async fn until_of(agent: &HttpAgent, action: Action, kind: &str) -> Outcome {
     }
 }
 
-/// Makes six calls of 100 ms each to a service that does not answer them. Before, each waited for so long. Whether the
-/// service answers others meanwhile is said. Returns what the next call comes to, which it would answer.
+/// Makes six calls of 100 ms each to a service that does not answer them. Each has waited for
+/// `waited` before. `answers_others` says whether the service answers other calls meanwhile.
+/// Returns the outcome of the next call, which the service would answer.
 async fn after_silence(waited: Duration, answers_others: bool) -> Outcome {
     const TIME: Duration = Duration::from_millis(100);
     let service = Service::start().await;
@@ -161,7 +162,7 @@ async fn after_silence(waited: Duration, answers_others: bool) -> Outcome {
         };
         call.sent = Instant::now() - waited;
         call.deadline = Instant::now() + TIME;
-        // In this order: others are answered while the call is under way.
+        // In this order: others are answered during the call.
         let (silent, ()) = tokio::join!(biased; agent.perform(&call), others);
         assert!(!matches!(silent, Outcome::Success { .. }), "{silent:?}");
     }

@@ -71,13 +71,13 @@ fn check(workflow: &str, agents: &str) -> Result<(), LoadError> {
     file.check(&workflows(workflow))
 }
 
-/// `text` with one part of it, which stands there once, replaced.
+/// `text` with its only occurrence of `from` replaced.
 fn changed(text: &str, from: &str, to: &str) -> String {
     assert_eq!(text.matches(from).count(), 1, "{from:?} in\n{text}");
     text.replace(from, to)
 }
 
-/// What an agent's file is told after one change, without the name of the workflow.
+/// The error for an agent's file after one change, without the name of the workflow.
 fn told(workflow: &str, agents: &str) -> String {
     let error = check(workflow, agents).expect_err(agents);
     assert!(matches!(error, LoadError::Unfit { .. }), "{error:?}");
@@ -109,7 +109,7 @@ fn a_workflow_counts_on_tombstones_only_where_the_agent_that_performs_the_step_d
         "      baseUrl: http://bank\n      tombstones: true\n",
     );
     check(&counts_on_it, &declared).unwrap();
-    // Agents of other files are taken to fit.
+    // Agents of other files are assumed to fit.
     let others = "agents: []\n";
     check(&counts_on_it, others).unwrap();
     let refused = AgentsFile::from_yaml(&AGENTS.replace(
@@ -142,7 +142,7 @@ fn a_request_that_a_step_needs_has_to_be_there() {
         let told = told(WORKFLOW, &changed(AGENTS, from, to));
         assert!(told.starts_with(expected), "{told}");
     }
-    // An agent that only undoes is told the same if it does not know the step at all.
+    // An agent that only undoes gets the same error if it does not know the step at all.
     let other = "agents:\n  - name: returns\n    http: { baseUrl: http://r, steps: { else: { method: PUT, path: / } } }\n";
     let told = told(WORKFLOW, other);
     assert!(
@@ -221,7 +221,7 @@ fn what_agents_of_other_files_keep_is_not_doubted() {
     let bank = AGENTS.find("  - name: bank").unwrap();
     let without_book = format!("agents:\n{}", &AGENTS[bank..]);
     check(WORKFLOW, &without_book).unwrap();
-    // But the steps are those of the workflow, whoever performs them.
+    // But the steps are those of the workflow, whichever agent performs them.
     let told = told(
         WORKFLOW,
         &changed(

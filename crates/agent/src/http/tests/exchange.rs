@@ -1,4 +1,4 @@
-//! Performing a step: what is sent, and what answers mean.
+//! Performing a step: the requests, and the meaning of answers.
 
 use super::*;
 
@@ -142,7 +142,8 @@ async fn what_is_kept_of_an_answer_becomes_outputs() {
             ]
         }
     );
-    // What is kept may name something at the service: it is what was answered, to the last digit.
+    // A kept value may identify a resource of the service: it must equal the answer's, to the last
+    // digit.
     service.answers(|_| {
         let body = r#"{"drone": {"id": 18446744073709551617}, "required": {"b": 1.50, "a": []}}"#;
         json(200, body)
@@ -224,7 +225,7 @@ async fn a_connection_that_breaks_after_the_request_is_unknown() {
     tokio::spawn(async move {
         loop {
             let (mut stream, _) = listener.accept().await.unwrap();
-            // Reads something of the request, and hangs up.
+            // Reads part of the request, and closes the connection.
             tokio::io::AsyncReadExt::read(&mut stream, &mut [0; 16])
                 .await
                 .unwrap();
@@ -320,6 +321,6 @@ async fn http2_is_spoken_with_prior_knowledge() {
     for _ in 0..100 {
         assert_eq!(outcome(&agent).await, Outcome::Success { outputs: vec![] });
     }
-    // Where small writes wait for acknowledgements (no TCP_NODELAY), each call takes 40 ms.
+    // If small writes waited for acknowledgements (no TCP_NODELAY), each call would take 40 ms.
     assert!(start.elapsed() < Duration::from_secs(3));
 }

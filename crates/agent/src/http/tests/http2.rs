@@ -1,4 +1,4 @@
-//! The connection over HTTP/2, against a service that a test plays frame by frame.
+//! The connection over HTTP/2, against a service that a test simulates frame by frame.
 
 use bytes::Bytes;
 use h2::server::{self, SendResponse};
@@ -13,7 +13,7 @@ type Line = server::Connection<TcpStream, Bytes>;
 async fn listen() -> (TcpListener, HttpAgent) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    // Nothing is tried again inside the attempt.
+    // No retries inside the attempt.
     let settings = format!("http2: true\nretries: {{ max: 0 }}\ntimeout: 10s\n{PUT}");
     let agent = agent(&url, &settings);
     (listener, agent)
@@ -24,7 +24,7 @@ async fn accept(listener: &TcpListener) -> Line {
     server::handshake(stream).await.unwrap()
 }
 
-/// The connection of a service that takes one request at a time.
+/// The connection of a service that accepts one request at a time.
 async fn accept_one_at_a_time(listener: &TcpListener) -> Line {
     let (stream, _) = listener.accept().await.unwrap();
     let mut builder = server::Builder::new();
@@ -44,7 +44,7 @@ fn answer(mut to: SendResponse<Bytes>, body: &'static str) {
         .unwrap();
 }
 
-/// Keeps the connection going until the other side has what was sent.
+/// Drives the connection until the other side has received all frames.
 async fn serve(mut line: Line) {
     while let Some(Ok(_)) = line.accept().await {}
 }
@@ -218,7 +218,7 @@ async fn a_large_body_and_a_large_answer_pass_and_one_too_large_is_told() {
                 sending.send_data(Bytes::from(text), true).unwrap();
                 length
             });
-            // The connection goes on only while it is asked for more.
+            // The connection only makes progress while it is polled.
             let length = tokio::select! {
                 length = &mut reading => length.unwrap(),
                 _ = line.accept() => panic!("a request too many"),
@@ -249,7 +249,7 @@ async fn a_large_body_and_a_large_answer_pass_and_one_too_large_is_told() {
 #[tokio::test]
 async fn what_a_service_that_goes_away_has_not_looked_at_had_no_effect() {
     const HEADERS: u8 = 1;
-    // The request is on stream 1. With 0 for the last, the service has looked at none.
+    // The request is on stream 1. Last stream 0 means that the service has processed none.
     for (last, expected) in [
         (0, ("transient", "request-unread")),
         (1, ("unknown", "outcome-unknown")),
@@ -297,7 +297,7 @@ async fn a_connection_that_nobody_uses_is_let_go() {
     });
     let outcome = outcome(&agent).await;
     assert_eq!(kind_and_code(&outcome).0, "success", "{outcome:?}");
-    // The service sees the end, though the agent is still there.
+    // The service sees the connection close, though the agent still exists.
     tokio::time::timeout(PATIENCE, service)
         .await
         .unwrap()

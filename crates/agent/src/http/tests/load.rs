@@ -1,4 +1,4 @@
-//! What is refused when a file is loaded.
+//! Invalid files that are refused on loading.
 
 use super::*;
 use waybill_telemetry::chain;

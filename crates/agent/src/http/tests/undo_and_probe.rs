@@ -1,8 +1,8 @@
-//! Undoing and probing what a step did.
+//! Undoing and probing a step.
 
 use super::*;
 
-/// What the tests below send to undo, with everything that a request may say.
+/// The undo requests of the tests below, with every key that a request may have.
 const ALL_SAID: &str = "\
 request:
   method: PUT
@@ -160,7 +160,7 @@ async fn the_statuses_of_absence_can_be_chosen_and_concern_no_step_that_is_perfo
         ("permanent", "http-404")
     );
 
-    // Absence comes before every other list.
+    // `absent` takes precedence over every other list.
     let custom = agent(
         &service.url,
         &format!(
@@ -192,7 +192,7 @@ async fn a_step_without_such_a_request_cannot_be_undone_or_probed() {
         (Action::Compensate, "compensation-unknown"),
         (Action::Probe, "probe-unknown"),
     ] {
-        // The step's own entry counts alone: what undoes other steps need not undo this one.
+        // Only the step's own entry counts: an undo for other steps need not undo this one.
         let refused = outcome_of(&agent, action).await;
         assert_eq!(kind_and_code(&refused), ("permanent", code));
         assert!(format!("{refused:?}").contains("create"), "{refused:?}");
