@@ -1,8 +1,8 @@
-//! What the records of a delivery cost in instructions, to encode and to decode, in either framing; held to
-//! `.ci/budgets`.
+//! Instruction counts of encoding and decoding the records of a delivery, in both framings, checked
+//! against `.ci/budgets`.
 //!
-//! What must hold: a benchmark does the same whenever and wherever it runs. Its allocator is linked in; the
-//! codecs, which are built once in a process, are built before it.
+//! What must hold: a benchmark does the same work in every run and on every machine. Its allocator
+//! is linked in, and the codecs, which are built once per process, are built before it.
 //!
 //! `.ci/budgets/check messages` runs it.
 
@@ -19,11 +19,11 @@ use waybill_engine::{
 };
 use waybill_messages::{Framing, Lookup, RECORD_SCHEMAS, Record, SchemaId, SchemaIds, Schemas};
 
-/// The program's own allocator: the system's costs something else on every system.
+/// The program's own allocator: the cost of the system's allocator differs between systems.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// How often a record is encoded or decoded.
+/// How often to encode or decode a record.
 const ROUNDS: usize = 100;
 
 type Encoding<R> = (Framing, R, Vec<u8>);
@@ -101,14 +101,15 @@ library_benchmark_group!(
 
 main!(library_benchmark_groups = messages);
 
-/// A record, and a buffer that has held it once: the codec is built, and the buffer large enough.
+/// A record, and a buffer that has held it once: the codec is built, and the buffer is large
+/// enough.
 fn to_encode<R: Record>(framing: Framing, record: R) -> Encoding<R> {
     let mut bytes = Vec::new();
     framing.encode(&record, &mut bytes).expect("it is a record");
     (framing, record, bytes)
 }
 
-/// A record's bytes, which were decoded once.
+/// A record's bytes, after one decoding.
 fn to_decode<R: Record>(framing: Framing, record: R) -> Decoding {
     let (framing, _, bytes) = to_encode(framing, record);
     drop(framing.decode::<R>(&bytes).expect("it was encoded"));
@@ -133,7 +134,7 @@ fn decode<R: Record>((framing, bytes): Decoding) -> Decoding {
     (framing, bytes)
 }
 
-/// A registry that is never asked: whoever writes knows its ids, and reads what is framed with them.
+/// A registry that is never called: a writer knows its IDs, and reads records with the same ones.
 struct Unasked;
 
 impl Schemas for Unasked {

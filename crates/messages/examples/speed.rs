@@ -1,4 +1,4 @@
-//! How long encoding and decoding takes: `cargo run --release -p waybill-messages --example speed`.
+//! Measures encoding and decoding: `cargo run --release -p waybill-messages --example speed`.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,17 +1,18 @@
-//! Framing, and the way between wire structs and bytes.
+//! Framing, and the conversion between wire structs and bytes.
 //!
 //! A datum is framed as an [Avro single object]: the marker `C3 01`, then the schema's CRC-64-AVRO
-//! fingerprint, little-endian; or in the [Confluent wire format]: a zero byte, then the registry's
-//! id of the schema, big-endian. The writer is told which; the reader takes both.
+//! fingerprint, little-endian. Or it has the [Confluent wire format]: a zero byte, then the
+//! schema's registry ID, big-endian. The framing determines which one the writer uses; the reader
+//! accepts both.
 //!
-//! Registries count their schemas with signed numbers, from 1. A frame whose id would be negative is
-//! none: a registry would not even say that it does not have the schema, and whoever waits for the
-//! answer would wait for ever.
+//! Registries number their schemas with signed integers, from 1. A negative ID is not a valid
+//! frame: a registry would not even answer that it does not have the schema, and readers would wait
+//! forever.
 //!
-//! A datum whose writer schema is the current one goes straight into its wire struct through
-//! serde. Any other is resolved by the Avro library's own rules: read as a generic value, resolved
-//! to the current schema, written with it, and read like a current one. That is many times slower
-//! and only serves records that an older or newer version wrote.
+//! A datum with the current writer schema is deserialized directly into its wire struct through
+//! serde. Any other is resolved by the Avro library's rules: read as a generic value, resolved to
+//! the current schema, written with it, and read like a current one. That is many times slower, and
+//! only needed for records of an older or newer version.
 //!
 //! [Avro single object]: https://avro.apache.org/docs/1.12.0/specification/#single-object-encoding
 //! [Confluent wire format]: https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
@@ -33,18 +34,18 @@ use crate::error::{DecodeError, EncodeError, SchemaError};
 use crate::framing::{Frame, Framing, Lookup, SchemaId};
 use crate::record::{RecordKind, RecordSchema};
 
-/// The largest record, framing included, in bytes: 1 MiB, what Kafka takes by default. Larger
-/// values are neither written nor read.
+/// The largest record, framing included, in bytes: 1 MiB, Kafka's default limit. Larger values are
+/// neither written nor read.
 pub const VALUE_BYTES_MAX: usize = 1024 * 1024;
 
-/// What one length prefix may make the Avro library allocate. It holds for the whole process, so
-/// it is wider than [`VALUE_BYTES_MAX`]: generic values are larger than their encoding.
+/// How much the Avro library may allocate for one length prefix. The limit is global to the
+/// process, and higher than [`VALUE_BYTES_MAX`]: generic values are larger than their encoding.
 const ALLOCATION_BYTES_MAX: usize = 16 * 1024 * 1024;
 
 const SINGLE_OBJECT_MARKER: [u8; 2] = [0xc3, 0x01];
 const CONFLUENT_MARKER: u8 = 0x00;
 
-/// The longest reason of the Avro library's that is passed on, in bytes: it likes to print whole
+/// The longest reason of the Avro library to pass on, in bytes: reasons often contain whole
 /// schemas.
 const CAUSE_BYTES_MAX: usize = 200;
 
@@ -77,7 +78,7 @@ impl WriterSchema {
     }
 }
 
-/// Writer and readers of one record, built once.
+/// The writer and readers of one record, built once.
 pub(crate) struct Codec {
     record: &'static str,
     kind: RecordKind,
@@ -98,7 +99,7 @@ impl Codec {
     pub(crate) fn new(record: &RecordSchema) -> Self {
         const COMMITTED: &str = "committed schemas parse";
         apache_avro::util::max_allocation_bytes(ALLOCATION_BYTES_MAX);
-        // Kept for as long as the process lives, like the codec itself.
+        // Kept for the life of the process, like the codec itself.
         let keep = |json: &str| -> &'static WriterSchema {
             Box::leak(Box::new(WriterSchema::parse(json).expect(COMMITTED)))
         };
@@ -206,7 +207,7 @@ impl Codec {
         Err(DecodeError::NotFramed { bytes: bytes.len() })
     }
 
-    /// Reads what was written with a schema of the registry's that is not known to be the current one.
+    /// Reads a datum whose schema, from the registry, is not known to be the current one.
     fn read_foreign<T: DeserializeOwned>(
         &self,
         id: SchemaId,
@@ -277,8 +278,8 @@ impl Codec {
         }
     }
 
-    /// The error of a generic value, which the library's text would show. Its name tells enough, and no
-    /// contact.
+    /// The error for a generic value, which the library's text would reveal. The error's kind is
+    /// sufficient, and contains no contact.
     fn unresolved(&self, error: apache_avro::Error) -> DecodeError {
         let details = format!("{:?}", error.into_details());
         let name = details.split(|c: char| !c.is_alphanumeric()).next();
@@ -309,9 +310,10 @@ fn confluent(bytes: &[u8]) -> Option<(SchemaId, &[u8])> {
 
 /// The CRC-64-AVRO fingerprint of a schema's parsing canonical form.
 ///
-/// The library leaves a primitive type that has a logical type as `{"type":"long"}` in the
-/// canonical form, where the specification's [PRIMITIVES] rule asks for `"long"`. Its fingerprints
-/// then differ from every other implementation's, so the rule is applied here.
+/// In the canonical form, the library writes a primitive type with a logical type as
+/// `{"type":"long"}`, where the specification's [PRIMITIVES] rule requires `"long"`. Its
+/// fingerprints then differ from those of every other implementation, so this function applies the
+/// rule.
 fn fingerprint_of(schema: &Schema) -> Result<u64, apache_avro::Error> {
     let mut canonical = schema.canonical_form();
     for primitive in [
@@ -328,28 +330,30 @@ fn fingerprint_of(schema: &Schema) -> Result<u64, apache_avro::Error> {
         .fold(0, |hash, byte| hash << 8 | u64::from(*byte)))
 }
 
-/// What a datum of a type takes at least, its lists empty.
+/// The minimal datum of a type, with empty lists.
 #[derive(Clone, Copy)]
 struct Weight {
-    /// Bytes on the wire, at least.
+    /// Minimum bytes on the wire.
     bytes: u64,
-    /// Values in memory, at most.
+    /// Maximum values in memory.
     values: u64,
 }
 
-/// The most values that a type may stand for, its lists empty: far beyond what anybody writes by hand.
+/// The most values that a type may expand to, with empty lists: far more than any handwritten
+/// schema has.
 const VALUES_MAX: u64 = 10_000;
-/// The most values that a byte of a list may stand for: there may be as many as a record has bytes.
+/// The most values that one byte of a list may expand to: a record may have as many list items as
+/// bytes.
 const VALUES_PER_BYTE_MAX: u64 = 8;
 
-/// A walk through a schema that refuses those by which a small datum could take all of the stack, or of the
-/// memory: those that contain themselves, huge values of a fixed size, lists of nothing, and types that
-/// stand for very many values. None of ours does.
+/// Walks a schema and refuses it if a small datum could exhaust the stack or the memory: types that
+/// contain themselves, huge values of a fixed size, lists of empty items, and types that expand to
+/// very many values. Waybill's own schemas have none of these.
 #[derive(Default)]
 struct Walk<'a> {
-    /// The types that are around what is looked at.
+    /// The types that enclose the current one.
     around: Vec<&'a Name>,
-    /// Named types that were looked at.
+    /// Named types that were already checked.
     known: HashMap<&'a Name, Weight>,
 }
 
@@ -411,7 +415,7 @@ impl<'a> Walk<'a> {
             Schema::Array(ArraySchema { items, .. })
             | Schema::Map(MapSchema { types: items, .. }) => {
                 let of_item = self.weigh(items)?;
-                // A map's items have keys.
+                // The items of a map have keys.
                 let key = u64::from(matches!(schema, Schema::Map(_)));
                 let bytes = of_item.bytes.saturating_add(key);
                 if of_item.values > bytes.saturating_mul(VALUES_PER_BYTE_MAX) {
@@ -434,7 +438,7 @@ impl<'a> Walk<'a> {
                     weight.bytes = weight.bytes.min(of_variant.bytes);
                     weight.values = weight.values.max(of_variant.values);
                 }
-                // Which one it is.
+                // The branch index.
                 Weight {
                     bytes: weight.bytes.saturating_add(1),
                     values: weight.values.saturating_add(1),
@@ -454,7 +458,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The library's reason without the schemas that it prints, and not longer than is useful.
+/// The library's reason without the schemas in it, shortened.
 fn cause_of(error: apache_avro::Error) -> String {
     let mut cause = match error.into_details() {
         Details::DeserializeSchemaAware {

@@ -1,8 +1,9 @@
-//! What is kept of a record that cannot be read.
+//! The dead letter of a record that cannot be read.
 //!
-//! What must hold: a dead-letter topic takes what its source takes, whole and unchanged. Where a record is larger than
-//! that (its topic was changed, or written to by others), its head is kept with its size and its hash: so the record can
-//! be found where it lay, and recognised.
+//! What must hold: a dead-letter topic accepts every record that its source accepts, complete and
+//! unchanged. A record can be larger than that if its topic was reconfigured or has other writers.
+//! Then its head is kept, with its size and hash: so it can be found at its position, and
+//! identified.
 
 use sha2::{Digest as _, Sha256};
 use waybill_engine::{Offset, PartitionId};
@@ -13,40 +14,40 @@ use crate::headers::{
     ERRORS_TOPIC, Stage, UNDECODABLE_UNTIL,
 };
 
-/// The largest record that a topic of Waybill takes, in bytes: the largest value ([`crate::VALUE_BYTES_MAX`]), with room
-/// for keys, headers and the batch around it. Everything that can be encoded fits, so that no broker refuses by size what
-/// was accepted before.
+/// The largest record that Waybill's topics accept, in bytes: the largest value
+/// ([`crate::VALUE_BYTES_MAX`]), with room for keys, headers and the batch. Every record that can
+/// be encoded fits, so no broker refuses an accepted request because of its size.
 pub const RECORD_BYTES_MAX: u32 = (1024 + 64) * 1024;
 
-/// The same for dead-letter topics, which add headers to a record of their source.
+/// The same for dead-letter topics, whose records have additional headers.
 pub const DEAD_LETTER_BYTES_MAX: u32 = RECORD_BYTES_MAX + 64 * 1024;
 
-/// What a broker may count beside keys, values and headers: the batch, and lengths within it.
+/// What a broker may count besides keys, values and headers: the batch, and lengths within it.
 const FRAME_BYTES: usize = 4 * 1024;
-/// How much is kept of the value, and of the key, of a record that is too large.
+/// How many bytes to keep of the value, and of the key, of a record that is too large.
 const HEAD_BYTES: usize = 64 * 1024;
-/// The longest error message that goes with a dead letter, in bytes. A dead-letter topic allows
-/// 64 KiB more than its source; this leaves room for the record's own headers.
+/// The longest error message of a dead letter, in bytes. A dead-letter topic allows 64 KiB more
+/// than its source; this limit leaves room for the record's own headers.
 const MESSAGE_BYTES_MAX: usize = 8 * 1024;
 
-/// Why a record is put aside, and where it lay.
+/// Why a record becomes a dead letter, and its position.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct DeadLetter<'a> {
-    /// The topic that it lay on.
+    /// The record's topic.
     pub topic: &'a str,
-    /// The partition that it lay in.
+    /// The record's partition.
     pub partition: PartitionId,
-    /// Its offset there.
+    /// The record's offset.
     pub offset: Offset,
-    /// The process that puts it aside.
+    /// The process that writes the dead letter.
     pub task_id: &'a str,
-    /// What was being done with it.
+    /// The processing stage in which the record failed.
     pub stage: Stage,
-    /// The part of Waybill that did it, for example `scheduler`.
+    /// The component that processed it, for example `scheduler`.
     pub component: &'a str,
     /// The kind of error, for example `DecodeError`.
     pub error_kind: &'a str,
-    /// The error, for people; cut at 8 KiB.
+    /// The error message for people; cut at 8 KiB.
     pub message: &'a str,
 }
 
@@ -71,8 +72,9 @@ impl Contents {
 }
 
 impl DeadLetter<'_> {
-    /// The record as it is kept: itself, with headers that say why it is a dead letter behind its own; or, if it is larger
-    /// than a dead-letter topic takes, its head without its own headers, and their size and hash.
+    /// The dead letter: the record itself, with headers after its own that say why it is one. If
+    /// the record is larger than a dead-letter topic accepts: its head without its own headers, and
+    /// headers with its size and hash.
     #[must_use]
     pub fn keep(&self, record: Contents) -> Contents {
         let errors = self.headers();
@@ -91,7 +93,7 @@ impl DeadLetter<'_> {
         kept
     }
 
-    /// The headers that say why it is a dead letter.
+    /// The headers that say why the record is a dead letter.
     #[must_use]
     pub fn headers(&self) -> Vec<(&'static str, Vec<u8>)> {
         let message = &self.message[..self.message.floor_char_boundary(MESSAGE_BYTES_MAX)];
@@ -111,7 +113,8 @@ impl DeadLetter<'_> {
     }
 }
 
-/// A placeholder for records that no client can decode. It says where they lie: their bytes are not available.
+/// A placeholder for records that no client can decode. It gives their positions: their bytes are
+/// not available.
 #[must_use]
 pub fn undecodable(
     topic: &str,

@@ -1,11 +1,11 @@
-//! Why a value cannot be written or read.
+//! Errors of encoding and decoding records.
 
 use crate::framing::SchemaId;
 
-/// Why a value cannot be encoded. The output is left as it was.
+/// Why a value cannot be encoded. The output is left unchanged.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum EncodeError {
-    /// The record would be larger than readers take.
+    /// The record would be larger than readers accept.
     #[error(
         "the {record} of {bytes} bytes is larger than {} bytes",
         crate::VALUE_BYTES_MAX
@@ -16,7 +16,7 @@ pub enum EncodeError {
         /// Its encoded size.
         bytes: usize,
     },
-    /// A number has no place in the record's schema.
+    /// A number is out of range for the record's schema.
     #[error("{field} of the {record} is out of range: {value}")]
     OutOfRange {
         /// The record's schema name.
@@ -26,7 +26,7 @@ pub enum EncodeError {
         /// The number.
         value: u64,
     },
-    /// A text is longer than what is kept of it.
+    /// A text is longer than the limit of its field.
     #[error("{field} of the {record} has {bytes} bytes, more than {bytes_max}")]
     TooLong {
         /// The record's schema name.
@@ -38,19 +38,19 @@ pub enum EncodeError {
         /// The largest size.
         bytes_max: usize,
     },
-    /// More values than are kept.
+    /// A field has too many values.
     #[error("{field} of the {record} has {values} values, more than {values_max}")]
     TooMany {
         /// The record's schema name.
         record: &'static str,
         /// The field.
         field: &'static str,
-        /// How many.
+        /// The number of values.
         values: usize,
-        /// The most.
+        /// The limit.
         values_max: usize,
     },
-    /// The registry has given the record's schema no id.
+    /// The record's schema has no registry ID.
     #[error("the {record} cannot be written: its schema has no id of the registry's")]
     NoSchemaId {
         /// The record's schema name.
@@ -66,7 +66,7 @@ pub enum EncodeError {
     },
 }
 
-/// Why bytes are not a record: the cause that goes to the dead-letter topic with them.
+/// Why bytes are not a record: the reason in the dead letter.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum DecodeError {
     /// The value is larger than any record.
@@ -78,7 +78,8 @@ pub enum DecodeError {
         /// Its size.
         bytes: usize,
     },
-    /// The value begins like neither Avro single-object encoding nor Confluent wire format.
+    /// The value begins neither like Avro single-object encoding nor like the Confluent wire
+    /// format.
     #[error(
         "the value of {bytes} bytes is framed neither as an Avro single object nor as Confluent wire format"
     )]
@@ -86,15 +87,15 @@ pub enum DecodeError {
         /// Its size.
         bytes: usize,
     },
-    /// The value was written with a schema that is not known here.
+    /// The value was written with an unknown schema.
     #[error("the {record} was written with an unknown schema, fingerprint {fingerprint:016x}")]
     UnknownFingerprint {
         /// The record that was expected.
         record: &'static str,
-        /// The CRC-64-AVRO fingerprint of the schema that it was written with.
+        /// The CRC-64-AVRO fingerprint of its writer schema.
         fingerprint: u64,
     },
-    /// The value names a schema of a registry, and none is configured.
+    /// The value names a registry schema, and no registry is configured.
     #[error("the {record} names the registry's schema {id}, and no schema registry is configured")]
     NoRegistry {
         /// The record that was expected.
@@ -110,7 +111,7 @@ pub enum DecodeError {
         /// The schema's id.
         id: SchemaId,
     },
-    /// What the registry has is no Avro schema, or one that cannot be read.
+    /// The registry's schema is not an Avro schema, or an unusable one.
     #[error("the {record} names the registry's schema {id}, which cannot be used: {cause}")]
     UnusableSchema {
         /// The record that was expected.
@@ -120,8 +121,8 @@ pub enum DecodeError {
         /// What is wrong with it.
         cause: String,
     },
-    /// The registry has not said yet what the schema is. The record may be good: it is to be read
-    /// again ([`DecodeError::waits_for`]).
+    /// The registry has not returned the schema yet. The record may be good: read it again later
+    /// ([`DecodeError::waits_for`]).
     #[error("the {record} names the registry's schema {id}, and the registry has not answered yet")]
     NotYet {
         /// The record that was expected.
@@ -129,7 +130,7 @@ pub enum DecodeError {
         /// The schema's id.
         id: SchemaId,
     },
-    /// The bytes are not what the schema says.
+    /// The bytes do not match the schema.
     #[error("the {record} is malformed: {cause}")]
     Malformed {
         /// The record that was expected.
@@ -142,10 +143,10 @@ pub enum DecodeError {
     TrailingBytes {
         /// The record that was expected.
         record: &'static str,
-        /// How many.
+        /// The number of bytes.
         bytes: usize,
     },
-    /// A field says something that this version does not know.
+    /// A field has a symbol that this version does not know.
     #[error("the {record} has a {field} that this version does not know")]
     UnknownSymbol {
         /// The record that was expected.
@@ -153,7 +154,7 @@ pub enum DecodeError {
         /// The field.
         field: &'static str,
     },
-    /// A number lies outside what it counts.
+    /// A number is out of range for its field.
     #[error("{field} of the {record} is out of range: {value}")]
     OutOfRange {
         /// The record that was expected.
@@ -163,7 +164,7 @@ pub enum DecodeError {
         /// The number.
         value: i64,
     },
-    /// A text is longer than what is kept of it.
+    /// A text is longer than the limit of its field.
     #[error("{field} of the {record} has {bytes} bytes, more than {bytes_max}")]
     TooLong {
         /// The record that was expected.
@@ -175,19 +176,19 @@ pub enum DecodeError {
         /// The largest size.
         bytes_max: usize,
     },
-    /// More values than are kept.
+    /// A field has too many values.
     #[error("{field} of the {record} has {values} values, more than {values_max}")]
     TooMany {
         /// The record that was expected.
         record: &'static str,
         /// The field.
         field: &'static str,
-        /// How many.
+        /// The number of values.
         values: usize,
-        /// The most.
+        /// The limit.
         values_max: usize,
     },
-    /// A record of this kind needs a field that it does not have.
+    /// A field is missing that this kind of record requires.
     #[error("the {record} has no {field}, which its kind needs")]
     Missing {
         /// The record that was expected.
@@ -198,8 +199,8 @@ pub enum DecodeError {
 }
 
 impl DecodeError {
-    /// The schema without which nobody can say yet what the bytes are; `None` if they are poison.
-    /// Such a record is neither passed over nor put aside: whoever reads it waits.
+    /// The schema that is required to decide whether the bytes are valid; `None` if they are
+    /// poison. A reader must neither skip such a record nor write a dead letter for it, but wait.
     #[must_use]
     pub fn waits_for(&self) -> Option<SchemaId> {
         match self {

@@ -1,15 +1,15 @@
-//! How the records of one installation are framed: what writers put before a datum, and where
-//! readers find the schema that it was written with.
+//! How the records of one installation are framed: the bytes that writers put before a datum, and
+//! where readers find its writer schema.
 //!
-//! Without a schema registry writers frame an Avro single object. With one they write the Confluent
-//! wire format, with the ids that the registry gave their schemas at start. Readers take both; a
-//! [`Framing`] without a registry knows no ids.
+//! Without a schema registry, writers frame an Avro single object. With one, they use the Confluent
+//! wire format, with the IDs that the registry gave their schemas at start. Readers accept both; a
+//! [`Framing`] without a registry knows no IDs.
 //!
-//! What must hold: **a record costs no question**. Writers know their ids before the first record,
-//! and a frame with a writer's own id is read without asking. Any other id is looked up in
-//! [`Schemas`], which keeps what it has found.
+//! What must hold: **a record costs no request**. Writers know their IDs before the first record,
+//! and a frame with a writer's own ID is read without a lookup. Any other ID is looked up in
+//! [`Schemas`], which caches its schemas.
 //!
-//! Deliberately absent: any I/O. Who talks to a registry implements [`Schemas`].
+//! Deliberately absent: any I/O. The registry client implements [`Schemas`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,32 +31,32 @@ impl fmt::Display for SchemaId {
     }
 }
 
-/// What a registry has under an id.
+/// The result of looking up an ID in a registry.
 #[derive(Clone, Debug)]
 pub enum Lookup {
     /// A schema.
     Found(Arc<WriterSchema>),
-    /// Nothing: the registry says so.
+    /// The registry does not have the ID.
     Unknown,
-    /// Something that is no Avro schema, or one that cannot be read.
+    /// It is not an Avro schema, or an unusable one.
     Unusable {
-        /// What is wrong with it, for people.
+        /// The defect, for people.
         cause: Arc<str>,
     },
-    /// Not known yet: the registry has not answered. Ask again.
+    /// The registry has not answered yet. Ask again.
     NotYet,
 }
 
 /// A source of the schemas that Confluent-framed records name: a schema registry.
 ///
-/// It is asked by threads that read records, so it keeps what it has found, and never blocks: what
-/// has to be fetched first is [`Lookup::NotYet`] until it is there.
+/// Threads that read records call it. So it caches its schemas, and never blocks: it returns
+/// [`Lookup::NotYet`] until a schema is fetched.
 pub trait Schemas: Send + Sync {
-    /// What the registry has under this id.
+    /// The schema of this ID.
     fn writer_schema(&self, id: SchemaId) -> Lookup;
 }
 
-/// What stands before a datum.
+/// The bytes before a datum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Frame {
     /// The marker and fingerprint of an Avro single object.
@@ -65,7 +65,7 @@ pub enum Frame {
     Confluent(SchemaId),
 }
 
-/// The registry's ids of the schemas that a process writes with.
+/// The registry IDs of the schemas that a process writes with.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct SchemaIds([Option<SchemaId>; RECORD_KINDS]);
 
@@ -82,7 +82,7 @@ impl SchemaIds {
     }
 }
 
-/// How records are framed. Clones share the registry. The default is without one.
+/// How records are framed. Clones share the registry. The default uses no registry.
 #[derive(Clone, Default)]
 pub struct Framing {
     /// `None`: single objects.
@@ -91,13 +91,13 @@ pub struct Framing {
 }
 
 impl Framing {
-    /// Writes single objects, and reads nothing else.
+    /// Writes and reads single objects only.
     #[must_use]
     pub fn single_object() -> Self {
         Self::default()
     }
 
-    /// Writes single objects, and reads what names schemas of a registry as well.
+    /// Writes single objects, and reads records with registry schemas as well.
     #[must_use]
     pub fn reading(schemas: Arc<dyn Schemas>) -> Self {
         Self {
@@ -106,8 +106,8 @@ impl Framing {
         }
     }
 
-    /// Writes and reads the Confluent wire format, and reads single objects as well. Records whose
-    /// schema has no id here are not written.
+    /// Writes and reads the Confluent wire format, and reads single objects as well. Refuses to
+    /// write records whose schema has no ID here.
     #[must_use]
     pub fn confluent(ids: SchemaIds, schemas: Arc<dyn Schemas>) -> Self {
         Self {
@@ -116,17 +116,17 @@ impl Framing {
         }
     }
 
-    /// Appends a record's value to `out`, framed.
+    /// Appends a record's framed value to `out`.
     ///
     /// # Errors
     ///
-    /// If the value has no place in the record's schema, or the schema no id. `out` is then left as
-    /// it was.
+    /// If the value is out of range for the record's schema, or the schema has no ID. `out` is then
+    /// left unchanged.
     pub fn encode<R: Record>(&self, record: &R, out: &mut Vec<u8>) -> Result<(), EncodeError> {
         record.encode_as(self.frame(R::SCHEMA.kind)?, out)
     }
 
-    /// Appends the record of `OperationRequest::Create`, for whoever keeps the create itself.
+    /// Appends the record of `OperationRequest::Create`, for callers that keep the create itself.
     ///
     /// # Errors
     ///
@@ -150,13 +150,13 @@ impl Framing {
         R::decode_with(bytes, self)
     }
 
-    /// What the registry has under an id; `None` without a registry.
+    /// Looks up an ID in the registry; `None` without a registry.
     #[must_use]
     pub fn look_up(&self, id: SchemaId) -> Option<Lookup> {
         Some(self.schemas.as_ref()?.writer_schema(id))
     }
 
-    /// Whether this is the id of the current schema of a record, as a writer was told.
+    /// Whether the writer uses this ID for the current schema of a record.
     pub(crate) fn is_current(&self, kind: RecordKind, id: SchemaId) -> bool {
         let ids = self.written_with.as_ref();
         ids.is_some_and(|ids| ids.get(kind) == Some(id))

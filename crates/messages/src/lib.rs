@@ -1,23 +1,22 @@
 //! The records of the topics: their Avro schemas, framing, headers and topic names.
 //!
-//! This crate exists so that the engine's values stay free of how they look on the wire, and no
-//! role has to know Avro. [`Record`] encodes and decodes the engine's own values; the wire structs
-//! behind it are private. [`Topics`] names the topics of an installation, and has the [`Framing`] of
-//! the records on them.
+//! This crate exists so that the engine's values are independent of the wire format, and no role
+//! needs to know Avro. [`Record`] encodes and decodes the engine's own values; the wire structs
+//! behind it are private. [`Topics`] names the topics of an installation, and has the [`Framing`]
+//! of their records.
 //!
 //! What must hold here:
 //!
-//! * **Whatever bytes arrive, decoding returns.** It never panics; values over
-//!   [`VALUE_BYTES_MAX`] are not looked at, and no length that a record announces makes it allocate
-//!   more than 16 MiB.
-//! * **A record is read with the schema that it was written with**, found by its fingerprint or by
-//!   its registry id, and resolved to the current one. What cannot be found is an error that says
-//!   what is missing, never a guess; what cannot be found *yet* is told from that.
-//! * **What a row keeps is bounded**: a reason longer than [`REASON_BYTES_MAX`], or a name longer than
-//!   [`ASKED_BY_BYTES_MAX`], is neither written nor read; nor are more or longer contacts than a
-//!   [`Contact`](waybill_engine::Contact) allows.
+//! * **Decoding returns for any bytes.** It never panics. It does not parse values over
+//!   [`VALUE_BYTES_MAX`], and no length in a record makes it allocate more than 16 MiB.
+//! * **A record is read with its writer schema**, found by fingerprint or registry ID, and resolved
+//!   to the current one. A schema that cannot be found is an error with its fingerprint or ID,
+//!   never a guess; a schema that is not available *yet* is a separate error.
+//! * **Values that a row keeps are bounded**: a reason longer than [`REASON_BYTES_MAX`], or a name
+//!   longer than [`ASKED_BY_BYTES_MAX`], is neither written nor read; nor are more or longer
+//!   contacts than a [`Contact`](waybill_engine::Contact) allows.
 //! * **Every released version stays readable.** The copies under `schemas/released/` are part of
-//!   the decoders, and a test holds them to it.
+//!   the decoders, and a test verifies that.
 //!
 //! Deliberately absent: the W3C trace context, which travels in a header
 //! ([`headers::TRACEPARENT`]): decoded values have no `traceparent` until the caller sets it.

@@ -1,4 +1,4 @@
-//! `operation-request`: what a caller asks for.
+//! `operation-request`: a caller's request.
 
 use std::sync::LazyLock;
 
@@ -25,10 +25,10 @@ pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
 const FIELDS: Fields = Fields(SCHEMA.name);
 
-/// What stands for the hash of a request that is not to create an operation.
+/// The hash of a request that does not create an operation.
 const NO_HASH: [u8; 16] = [0; 16];
 
-/// A reschedule that names no fields replaces none: an empty JSON object.
+/// A reschedule without fields replaces none: an empty JSON object.
 const NO_FIELDS: &[u8] = b"{}";
 
 #[derive(Clone, Copy, Serialize, Deserialize)]
@@ -139,7 +139,7 @@ impl Record for OperationRequest {
     }
 }
 
-/// Appends the record of `OperationRequest::Create`, for whoever keeps the create itself.
+/// Appends the record of `OperationRequest::Create`, for callers that keep the create itself.
 pub(crate) fn encode_create(
     request: &CreateRequest,
     frame: Frame,
@@ -225,7 +225,7 @@ impl In {
         })
     }
 
-    /// The request whose amendment is `what` makes of workflow, fields and deadline.
+    /// The request whose amendment is `what` applied to workflow, fields and deadline.
     fn amend(
         self,
         what: impl FnOnce(String, Option<Vec<u8>>, Option<i64>) -> Amendment,

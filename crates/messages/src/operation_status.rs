@@ -1,4 +1,4 @@
-//! `operation-status`: where an operation stands.
+//! `operation-status`: the state of an operation.
 
 use std::sync::LazyLock;
 

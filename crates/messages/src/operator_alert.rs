@@ -1,4 +1,4 @@
-//! `operator-alert`: something that needs a person.
+//! `operator-alert`: a condition that needs an operator.
 
 use std::sync::LazyLock;
 

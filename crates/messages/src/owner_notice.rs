@@ -1,4 +1,4 @@
-//! `owner-notice`: what those hear who asked to be told of an operation.
+//! `owner-notice`: a notification to the contacts of an operation.
 
 use std::sync::LazyLock;
 

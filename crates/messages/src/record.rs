@@ -1,26 +1,26 @@
-//! What every record has in common.
+//! Properties of every record.
 
 use crate::error::{DecodeError, EncodeError};
 use crate::framing::{Frame, Framing};
 
-/// Which record.
+/// The kinds of records.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum RecordKind {
-    /// What a caller asks for.
+    /// A caller's request.
     OperationRequest,
-    /// What an agent is asked for.
+    /// A request to an agent.
     StepRequest,
-    /// How an attempt at a step ended.
+    /// The outcome of an attempt at a step.
     StepReply,
     /// An operation that failed for good.
     FailedOperation,
-    /// Where an operation stands.
+    /// The state of an operation.
     OperationStatus,
-    /// What a supervisor or an operator asks of the scheduler.
+    /// A request of a supervisor or an operator to the scheduler.
     Recovery,
-    /// What needs a person.
+    /// A condition that needs an operator.
     OperatorAlert,
-    /// What those hear who asked to be told of an operation.
+    /// A notification to the contacts of an operation.
     OwnerNotice,
 }
 
@@ -41,13 +41,13 @@ impl RecordKind {
     }
 }
 
-/// How many records there are.
+/// The number of kinds.
 pub(crate) const RECORD_KINDS: usize = RECORD_SCHEMAS.len();
 
 /// A committed schema.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RecordSchema {
-    /// Whose schema it is.
+    /// The kind of its record.
     pub kind: RecordKind,
     /// The name of its file under `schemas/`, without the extension.
     pub name: &'static str,
@@ -85,14 +85,14 @@ pub const RECORD_SCHEMAS: [RecordSchema; 8] = [
     crate::owner_notice::SCHEMA,
 ];
 
-/// The longest reason that a request or a recovery may give, in bytes. It is kept in the
-/// operation's history.
+/// The longest reason of a request or a recovery, in bytes. It is kept in the operation's history.
 pub const REASON_BYTES_MAX: usize = 1_024;
 
-/// The longest name of who asks for a recovery, in bytes. It is kept in the operation's history.
+/// The longest name of the requester of a recovery, in bytes. It is kept in the operation's
+/// history.
 pub const ASKED_BY_BYTES_MAX: usize = 256;
 
-/// A value of the engine's that travels as a record.
+/// A value of the engine that is sent as a record.
 pub trait Record: Sized {
     /// Its schema.
     const SCHEMA: RecordSchema;
@@ -100,11 +100,11 @@ pub trait Record: Sized {
     /// The CRC-64-AVRO fingerprint of its schema.
     fn fingerprint() -> u64;
 
-    /// Appends the record's value to `out`, behind a frame of the caller's choice. Who writes to
-    /// topics leaves that choice to [`Framing::encode`].
+    /// Appends the record's value to `out`, behind a frame of the caller's choice. Writers to
+    /// topics use [`Framing::encode`], which chooses the frame.
     fn encode_as(&self, frame: Frame, out: &mut Vec<u8>) -> Result<(), EncodeError>;
 
-    /// Reads a record's value, whichever way it is framed.
+    /// Reads a record's value in either framing.
     fn decode_with(bytes: &[u8], framing: &Framing) -> Result<Self, DecodeError>;
 
     /// Appends the record's value to `out`, framed as an Avro single object.
@@ -112,7 +112,7 @@ pub trait Record: Sized {
         self.encode_as(Frame::SingleObject, out)
     }
 
-    /// Reads a record's value where no schema registry is configured.
+    /// Reads a record's value without a schema registry.
     fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
         Self::decode_with(bytes, &Framing::single_object())
     }

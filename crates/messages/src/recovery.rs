@@ -1,4 +1,4 @@
-//! `recovery`: what a supervisor or an operator asks of the scheduler.
+//! `recovery`: a request of a supervisor or an operator to the scheduler.
 
 use std::sync::LazyLock;
 use std::time::Duration;

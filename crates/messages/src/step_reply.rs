@@ -1,4 +1,4 @@
-//! `step-reply`: how an attempt at a step ended.
+//! `step-reply`: the outcome of an attempt at a step.
 
 use std::sync::LazyLock;
 
@@ -20,7 +20,7 @@ pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
 static CODEC: LazyLock<Codec> = LazyLock::new(|| Codec::new(&SCHEMA));
 const FIELDS: Fields = Fields(SCHEMA.name);
 
-/// How long to wait after a `NotAttempted` that does not say.
+/// The wait after a `NotAttempted` without one.
 const RETRY_AFTER_MS_DEFAULT: u32 = 1_000;
 
 #[derive(Serialize, Deserialize)]
@@ -106,7 +106,7 @@ impl Record for StepReply {
         CODEC.encode(&wire, frame, out)
     }
 
-    /// An agent of another language may leave out why it failed, or how long to wait: the outcome
+    /// An agent in another language may omit the reason of a failure, or the wait: the outcome
     /// counts nevertheless.
     fn decode_with(bytes: &[u8], framing: &Framing) -> Result<Self, DecodeError> {
         let wire: In = CODEC.decode(bytes, framing)?;

@@ -1,4 +1,4 @@
-//! `step-request`: what a scheduler asks of an agent.
+//! `step-request`: a scheduler's request to an agent.
 
 use std::sync::LazyLock;
 

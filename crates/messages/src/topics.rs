@@ -1,13 +1,13 @@
-//! The topics: their names, and how what lies on them is framed.
+//! The topics: their names, and the framing of their records.
 
 use waybill_engine::{Priority, Source};
 
 use crate::framing::Framing;
 
-/// What the name of a dead-letter topic ends with.
+/// The suffix of dead-letter topics.
 const DEAD_LETTER_SUFFIX: &str = ".dlq";
 
-/// The topics of one installation, told from others on the same brokers by their prefix.
+/// The topics of one installation. Their prefix separates them from others on the same brokers.
 #[derive(Clone, Debug)]
 pub struct Topics {
     framing: Framing,
@@ -23,7 +23,7 @@ pub struct Topics {
 }
 
 impl Topics {
-    /// The topics under a prefix, which must itself be a topic name. Their records are framed as
+    /// The topics under a prefix, which must itself be a valid topic name. The framing is that
     /// without a schema registry.
     #[must_use]
     pub fn new(prefix: &str) -> Self {
@@ -41,43 +41,43 @@ impl Topics {
         }
     }
 
-    /// The same topics with records that are framed in another way.
+    /// The same topics with another framing.
     #[must_use]
     pub fn framed(self, framing: Framing) -> Self {
         Self { framing, ..self }
     }
 
-    /// How the records on them are framed: what writes and reads them.
+    /// The framing of their records, which encodes and decodes them.
     #[must_use]
     pub fn framing(&self) -> &Framing {
         &self.framing
     }
 
-    /// What all names begin with.
+    /// The prefix of all names.
     #[must_use]
     pub fn prefix(&self) -> &str {
         &self.prefix
     }
 
-    /// What callers ask for.
+    /// Callers' requests.
     #[must_use]
     pub fn requests(&self) -> &str {
         &self.requests
     }
 
-    /// What callers ask for and is not to wait behind the rest.
+    /// Callers' requests with high priority, which do not wait behind the others.
     #[must_use]
     pub fn high_priority_requests(&self) -> &str {
         &self.high_priority
     }
 
-    /// The requests of a priority.
+    /// The request topic of a priority.
     #[must_use]
     pub fn of_priority(&self, priority: Priority) -> &str {
         self.of(priority.source())
     }
 
-    /// What a scheduler reads.
+    /// The topic of a scheduler's source.
     #[must_use]
     pub fn of(&self, source: Source) -> &str {
         match source {
@@ -88,13 +88,13 @@ impl Topics {
         }
     }
 
-    /// What one agent is asked for. The name is made anew: keep it where records are sent.
+    /// The requests to one agent. Allocates the name: keep it where records are sent.
     #[must_use]
     pub fn step_requests(&self, agent: &str) -> String {
         format!("{}.{agent}.requests.v1", self.prefix)
     }
 
-    /// What agents answer.
+    /// The agents' replies.
     #[must_use]
     pub fn step_replies(&self) -> &str {
         &self.step_replies
@@ -106,37 +106,38 @@ impl Topics {
         &self.failed_operations
     }
 
-    /// Where operations stand.
+    /// The states of operations.
     #[must_use]
     pub fn operation_status(&self) -> &str {
         &self.operation_status
     }
 
-    /// What the supervisor and operators ask of the scheduler.
+    /// Requests of the supervisor and operators to the scheduler.
     #[must_use]
     pub fn recovery(&self) -> &str {
         &self.recovery
     }
 
-    /// What needs a person.
+    /// Conditions that need an operator.
     #[must_use]
     pub fn operator_alerts(&self) -> &str {
         &self.operator_alerts
     }
 
-    /// What those hear who asked to be told of an operation.
+    /// Notifications to the contacts of operations.
     #[must_use]
     pub fn owner_notices(&self) -> &str {
         &self.owner_notices
     }
 
-    /// Where poison records of a topic go: like all names, it begins with the prefix.
+    /// The topic for a topic's poison records. Like all names, it begins with the prefix.
     #[must_use]
     pub fn dead_letter(topic: &str) -> String {
         format!("{topic}{DEAD_LETTER_SUFFIX}")
     }
 
-    /// The topic whose poison records go to `dead_letters`; `None` if that is no dead-letter topic.
+    /// The topic whose poison records go to `dead_letters`; `None` if that is not a dead-letter
+    /// topic.
     #[must_use]
     pub fn source_of_dead_letter(dead_letters: &str) -> Option<&str> {
         dead_letters.strip_suffix(DEAD_LETTER_SUFFIX)
@@ -149,8 +150,8 @@ impl Default for Topics {
     }
 }
 
-/// Whether Kafka takes this as the name of a topic: 1 to 249 letters, digits, dots, underscores
-/// and hyphens, and neither `.` nor `..`.
+/// Whether Kafka accepts this as a topic name: 1 to 249 letters, digits, dots, underscores and
+/// hyphens, and neither `.` nor `..`.
 #[must_use]
 pub fn is_topic_name(name: &str) -> bool {
     let legal = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');

@@ -1,8 +1,8 @@
-//! What the wire structs of several records are made of.
+//! The types that several wire structs share.
 //!
-//! Wire structs carry the names of their Avro records and list their fields in the schema's order:
-//! the Avro library holds fields back that come early. Unsigned counters of the engine are `int`
-//! or `long` on the wire, as Avro has no unsigned numbers.
+//! Wire structs have the names of their Avro records and list their fields in the schema's order:
+//! the Avro library buffers fields that come early. Unsigned counters of the engine are `int` or
+//! `long` on the wire, as Avro has no unsigned numbers.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -46,7 +46,7 @@ impl<'de> Deserialize<'de> for Id {
     }
 }
 
-/// A nonce, which is bytes.
+/// A nonce, as bytes.
 pub(crate) struct WireNonce(pub(crate) Nonce);
 
 impl Serialize for WireNonce {
@@ -76,7 +76,7 @@ impl<'de> Deserialize<'de> for WireNonce {
     }
 }
 
-/// An Avro map, borrowed from pairs, whose order is kept.
+/// An Avro map, borrowed from pairs in their order.
 pub(crate) struct MapOut<'a, V>(pub(crate) &'a [(String, V)]);
 
 impl<V: Serialize> Serialize for MapOut<'_, V> {
@@ -85,7 +85,7 @@ impl<V: Serialize> Serialize for MapOut<'_, V> {
     }
 }
 
-/// Up to this many names of a map are compared one with another; of more, a set is made.
+/// Up to this many names of a map are compared pairwise; above that, in a set.
 const NAMES_COMPARED_MAX: usize = 16;
 
 /// An Avro map as pairs, in the order of the wire; each name occurs once.
@@ -102,7 +102,7 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for MapIn<V> {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<MapIn<V>, A::Error> {
-                // The size that a hostile record announces is no reason to allocate.
+                // A hostile record may announce any size: do not allocate for it.
                 let mut pairs = Vec::with_capacity(map.size_hint().unwrap_or(0).min(32));
                 while let Some((name, value)) = map.next_entry::<String, V>()? {
                     pairs.push((name, value));
@@ -119,7 +119,8 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for MapIn<V> {
     }
 }
 
-/// A name that occurs more than once. The time does not grow with the square of a hostile map.
+/// A name that occurs more than once. Takes less than quadratic time, because the map may be
+/// hostile.
 fn repeated<V>(pairs: &[(String, V)]) -> Option<&str> {
     let mut names = pairs.iter().map(|(name, _)| name.as_str()).enumerate();
     let mut seen = HashSet::new();
@@ -130,7 +131,7 @@ fn repeated<V>(pairs: &[(String, V)]) -> Option<&str> {
     Some(name)
 }
 
-/// The nested record `Error`, on its way out.
+/// The nested record `Error`, for encoding.
 #[derive(Serialize)]
 #[serde(rename = "Error")]
 pub(crate) struct ErrorOut<'a> {
@@ -147,7 +148,7 @@ impl<'a> From<&'a StepError> for ErrorOut<'a> {
     }
 }
 
-/// The nested record `Error`, on its way in.
+/// The nested record `Error`, for decoding.
 #[derive(DeserializeDerive)]
 #[serde(rename = "Error")]
 pub(crate) struct ErrorIn {
@@ -258,7 +259,7 @@ impl WireStepState {
     }
 }
 
-/// The nested record `StepStatus`, on its way out.
+/// The nested record `StepStatus`, for encoding.
 #[derive(Serialize)]
 #[serde(rename = "StepStatus")]
 pub(crate) struct StepStatusOut<'a> {
@@ -275,7 +276,7 @@ impl<'a> From<&'a (String, StepState)> for StepStatusOut<'a> {
     }
 }
 
-/// The nested record `StepStatus`, on its way in.
+/// The nested record `StepStatus`, for decoding.
 #[derive(DeserializeDerive)]
 #[serde(rename = "StepStatus")]
 pub(crate) struct StepStatusIn {
@@ -322,7 +323,7 @@ impl WireAction {
     }
 }
 
-/// Carries the name of a record to the errors about its fields.
+/// Adds the name of a record to the errors about its fields.
 #[derive(Clone, Copy)]
 pub(crate) struct Fields(pub(crate) &'static str);
 
@@ -345,7 +346,7 @@ impl Fields {
         })
     }
 
-    /// A counter out of an Avro `int` or `long`.
+    /// A counter from an Avro `int` or `long`.
     pub(crate) fn u32(
         self,
         field: &'static str,
@@ -359,7 +360,7 @@ impl Fields {
         })
     }
 
-    /// A counter out of an Avro `long`.
+    /// A counter from an Avro `long`.
     pub(crate) fn u64(self, field: &'static str, value: i64) -> Result<u64, DecodeError> {
         u64::try_from(value).map_err(|_| DecodeError::OutOfRange {
             record: self.0,
@@ -368,7 +369,8 @@ impl Fields {
         })
     }
 
-    /// A duration as a `long` of milliseconds, rounded up: a short time does not become none.
+    /// A duration as a `long` of milliseconds, rounded up, so that a short time does not become
+    /// zero.
     pub(crate) fn millis(
         self,
         field: &'static str,
@@ -378,7 +380,7 @@ impl Fields {
         self.long(field, u64::try_from(millis).unwrap_or(u64::MAX))
     }
 
-    /// A text that is kept in the operation's row, on its way out.
+    /// Encodes a text that the operation's row keeps.
     pub(crate) fn kept<'a>(
         self,
         field: &'static str,
@@ -396,7 +398,7 @@ impl Fields {
         })
     }
 
-    /// A text that is kept in the operation's row, on its way in.
+    /// Decodes a text that the operation's row keeps.
     pub(crate) fn to_keep(
         self,
         field: &'static str,
@@ -414,7 +416,7 @@ impl Fields {
         })
     }
 
-    /// Contacts, which are kept in the operation's row, on their way out.
+    /// Encodes contacts, which the operation's row keeps.
     pub(crate) fn contacts<'a>(
         self,
         field: &'static str,
@@ -433,7 +435,7 @@ impl Fields {
             .collect()
     }
 
-    /// The same on their way in.
+    /// Decodes contacts, which the operation's row keeps.
     pub(crate) fn contacts_to_keep(
         self,
         field: &'static str,
@@ -458,7 +460,7 @@ impl Fields {
         .collect()
     }
 
-    /// A field that only some kinds of the record need, and this one does.
+    /// A field that only some kinds of the record require, and this one does.
     pub(crate) fn given<T>(self, field: &'static str, value: Option<T>) -> Result<T, DecodeError> {
         value.ok_or(DecodeError::Missing {
             record: self.0,
@@ -466,7 +468,7 @@ impl Fields {
         })
     }
 
-    /// What an enum says, if this version knows it.
+    /// The value of an enum, if this version knows it.
     pub(crate) fn known<T>(self, field: &'static str, value: Option<T>) -> Result<T, DecodeError> {
         value.ok_or(DecodeError::UnknownSymbol {
             record: self.0,

@@ -1,4 +1,4 @@
-//! Whatever bytes arrive: a clear error, no panic, and no allocation out of proportion.
+//! Any bytes give a clear error, no panic, and no disproportionate allocation.
 
 use std::fmt::Debug;
 
@@ -156,7 +156,7 @@ fn lengths_that_lie_are_errors() {
         i64::MIN,
         -1,
     ] {
-        // The operation id's length, and the number of entries of the outputs.
+        // The length of the operation ID, and the number of entries of the outputs.
         let as_length = framed::<StepReply>(&number(length));
         let reply = encoded(&samples::step_reply());
         let (entries_at, entry) = (
@@ -266,7 +266,7 @@ fn a_budget_below_zero_is_an_error() {
     );
 }
 
-/// What is read of a request when a field of its amendment says something else.
+/// Decodes a request after `name` of its amendment was replaced.
 fn read_amended(
     request: &AmendRequest,
     name: &str,

@@ -1,4 +1,4 @@
-//! Schemas may change, and what was written before, or by a newer version, must still be read.
+//! Schemas may change, and records of older and newer versions must still be readable.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -68,7 +68,8 @@ fn more_or_longer_contacts_than_are_kept_are_poison() {
     );
 }
 
-/// A newer version with a field more, which gives it another fingerprint.
+/// Asserts that a record of a newer version is readable: one more field, and so another
+/// fingerprint.
 #[track_caller]
 fn is_read_of_a_newer_version<R: Record + PartialEq + Debug>(value: &R) {
     let newer = with_a_field(R::SCHEMA.json);
@@ -92,7 +93,7 @@ fn newer_versions_are_read_without_what_is_new() {
     is_read_of_a_newer_version(&samples::request());
     is_read_of_a_newer_version(&OperationRequest::Amend(samples::cancel()));
     is_read_of_a_newer_version(&OperationRequest::Amend(samples::reschedule()));
-    // Of maps, the order is lost: these have one entry.
+    // Maps lose their order: these have one entry.
     is_read_of_a_newer_version(&StepRequest {
         results: pairs(&[("package.id", "p-9")]),
         ..samples::step_request()
@@ -162,7 +163,7 @@ fn every_schema_file_is_used_and_every_released_one_is_known() {
     assert_eq!(dirs, used);
 }
 
-/// Asserts docs and defaults of a schema and of everything nested in it.
+/// Asserts that a schema and everything nested in it has docs and defaults.
 fn documented(schema: &Schema, at: &str) {
     let said = |doc: &Option<String>| doc.as_ref().is_some_and(|doc| doc.len() > 5);
     match schema {
@@ -205,7 +206,7 @@ fn every_field_is_documented_and_every_enum_can_grow() {
     }
 }
 
-/// What a reader of this version says of a symbol that a newer one put behind `last`.
+/// The error of this version for a symbol that a newer one added behind `last`.
 #[track_caller]
 fn unknown_symbol<R: Record + Debug>(value: &R, last: &str, index: u32, field: &str) -> String {
     let last = format!("\"{last}\"\n");
@@ -303,7 +304,7 @@ fn confluent_frames_are_read_with_the_registrys_schema() {
             id: PLACE
         })
     );
-    // A schema of something else.
+    // The schema of another record.
     let other = registry(OperationStatus::SCHEMA.json);
     assert!(matches!(
         StepRequest::decode_with(&bytes, &other),
@@ -353,7 +354,7 @@ fn a_writer_with_ids_frames_records_with_them_and_reads_them_without_asking() {
     let (reply, request) = (samples::step_reply(), samples::step_request());
     let mut ids = SchemaIds::default();
     ids.set(RecordKind::StepReply, SchemaId(0x0102_0304));
-    // The registry is away.
+    // The registry is unavailable.
     let framing = Framing::confluent(
         ids,
         Arc::new(Registry([(SchemaId(0x0102_0304), Lookup::NotYet)].into())),
@@ -366,7 +367,7 @@ fn a_writer_with_ids_frames_records_with_them_and_reads_them_without_asking() {
     assert_eq!(bytes, confluent);
     assert_eq!(framing.decode(&bytes[6..]).as_ref(), Ok(&reply));
     assert_eq!(framing.decode(&single_object).as_ref(), Ok(&reply));
-    // The id is that of another record.
+    // The ID of another record.
     assert_eq!(
         framing
             .decode::<StepRequest>(&bytes[6..])
@@ -388,7 +389,7 @@ fn a_writer_with_ids_frames_records_with_them_and_reads_them_without_asking() {
 #[test]
 fn who_only_reads_a_registrys_frames_writes_single_objects() {
     let (mut read_only, mut plain) = (Vec::new(), Vec::new());
-    // Of maps, the order is lost: this one has one entry.
+    // Maps lose their order: this one has one entry.
     let reply = StepReply {
         outcome: Outcome::Success {
             outputs: pairs(&[("eta", "12")]),

@@ -1,4 +1,4 @@
-//! The records as bytes: golden, round trips, bad input, evolution.
+//! The records as bytes: golden bytes, round trips, bad input, evolution.
 
 mod bad_bytes;
 mod evolution;

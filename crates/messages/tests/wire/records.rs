@@ -1,4 +1,4 @@
-//! What records look like on the wire, and that any value survives the way there and back.
+//! The wire form of records, and round trips of any value.
 
 use std::fmt::Debug;
 use std::fs;
@@ -355,7 +355,7 @@ fn every_variant_survives() {
     }
 }
 
-/// The symbols that a value's enums have on the wire, in the schema's order.
+/// The symbols of a value's enums on the wire, in the schema's order.
 fn symbols(value: &impl Record) -> Vec<String> {
     fn walk(value: Value, found: &mut Vec<String>) {
         match value {

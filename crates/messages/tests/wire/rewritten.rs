@@ -1,4 +1,4 @@
-//! Values as other writers would write them: with another schema, or with fields of their own.
+//! Values as other writers would encode them: with another schema, or with other fields.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use apache_avro::writer::datum::GenericDatumWriter;
 use apache_avro::{Schema, reader::datum::GenericDatumReader};
 use waybill_messages::{DecodeError, Framing, Lookup, Record, SchemaId, Schemas, WriterSchema};
 
-/// A registry that holds what a test put into it.
+/// A registry with the contents of a test.
 #[derive(Default)]
 pub struct Registry(pub HashMap<SchemaId, Lookup>);
 
@@ -18,22 +18,22 @@ impl Schemas for Registry {
     }
 }
 
-/// The place in the registry that [`written_with`] names.
+/// The registry ID that [`written_with`] uses.
 pub const PLACE: SchemaId = SchemaId(7);
 
-/// The framing of a reader whose registry has this in that place.
+/// The framing of a reader whose registry returns this for that ID.
 pub fn answering(lookup: Lookup) -> Framing {
     Framing::reading(Arc::new(Registry([(PLACE, lookup)].into())))
 }
 
-/// The framing of a reader whose registry has one schema, in that place.
+/// The framing of a reader whose registry has one schema, under that ID.
 pub fn registry(schema: &str) -> Framing {
     answering(Lookup::Found(Arc::new(
         WriterSchema::parse(schema).unwrap(),
     )))
 }
 
-/// The fields of a value as its schema has them.
+/// The fields of a value, in its schema's order.
 pub fn fields_of<R: Record>(value: &R) -> Vec<(String, Value)> {
     let mut framed = Vec::new();
     value.encode(&mut framed).unwrap();
@@ -46,8 +46,8 @@ pub fn fields_of<R: Record>(value: &R) -> Vec<(String, Value)> {
     fields
 }
 
-/// The value's datum with another schema, framed for that schema's place in the registry: fields
-/// that the other schema has beside are set by `set`.
+/// The value's datum with another schema, framed with that schema's registry ID. `set` sets the
+/// additional fields of the other schema.
 pub fn written_with(
     schema: &str,
     value: &impl Record,
@@ -67,15 +67,15 @@ pub fn set(fields: &mut [(String, Value)], name: &str, value: Value) {
     fields.find(|(field, _)| field == name).unwrap().1 = value;
 }
 
-/// What is read of the value when one of its fields says something else.
+/// Decodes the value after one of its fields was replaced.
 pub fn read_with<R: Record>(value: &R, name: &str, field: Value) -> Result<R, DecodeError> {
     let schema = R::SCHEMA.json;
     let bytes = written_with(schema, value, |fields| set(fields, name, field.clone()));
     R::decode_with(&bytes, &registry(schema))
 }
 
-/// What is read of the value when a newer version wrote it, in whose schema `newer` stands for
-/// `current`, and one of its fields says something new.
+/// Decodes the value as a newer version wrote it, whose schema has `newer` instead of `current`,
+/// after one of its fields was replaced.
 pub fn read_newer<R: Record>(
     value: &R,
     (current, newer): (&str, &str),

@@ -1,4 +1,4 @@
-//! Values of each record, with every field filled, and the golden bytes' place.
+//! Values of each record with every field set, and the location of the golden bytes.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -202,7 +202,7 @@ pub fn recovery() -> Recovery {
     }
 }
 
-/// What an operator asks.
+/// An operator's request.
 pub fn repair(verb: RecoveryVerb) -> Recovery {
     Recovery {
         asked_by: "kim".to_owned(),
@@ -241,8 +241,8 @@ pub fn owner_notice() -> OwnerNotice {
     }
 }
 
-/// Where golden bytes lie, by record and version. They are the samples as an encoder that shares no
-/// code with the Avro library wrote them, fingerprint included.
+/// The file of golden bytes, by record and version. They are the samples as encoded, fingerprint
+/// included, by an encoder that shares no code with the Avro library.
 pub fn golden_file(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{name}.hex"))
 }
