@@ -1,4 +1,4 @@
-//! What readers of records ask: schemas by their ids, kept once they are known.
+//! The schemas that readers of records look up by ID, cached once they are known.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -10,23 +10,25 @@ use waybill_messages::{Lookup, SchemaId, Schemas, WriterSchema};
 
 use crate::client::{Registry, RegistryError, StoredSchema};
 
-/// Schemas that are kept. One that was dropped for a newer one is fetched again.
+/// The most schemas to cache. An evicted one is fetched again.
 const SCHEMAS_MAX: usize = 1_000;
-/// Ids that are remembered to have no schema, or to be asked for. Garbage can name any.
+/// The most IDs to remember that have no schema or are being fetched. Garbage can name any ID.
 const OTHERS_MAX: usize = 1_000;
-/// How long the registry's word that it does not have an id counts: somebody may register it.
+/// How long to trust the registry's answer that it does not have an ID: the ID may be registered
+/// later.
 const UNKNOWN_FOR: Duration = Duration::from_secs(10);
-/// How long the registry has to say so before it counts: one of its nodes may not have heard yet of what
-/// another has just registered. Records behind garbage wait for so long.
+/// How long the registry must give that answer before it counts: one of its nodes may not know yet
+/// what another has just registered. Records behind garbage wait this long.
 const UNKNOWN_AFTER: Duration = Duration::from_millis(500);
-/// How often a registry forbids to see an id before that counts: it may be set up wrongly for a while.
+/// How often the registry must refuse access to an ID before that counts: it may be misconfigured
+/// for a while.
 const REFUSALS_MAX: u32 = 6;
-/// How long the registry is left alone after it did not answer: at first, and at most.
+/// The pause after a registry did not answer: at first, and at most.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// The schemas of a registry, as readers ask for them. What it does not have it fetches on the side,
-/// and says [`Lookup::NotYet`] meanwhile. Clones share what is kept.
+/// A cache of a registry's schemas for readers. It fetches missing schemas in the background, and
+/// returns [`Lookup::NotYet`] meanwhile. Clones share the cache.
 #[derive(Clone)]
 pub struct SchemaCache {
     shared: Arc<Shared>,
@@ -43,39 +45,39 @@ struct State {
     others: Bounded<Other>,
 }
 
-/// What stands under an id for good: the registry never gives an id another schema.
+/// The permanent state of an ID: the registry never gives an ID another schema.
 #[derive(Clone)]
 enum Known {
     Schema(Arc<WriterSchema>),
     Unusable(Arc<str>),
 }
 
-/// What an id is for now.
+/// The temporary state of an ID.
 #[derive(Clone)]
 enum Other {
-    /// It is being asked for.
+    /// A request for it is in flight.
     Asking,
-    /// The registry gave no answer that counts; it may be asked again from then on.
+    /// The registry gave no answer that counts; retry after `until`.
     Away { asked: Asked, until: Instant },
-    /// The registry does not have it; until then that counts.
+    /// The registry does not have it; this counts until `until`.
     Unknown { until: Instant },
-    /// The registry does not show it; until then that counts.
+    /// The registry refuses access to it; this counts until `until`.
     Refused { cause: Arc<str>, until: Instant },
 }
 
-/// How often an id was asked for in vain, and what was said. What says nothing of the id itself, as an
-/// outage, begins the counts of what does anew.
+/// How often the registry was asked for an ID without success, and its answers. An answer that says
+/// nothing about the ID itself, such as an outage, resets the counts of those that do.
 #[derive(Clone, Copy, Default)]
 struct Asked {
     times: u32,
-    /// Since when the registry says without interruption that it does not have it.
+    /// Since when the registry has always answered that it does not have the ID.
     unknown_since: Option<Instant>,
-    /// How often it refused it without interruption.
+    /// How often in a row the registry has refused access.
     refusals: u32,
 }
 
 impl SchemaCache {
-    /// Nothing is known yet. Questions are asked on the current tokio runtime.
+    /// Creates an empty cache. Its requests run on the current tokio runtime.
     ///
     /// # Panics
     ///
@@ -150,8 +152,8 @@ impl Shared {
                 let until = now + UNKNOWN_FOR;
                 self.state().others.set(id, Other::Unknown { until });
             }
-            // A registry that shows others and not this one will go on doing so. One that shows none at
-            // all is set up wrongly, and what was accepted waits for that to be mended.
+            // A registry that shows other schemas but not this one will continue to do so. One that
+            // shows none at all is misconfigured, and accepted records wait until that is repaired.
             Err(error @ RegistryError::Forbidden { .. })
                 if asked.refusals >= REFUSALS_MAX && !self.state().schemas.is_empty() =>
             {
@@ -192,7 +194,7 @@ impl Shared {
 }
 
 impl Asked {
-    /// How long to wait before it is asked for again.
+    /// The pause before the next request.
     fn pause(self) -> Duration {
         PAUSE_MAX.min(PAUSE_MIN * 2_u32.pow(self.times.min(16)))
     }
@@ -216,10 +218,10 @@ fn parse(stored: &StoredSchema) -> Known {
     }
 }
 
-/// Values by id. The oldest makes room for the newest.
+/// Values by ID. The newest evicts the oldest.
 struct Bounded<V> {
     values: HashMap<SchemaId, V>,
-    /// The ids, in the order in which they came.
+    /// The IDs, in order of insertion.
     order: VecDeque<SchemaId>,
     max: usize,
 }

@@ -1,4 +1,4 @@
-//! One question to the registry at a time.
+//! Requests to the registry, one at a time.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use waybill_messages::SchemaId;
 
-/// What the API's bodies are.
+/// The content type of the API.
 const MEDIA_TYPE: &str = "application/vnd.schemaregistry.v1+json";
-/// The largest answer that is read, in bytes: a schema has to fit.
+/// The largest accepted answer, in bytes: a schema must fit.
 const ANSWER_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// The longest reason of the registry's that is passed on, in bytes: it likes to print schemas.
+/// The longest reason of the registry to pass on, in bytes: reasons often contain whole schemas.
 const REASON_BYTES_MAX: usize = 1_000;
 /// The end of a certificate in a PEM file.
 const CERTIFICATE_END: &str = "-----END CERTIFICATE-----";
 
-/// The API's error codes for what does not exist.
+/// The API's error codes for missing resources.
 const SUBJECT_NOT_FOUND: u32 = 40_401;
 const VERSION_NOT_FOUND: u32 = 40_402;
 const SCHEMA_NOT_FOUND: u32 = 40_403;
@@ -27,17 +27,17 @@ const SCHEMA_NOT_FOUND: u32 = 40_403;
 /// How to reach a registry.
 #[derive(Clone, Debug)]
 pub struct RegistrySettings {
-    /// Where it is, as `https://registry.example:8081`; a path may follow.
+    /// Its URL, such as `https://registry.example:8081`; a path may follow.
     pub url: String,
-    /// Who asks; `None` for nobody.
+    /// The credentials; `None` for anonymous requests.
     pub login: Option<Login>,
-    /// Certificates (PEM) that are trusted beside those of the system.
+    /// Trusted certificates (PEM) in addition to those of the system.
     pub ca_pem: Option<String>,
-    /// How long one question may take.
+    /// How long one request may take.
     pub timeout: Duration,
 }
 
-/// Who asks, by HTTP's basic authentication.
+/// Credentials for HTTP basic authentication.
 #[derive(Clone)]
 pub struct Login {
     /// The user.
@@ -55,30 +55,30 @@ impl fmt::Debug for Login {
     }
 }
 
-/// Why a registry cannot be asked with such settings.
+/// Why a client cannot be created with these settings.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
-    /// The URL is none that it can be asked at.
+    /// The URL is not a valid registry URL.
     #[error("{url:?} is no URL such as https://registry.example:8081, without user and query")]
     Url {
-        /// The URL; without what may be a password.
+        /// The URL, without any part that may be a password.
         url: String,
     },
-    /// The certificates are none.
+    /// The certificates are invalid.
     #[error("the trusted certificates cannot be read")]
     Certificates(#[source] reqwest::Error),
-    /// There is none among them.
+    /// The PEM text contains no certificate.
     #[error("there is no certificate (PEM) among the trusted certificates")]
     NoCertificate,
-    /// The HTTP client cannot be made.
+    /// The HTTP client cannot be created.
     #[error("the client of the schema registry cannot be made")]
     Client(#[source] reqwest::Error),
 }
 
-/// Why the registry gave no answer that counts.
+/// Why the registry gave no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// It was not reached, or not in time. To be tried again.
+    /// It was unreachable, or did not answer in time. Retry.
     #[error("the schema registry at {url} does not answer")]
     Unreachable {
         /// The registry.
@@ -87,7 +87,7 @@ pub enum RegistryError {
         #[source]
         source: reqwest::Error,
     },
-    /// It cannot answer for now. To be tried again.
+    /// It cannot answer at the moment. Retry.
     #[error("the schema registry at {url} is not available: {reason}")]
     Unavailable {
         /// The registry.
@@ -95,27 +95,27 @@ pub enum RegistryError {
         /// Its reason.
         reason: String,
     },
-    /// It will not answer this, today or tomorrow.
+    /// It refuses this request permanently.
     #[error("the schema registry at {url} refuses {what}: {reason}")]
     Refused {
         /// The registry.
         url: String,
-        /// What was asked.
+        /// The request.
         what: String,
         /// Its reason.
         reason: String,
     },
-    /// It does not let this user see it.
+    /// This user may not access it.
     #[error("the schema registry at {url} forbids {what}: {reason}")]
     Forbidden {
         /// The registry.
         url: String,
-        /// What was asked.
+        /// The request.
         what: String,
         /// Its reason.
         reason: String,
     },
-    /// A schema does not go with earlier versions of its subject.
+    /// A schema is incompatible with earlier versions of its subject.
     #[error("the schema does not go with earlier versions of subject {subject}: {reason}")]
     Incompatible {
         /// The subject.
@@ -123,18 +123,18 @@ pub enum RegistryError {
         /// The registry's reason.
         reason: String,
     },
-    /// What answers is no schema registry.
+    /// The server is not a schema registry.
     #[error("what answers at {url} is no schema registry: {reason}")]
     NotARegistry {
-        /// Where.
+        /// Its URL.
         url: String,
-        /// What was answered.
+        /// Its answer.
         reason: String,
     },
 }
 
 impl RegistryError {
-    /// Whether another try may be answered.
+    /// Whether a retry may succeed.
     #[must_use]
     pub fn is_temporary(&self) -> bool {
         match self {
@@ -147,18 +147,18 @@ impl RegistryError {
     }
 }
 
-/// What the registry has under an id.
+/// A schema as the registry stores it.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StoredSchema {
     /// The schema's text.
     pub schema: String,
-    /// What it is a schema of.
+    /// Its type.
     #[serde(default = "avro")]
     pub schema_type: String,
 }
 
-/// What the API means where it says nothing.
+/// The API's default type.
 fn avro() -> String {
     StoredSchema::AVRO.to_owned()
 }
@@ -168,14 +168,14 @@ impl StoredSchema {
     pub const AVRO: &str = "AVRO";
 }
 
-/// What the registry says of a schema that a subject may get.
+/// Whether a schema is compatible with a subject.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Compatibility {
     /// The subject has no version yet.
     First,
-    /// It goes with what is there.
+    /// It is compatible with the existing versions.
     Compatible,
-    /// It does not.
+    /// It is not compatible.
     Incompatible {
         /// The registry's reasons.
         reasons: Vec<String>,
@@ -191,11 +191,11 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Asks nothing yet.
+    /// Creates a client without sending a request.
     ///
     /// # Errors
     ///
-    /// If the settings cannot work.
+    /// If the settings are invalid.
     pub fn new(settings: &RegistrySettings) -> Result<Self, SettingsError> {
         let url = base_url(&settings.url)?;
         let mut certificates = Vec::new();
@@ -225,17 +225,17 @@ impl Registry {
         })
     }
 
-    /// Where it is.
+    /// Its URL.
     #[must_use]
     pub fn url(&self) -> &str {
         self.url.as_str().trim_end_matches('/')
     }
 
-    /// What it has under an id; `None` if nothing.
+    /// The schema of an ID; `None` if the ID does not exist.
     ///
     /// # Errors
     ///
-    /// If it does not answer, or refuses to.
+    /// If the registry does not answer, or refuses to.
     pub async fn schema(&self, id: SchemaId) -> Result<Option<StoredSchema>, RegistryError> {
         let number = id.to_string();
         let path = ["schemas", "ids", &number];
@@ -246,11 +246,11 @@ impl Registry {
         }
     }
 
-    /// The id of a schema that a subject has; `None` if it does not have it.
+    /// The ID of a schema under a subject; `None` if the subject does not have it.
     ///
     /// # Errors
     ///
-    /// If it does not answer, or refuses to.
+    /// If the registry does not answer, or refuses to.
     pub async fn look_up(
         &self,
         subject: &str,
@@ -271,11 +271,13 @@ impl Registry {
         }
     }
 
-    /// Gives a subject a schema, if it does not have it yet. Returns the schema's id.
+    /// Registers a schema under a subject, unless the subject has it already. Returns the schema's
+    /// ID.
     ///
     /// # Errors
     ///
-    /// If it does not answer or refuses to, or the schema does not go with earlier versions.
+    /// If the registry does not answer or refuses to, or the schema is incompatible with earlier
+    /// versions.
     pub async fn register(&self, subject: &str, schema: &str) -> Result<SchemaId, RegistryError> {
         let path = ["subjects", subject, "versions"];
         match self.ask(Method::POST, &path, Some(schema)).await? {
@@ -292,12 +294,12 @@ impl Registry {
         }
     }
 
-    /// Whether a schema goes with the newest version of a subject, by the compatibility that the
-    /// registry holds the subject to.
+    /// Checks a schema against the newest version of a subject, by the compatibility level that the
+    /// registry enforces for the subject.
     ///
     /// # Errors
     ///
-    /// If it does not answer, or refuses to.
+    /// If the registry does not answer, or refuses to.
     pub async fn check(&self, subject: &str, schema: &str) -> Result<Compatibility, RegistryError> {
         let path = ["compatibility", "subjects", subject, "versions", "latest"];
         match self.ask(Method::POST, &path, Some(schema)).await? {
@@ -386,7 +388,7 @@ impl Registry {
             message,
         }) = told
         else {
-            // Only the API's own answer says that something does not exist.
+            // Only the API's own error codes mean that something does not exist.
             return match status {
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Ok(Answer::Error(ApiError {
                     status,
@@ -429,7 +431,7 @@ impl fmt::Debug for Registry {
     }
 }
 
-/// What was answered by a registry.
+/// The registry's answer.
 enum Answer<T> {
     Ok(T),
     Error(ApiError),
@@ -468,7 +470,7 @@ fn base_url(text: &str) -> Result<Url, SettingsError> {
     let refused = |shown: &str| SettingsError::Url {
         url: shown.to_owned(),
     };
-    // What is none may be a login all the same.
+    // An invalid URL may still contain credentials.
     let url = Url::parse(text).map_err(|_| refused("(not shown)"))?;
     let is_plain = url.username().is_empty()
         && url.password().is_none()

@@ -1,24 +1,24 @@
-//! The client of a schema registry that speaks the [Confluent REST API]: ids for writers, schemas for
-//! readers.
+//! The client of a schema registry that speaks the [Confluent REST API]: IDs for writers, schemas
+//! for readers.
 //!
-//! Two parts. [`Registry`] asks one question at a time, and [`schema_ids`] asks those that a writer
-//! has before its first record. [`SchemaCache`] is what readers ask about each foreign record: it
-//! answers at once, and fetches what it does not have on the side.
+//! It has two parts. [`Registry`] sends one request at a time; [`schema_ids`] sends those that a
+//! writer needs before its first record. [`SchemaCache`] serves readers, which look up the schema
+//! of each foreign record: it answers immediately, and fetches missing schemas in the background.
 //!
 //! What must hold:
 //!
-//! * **Away is not unknown.** Only the registry itself, by the error code of its API, says that it
-//!   does not have a schema. A registry that is away, overloaded or behind a confused proxy is asked
-//!   again, and what reads records waits meanwhile.
-//! * **One question at a time for one id**, with growing pauses while it is not answered.
-//! * **Memory is bounded**: so many schemas, so many ids without one.
+//! * **Unavailable is not unknown.** Only the registry itself, by the error code of its API, says
+//!   that it does not have a schema. A registry that is unreachable, overloaded or behind a
+//!   misconfigured proxy is asked again, and readers of records wait meanwhile.
+//! * **One request at a time per ID**, with growing pauses while it is not answered.
+//! * **Memory is bounded**: by a number of schemas, and a number of IDs without one.
 //! * **No secret is shown** by `Debug` or in an error.
 //!
-//! Why no library: `schema_registry_converter` 6 has one kind of error, a text with a hint whether to
-//! try again, so that it cannot tell a schema that does not exist from a login that was refused; it
-//! does not look a schema up without registering it, and says of an incompatible one nothing but that
-//! it is; and it encodes and decodes record by record, asynchronously and through generic values.
-//! What is left to use is half of the few calls below.
+//! Why no library: `schema_registry_converter` 6 has one kind of error, a text with a retry hint,
+//! so it does not distinguish a missing schema from a refused login. It cannot look up a schema
+//! without registering it, and gives no reason for an incompatible one. It encodes and decodes
+//! record by record, asynchronously and through generic values. Only half of the few calls below
+//! would remain to use.
 //!
 //! [Confluent REST API]: https://docs.confluent.io/platform/current/schema-registry/develop/api.html
 

@@ -1,26 +1,26 @@
-//! Which schemas a process needs in the registry, and their ids.
+//! The schemas that a process needs in the registry, and their IDs.
 
 use waybill_messages::{RECORD_SCHEMAS, RecordKind, RecordSchema, SchemaIds, Topics};
 
 use crate::client::{Registry, RegistryError};
 
-/// A subject of the registry, and the schema that it has to have.
+/// A subject of the registry, and the schema that it must have.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Subject {
-    /// Its name: that of the topic, and `-value`, as every Confluent client expects by default
+    /// Its name: the topic's name and `-value`, as every Confluent client expects by default
     /// (`TopicNameStrategy`).
     pub name: String,
     /// The record on the topic.
     pub schema: RecordSchema,
 }
 
-/// Why a process has no ids.
+/// Why the IDs could not be determined.
 #[derive(Debug, thiserror::Error)]
 pub enum SubjectError {
     /// The registry did not answer, or refused.
     #[error(transparent)]
     Registry(#[from] RegistryError),
-    /// A schema is not in the registry, and is not to be registered.
+    /// A schema is not in the registry, and registering it is disabled.
     #[error("subject {subject} does not have the schema of this version")]
     Missing {
         /// The subject.
@@ -28,7 +28,7 @@ pub enum SubjectError {
     },
 }
 
-/// The subjects of an installation's topics, with those of these agents.
+/// The subjects of an installation's topics, including those of these agents.
 #[must_use]
 pub fn subjects<A: AsRef<str>>(topics: &Topics, agents: &[A]) -> Vec<Subject> {
     let subject = |topic: &str, schema: RecordSchema| Subject {
@@ -61,11 +61,11 @@ pub fn subjects<A: AsRef<str>>(topics: &Topics, agents: &[A]) -> Vec<Subject> {
     subjects
 }
 
-/// Asks for the id of every subject's schema; with `register`, gives each subject its schema first.
+/// Looks up the ID of every subject's schema; with `register`, registers each schema first.
 ///
 /// # Errors
 ///
-/// At the first schema that has no id.
+/// At the first schema without an ID.
 pub async fn schema_ids(
     registry: &Registry,
     subjects: &[Subject],

@@ -1,4 +1,4 @@
-//! The client against a registry in memory.
+//! The client against an in-memory registry.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,10 +13,10 @@ use waybill_registry::{
 };
 use waybill_test_support::registry::Stub;
 
-/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+/// How long a test waits for anything. Generous: only a failing test waits this long.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Cannot read anything else, and nothing else it.
+/// A schema that is incompatible with all others, in both directions.
 const OTHER: &str =
     r#"{"type": "record", "name": "Other", "fields": [{"name": "a", "type": "long"}]}"#;
 
@@ -35,7 +35,7 @@ async fn world() -> (Stub, Registry) {
     (stub, registry)
 }
 
-/// What a cache says once it has something to say.
+/// The first answer of a cache other than `NotYet`.
 async fn said(cache: &SchemaCache, id: u32) -> Lookup {
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -171,7 +171,7 @@ async fn the_login_travels_and_a_path_in_front_stays() {
         }),
         ..settings(&stub)
     });
-    // Nothing answers there but a plain 404.
+    // The server answers with a plain 404.
     let error = registry.unwrap().look_up("a/b", OTHER).await.unwrap_err();
     assert!(
         matches!(error, RegistryError::NotARegistry { .. }),
@@ -205,12 +205,12 @@ async fn readers_are_told_what_is_there_and_each_id_is_asked_for_once() {
     );
     assert!(matches!(said(&cache, json).await, Lookup::Unusable { .. }));
     assert!(matches!(said(&cache, 1).await, Lookup::Unknown));
-    // What is known costs no question, whether there is something or not.
+    // Known IDs cost no request, whether a schema exists or not.
     stub.goes_away();
     for id in [good, json, 1] {
         assert!(!matches!(cache.writer_schema(SchemaId(id)), Lookup::NotYet));
     }
-    // What is there is asked for once. What is not might just have been registered.
+    // An existing schema is fetched once. A missing one might just have been registered.
     let [good, json, nothing] = [good, json, 1].map(|id| format!("GET /schemas/ids/{id}"));
     let asked = stub.asked();
     assert_eq!(asked[..3], [good, json, nothing.clone()]);
