@@ -1,8 +1,8 @@
-//! The APIs that the broker implements, in which versions, and the shape of their requests.
+//! The APIs and versions that the broker implements, and the shape of their requests.
 //!
-//! The shapes follow the protocol's message definitions, for the versions offered here. The
-//! highest versions are those that need nothing which a single broker lacks: no topic ids in
-//! `Fetch` and `Produce`, no transactions, no newer group protocol.
+//! The shapes follow the protocol's message definitions, for the versions offered here. The highest
+//! versions are those that need no feature which a single broker lacks: no topic IDs in `Fetch` and
+//! `Produce`, no transactions, no newer group protocol.
 
 use kafka_protocol::messages::ApiKey;
 
@@ -13,13 +13,13 @@ use super::shape::{Field, Shape};
 pub struct Api {
     /// Its number.
     pub key: ApiKey,
-    /// The lowest version that clients are told.
+    /// The lowest version that clients see.
     pub advertised_min: i16,
     /// The lowest version that is served.
     pub min: i16,
     /// The highest version that is served.
     pub max: i16,
-    /// From this version on requests have flexible encoding.
+    /// The first version whose requests use the flexible encoding.
     pub(super) flexible_from: i16,
     pub(super) fields: &'static [Field],
 }
@@ -74,10 +74,10 @@ const fn api_of(
 /// A topic with a list of partition numbers.
 const TOPIC_PARTITIONS: &[Field] = &[has(TEXT), has(Shape::List(&INT))];
 
-/// All of them, by key, as some clients search the list that they are sent.
+/// All APIs, sorted by key, because some clients search the list.
 pub static APIS: &[Api] = &[
     Api {
-        // librdkafka takes a broker that does not offer version 0 for one without compression.
+        // librdkafka assumes that a broker without version 0 does not support compression.
         advertised_min: 0,
         ..api_of(
             ApiKey::Produce,
@@ -94,8 +94,8 @@ pub static APIS: &[Api] = &[
             ],
         )
     },
-    // From version 12 on the records' length comes before them as a variable-length number,
-    // which is not known before they are read.
+    // From version 12 on a variable-length number before the records gives their length, which is
+    // only known once they are read.
     api_of(
         ApiKey::Fetch,
         4..=11,
@@ -249,7 +249,7 @@ pub static APIS: &[Api] = &[
         &[since(4, Shape::List(&TEXT))],
     ),
     Api {
-        // librdkafka takes a broker that does not offer version 0 for one without SASL.
+        // librdkafka assumes that a broker without version 0 does not support SASL.
         advertised_min: 0,
         ..api_of(ApiKey::SaslHandshake, 1..=1, ALL, &[has(TEXT)])
     },
@@ -376,8 +376,8 @@ mod tests {
     use super::super::shape::tests::{Numbers, sample};
     use super::*;
 
-    /// Samples of every version decode to the last byte, and are what the decoder's own encoder
-    /// writes back, but for the unknown tagged fields, which both keep.
+    /// Asserts that samples of every version decode to the last byte, and that the decoder's own
+    /// encoder writes them back unchanged, except for unknown tagged fields, which both keep.
     fn holds<R: Decodable + Encodable>(key: ApiKey) {
         let api = api(key as i16).unwrap();
         let mut numbers = Numbers(0x9e37_79b9_7f4a_7c15);

@@ -1,7 +1,7 @@
-//! The framing of the Kafka protocol: which APIs the broker serves, what the bytes of a request must look like, and how
-//! answers are written.
+//! The framing of the Kafka protocol: the APIs that the broker serves, the required form of a
+//! request's bytes, and the encoding of answers.
 //!
-//! What must hold: no bytes make it panic or reserve memory for more than they hold.
+//! What must hold: no input causes a panic, or reserves more memory than its size justifies.
 
 mod apis;
 mod shape;
@@ -12,21 +12,21 @@ use kafka_protocol::protocol::{Decodable, Encodable, HeaderVersion, StrBytes};
 
 pub use apis::{APIS, Api, api};
 
-/// Why a connection is closed because of what it sent.
+/// Why a connection is closed because of its input.
 #[derive(Debug, thiserror::Error)]
 pub enum Malformed {
-    /// A frame claims to be larger than any may be.
+    /// A frame claims to exceed the largest size.
     #[error("a frame of {bytes} bytes; at most {max} are accepted")]
     FrameSize {
-        /// The length that it claims.
+        /// The claimed length.
         bytes: i64,
-        /// The largest that is accepted.
+        /// The largest accepted length.
         max: usize,
     },
     /// A frame ends within the header of its request.
     #[error("a frame without a whole request header")]
     Header,
-    /// A request that only those who have logged in may send.
+    /// A request that requires a login.
     #[error("API {key} before it has logged in")]
     NotLoggedIn {
         /// The API's number.
@@ -40,7 +40,7 @@ pub enum Malformed {
         /// The request's version.
         version: i16,
     },
-    /// The body of a request is not what its header says.
+    /// The body of a request does not match its header.
     #[error("a request of API {key} version {version} that does not decode: {cause}")]
     Body {
         /// The API's number.
@@ -50,7 +50,7 @@ pub enum Malformed {
         /// What is wrong with it.
         cause: String,
     },
-    /// An answer cannot be written in the version that was asked for.
+    /// An answer cannot be written in the requested version.
     #[error("an answer to API {key} version {version} does not encode: {cause}")]
     Answer {
         /// The API's number.
@@ -62,7 +62,7 @@ pub enum Malformed {
     },
 }
 
-/// What an answer needs of its request. It does not keep the request's bytes in memory.
+/// The parts of a request that its answer needs. Does not keep the request's bytes in memory.
 #[derive(Clone, Debug)]
 pub struct Head {
     /// The API's number.
@@ -74,14 +74,15 @@ pub struct Head {
 }
 
 impl Head {
-    /// Reads the header of a request and leaves its body. Also returns the client's id, a part of `frame`.
+    /// Reads the header of a request and leaves its body. Also returns the client's ID, a part of
+    /// `frame`.
     ///
     /// # Errors
     ///
     /// [`Malformed::Header`] if the frame ends too early.
     pub fn read(frame: &mut Bytes) -> Result<(Self, StrBytes), Malformed> {
         let (key, version) = peek(frame).ok_or(Malformed::Header)?;
-        // Of an unsupported request only the fields that never change are read.
+        // For an unsupported request, only the fields that never change are read.
         let header_version = match ApiKey::try_from(key) {
             Ok(known) => known.request_header_version(version),
             Err(()) => 1,
@@ -124,12 +125,12 @@ impl Head {
     ///
     /// # Errors
     ///
-    /// [`Malformed::Answer`] if it cannot be written in the version that was asked for.
+    /// [`Malformed::Answer`] if it cannot be written in the requested version.
     pub fn answer<R: Encodable + HeaderVersion>(&self, answer: &R) -> Result<Bytes, Malformed> {
         self.answer_in(answer, self.version)
     }
 
-    /// Writes an answer in another version than was asked for.
+    /// Writes an answer in another version than the requested one.
     ///
     /// # Errors
     ///
@@ -154,7 +155,7 @@ impl Head {
     }
 }
 
-/// The API and version of a request, as soon as they have arrived.
+/// The API and version of a request, as soon as these bytes have arrived.
 #[must_use]
 pub fn peek(frame: &[u8]) -> Option<(i16, i16)> {
     let (key, rest) = frame.split_first_chunk()?;
@@ -162,7 +163,7 @@ pub fn peek(frame: &[u8]) -> Option<(i16, i16)> {
     Some((i16::from_be_bytes(*key), i16::from_be_bytes(*version)))
 }
 
-/// Writes a frame's length into its first four bytes, which were left for it.
+/// Writes a frame's length into its first four bytes, which are reserved for it.
 ///
 /// # Panics
 ///

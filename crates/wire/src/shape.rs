@@ -1,17 +1,17 @@
 //! Checks the shape of a request before it is decoded.
 //!
-//! The decoder trusts the number of elements that an array claims to have and reserves memory for
-//! them at once, so four bytes from anyone could end the process. This walk over the bytes takes
-//! no memory, and what it accepts has as many elements as it claims. A test holds its tables to
-//! the decoder: both accept the same bytes.
+//! The decoder trusts the claimed number of elements of an array and reserves memory for all of
+//! them immediately, so any client could end the process with four bytes. This check of the bytes
+//! allocates no memory, and the requests that it accepts have as many elements as they claim. A
+//! test compares its tables with the decoder: both must accept the same bytes.
 
 /// The most array elements in one request: thirty topics of two thousand partitions.
 const ELEMENTS_MAX: usize = 65_536;
 
-/// What a field looks like.
+/// The encoding of a field.
 #[derive(Debug)]
 pub(super) enum Shape {
-    /// So many bytes.
+    /// This many bytes.
     Fixed(usize),
     /// A string with a 16-bit length; nullable or not.
     Text,
@@ -42,8 +42,8 @@ pub(super) enum ShapeError {
     Elements,
 }
 
-/// Whether `bytes` begin with a structure of these `fields`. Bytes may follow it, as Kafka allows:
-/// librdkafka leaves three of them behind a request for the metadata of all topics.
+/// Checks that `bytes` begin with a structure of these `fields`. Bytes may follow it, as Kafka
+/// allows: librdkafka leaves three of them behind a request for the metadata of all topics.
 pub(super) fn check(
     fields: &[Field],
     bytes: &[u8],
@@ -156,7 +156,7 @@ impl Walk<'_> {
     }
 }
 
-/// A length; -1 stands for null.
+/// A length; -1 means null.
 fn counted(length: i32) -> Result<usize, ShapeError> {
     if length == -1 {
         Ok(0)
@@ -206,7 +206,7 @@ pub(super) mod tests {
             }
         }
         if flexible {
-            // One tagged field that nobody knows.
+            // One unknown tagged field.
             out.extend([1, 100, 2, 7, 7]);
         }
     }
