@@ -1,18 +1,19 @@
-//! Readiness and liveness, which roles report and the admin listener reads; and whether disk space is low.
+//! Readiness and liveness, which roles report and the admin listener serves; and whether disk space
+//! is low.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Everything that must be true before the process is ready for traffic. Clones share one list.
+/// All conditions that must hold before the process is ready for traffic. Clones share one list.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
     conditions: Arc<Mutex<Vec<Stated>>>,
     warnings: Arc<Mutex<Vec<Warnings>>>,
 }
 
-/// Says what is wrong at the moment though traffic can go on.
+/// Returns the current warnings: problems that do not stop traffic.
 struct Warnings(Box<dyn Fn() -> Vec<String> + Send + Sync>);
 
 impl fmt::Debug for Warnings {
@@ -25,14 +26,14 @@ impl fmt::Debug for Warnings {
 struct Stated {
     what: String,
     holds: Arc<AtomicBool>,
-    /// Why it cannot come to hold by itself.
+    /// Why it cannot become true without intervention.
     note: Arc<Mutex<Option<String>>>,
 }
 
 impl Readiness {
-    /// Adds a condition that does not hold yet. Say what is waited for, as in `lease of
-    /// partition 2`. A role states all its conditions before it starts, so that the process is
-    /// never ready by mistake in between.
+    /// Adds a condition that does not hold yet. Name what the process waits for, as in `lease of
+    /// partition 2`. A role adds all its conditions before it starts, so that the process is never
+    /// reported ready too early.
     #[must_use = "a condition that nobody sets never holds"]
     pub fn expect(&self, what: impl Into<String>) -> Condition {
         let stated = Stated {
@@ -50,8 +51,8 @@ impl Readiness {
         }
     }
 
-    /// Adds a source of warnings: what is wrong though the process can work. It is asked each time that
-    /// readiness is.
+    /// Adds a source of warnings: problems in spite of which the process can work. It is called on
+    /// each readiness check.
     pub fn warn_of(&self, warnings: impl Fn() -> Vec<String> + Send + Sync + 'static) {
         self.warnings
             .lock()
@@ -59,14 +60,14 @@ impl Readiness {
             .push(Warnings(Box::new(warnings)));
     }
 
-    /// What is wrong though the process can work.
+    /// The current warnings: problems in spite of which the process can work.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
         warnings.iter().flat_map(|of| of.0()).collect()
     }
 
-    /// The conditions that do not hold, in the order in which they were stated.
+    /// The conditions that do not hold, in the order in which they were added.
     #[must_use]
     pub fn missing(&self) -> Vec<String> {
         let conditions = self
@@ -95,12 +96,12 @@ pub struct Condition {
 }
 
 impl Condition {
-    /// Says whether it holds now; it may cease to, as when a lease is lost.
+    /// Sets whether it holds now. It may cease to, for example when a lease is lost.
     pub fn set(&self, holds: bool) {
         self.stated.holds.store(holds, Ordering::Relaxed);
     }
 
-    /// Says why it does not come to hold by itself, if it does not.
+    /// Sets why it does not become true without intervention; `None` clears the reason.
     pub fn note(&self, why: Option<&str>) {
         let mut note = self
             .stated
@@ -112,7 +113,7 @@ impl Condition {
         }
     }
 
-    /// Takes it back: nobody waits for it any more.
+    /// Removes the condition: readiness does not depend on it any more.
     pub fn withdraw(&self) {
         let mut conditions = self
             .among
@@ -123,7 +124,7 @@ impl Condition {
     }
 }
 
-/// The loops that must keep giving signs of life. Clones share one list.
+/// The loops that must keep sending heartbeats. Clones share one list.
 #[derive(Clone, Debug)]
 pub struct Liveness {
     started: Instant,
@@ -147,8 +148,8 @@ impl Default for Liveness {
 }
 
 impl Liveness {
-    /// Watches a loop from now on. It counts as dead once it was silent for longer than
-    /// `silence_max`; a loop that is done says so by dropping its heartbeat.
+    /// Watches a loop from now on. It counts as dead after a silence longer than `silence_max`; a
+    /// loop ends the watch by dropping its heartbeat.
     #[must_use = "a loop whose heartbeat was dropped is not watched"]
     pub fn register(&self, name: impl Into<String>, silence_max: Duration) -> Heartbeat {
         let last_ms = Arc::new(AtomicU64::new(millis_since(self.started)));
@@ -187,7 +188,7 @@ impl Liveness {
     }
 }
 
-/// The sign of life of one loop.
+/// The heartbeat of one loop.
 #[derive(Debug)]
 pub struct Heartbeat {
     started: Instant,
@@ -195,7 +196,7 @@ pub struct Heartbeat {
 }
 
 impl Heartbeat {
-    /// Gives a sign of life. Cheap: once per turn of a loop is fine.
+    /// Records a heartbeat. Cheap: once per iteration of a loop is fine.
     pub fn beat(&self) {
         self.last_ms
             .store(millis_since(self.started), Ordering::Relaxed);
@@ -206,18 +207,18 @@ fn millis_since(started: Instant) -> u64 {
     u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Whether free disk space is low. Clones share the state; one that nothing watches is never low.
+/// Whether free disk space is low. Clones share the state; without a watcher it is never low.
 #[derive(Clone, Debug, Default)]
 pub struct LowDisk(Arc<AtomicBool>);
 
 impl LowDisk {
-    /// Whether new requests are to be refused.
+    /// Whether to refuse new requests.
     #[must_use]
     pub fn is_low(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Sets whether new requests are to be refused.
+    /// Sets whether to refuse new requests.
     pub fn set(&self, is_low: bool) {
         self.0.store(is_low, Ordering::Relaxed);
     }

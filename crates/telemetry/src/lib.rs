@@ -1,9 +1,9 @@
-//! What every part reports of itself in the same way: metrics that are declared once, spans ([`trace`]), and whether it is
-//! alive and ready ([`health`]). A metric's name, meaning and labels are in one place, from which they are described to the
-//! recorder, registered, and listed in documents.
+//! What every component reports in the same way: metrics that are declared once, spans ([`trace`]),
+//! liveness and readiness ([`health`]). One declaration has a metric's name, meaning and labels.
+//! From it the metric is described to the recorder, registered, and listed in documents.
 //!
-//! Names follow Prometheus' conventions: a base unit as suffix (`_seconds`, `_bytes`), `_total` for what only
-//! grows. Labels have few values; no id of anything that comes and goes is one.
+//! Names follow Prometheus' conventions: a base unit as suffix (`_seconds`, `_bytes`), `_total` for
+//! counters. Labels have few values; IDs of short-lived objects are not labels.
 
 mod chain;
 pub mod health;
@@ -44,8 +44,8 @@ impl<K: Kind, const N: usize> Metric<K, N> {
         }
     }
 
-    /// The handle for these values of the labels, in the order in which they were declared. It is looked up: on the
-    /// way of every record, keep it.
+    /// The handle for these label values, in the order of declaration. Each call looks it up: keep
+    /// the handle where it is used per record.
     #[must_use]
     pub fn of(&self, values: [&str; N]) -> K {
         let labels = self.labels.into_iter().zip(values);
@@ -54,15 +54,15 @@ impl<K: Kind, const N: usize> Metric<K, N> {
     }
 }
 
-/// What is measured: a [`Counter`], a [`Gauge`] or a [`Histogram`].
+/// The type of a metric: a [`Counter`], a [`Gauge`] or a [`Histogram`].
 pub trait Kind: Sized {
-    /// What Prometheus calls it.
+    /// Its name in Prometheus.
     const NAME: &'static str;
 
     /// Describes a metric of this kind to the recorder.
     fn describe(name: &'static str, help: &'static str);
 
-    /// Makes a handle.
+    /// Creates a handle.
     fn register(name: &'static str, labels: Vec<Label>) -> Self;
 }
 
@@ -107,10 +107,10 @@ pub trait Declared: Sync {
     /// Its name.
     fn name(&self) -> &'static str;
 
-    /// What Prometheus calls its kind.
+    /// The name of its kind in Prometheus.
     fn kind(&self) -> &'static str;
 
-    /// What it means.
+    /// Its meaning.
     fn help(&self) -> &'static str;
 
     /// The names of its labels.

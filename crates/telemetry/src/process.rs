@@ -1,6 +1,6 @@
-//! What the operating system knows of this process, by the names that Prometheus' client
-//! libraries agreed on. Read from `/proc` and the system at each scrape; what cannot be read is not
-//! shown.
+//! Metrics of the operating system about this process, under the names that Prometheus' client
+//! libraries share. Read from `/proc` and the system at each scrape; values that cannot be read are
+//! left out.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -58,7 +58,7 @@ fn resident_bytes() -> Option<f64> {
 
 fn cpu_seconds() -> Option<f64> {
     let stat = fs::read_to_string("/proc/self/stat").ok()?;
-    // The second field is the program's name in parentheses and may hold anything.
+    // The second field is the program's name in parentheses, which may contain any character.
     let (_, after_name) = stat.rsplit_once(')')?;
     let mut fields = after_name.split_ascii_whitespace().skip(11);
     let user: f64 = fields.next()?.parse().ok()?;
@@ -68,7 +68,7 @@ fn cpu_seconds() -> Option<f64> {
 
 fn open_files() -> Option<f64> {
     let files = fs::read_dir("/proc/self/fd").ok()?.count();
-    // The directory itself was open while it was read.
+    // Reading the directory kept one file open.
     Some(files.saturating_sub(1) as f64)
 }
 

@@ -1,9 +1,9 @@
-//! Spans: what was done for one operation, where, and for how long, as OpenTelemetry means it.
+//! Spans in the sense of OpenTelemetry: the work done for one operation, where, and for how long.
 //!
-//! Spans go to the [`Recorder`] that the process installs, if it does. Without one nothing is measured and no memory
-//! taken: [`begin`] is one atomic read then. Whether a trace is recorded is decided where it begins and travels with
-//! it, as the `sampled` flag of the W3C trace context (<https://www.w3.org/TR/trace-context/>), so that a trace is
-//! there whole or not at all.
+//! Spans go to the [`Recorder`] of the process, if it installs one. Without a recorder nothing is
+//! measured and no memory is used: [`begin`] is then one atomic read. The sampling decision is made
+//! where a trace begins and travels with it, as the `sampled` flag of the W3C trace context
+//! (<https://www.w3.org/TR/trace-context/>), so that a trace is recorded completely or not at all.
 
 pub mod names;
 
@@ -16,25 +16,25 @@ use uuid::Uuid;
 
 static RECORDER: OnceLock<Box<dyn Recorder>> = OnceLock::new();
 
-/// Takes spans.
+/// Receives spans.
 pub trait Recorder: Send + Sync {
     /// Takes a span that has ended. Must not block.
     fn record(&self, span: Span);
 
-    /// Whether a trace that begins here is recorded.
+    /// Whether to record a trace that begins here.
     fn samples(&self, trace: TraceId) -> bool;
 }
 
-/// A recorder is installed already.
+/// A recorder is already installed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("spans of this process already go elsewhere")]
 pub struct AlreadyInstalled;
 
-/// Installs the recorder of all spans of this process. Once per process.
+/// Installs the recorder of all spans of this process. Call it once per process.
 ///
 /// # Errors
 ///
-/// If there is one.
+/// If a recorder is already installed.
 pub fn install(recorder: Box<dyn Recorder>) -> Result<(), AlreadyInstalled> {
     RECORDER.set(recorder).map_err(|_| AlreadyInstalled)
 }
@@ -45,23 +45,23 @@ pub fn is_on() -> bool {
     RECORDER.get().is_some()
 }
 
-/// The name of a trace.
+/// The ID of a trace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct TraceId(pub [u8; 16]);
 
-/// The name of a span within its trace.
+/// The ID of a span within its trace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct SpanId(pub [u8; 8]);
 
 impl TraceId {
-    /// A new name: a random UUID.
+    /// A new ID: a random UUID.
     #[must_use]
     pub fn random() -> Self {
         Self(*Uuid::new_v4().as_bytes())
     }
 
-    /// The part that is random in every trace id, as a share of all: by it sampling is decided alike everywhere
-    /// (<https://www.w3.org/TR/trace-context-2/#random-trace-id-flag>).
+    /// The random part that every trace ID has, as a fraction of its range: sampling by it decides
+    /// alike in every process (<https://www.w3.org/TR/trace-context-2/#random-trace-id-flag>).
     #[must_use]
     pub fn share(self) -> f64 {
         let low = u128::from_be_bytes(self.0) & ((1 << 56) - 1);
@@ -70,13 +70,14 @@ impl TraceId {
 }
 
 impl SpanId {
-    /// A new name: the random end of a UUID.
+    /// A new ID: the random end of a UUID.
     #[must_use]
     pub fn random() -> Self {
         Self::of(Uuid::new_v4())
     }
 
-    /// The name that follows from that of something which has one span alone. Never zero, which stands for none.
+    /// The ID derived from the ID of an object that has exactly one span. Never zero, which means
+    /// no span.
     #[must_use]
     pub fn of(id: Uuid) -> Self {
         let (high, low) = id.as_u64_pair();
@@ -84,19 +85,19 @@ impl SpanId {
     }
 }
 
-/// Where something stands in a trace: the W3C trace context, without a vendor's state.
+/// A position in a trace: the W3C trace context, without vendor state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TraceContext {
     /// The trace.
     pub trace: TraceId,
-    /// The span in which the next one begins.
+    /// The parent of the next span.
     pub span: SpanId,
     /// Whether the trace is recorded.
     pub is_sampled: bool,
 }
 
 impl TraceContext {
-    /// Reads the value of a `traceparent` header; `None` if it is malformed, and so to be ignored.
+    /// Parses the value of a `traceparent` header; `None` if it is malformed and must be ignored.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         const FLAG_SAMPLED: u8 = 1;
@@ -116,7 +117,7 @@ impl TraceContext {
         })
     }
 
-    /// A trace that begins with the span of that name, recorded if the recorder says so.
+    /// A trace that begins with this span, recorded if the recorder samples it.
     #[must_use]
     pub fn beginning(trace: TraceId, span: SpanId) -> Self {
         let is_sampled = RECORDER
@@ -130,7 +131,7 @@ impl TraceContext {
     }
 }
 
-/// As the value of a `traceparent` header.
+/// Formats the value of a `traceparent` header.
 impl fmt::Display for TraceContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let trace = u128::from_be_bytes(self.trace.0);
@@ -159,18 +160,18 @@ fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// What a span is to those beside it.
+/// The relationship of a span to its neighbours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SpanKind {
-    /// It answers a request from elsewhere.
+    /// It answers a remote request.
     Server,
-    /// It asks something elsewhere, and waits.
+    /// It sends a remote request, and waits for the answer.
     Client,
     /// It sends a message.
     Producer,
     /// It handles a message.
     Consumer,
-    /// It is within a process, or over several.
+    /// It is internal to a process, or spans several.
     Internal,
 }
 
@@ -204,28 +205,28 @@ impl From<i64> for Value {
 /// A span that has ended.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Span {
-    /// Its name and that of its trace.
+    /// The IDs of the span and of its trace.
     pub context: TraceContext,
-    /// The span that it belongs to; `None` for the first of its trace.
+    /// The parent span; `None` for the root of the trace.
     pub parent: Option<SpanId>,
-    /// The part of the program that it is of.
+    /// The component that it belongs to.
     pub scope: &'static str,
-    /// What it is to those beside it.
+    /// Its relationship to its neighbours.
     pub kind: SpanKind,
-    /// What was done. Few values: what differs stands in the attributes.
+    /// The kind of work. Has few values: details belong in the attributes.
     pub name: Cow<'static, str>,
     /// When it began.
     pub began: SystemTime,
     /// When it ended.
     pub ended: SystemTime,
-    /// What else is known, by names of OpenTelemetry's conventions, or `waybill.`.
+    /// Further attributes, by names of OpenTelemetry's conventions or with the prefix `waybill.`.
     pub attributes: Vec<(&'static str, Value)>,
     /// Why it failed, if it did.
     pub failure: Option<Cow<'static, str>>,
 }
 
-/// Begins a span in the context `parent`, or a trace where there is none. `None` if spans are not recorded, or those of
-/// this trace are not, or `parent` is malformed.
+/// Begins a span in the context `parent`, or a new trace without one. `None` if spans are not
+/// recorded, if this trace is not, or if `parent` is malformed.
 #[must_use]
 pub fn begin(
     parent: Option<&str>,
@@ -263,49 +264,50 @@ pub fn begin(
     })
 }
 
-/// A span that has begun. It ends when it is dropped, and is recorded then if its trace is.
+/// A span that has begun. Dropping it ends it, and records it if its trace is sampled.
 pub struct OpenSpan {
     recorder: &'static dyn Recorder,
-    /// Always there until the drop takes it.
+    /// Present until the drop takes it.
     span: Option<Box<Span>>,
     ends_at: Option<SystemTime>,
 }
 
 impl OpenSpan {
-    /// The context for whatever is done within it.
+    /// The context for its child spans.
     #[must_use]
     pub fn context(&self) -> TraceContext {
         self.span().context
     }
 
-    /// Says something of it.
+    /// Sets an attribute.
     pub fn set(&mut self, name: &'static str, value: impl Into<Value>) {
         self.span_mut().attributes.push((name, value.into()));
     }
 
-    /// It did not do what it is for.
+    /// Marks the span as failed.
     pub fn fail(&mut self, why: impl Into<Cow<'static, str>>) {
         self.span_mut().failure = Some(why.into());
     }
 
-    /// It is the only one of its kind, and has this name; a trace that was to begin with it does.
+    /// Sets the ID of a span that is the only one of its object. If its parent has the same ID, it
+    /// becomes the root of its trace.
     pub fn name_as(&mut self, id: SpanId) {
         let span = self.span_mut();
         span.context.span = id;
         span.parent = span.parent.filter(|parent| *parent != id);
     }
 
-    /// It belongs to this span.
+    /// Sets the parent span.
     pub fn belong_to(&mut self, parent: SpanId) {
         self.span_mut().parent = Some(parent);
     }
 
-    /// It began then, and not now.
+    /// Sets the start, instead of the time of its creation.
     pub fn began_at(&mut self, at: SystemTime) {
         self.span_mut().began = at;
     }
 
-    /// It ends then, and not when it is dropped.
+    /// Sets the end, instead of the time of its drop.
     pub fn ends_at(&mut self, at: SystemTime) {
         self.ends_at = Some(at);
     }
@@ -388,7 +390,7 @@ mod tests {
         assert!((0.95..1.0).contains(&shares[999]), "{}", shares[999]);
     }
 
-    /// Records everything; traces that begin here if their first byte is even.
+    /// Records every span; samples traces whose first byte is even.
     struct Memory;
 
     static RECORDED: Mutex<Vec<Span>> = Mutex::new(Vec::new());
@@ -403,7 +405,7 @@ mod tests {
         }
     }
 
-    /// The recorder belongs to the process: one test at a time looks at it.
+    /// The recorder is global to the process, so these tests run one at a time.
     fn recording() -> MutexGuard<'static, ()> {
         static ONE: Mutex<()> = Mutex::new(());
         let guard = ONE.lock().unwrap();

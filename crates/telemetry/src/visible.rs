@@ -1,16 +1,16 @@
-//! Which characters a reader can see, by Unicode's general categories (UAX #44).
+//! Visible characters, by Unicode's general categories (UAX #44).
 //!
-//! What must hold: names do not differ in invisible characters alone, and text from outside cannot reverse, hide or change
-//! what is printed beside it. Deliberately absent: characters that look alike (Latin `a`, Cyrillic `а`); a tenant's names are
-//! its own.
+//! What must hold: names do not differ only in invisible characters, and foreign text cannot
+//! reverse, hide or change the text printed beside it. Deliberately absent: a check for characters
+//! that look alike (Latin `a`, Cyrillic `а`); a tenant chooses its own names.
 
 use std::fmt;
 
 use serde::Serialize;
 use unicode_properties::{GeneralCategoryGroup, UnicodeGeneralCategory as _};
 
-/// Whether a character is a letter, mark, number, punctuation or symbol that shows. Control, format, separator, private and
-/// unassigned characters do not.
+/// Whether a character is a visible letter, mark, number, punctuation or symbol. Control, format,
+/// separator, private and unassigned characters are not.
 pub fn is_visible(c: char) -> bool {
     let group = c.general_category_group();
     let is_shown = !matches!(
@@ -20,8 +20,9 @@ pub fn is_visible(c: char) -> bool {
     is_shown && !is_ignorable(c)
 }
 
-/// Letters, marks and symbols that show nothing: those of Unicode's `Default_Ignorable_Code_Point` that are no format
-/// characters, and U+2800 (Braille blank), U+FFFC (object replacement) and U+1D159 (note head that is null).
+/// Invisible letters, marks and symbols: those of Unicode's `Default_Ignorable_Code_Point` that are
+/// not format characters, and U+2800 (Braille blank), U+FFFC (object replacement) and U+1D159 (null
+/// note head).
 fn is_ignorable(c: char) -> bool {
     matches!(
         c,
@@ -39,13 +40,13 @@ fn is_ignorable(c: char) -> bool {
     )
 }
 
-/// Whether a text is one word: visible characters alone. It does not begin with a combining mark, which would change the
-/// look of what is printed before it.
+/// Whether a text is one word: visible characters only. It must not begin with a combining mark,
+/// which would change the character printed before it.
 pub fn is_word(text: &str) -> bool {
     text.starts_with(|c| is_visible(c) && !is_mark(c)) && text.chars().all(is_visible)
 }
 
-/// Whether a text is a name: words with single spaces (U+0020) between them. The empty text is one.
+/// Whether a text is a name: words separated by single spaces (U+0020). The empty text is one.
 pub fn is_name(text: &str) -> bool {
     text.is_empty() || text.split(' ').all(is_word)
 }
@@ -55,7 +56,8 @@ fn is_mark(c: char) -> bool {
     c.general_category_group() == GeneralCategoryGroup::Mark
 }
 
-/// A text for people, on one line: whatever is neither visible nor a space is escaped, as `\u{202e}`.
+/// A text for people, on one line: escapes all characters that are neither visible nor a space, as
+/// `\u{202e}`.
 pub fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -68,22 +70,22 @@ pub fn escaped(text: &str) -> String {
     shown
 }
 
-/// `text` with what does not show escaped, on as many lines as there are.
+/// `text` with its lines, and all other invisible characters escaped.
 pub fn escaped_lines(text: &str) -> String {
     let lines: Vec<String> = text.lines().map(escaped).collect();
     lines.join("\n")
 }
 
-/// JSON on one line in which what does not show is escaped, as `\u202e`. It has the same value.
+/// JSON on one line with invisible characters escaped, as `\u202e`. Its value is unchanged.
 ///
 /// # Errors
 ///
-/// If the value cannot be JSON.
+/// If the value cannot be serialized as JSON.
 pub fn to_json(value: &impl Serialize) -> serde_json::Result<String> {
     Ok(escaped_json(&serde_json::to_string(value)?))
 }
 
-/// JSON with what does not show escaped, but for white space between its values.
+/// JSON with invisible characters escaped, except for white space between its values.
 pub fn escaped_json(json: &str) -> String {
     let mut shown = String::with_capacity(json.len());
     for c in json.chars() {
@@ -123,7 +125,7 @@ mod tests {
         assert_eq!(counted(-1_i64, "step"), "-1 steps");
     }
 
-    /// Of each kind that does not show: control, format (invisible, reversing text, a tag), separators,
+    /// One of each invisible kind: control, format (invisible, reversing text, a tag), separators,
     /// a selector, a filler, private use, unassigned.
     const INVISIBLE: [char; 17] = [
         '\0',

@@ -1,9 +1,9 @@
-//! Names of attributes: OpenTelemetry's where its conventions have one
-//! (<https://opentelemetry.io/docs/specs/semconv/>), ours begin with `waybill.`.
+//! Names of attributes: OpenTelemetry's where its conventions define one
+//! (<https://opentelemetry.io/docs/specs/semconv/>); Waybill's own begin with `waybill.`.
 
-/// What carries messages: `kafka`.
+/// The messaging system: `kafka`.
 pub const MESSAGING_SYSTEM: &str = "messaging.system";
-/// What is done with a message: `send` or `process`.
+/// The operation on a message: `send` or `process`.
 pub const MESSAGING_OPERATION: &str = "messaging.operation.type";
 /// The topic.
 pub const MESSAGING_DESTINATION: &str = "messaging.destination.name";
@@ -13,15 +13,15 @@ pub const MESSAGING_PARTITION: &str = "messaging.destination.partition.id";
 pub const MESSAGING_OFFSET: &str = "messaging.kafka.offset";
 /// The request's method.
 pub const HTTP_METHOD: &str = "http.request.method";
-/// The kind of address that was asked for.
+/// The route of the request.
 pub const HTTP_ROUTE: &str = "http.route";
-/// The answer's status.
+/// The status of the response.
 pub const HTTP_STATUS: &str = "http.response.status_code";
-/// The host that was asked.
+/// The host of the request.
 pub const SERVER_ADDRESS: &str = "server.address";
 /// Its port.
 pub const SERVER_PORT: &str = "server.port";
-/// What went wrong: a stable code.
+/// The error, as a stable code.
 pub const ERROR_TYPE: &str = "error.type";
 /// The operation's id.
 pub const OPERATION: &str = "waybill.operation.id";
@@ -35,9 +35,9 @@ pub const STATE: &str = "waybill.state";
 pub const STEP: &str = "waybill.step";
 /// The agent.
 pub const AGENT: &str = "waybill.agent";
-/// What the attempt does: `Run`, `Compensate` or `Probe`.
+/// The action of the attempt: `Run`, `Compensate` or `Probe`.
 pub const ACTION: &str = "waybill.action";
 /// The number of the attempt at the step.
 pub const ATTEMPT: &str = "waybill.attempt";
-/// How the attempt ended.
+/// The outcome of the attempt.
 pub const OUTCOME: &str = "waybill.outcome";
