@@ -1,11 +1,12 @@
-//! Who asks, and what they may do: bearer tokens, scopes and tenants.
+//! Authentication and authorization of callers: bearer tokens, scopes and tenants.
 //!
-//! A token is one of a file that holds their hashes (`tokens`), or a JWT that a key of a file has signed (`jwt`). Either
-//! leads to a [`Principal`]: a name, what it may do, and for which tenants. Handlers are given the [`Caller`], which is
-//! anybody where authentication is off.
+//! A token is either listed by its hash in a token file (`tokens`), or a JWT that a key of a key
+//! file has signed (`jwt`). Both identify a [`Principal`]: a name, its scopes and its tenants. A
+//! handler receives the [`Caller`], which may do everything when authentication is off.
 //!
-//! What must hold: whoever may see one tenant only is told of another's operations what is told of none at all; a token
-//! is in no log line, no metric, no answer and no `Debug`; and on the way of a request nothing is read from a file.
+//! What must hold: a caller restricted to one tenant gets the same answer for another tenant's
+//! operation as for an operation that does not exist; a token never appears in a log line, a
+//! metric, an answer or `Debug` output; and no file is read while a request is served.
 //!
 //! Deliberately absent: sessions, passwords, and any state that a restart would lose.
 
@@ -41,28 +42,29 @@ use self::tokens::Tokens;
 use crate::reread::{FileRefused, Reread};
 use crate::{Hosts, Tls};
 
-/// The SHA-256 of a token: all that is kept of one.
+/// The SHA-256 of a token. The token itself is not kept.
 type TokenHash = [u8; 32];
 
 fn hash_of(token: &str) -> TokenHash {
     Sha256::digest(token).into()
 }
 
-/// Tells who asks.
+/// Authenticates callers by their tokens.
 #[derive(Debug)]
 pub struct Authenticator {
     tokens: Option<Reread<Tokens>>,
     jwt: Option<Jwt>,
-    /// The token of this process itself, which no file knows.
+    /// The token of this process itself, which is in no file.
     own: OnceLock<(TokenHash, Arc<Principal>)>,
 }
 
 impl Authenticator {
-    /// By the files that the configuration names; `None` where it names none, and authentication is off.
+    /// Loads the files that the configuration names. Returns `None` if it names none:
+    /// authentication is then off.
     ///
     /// # Errors
     ///
-    /// If a file cannot be read, or what it says cannot be.
+    /// If a file cannot be read, or its content is invalid.
     pub fn load(config: &AuthConfig) -> Result<Option<Arc<Self>>, FileRefused> {
         if !config.is_on() {
             return Ok(None);
@@ -83,20 +85,20 @@ impl Authenticator {
         })))
     }
 
-    /// Who sends a request with these headers.
+    /// The caller that sent a request with these headers.
     ///
     /// # Errors
     ///
-    /// If they hold no token, or none that is known.
+    /// If the headers hold no token, or no valid one.
     pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
         self.principal(bearer::token(headers)?).map(Caller::of)
     }
 
-    /// Whose token this is.
+    /// The principal that this token identifies.
     ///
     /// # Errors
     ///
-    /// If it is unknown or no longer valid.
+    /// If the token is unknown or no longer valid.
     pub fn principal(&self, token: &str) -> Result<Arc<Principal>, Denied> {
         let hash = hash_of(token);
         match &self.jwt {
@@ -106,9 +108,9 @@ impl Authenticator {
         }
     }
 
-    /// Whose token has this hash.
+    /// The principal whose token has this hash.
     fn holder(&self, hash: &TokenHash) -> Result<Arc<Principal>, Denied> {
-        // The time that looking up takes may tell something of the hash, and so nothing of a token.
+        // The time of the look-up may leak something about the hash, but nothing about the token.
         let known = self
             .tokens
             .as_ref()
@@ -120,7 +122,7 @@ impl Authenticator {
         known.ok_or(Denied::UNKNOWN_TOKEN)
     }
 
-    /// A token for this process itself, which is kept nowhere but here.
+    /// Creates a token for this process itself. It is kept in memory only.
     pub fn own_token(&self, principal: Principal) -> Secret {
         let NewToken { token, hash } = NewToken::make();
         if self.own.set((hash, Arc::new(principal))).is_err() {
@@ -129,7 +131,7 @@ impl Authenticator {
         token
     }
 
-    /// Reads the files again that have changed. Blocks.
+    /// Reloads the files that have changed. Blocks.
     fn look(&self) {
         if let Some(tokens) = &self.tokens {
             tokens.look();
@@ -140,7 +142,7 @@ impl Authenticator {
     }
 }
 
-/// Tells who asks, or that anybody may.
+/// Authentication of a listener: on, or off for every caller.
 #[derive(Clone, Debug, Default)]
 pub struct Auth(Option<Arc<Authenticator>>);
 
@@ -154,11 +156,11 @@ impl Auth {
         Authenticator::load(config).map(Self)
     }
 
-    /// Whoever sends a request with these headers, which needs this scope.
+    /// The caller that sent a request with these headers, if it has this scope.
     ///
     /// # Errors
     ///
-    /// If it is not known who that is, or they may not.
+    /// If the caller is not authenticated, or lacks the scope.
     pub fn admit(&self, headers: &HeaderMap, scope: Scope) -> Result<Caller, Denied> {
         let caller = self.caller(headers)?;
         match caller.may(scope) {
@@ -167,11 +169,11 @@ impl Auth {
         }
     }
 
-    /// Whoever sends a request with these headers.
+    /// The caller that sent a request with these headers.
     ///
     /// # Errors
     ///
-    /// If it is not known who that is.
+    /// If the caller is not authenticated.
     pub fn caller(&self, headers: &HeaderMap) -> Result<Caller, Denied> {
         match &self.0 {
             None => Ok(Caller::ANYBODY),
@@ -179,14 +181,15 @@ impl Auth {
         }
     }
 
-    /// Reads files again that have changed. Blocks.
+    /// Reloads the files that have changed. Blocks.
     pub fn look(&self) {
         if let Some(authenticator) = &self.0 {
             authenticator.look();
         }
     }
 
-    /// Which hosts a listener answers for: those that `names` adds where nobody is asked for a token, else all.
+    /// The hosts that a listener answers for: all if callers need a token, else the local ones and
+    /// `names`.
     #[must_use]
     pub fn hosts(&self, names: &[String], tls: &Tls) -> Hosts {
         match self.0 {
@@ -195,7 +198,7 @@ impl Auth {
         }
     }
 
-    /// What tells who asks; `None` where anybody may.
+    /// The authenticator; `None` if authentication is off.
     #[must_use]
     pub fn authenticator(&self) -> Option<&Arc<Authenticator>> {
         self.0.as_ref()

@@ -1,12 +1,13 @@
 //! Bodies of requests.
 //!
-//! An [`ArrivingBody`] reports to its connection how fast the client sends it. A [`RequestBody`] reads and
-//! discards the rest of a body that its handler leaves unread.
+//! An [`ArrivingBody`] reports to its connection how fast the client sends it. A [`RequestBody`]
+//! reads and discards the rest of a body that its handler leaves unread.
 //!
-//! Why the rest is read. A server that has answered and leaves a body unread resets the stream of HTTP/2 (RFC 9113, 8.1), or closes the
-//! connection of HTTP/1; a client that is still sending may then lose the answer. So the rest of a body is read and thrown
-//! away behind the answer, up to a bound. Deliberately not read: the body of a client that waits for `100 Continue`, for
-//! reading would ask for it.
+//! Why the rest is read. A server that answers and leaves a body unread resets the HTTP/2 stream
+//! (RFC 9113, section 8.1) or closes the HTTP/1 connection. A client that is still sending may then
+//! lose the answer. So the rest of a body is discarded after the answer, up to a bound.
+//! Deliberately not read: the body of a client that waits for `100 Continue`, because reading would
+//! request it.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -20,7 +21,7 @@ use hyper::header::EXPECT;
 use tokio::runtime::Handle;
 use waybill_connections::Arrival;
 
-/// How much is thrown away: more than the largest body that is taken, unless it is a batch.
+/// How much is discarded: more than the largest accepted body, except for a batch.
 const BYTES_MAX: usize = 8 * 1024 * 1024;
 /// How long that may take.
 const TIME_MAX: Duration = Duration::from_secs(5);
@@ -29,7 +30,7 @@ const TIME_MAX: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub struct ArrivingBody {
     incoming: Incoming,
-    /// `None` once all of it is there.
+    /// `None` once the whole body has arrived.
     arrival: Option<Arrival>,
 }
 
@@ -74,12 +75,12 @@ impl Body for ArrivingBody {
     }
 }
 
-/// The body of a request, of which the rest is read when it is dropped.
+/// The body of a request. Dropping it reads and discards the rest.
 #[derive(Debug)]
 pub struct RequestBody {
     /// `None` once it is dropped.
     rest: Option<ArrivingBody>,
-    /// Whether the client sends it without being asked to.
+    /// Whether the client sends the body without waiting for `100 Continue`.
     is_on_its_way: bool,
 }
 

@@ -1,19 +1,20 @@
 //! The gate in front of the HTTP parser: it sees every HTTP/1 request head before the parser does.
 //!
-//! Why it exists. hyper is right about framing, and silent: of a request with both `Content-Length`
-//! and `Transfer-Encoding` it drops the one without telling, and a malformed head gets a bare 400.
-//! Two parties that frame such a request differently are how requests are smuggled, so here it is
-//! refused, and every refusal is said in the API's own words.
+//! Why it exists. hyper frames requests correctly, but silently: of a request with both
+//! `Content-Length` and `Transfer-Encoding` it drops one, and a malformed head gets a bare 400. If
+//! two parties frame such a request differently, requests can be smuggled. The gate refuses it, and
+//! answers every refusal as a problem of the API.
 //!
-//! How. The gate wraps the socket. It holds a head back until it is whole, checks it, and lets it
-//! pass together with exactly the body that it announces. A head that is refused never passes: in
-//! its place the parser reads a [stand-in](Refusal::stand_in), a request that the service answers
-//! with the refusal, in its turn behind the pipelined requests before it. After that nothing more
-//! is read. HTTP/2 is recognised by its preface and passes as it is; its framing has no such shapes.
+//! How. The gate wraps the socket. It holds a head back until it is complete, checks it, and passes
+//! it on together with exactly the body that it announces. A refused head never passes. In its
+//! place the parser reads a [stand-in](Refusal::stand_in), a request that the service answers with
+//! the refusal, after the pipelined requests before it. The gate then reads no further. It
+//! recognises HTTP/2 by its preface and passes it unchanged, because its framing has no such
+//! ambiguities.
 //!
-//! What must hold: no byte that belongs to a refused request reaches the parser; where gate and
-//! parser could frame differently, the gate is the stricter; memory per connection is bounded by
-//! the head limit and one read; and a connection that stalls, in either direction, ends.
+//! What must hold: no byte of a refused request reaches the parser; where gate and parser could
+//! frame differently, the gate is stricter; memory per connection is bounded by the head limit and
+//! one read; and a connection that stalls, in either direction, ends.
 
 mod framer;
 mod head;
@@ -30,16 +31,17 @@ use framer::{Awaiting, Framer};
 pub use head::{HEADERS_LIMIT_MAX, Refusal};
 use waybill_connections::Outlet;
 
-/// What a connection may use and how long it may take.
+/// How much a connection may use, and how long it may take.
 #[derive(Clone, Copy, Debug)]
 pub struct GateLimits {
-    /// How many bytes a request's head may have.
+    /// The largest head of a request, in bytes.
     pub head_bytes_max: usize,
-    /// How many header fields it may have.
+    /// The largest number of header fields.
     pub headers_max: usize,
-    /// How long a head may take from its first byte to its last, and the first byte of a connection to come.
+    /// The time limit for a head from its first byte to its last, and for the first byte of a
+    /// connection.
     pub head_timeout: Duration,
-    /// How long a body, or the reading of an answer, may stand still.
+    /// How long a body, or the reading of an answer, may make no progress.
     pub stall_timeout: Duration,
     /// How long a connection may be idle between requests.
     pub idle_timeout: Duration,
@@ -48,8 +50,8 @@ pub struct GateLimits {
 /// How much is read from the socket at once.
 const READ_BYTES: usize = 8 * 1024;
 
-/// How long, and how much, is read of what a client still sends after its connection was answered
-/// for the last time. Closing a socket with unread input resets it, and the answer may be lost.
+/// How long, and how much, the gate still reads from a client after the last answer on its
+/// connection. Closing a socket with unread input resets it, and the answer may be lost.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES_MAX: usize = 1024 * 1024;
 
@@ -66,10 +68,10 @@ pub struct Gate<S> {
     active_at: Instant,
     /// When the head that is being read began.
     head_began: Option<Instant>,
-    /// Fires at or before the next time-out; moved only when it has to be earlier, or fired.
+    /// Fires at or before the next time-out. Reset only if it must fire earlier, or has fired.
     timer: Pin<Box<Sleep>>,
     linger: Option<Linger>,
-    /// Where it reports whether the client keeps it from writing.
+    /// Reports whether the client keeps the connection from writing.
     outlet: Option<Outlet>,
 }
 
@@ -97,7 +99,7 @@ impl<S> Gate<S> {
         }
     }
 
-    /// Reports there whether the client keeps it from writing.
+    /// Reports to `outlet` whether the client keeps the connection from writing.
     #[must_use]
     pub fn with_outlet(mut self, outlet: Outlet) -> Self {
         self.outlet = Some(outlet);
@@ -110,7 +112,7 @@ impl<S> Gate<S> {
         }
     }
 
-    /// When what is awaited from the client must have come.
+    /// When the gate stops waiting for the client's next bytes.
     fn read_due(&self) -> Instant {
         match self.framer.awaiting() {
             _ if self.is_silent => self.active_at + self.limits.head_timeout,
@@ -141,7 +143,7 @@ impl<S> Gate<S> {
             .map(|()| Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// What comes of a write: the client reads on, or the connection waits for it.
+    /// Records the result of a write: progress, or a connection that waits for its client.
     fn wrote(
         &mut self,
         cx: &mut Context<'_>,
@@ -164,7 +166,7 @@ impl<S: AsyncRead + Unpin> Gate<S> {
         std::pin::pin!(read).poll(cx)
     }
 
-    /// Reads and forgets until the client has ended, or time or patience has.
+    /// Discards input until the client ends it, or the time or the byte limit is reached.
     fn poll_linger(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(Linger { until, .. }) = self.linger else {
             return Poll::Ready(());

@@ -1,13 +1,17 @@
 //! Which hosts a listener answers for, and which web pages may change something there.
 //!
-//! Why it exists. A listener that asks for no token trusts the network that reaches it. A web browser on that network is
-//! reached by every web page: a page can have its own host name resolve to this machine (DNS rebinding) and then read
-//! answers as its own, and it can send simple requests anywhere. The browser tells both: by `Host`, and by `Origin` and
-//! `Sec-Fetch-Site` ([Fetch Metadata](https://www.w3.org/TR/fetch-metadata/)).
+//! Why it exists. A listener that needs no token trusts the network that reaches it. But any web
+//! page can reach a web browser on that network. The page can make its own host name resolve to
+//! this machine (DNS rebinding) and then read answers, and it can send simple requests anywhere.
+//! The browser reveals both: the first by `Host`, the second by `Origin` and `Sec-Fetch-Site`
+//! ([Fetch Metadata][1]).
 //!
-//! What must hold: a request passes only if its host is an IP address, `localhost` or a configured name, and a change
-//! only if no page of another origin asks for it. An origin has a scheme: that by which the listener is served, or `https`
-//! with a configured name, for a proxy that terminates TLS. Clients that are no browsers send none of these headers but `Host`.
+//! What must hold: a request passes only if its host is an IP address, `localhost` or a configured
+//! name, and a change passes only if no page of another origin requests it. An origin includes the
+//! scheme: the listener's own, or `https` with a configured name, for a proxy that terminates TLS.
+//! Clients other than browsers send only `Host` of these headers.
+//!
+//! [1]: https://www.w3.org/TR/fetch-metadata/
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
@@ -30,7 +34,7 @@ pub struct Hosts(Rule);
 
 #[derive(Clone, Debug)]
 enum Rule {
-    /// All, and pages of all origins: those who ask prove who they are.
+    /// All hosts, and pages of all origins: callers must authenticate.
     Any,
     /// IP addresses, `localhost`, and these names, as [`normal`] makes them.
     Local { names: Arc<[String]>, has_tls: bool },
@@ -39,13 +43,13 @@ enum Rule {
 /// Why a request was refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Foreign {
-    /// Its host is not one of this listener's.
+    /// The listener does not answer for the host of the request.
     #[error(
         "the host {0:?} is not answered here: ask by an IP address or localhost, or list the name in http.hosts \
          (admin.hosts for the admin port)"
     )]
     Host(String),
-    /// A web page of another origin asks for a change.
+    /// A web page of another origin requests a change.
     #[error("a web page of another origin ({0}) cannot change anything here")]
     Page(String),
 }
@@ -57,14 +61,14 @@ impl Default for Hosts {
 }
 
 impl Hosts {
-    /// Of a listener whose clients prove who they are.
+    /// The hosts of a listener whose callers must authenticate.
     #[must_use]
     pub const fn any() -> Self {
         Self(Rule::Any)
     }
 
-    /// Of a listener that asks for no proof, and speaks TLS or not: IP addresses, `localhost` and `names`; with `*` among
-    /// these, every name and pages of all origins.
+    /// The hosts of a listener without authentication, with or without TLS: IP addresses,
+    /// `localhost` and `names`. The name `*` accepts every name, and pages of all origins.
     #[must_use]
     pub fn local(names: &[String], has_tls: bool) -> Self {
         if names.iter().any(|name| name == ANY_NAME) {
@@ -74,11 +78,11 @@ impl Hosts {
         Self(Rule::Local { names, has_tls })
     }
 
-    /// Whether a request may pass.
+    /// Checks whether a request may pass.
     ///
     /// # Errors
     ///
-    /// If its host is none of these, or if it asks for a change from a web page of another origin.
+    /// If its host is not one of these, or if a web page of another origin requests a change.
     pub fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), Foreign> {
         let Rule::Local { names, has_tls } = &self.0 else {
             return Ok(());
@@ -119,7 +123,7 @@ pub fn is_from_page(headers: &HeaderMap) -> bool {
     headers.contains_key(ORIGIN) || headers.contains_key(SEC_FETCH_SITE)
 }
 
-/// Whether all values of a header are as they must be.
+/// Checks that `is_good` accepts every value of a header.
 fn all(
     headers: &HeaderMap,
     name: &HeaderName,
@@ -134,7 +138,8 @@ fn all(
     Ok(())
 }
 
-/// Whether an origin, such as `http://localhost:8080`, has one of `schemes` and is that of a host with its port.
+/// Whether an origin, such as `http://localhost:8080`, is that of a host and port, with one of
+/// `schemes`.
 fn is_of(origin: &str, own: &str, schemes: &[&str]) -> bool {
     let mut hosts = schemes
         .iter()
@@ -159,7 +164,8 @@ fn host_of(authority: &str) -> &str {
     }
 }
 
-/// A host as it is compared: in lower case, without a last dot, and an IP address in its usual form, without brackets.
+/// The normal form of a host, for comparison: lower case and no trailing dot; for an IP address its
+/// usual form, without brackets.
 fn normal(name: &str) -> String {
     let name = name.strip_suffix('.').unwrap_or(name);
     let bracketed = name

@@ -1,35 +1,35 @@
 //! Strict JSON: one parse serves validation, hash and canonical form.
 //!
-//! What must hold: two readers of one accepted text cannot understand different things. So a key
-//! that appears twice in an object is refused (readers differ on which one counts), as are nesting
-//! deeper than the limit, invalid UTF-8, anything after the value, and integers of more than 64 bits, of which many
-//! readers keep the first digits only (RFC 8259, section 6). Every refusal says where. Other numbers are the nearest
-//! that binary64 has.
+//! What must hold: two readers of one accepted text cannot understand different things. A key that
+//! appears twice in an object is refused, because readers differ on which one counts. Also refused
+//! are nesting deeper than the limit, invalid UTF-8, text after the value, and integers of more
+//! than 64 bits, of which many readers keep only the first digits (RFC 8259, section 6). Every
+//! refusal gives its position. Other numbers become the nearest binary64 value.
 //!
-//! The canonical form is the tree written back: `serde_json`'s map is sorted by key, and nothing
-//! but the values is written.
+//! The canonical form is the tree written back: `serde_json`'s map is sorted by key, and only the
+//! values are written.
 
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-/// The deepest nesting that a limit may allow: below `serde_json`'s own guard of 128.
+/// The highest limit on nesting: below `serde_json`'s own limit of 128.
 pub const DEPTH_LIMIT_MAX: usize = 100;
 
-/// Where and why a text is not one JSON value that every reader understands alike.
+/// Why, and at which position, a text is not one JSON value that all readers understand alike.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{}column {column}: {fault}", line_of(*line))]
 pub struct JsonError {
     /// What is wrong.
     pub fault: JsonFault,
-    /// The line that it is on, from 1.
+    /// The line of the error, from 1.
     pub line: usize,
     /// The byte in that line up to which the text was read.
     pub column: usize,
 }
 
-/// Which line, unless it is the first: most texts have no other, and one line of many does not know which it is.
+/// Names the line, unless it is the first: most texts have only one line.
 fn line_of(line: usize) -> String {
     match line {
         ..=1 => String::new(),
@@ -78,7 +78,7 @@ impl fmt::Display for JsonFault {
     }
 }
 
-/// Parses `text`, of at most `depth_max` nested arrays and objects, strictly.
+/// Parses `text` strictly, with at most `depth_max` nested arrays and objects.
 pub fn parse(text: &[u8], depth_max: usize) -> Result<Value, JsonError> {
     let (mut finding, mut is_large) = (None, false);
     let mut reader = serde_json::Deserializer::from_slice(text);
@@ -105,7 +105,7 @@ pub fn parse(text: &[u8], depth_max: usize) -> Result<Value, JsonError> {
     }
 }
 
-/// The first integer of a JSON text that 64 bits do not hold.
+/// The first integer of a JSON text that does not fit in 64 bits.
 fn large_integer(text: &[u8]) -> Option<JsonError> {
     let (mut line, mut line_start, mut at) = (1, 0, 0);
     while at < text.len() {
@@ -154,7 +154,7 @@ pub fn push_segment(pointer: &mut String, segment: &str) {
     }
 }
 
-/// The message alone: `serde_json` ends its messages with the position, which is told apart here.
+/// The message alone: `serde_json` appends the position, which has its own fields here.
 fn without_position(error: &serde_json::Error) -> String {
     let mut message = error.to_string();
     if let Some(end) = message.rfind(" at line ") {
@@ -166,8 +166,8 @@ fn without_position(error: &serde_json::Error) -> String {
     }
 }
 
-/// A fault that JSON's grammar allows, with the way to it, innermost first: segments are added
-/// while the parse unwinds, so that a good text pays nothing for them.
+/// A fault that JSON's grammar allows, with its path, innermost segment first. Segments are added
+/// while the parse unwinds, so that a valid text does not pay for them.
 struct Finding {
     kind: FindingKind,
     way: Vec<String>,
@@ -191,19 +191,19 @@ impl Finding {
     }
 }
 
-/// From here on a float has no fraction, and may be what was read of an integer of more than 64 bits.
+/// A float from this size on has no fraction, and may come from an integer of more than 64 bits.
 const LARGE: f64 = 9_223_372_036_854_775_808.0;
 
 struct Node<'a> {
     finding: &'a mut Option<Finding>,
-    /// Whether there is a float that is large.
+    /// Whether the text has a float of at least [`LARGE`].
     is_large: &'a mut bool,
     depth: usize,
     depth_max: usize,
 }
 
 impl Node<'_> {
-    /// The node of a member, one level down; refuses if that is too deep.
+    /// The node of a member, one level down. Fails if that is too deep.
     fn enter<E: serde::de::Error>(&mut self) -> Result<(), E> {
         self.depth += 1;
         if self.depth > self.depth_max {

@@ -1,14 +1,15 @@
-//! The server kit of every HTTP listener: who may connect, how long they may take, and what a request head must be.
+//! The server kit of every HTTP listener: connections and their limits, request heads, TLS,
+//! callers.
 //!
-//! A [`Server`] accepts connections within its [limits](ServerLimits), encrypts them where [`Tls`] is on, checks every
-//! HTTP/1 request head in a [`gate`](Gate) before the parser sees it, and hands requests to a [`Service`]. Which hosts a
-//! listener answers for is said by [`Hosts`]. [`auth`] knows callers by their tokens, and [`problem`] has the answers that refuse
-//! a request.
+//! A [`Server`] accepts connections within its [limits](ServerLimits), encrypts them if [`Tls`] is
+//! on, checks every HTTP/1 request head in a [`gate`](Gate) before the parser sees it, and passes
+//! requests to a [`Service`]. [`Hosts`] determines which hosts a listener answers for. [`auth`]
+//! authenticates callers by their tokens, and [`problem`] has the answers that refuse a request.
 //!
-//! What must hold: clients that connect and send nothing, or little, keep nobody out; memory per connection is bounded;
-//! and what two readers of a request could frame differently is refused.
+//! What must hold: clients that connect and send little or nothing keep no other client out; memory
+//! per connection is bounded; and a request that two readers could frame differently is refused.
 //!
-//! Deliberately absent: routes, and which scope each of them needs.
+//! Deliberately absent: routes, and the scope that each route needs.
 
 pub mod auth;
 mod body;

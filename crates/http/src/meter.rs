@@ -1,4 +1,4 @@
-//! The connections of listeners, and the requests on them, as metrics.
+//! Metrics of the connections of listeners, and of the requests on them.
 
 use metrics::{Counter, Gauge};
 use waybill_connections::Connections;
@@ -64,9 +64,9 @@ const REQUESTS_REFUSED: Metric<Counter, 2> = Metric::new(
     ["listener", "reason"],
 );
 
-/// The reason of an HTTP/2 request that is refused for lack of room.
+/// The reason of an HTTP/2 request that is refused because a limit is reached.
 const REFUSED_STREAM: &str = "refused-stream";
-/// The problems of requests that exceed a limit of their own, in size or in time.
+/// The problems of requests that exceed a limit on single requests, in size or in time.
 const REFUSALS: [Kind; 4] = [
     Kind::BodyTooLarge,
     Kind::HeadTooLarge,
@@ -102,7 +102,7 @@ pub(crate) struct ConnectionMeter {
 }
 
 impl ConnectionMeter {
-    /// A meter of the connections of `listener`, which shows their limits at once.
+    /// Creates a meter for the connections of `listener`, and shows their limits at once.
     pub(crate) fn new(listener: &str, connections: &Connections) -> Self {
         let limits = connections.limits();
         MAX.of([listener]).set(limits.max as f64);
@@ -124,7 +124,7 @@ impl ConnectionMeter {
         }
     }
 
-    /// Shows how many there are now.
+    /// Shows the current number of connections and requests.
     pub(crate) fn note(&self, connections: &Connections) {
         let counts = connections.counts();
         self.open.set(counts.open as f64);
@@ -138,7 +138,7 @@ impl ConnectionMeter {
     }
 }
 
-/// Counts what the limits on single requests of one listener refuse.
+/// Counts the requests of one listener that a limit on single requests refuses.
 #[derive(Clone, Debug)]
 pub struct RefusalMeter([Counter; REFUSALS.len()]);
 

@@ -13,12 +13,12 @@ use tokio::sync::mpsc;
 
 use crate::problem::{Kind, Problem};
 
-/// An answer's body.
+/// The body of an answer.
 #[derive(Debug)]
 pub enum Payload {
-    /// All of it.
+    /// A whole body.
     Whole(Option<Bytes>),
-    /// What is sent until the sender is dropped.
+    /// Parts that are sent until the sender is dropped.
     Stream(mpsc::Receiver<Bytes>),
 }
 
@@ -50,16 +50,16 @@ impl Body for Payload {
     }
 }
 
-/// How long a client may take over a body.
+/// How long a client may take to send a body.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
-    /// How long it may pause.
+    /// The longest pause.
     pub pause_max: Duration,
-    /// How long all of it may take, however evenly it drips.
+    /// The time limit for the whole body, even if it arrives steadily.
     pub whole_max: Duration,
 }
 
-/// Reads a whole body of at most `bytes_max`.
+/// Reads a whole body of at most `bytes_max` bytes.
 pub async fn read_whole<B>(body: B, bytes_max: usize, patience: Patience) -> Result<Bytes, Problem>
 where
     B: Body<Data = Bytes> + Unpin,
@@ -88,7 +88,7 @@ where
     if first.len() > bytes_max {
         return Err(too_large(bytes_max));
     }
-    // Nearly every body comes in one piece, which is then not copied.
+    // Nearly every body arrives in one part, which is then not copied.
     let Some(second) = parts.next().await? else {
         return Ok(first);
     };
@@ -106,7 +106,7 @@ where
     }
 }
 
-/// A body, part by part.
+/// The parts of a body.
 #[derive(Debug)]
 pub struct Parts<B> {
     body: B,
@@ -114,12 +114,12 @@ pub struct Parts<B> {
 }
 
 impl<B: Body<Data = Bytes> + Unpin> Parts<B> {
-    /// The parts of `body`, whose sender may pause for `pause_max`.
+    /// The parts of `body`. The client may pause for `pause_max`.
     pub fn new(body: B, pause_max: Duration) -> Self {
         Self { body, pause_max }
     }
 
-    /// The next part, if it is there already: then no timer is needed.
+    /// The next part, if it has already arrived: no timer is then needed.
     pub fn next_now(&mut self) -> Option<Result<Option<Bytes>, Problem>> {
         loop {
             match self.body.frame().now_or_never()? {
@@ -165,7 +165,7 @@ fn incomplete() -> Problem {
     )
 }
 
-/// A body, or a line, is longer than it may be.
+/// The problem of a body, or a line, that is longer than `bytes_max`.
 pub fn too_large(bytes_max: usize) -> Problem {
     Problem::new(
         Kind::BodyTooLarge,

@@ -1,7 +1,7 @@
-//! Answers that say no: RFC 9457 problem details.
+//! Error answers: RFC 9457 problem details.
 //!
 //! What must hold: `type` and `status` of a problem never change once published, and each type is a
-//! relative reference to a page of this server that says what to do about it.
+//! relative reference to a page of this server that says what to do about the problem.
 
 mod field;
 mod page;
@@ -26,7 +26,7 @@ use crate::json::{JsonError, JsonFault};
 /// The media type of problems.
 pub const PROBLEM_JSON: &str = "application/problem+json";
 
-/// What kind of problem it is.
+/// The kind of a problem.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// The request breaks HTTP's rules.
@@ -43,19 +43,19 @@ pub enum Kind {
     NestingTooDeep,
     /// The caller is not authenticated.
     Unauthenticated,
-    /// The caller may not do this.
+    /// The caller lacks the scope.
     InsufficientScope,
-    /// The caller may do this for another tenant only.
+    /// The caller may access another tenant only.
     AnotherTenant,
     /// The request is for a host that this listener does not answer for.
     UnknownHost,
-    /// A web page of another origin asks for a change.
+    /// A web page of another origin requests a change.
     ForeignOrigin,
-    /// Nothing is here.
+    /// The path is unknown.
     NotFound,
-    /// No operation has this id, or it was forgotten since.
+    /// No operation has this id, or it has expired.
     UnknownOrExpired,
-    /// The resource does not know this method.
+    /// The resource does not support this method.
     MethodNotAllowed,
     /// The client was too slow.
     RequestTimeout,
@@ -63,9 +63,9 @@ pub enum Kind {
     IdConflict,
     /// The operation is final.
     OperationFinal,
-    /// A step that uses what is to be changed was asked for.
+    /// A step that uses the fields to change has already been requested.
     StepSent,
-    /// The operation is not in a state in which this can be asked.
+    /// The operation is not in a state that allows this verb.
     VerbRefused,
     /// The body, or the line of a batch, is too long.
     BodyTooLarge,
@@ -75,21 +75,21 @@ pub enum Kind {
     InvalidValues,
     /// The head is too long.
     HeadTooLarge,
-    /// Something in this program is wrong.
+    /// An error in this program.
     Internal,
-    /// What is stored of the operation is damaged.
+    /// The stored row of the operation is damaged.
     RowUnreadable,
-    /// The request's tenant has sent as many as it may for now.
+    /// The tenant of the request has reached its rate limit.
     TooManyRequests,
-    /// More is under way than this process may hold.
+    /// The process has reached its limit on requests under way.
     Overloaded,
-    /// The broker does not take the request.
+    /// The broker does not accept the request.
     BrokerUnavailable,
-    /// The disk is short of room.
+    /// The disk has too little free space.
     InsufficientStorage,
     /// The state store does not answer.
     StoreUnavailable,
-    /// The request may or may not have been taken.
+    /// The request may or may not have been accepted.
     OutcomeUnknown,
     /// This process does not drive the partition.
     PartitionNotHere,
@@ -138,7 +138,7 @@ impl Kind {
         Self::PartitionFailed,
     ];
 
-    /// Its `type`: a relative reference, stable for ever.
+    /// Its `type`: a relative reference that never changes.
     pub const fn uri(self) -> &'static str {
         self.facts().0
     }
@@ -158,7 +158,7 @@ impl Kind {
         self.facts().2
     }
 
-    /// What to do about it, for the page behind its `type`.
+    /// What to do about it, for the page that its `type` refers to.
     pub const fn advice(self) -> &'static str {
         self.facts().3
     }
@@ -302,10 +302,10 @@ pub struct Problem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "partly-undone")]
     code: Option<&'static str>,
-    /// The value of the header that belongs to its kind: the methods that are allowed, or how to say who asks.
+    /// The header value for its kind: the allowed methods, or the authentication challenge.
     #[serde(skip)]
     header: Option<&'static str>,
-    /// How long to wait before it is worth trying again, in seconds, where that is known.
+    /// How long to wait before the next try, in seconds, if known.
     #[serde(skip)]
     wait: Option<NonZeroU32>,
 }
@@ -314,16 +314,16 @@ fn uri<S: Serializer>(kind: &Kind, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(kind.uri())
 }
 
-/// How many bytes the errors of a problem may take: a request can have a wrong value every few bytes, and each takes
-/// far more in the answer.
+/// The limit on the errors of a problem, in bytes. A request can have a wrong value every few
+/// bytes, and each error takes far more in the answer.
 const ERRORS_BYTES_MAX: usize = 16 * 1024;
 
-/// After how long to come back when something is away or full: long enough for a restart to begin,
-/// short enough to be back soon after it.
+/// How long to wait if a dependency is unavailable or a limit is reached. Long enough for a restart
+/// to begin, and short enough to return soon after it.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
 impl Problem {
-    /// A problem of `kind`, and what it is in this case.
+    /// Creates a problem of `kind` with the detail of this case.
     pub fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
         Self {
             kind,
@@ -338,8 +338,8 @@ impl Problem {
         }
     }
 
-    /// Wrong fields, parameters or headers; there must be at least one. As many of the first are named as fit into
-    /// 16 KiB.
+    /// The problem of wrong fields, parameters or headers, of which there must be at least one.
+    /// Lists as many of the first ones as fit in 16 KiB.
     pub fn invalid(mut errors: Vec<FieldProblem>) -> Self {
         let count = errors.len();
         errors.iter_mut().for_each(FieldProblem::shorten);
@@ -362,7 +362,7 @@ impl Problem {
         }
     }
 
-    /// A method that is not known where it was used.
+    /// The problem of a method that the resource does not support.
     pub fn method_not_allowed(allow: &'static str) -> Self {
         let detail = format!("Allowed here: {allow}.");
         Self {
@@ -371,13 +371,13 @@ impl Problem {
         }
     }
 
-    /// About how many bytes it takes.
+    /// The approximate size in bytes.
     pub fn bytes(&self) -> usize {
         let errors: usize = self.errors.iter().map(FieldProblem::bytes).sum();
         size_of::<Self>() + self.detail.len() + errors
     }
 
-    /// The problem, about the operation with this id.
+    /// Sets the id of the operation.
     pub fn with_id(self, id: impl Into<String>) -> Self {
         Self {
             id: Some(id.into().into_boxed_str()),
@@ -385,7 +385,7 @@ impl Problem {
         }
     }
 
-    /// The problem, with more said behind its detail.
+    /// Appends to the detail.
     pub fn with_more(self, more: &str) -> Self {
         Self {
             detail: (self.detail.into_owned() + more).into(),
@@ -393,7 +393,7 @@ impl Problem {
         }
     }
 
-    /// The problem, with the code of why it is refused.
+    /// Sets the code for the reason of the refusal.
     pub fn with_code(self, code: &'static str) -> Self {
         Self {
             code: Some(code),
@@ -401,7 +401,7 @@ impl Problem {
         }
     }
 
-    /// The problem, with how long to wait before it is worth trying again.
+    /// Sets how long to wait before the next try.
     pub fn with_wait(self, wait: Duration) -> Self {
         let seconds = u32::try_from(wait.as_millis().div_ceil(1_000)).unwrap_or(u32::MAX);
         Self {
@@ -410,7 +410,7 @@ impl Problem {
         }
     }
 
-    /// The problem, with how to say who asks.
+    /// Sets the challenge that says how to authenticate.
     pub fn with_challenge(self, challenge: &'static str) -> Self {
         Self {
             header: Some(challenge),
@@ -418,7 +418,7 @@ impl Problem {
         }
     }
 
-    /// Why somebody was turned away, if that is what it is.
+    /// The code of a denied access; `None` for other problems.
     pub fn denial(&self) -> Option<&'static str> {
         match self.kind {
             Kind::Unauthenticated => self.code,
@@ -432,7 +432,7 @@ impl Problem {
         self.kind.status()
     }
 
-    /// The value of `Retry-After`, if there is to be one.
+    /// The value of `Retry-After`, if the answer has one.
     pub fn retry_after(&self) -> Option<Duration> {
         let is_unavailable = self.status() == StatusCode::SERVICE_UNAVAILABLE;
         let known = self
@@ -441,7 +441,8 @@ impl Problem {
         known.or(is_unavailable.then_some(RETRY_AFTER))
     }
 
-    /// Whether the connection must end with it: where the next request begins is not known.
+    /// Whether the connection must end after the answer, because the start of the next request is
+    /// unknown.
     fn ends_connection(&self) -> bool {
         matches!(
             self.kind,
@@ -453,7 +454,7 @@ impl Problem {
         )
     }
 
-    /// The answer that tells it. Its kind is an extension, by which the server counts it.
+    /// The answer for the problem. Its kind is an extension, by which the server counts it.
     pub fn to_response(&self) -> Response<Bytes> {
         let mut response = Response::new(self.to_json().into());
         *response.status_mut() = self.status();
@@ -476,7 +477,7 @@ impl Problem {
         response
     }
 
-    /// It as JSON.
+    /// The problem as JSON.
     fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("strings and numbers always serialize")
     }

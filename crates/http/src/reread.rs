@@ -1,10 +1,10 @@
-//! Files that are read again when they change.
+//! Files that are reloaded when they change.
 //!
-//! What must hold: whoever needs what a file says never waits for it; and a file that is broken or gone changes
-//! nothing: what it said before stands, and the log says so, once for each thing that is wrong with it.
+//! What must hold: a reader of the content never waits for the file. A broken or missing file
+//! changes nothing: the previous content stays in effect, and the log reports each fault once.
 //!
-//! Whether a file has changed is told by its content: mounted secrets are links that are moved, and times of
-//! modification lie.
+//! A change is detected by content: mounted secrets are links that are moved, and modification
+//! times are not reliable.
 
 use std::fmt;
 use std::fs::File;
@@ -19,18 +19,18 @@ use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use waybill_config::ConfigError;
 
-/// How often files are looked at.
+/// How often files are checked for changes.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// The longest file that is read.
+/// The largest file that is read.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
 
 /// Why a file was refused.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{key}: {problem}")]
 pub struct FileRefused {
-    /// The key that names it.
+    /// The configuration key that names the file.
     pub key: &'static str,
-    /// What is wrong with it, with its path.
+    /// What is wrong with the file, with its path.
     pub problem: String,
 }
 
@@ -40,25 +40,25 @@ impl From<FileRefused> for ConfigError {
     }
 }
 
-/// What texts say together, or what is wrong with them.
+/// Parses the contents of the files together, or says what is wrong with them.
 type Read<T> = dyn Fn(&[Vec<u8>]) -> Result<T, String> + Send + Sync;
 
-/// What files say together.
+/// The parsed content of files that belong together.
 pub struct Reread<T> {
     key: &'static str,
     paths: Vec<PathBuf>,
     read: Box<Read<T>>,
     now: ArcSwap<T>,
-    /// What was looked at last, good or bad.
+    /// The digest of the contents that were read last, valid or not.
     seen: Mutex<[u8; 32]>,
 }
 
 impl<T> Reread<T> {
-    /// Reads the files that `key` names. What is wrong with them `read` says with their paths.
+    /// Reads the files that `key` names. The errors of `read` must name the path.
     ///
     /// # Errors
     ///
-    /// If that is refused.
+    /// If a file cannot be read, or `read` refuses the contents.
     pub fn open(
         key: &'static str,
         paths: Vec<PathBuf>,
@@ -78,12 +78,12 @@ impl<T> Reread<T> {
         })
     }
 
-    /// What they say.
+    /// The current content.
     pub fn get(&self) -> Guard<Arc<T>> {
         self.now.load()
     }
 
-    /// Reads them again if they have changed. Blocks.
+    /// Reloads the files if they have changed. Blocks.
     pub fn look(&self) {
         let texts = texts_of(&self.paths);
         let digest = digest(&texts);
@@ -117,11 +117,11 @@ impl<T> fmt::Debug for Reread<T> {
     }
 }
 
-/// Looks at files from time to time, until `stop`.
+/// Calls `look` periodically, until `stop`.
 ///
 /// # Errors
 ///
-/// If looking panicked.
+/// If `look` panicked.
 pub async fn follow(
     look: impl Fn() + Send + Sync + 'static,
     stop: CancellationToken,

@@ -26,32 +26,32 @@ use crate::meter::{ConnectionMeter, RefusalMeter};
 use crate::problem::Kind;
 use crate::tls::{Stream, Tls};
 
-/// How long to wait before accepting again when the system is out of something, such as file
+/// How long to wait before accepting again if the system has run out of a resource, such as file
 /// descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How long to wait before looking again for a connection that could be replaced.
+/// How long to wait before the next search for a connection to replace.
 const FULL_PAUSE: Duration = Duration::from_millis(20);
 
-/// How long a client may leave an answer unread before its connection makes room for another where there are too many.
+/// How long a client may leave an answer unread before its connection may be replaced by another.
 const UNREAD_PATIENCE: Duration = Duration::from_secs(5);
-/// How much of an answer is handed over at once: what is behind it shows whether the client reads on.
+/// How much of an answer is passed on at once. The next piece shows whether the client still reads.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
 
-/// How many requests one HTTP/2 connection may have under way, where no listener needs more: h2 keeps two kilobytes for
-/// each that was ever open at once, for as long as the connection lives.
+/// The default limit on requests under way on one HTTP/2 connection. h2 keeps two kilobytes for
+/// each stream that was ever open at the same time, for the lifetime of the connection.
 pub const REQUESTS_PER_CONNECTION_MAX: usize = 128;
-/// How many requests each connection may have under way, however many all others have.
+/// How many requests each connection may always have under way, whatever the others have.
 const REQUESTS_EACH: u32 = 4;
 /// How many requests each connection may begin, however many connections there are.
 const REQUESTS_PER_CONNECTION_MIN: usize = 32;
-/// How much of a body one HTTP/2 stream, and all of one connection, may send unread. It is what RFC 9113, section 6.9.2,
-/// begins with, and a connection cannot be given less.
+/// How much of a body one HTTP/2 stream, and all of one connection, may send unread. This is the
+/// initial value of RFC 9113, section 6.9.2, and a connection cannot have less.
 const HTTP2_WINDOW: u32 = 65_535;
-/// How much of an answer may wait in an HTTP/2 stream before the next piece is handed over: so little that only one does.
+/// How much of an answer may wait in an HTTP/2 stream: so little that only one piece waits.
 const HTTP2_SEND_BUFFER: usize = 1;
-/// How often the use of the limits is shown, beside each time that a connection begins or ends.
+/// How often the metrics of the limits are updated, besides each start and end of a connection.
 const SHOW_EVERY: Duration = Duration::from_secs(1);
-/// How often a quiet HTTP/2 connection is asked whether it is still there.
+/// How often an idle HTTP/2 connection is pinged.
 const HTTP2_PING: Duration = Duration::from_secs(20);
 
 /// Answers the requests of a [`Server`].
@@ -65,34 +65,37 @@ pub trait Service: Send + Sync + 'static {
     /// Why a request gets no answer.
     type Unanswered: Error + Send + Sync + 'static;
 
-    /// Answers one request. In place of a request whose head was refused comes a
-    /// [stand-in](crate::Refusal::METHOD), whose answer says so.
+    /// Answers one request. A request whose head was refused arrives as a
+    /// [stand-in](crate::Refusal::METHOD), and its answer is the refusal.
     ///
     /// # Errors
     ///
-    /// If it is to get no answer: then its connection (HTTP/1) or its stream (HTTP/2) is closed.
+    /// If the request gets no answer: its connection (HTTP/1) or its stream (HTTP/2) is then
+    /// closed.
     fn answer(
         self: Arc<Self>,
         request: Request<ArrivingBody>,
     ) -> impl Future<Output = Result<Response<Self::Body>, Self::Unanswered>> + Send;
 }
 
-/// What connections may use, and how long they may take.
+/// How much connections may use, and how long they may take.
 #[derive(Clone, Copy, Debug)]
 pub struct ServerLimits {
-    /// How many may be open. One more replaces the one that has been idle for longest; where none is idle it waits.
+    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
+    /// waits if none is idle.
     pub connections_max: usize,
-    /// How many may be open of one address. One more replaces the address's own that has been idle for longest; where
-    /// none is idle it is closed.
+    /// The limit on open connections from one address. A new one replaces the address's own that
+    /// has been idle for longest, or is closed if none is idle.
     pub connections_per_address_max: usize,
-    /// How many requests one HTTP/2 connection may have under way; fewer, down to 32, where there are so many connections
-    /// that `requests_shared_max` divided among them is less.
+    /// The limit on requests under way on one HTTP/2 connection. The limit is lower, down to 32, if
+    /// the share of each connection in `requests_shared_max` is lower.
     pub requests_per_connection_max: usize,
-    /// How many requests may be under way on all connections together, beyond a few that each has of its own. Those from
-    /// one address get three quarters of them. A request for which there is no room is refused by `REFUSED_STREAM`
-    /// (RFC 9113, section 8.7): nothing of it was looked at, and the client may send it again.
+    /// The limit on requests under way on all connections together, beyond a few that each
+    /// connection may always have. One address gets at most three quarters. A request above the
+    /// limit is refused by `REFUSED_STREAM` (RFC 9113, section 8.7): it was not looked at, and the
+    /// client may retry.
     pub requests_shared_max: usize,
-    /// What each may send, and how long it may take.
+    /// The limits of each connection.
     pub gate: GateLimits,
 }
 
@@ -109,7 +112,7 @@ pub struct Server<S> {
 }
 
 impl<S: Service> Server<S> {
-    /// A server that metrics and the log know by `name`.
+    /// Creates a server. Metrics and the log use `name`.
     pub fn new(
         name: &'static str,
         listener: TcpListener,
@@ -118,8 +121,9 @@ impl<S: Service> Server<S> {
         limits: ServerLimits,
     ) -> Self {
         let mut http = auto::Builder::new(TokioExecutor::new());
-        // The gate hands over whole heads within its limits and times them: the parser's own
-        // limits must not be reached first. A client may shut its side down and wait for answers.
+        // The gate passes on complete heads within its limits and times them: the parser's own
+        // limits must not be reached first. A client may close its sending side and wait for
+        // answers.
         http.http1()
             .timer(TokioTimer::new())
             .header_read_timeout(None)
@@ -136,7 +140,8 @@ impl<S: Service> Server<S> {
             Limits {
                 max: limits.connections_max,
                 per_address_max: limits.connections_per_address_max,
-                // A request may take long here. A client that does not read its answer makes room sooner.
+                // A request may take long here. A client that does not read its answer makes room
+                // sooner.
                 stall_timeout: None,
                 unread_timeout: Some(UNREAD_PATIENCE),
                 requests: Some(RequestLimits {
@@ -158,14 +163,14 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// The connections that are open.
+    /// The open connections.
     #[must_use]
     pub fn connections(&self) -> &Arc<Connections> {
         &self.connections
     }
 
-    /// Accepts until `stop` is cancelled, and then waits for the connections that are open to end;
-    /// they are asked to, once nothing is under way on them. Dropping the future cuts them off.
+    /// Accepts connections until `stop` is cancelled. Then asks the open connections to end once
+    /// they have no request under way, and waits for them. Dropping the future cuts them off.
     pub async fn run(self, stop: CancellationToken) {
         let mut serving = JoinSet::new();
         let mut shows = tokio::time::interval(SHOW_EVERY);
@@ -226,7 +231,7 @@ impl<S: Service> Server<S> {
         }
     }
 
-    /// A place for a connection; `None` if it has to be closed. Waits while all connections are busy.
+    /// Reserves a place for a connection; `None` if it must be closed. Waits while all are busy.
     async fn place(&self, peer: SocketAddr) -> Option<Place> {
         loop {
             let closing = CancellationToken::new();
@@ -247,7 +252,7 @@ fn log_panic(ended: Result<(), JoinError>) {
     }
 }
 
-/// What one connection is served with.
+/// Everything that serves one connection.
 struct Connection<S> {
     http: auto::Builder<TokioExecutor>,
     tls: Tls,
@@ -278,8 +283,8 @@ impl<S: Service> Connection<S> {
             let (service, guard) = (Arc::clone(&service), place.begin_request());
             let request = request.map(|body| ArrivingBody::new(body, || place.begin_arrival()));
             let refusals = Arc::clone(&refusals);
-            // A future takes kilobytes. Unboxed, it stays in the task of an HTTP/2 stream until the client has read the answer,
-            // and in that of an idle HTTP/1 connection.
+            // A future takes kilobytes. Unboxed, it would stay in the task of an HTTP/2 stream
+            // until the client has read the answer, and in the task of an idle HTTP/1 connection.
             Box::pin(async move {
                 let guard =
                     guard.map_err(|_| NoAnswer::Refused(h2::Reason::REFUSED_STREAM.into()))?;
@@ -301,12 +306,12 @@ impl<S: Service> Connection<S> {
             }
         };
         if let Err(error) = served {
-            // Clients go away at any moment; that is theirs to do.
+            // A client may disconnect at any moment: this is no fault of the server.
             tracing::debug!(%error, "a connection ended early");
         }
     }
 
-    /// The connection once it is encrypted, where it is to be; `None` where it came to nothing.
+    /// Encrypts the connection if TLS is on; `None` if the handshake failed.
     async fn secured(&self, socket: TcpStream) -> Option<Stream> {
         let handshake =
             tokio::time::timeout(self.limits.gate.head_timeout, self.tls.accept(socket));
@@ -324,12 +329,13 @@ impl<S: Service> Connection<S> {
     }
 }
 
-/// Polls a connection; while it has several requests under way, behind the tasks that are ready. So answers that become ready
-/// together leave with one write. A connection with one request is polled at once.
+/// Polls a connection. While it has several requests under way, polls it after the tasks that are
+/// ready, so that answers that become ready together leave with one write.
 ///
-/// hyper has a task for each request of an HTTP/2 connection, and an answer wakes the connection. tokio runs next what a task has
-/// woken, so the connection would write each answer by itself. All of the connection waits, reading too: until the thread's
-/// queue is empty or it polls sockets (see the runtime's event interval), or until something else wakes the connection.
+/// hyper has a task for each request of an HTTP/2 connection, and an answer wakes the connection.
+/// tokio runs next what a task has woken, so the connection would write each answer by itself. The
+/// whole connection waits, reading too: until the thread's queue is empty or it polls sockets (see
+/// the runtime's event interval), or until something else wakes the connection.
 async fn after_ready_tasks<F: Future>(
     mut connection: Pin<&mut F>,
     has_other_requests: impl Fn() -> bool,
@@ -338,7 +344,7 @@ async fn after_ready_tasks<F: Future>(
     poll_fn(|cx| {
         waited = !waited && has_other_requests();
         if waited {
-            // tokio wakes it once ready tasks have run.
+            // tokio wakes the connection once the ready tasks have run.
             let _: Poll<()> = pin!(tokio::task::yield_now()).poll(cx);
             return Poll::Pending;
         }
@@ -357,12 +363,14 @@ enum NoAnswer<E: Error + 'static> {
     Unanswered(#[source] E),
 }
 
-/// The body of an answer, in small pieces. Its request is under way until the last one is written, or all are dropped.
+/// The body of an answer, in small pieces. Its request is under way until the last piece is written
+/// or the body is dropped.
 struct Tracked<B> {
     body: B,
-    /// What is left of the piece that the body gave last.
+    /// The rest of the part that the body returned last.
     rest: Bytes,
-    /// Goes with the last piece. Where the body tells only afterwards that it has ended, that is an empty one.
+    /// Moves to the last piece. A body that reveals its end only afterwards gets an empty last
+    /// piece.
     guard: Option<RequestGuard>,
     has_ended: bool,
 }

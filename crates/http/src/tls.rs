@@ -1,12 +1,14 @@
-//! TLS on our own listeners.
+//! TLS on the process's own listeners.
 //!
-//! What must hold: a certificate that is renewed is shown to whoever connects from then on, and no connection ends for
-//! it; one that cannot be used changes nothing; and a handshake that dawdles holds nobody else up.
+//! What must hold: a renewed certificate applies to new connections, and no open connection ends
+//! because of it; an unusable certificate changes nothing; and a slow handshake delays no other
+//! client.
 //!
-//! The system's OpenSSL does it, as for every connection that this program makes. TLS 1.2 is the oldest that is spoken,
-//! with the ciphers of Mozilla's intermediate recommendation; HTTP/2 and HTTP/1.1 are offered (ALPN).
+//! The system's OpenSSL implements it, as for every connection that this program makes. TLS 1.2 is
+//! the oldest version, with the ciphers of Mozilla's intermediate recommendation. ALPN offers
+//! HTTP/2 and HTTP/1.1.
 //!
-//! Deliberately absent: certificates of clients. Who somebody is, tokens say.
+//! Deliberately absent: client certificates. Tokens authenticate callers.
 
 mod config;
 mod stream;
@@ -35,25 +37,25 @@ pub use stream::Stream;
 
 use crate::reread::{FileRefused, Reread};
 
-/// The protocols that are offered, the best first, each behind its length.
+/// The protocols that ALPN offers, the best first, each after its length.
 const PROTOCOLS: &[u8] = b"\x02h2\x08http/1.1";
 
-/// What a listener proves itself with, if it does.
+/// The certificate of a listener, if TLS is on.
 #[derive(Clone, Debug, Default)]
 pub struct Tls(Option<Arc<Reread<Identity>>>);
 
-/// A certificate, and all that is made of it.
+/// A certificate, and everything derived from it.
 struct Identity {
     acceptor: SslAcceptor,
     certificate: X509,
 }
 
 impl Tls {
-    /// By the files of the section `key`; in the clear where it names none.
+    /// Loads the files of the section `key`. TLS is off if it names none.
     ///
     /// # Errors
     ///
-    /// If they cannot be read, or do not belong together.
+    /// If the files cannot be read, or do not belong together.
     pub fn load(key: &'static str, config: &TlsConfig) -> Result<Self, FileRefused> {
         let (Some(chain), Some(private)) = (&config.cert_file, &config.key_file) else {
             return Ok(Self(None));
@@ -67,20 +69,20 @@ impl Tls {
         Ok(Self(Some(Arc::new(identity))))
     }
 
-    /// Whether there is any.
+    /// Whether TLS is on.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Reads its files again if they have changed. Blocks.
+    /// Reloads the files if they have changed. Blocks.
     pub fn look(&self) {
         if let Some(identity) = &self.0 {
             identity.look();
         }
     }
 
-    /// A connection that somebody has made, once both sides know whom they talk to.
+    /// Completes the TLS handshake on an accepted connection, if TLS is on.
     ///
     /// # Errors
     ///
@@ -98,12 +100,12 @@ impl Tls {
         Ok(Stream::Tls(stream))
     }
 
-    /// A connection to this listener from its own process. Who answers is known by the certificate itself: what name
-    /// it bears is for others.
+    /// Connects to this listener from its own process. Compares the certificate itself: its name is
+    /// for other clients.
     ///
     /// # Errors
     ///
-    /// If nobody answers, or somebody else.
+    /// If the connection fails, or the certificate is another.
     pub async fn connect(&self, own: SocketAddr) -> io::Result<Stream> {
         let socket = TcpStream::connect(own).await?;
         socket.set_nodelay(true)?;
@@ -177,7 +179,7 @@ fn read_chain(path: &Path, text: &[u8]) -> Result<Vec<X509>, String> {
 }
 
 fn read_key(path: &Path, text: &[u8]) -> Result<PKey<Private>, String> {
-    // Without this answer the question for a passphrase would go to the terminal.
+    // Without this callback OpenSSL would ask for the passphrase on the terminal.
     PKey::private_key_from_pem_callback(text, |_| Ok(0)).map_err(|_| {
         format!(
             "{} holds no private key (PEM) without a passphrase",

@@ -1,4 +1,4 @@
-//! What clients that connect and send little, or nothing, do to a server.
+//! How a server treats clients that connect and send little or nothing.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use waybill_connections::SLOW_ARRIVAL;
 use waybill_http::{ArrivingBody, GateLimits, Server, ServerLimits, Service, Tls, TlsConfig};
 use waybill_test_support::certificate::Certificate;
 
-/// No test takes nearly as long; nothing that one waits for has so long a time-out either.
+/// Longer than any test takes, and than every time-out that a test waits for.
 const LONG: Duration = Duration::from_secs(60);
 
 const LIMITS: ServerLimits = ServerLimits {
@@ -37,14 +37,14 @@ const LIMITS: ServerLimits = ServerLimits {
     },
 };
 
-/// More than sockets hold.
+/// More than socket buffers hold.
 const LARGE_BYTES: usize = 32 * 1024 * 1024;
 
-/// Answers each request with its path, one for `/large` with much, and one for `/nothing` not at all; one for `/wait` only
-/// once it may; one for `/body` once it has read the request's. The body for `/stream` does not say beforehand where it
-/// ends.
+/// Answers each request with its path. `/large` gets a large answer, `/nothing` gets none, `/wait`
+/// waits for a permit, and `/body` first reads the request's body. The body for `/stream` does not
+/// announce its end.
 struct Echo {
-    /// One permit for each request for `/wait` that has come.
+    /// One permit for each request for `/wait` that has arrived.
     came: Semaphore,
     may_answer: Semaphore,
 }
@@ -116,7 +116,7 @@ impl Running {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    /// So many connections on each of which a request is under way.
+    /// Opens this many connections, each with one request under way.
     async fn busy(&self, number: usize) -> Vec<TcpStream> {
         let mut busy = Vec::new();
         for _ in 0..number {
@@ -139,7 +139,7 @@ async fn send(stream: &mut (impl AsyncWrite + Unpin), path: &str) {
     stream.write_all(request.as_bytes()).await.unwrap();
 }
 
-/// Reads until the path that the server echoes has come.
+/// Reads until the path that the server echoes arrives.
 async fn answer(stream: &mut (impl AsyncRead + Unpin), path: &str) -> String {
     let mut got = Vec::new();
     let reading = async {
@@ -181,7 +181,7 @@ async fn of_idle_connections_the_longest_idle_one_makes_room() {
         ask(&mut stream, "/a").await;
         idle.push(stream);
     }
-    // The first one is used again: so it is the second that has been idle for longest.
+    // The first connection is used again, so the second one has been idle for longest.
     ask(&mut idle[0], "/b").await;
     let mut last = server.connect().await;
     ask(&mut last, "/c").await;
@@ -206,7 +206,7 @@ async fn a_connection_waits_while_all_others_are_busy_and_none_of_these_is_cut_o
     answer(&mut last, "/a").await;
 }
 
-/// Sends a byte of a body now and then, until it cannot.
+/// Sends a byte of a body periodically, until that fails.
 async fn drip(mut send: impl AsyncFnMut() -> bool) {
     while send().await {
         tokio::time::sleep(SLOW_ARRIVAL / 8).await;
@@ -216,7 +216,7 @@ async fn drip(mut send: impl AsyncFnMut() -> bool) {
 #[tokio::test]
 async fn bodies_that_drip_keep_nobody_out() {
     let server = run(LIMITS, Tls::default()).await;
-    // The oldest one is idle, and the next one waits for its answer.
+    // The oldest connection is idle, and the next one waits for its answer.
     let mut idle = server.connect().await;
     ask(&mut idle, "/a").await;
     let mut busy = server.busy(1).await;
@@ -281,14 +281,14 @@ async fn clients_that_never_read_their_answers_keep_nobody_out() {
         tokio::spawn(connection);
         let request = Request::get("http://a/a").body(()).unwrap();
         let (answer, _) = requests.send_request(request, true).unwrap();
-        // Its head is there; of its body the window lets nothing through.
+        // The head of the answer has arrived. The window blocks the body.
         unread.push((answer.await.unwrap(), requests));
     }
     let mut last = server.connect().await;
     ask(&mut last, "/b").await;
 }
 
-/// What became of a request for `path` on an HTTP/2 connection.
+/// The result of a request for `path` on an HTTP/2 connection.
 async fn ask_http2(requests: &mut SendRequest<Bytes>, path: &str) -> Result<(), h2::Error> {
     let request = Request::get(format!("http://a{path}")).body(()).unwrap();
     let (answer, _) = requests.send_request(request, true)?;
@@ -310,7 +310,7 @@ async fn requests_that_crowd_a_server_leave_a_few_to_each_connection_and_all_whe
     const REFUSED: Option<h2::Reason> = Some(h2::Reason::REFUSED_STREAM);
     let server = run(LIMITS, Tls::default()).await;
     let mut greedy = connect_http2(&server).await;
-    // Four of its own, and of the eight that are shared the six that an address may have.
+    // The connection's own four, and the six of the eight shared ones that one address may have.
     let mut waiting = JoinSet::new();
     for _ in 0..10 {
         let mut requests = greedy.clone();
@@ -343,7 +343,7 @@ async fn the_more_connections_there_are_the_fewer_requests_a_further_one_may_beg
     let server = run(limits, Tls::default()).await;
     let begin = async || {
         let mut requests = connect_http2(&server).await;
-        // With an answer the server's settings have come.
+        // The server's settings arrive before the answer.
         ask_http2(&mut requests, "/a").await.unwrap();
         requests
     };
@@ -373,7 +373,7 @@ async fn an_answer_takes_room_until_it_is_written() {
             let (answer, _) = requests.send_request(request, true).unwrap();
             unread.push(answer.await.unwrap());
         }
-        // Of each answer one byte has come: the others wait in the server.
+        // One byte of each answer has arrived. The others wait in the server.
         let refused = ask_http2(&mut requests, path).await.unwrap_err();
         assert_eq!(refused.reason(), Some(h2::Reason::REFUSED_STREAM));
         for answer in &mut unread {

@@ -1,4 +1,4 @@
-//! The token of a request: `Authorization: Bearer TOKEN` (RFC 6750, section 2.1), and nowhere else.
+//! Reads the token of a request, only from `Authorization: Bearer TOKEN` (RFC 6750, section 2.1).
 
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderValue, InvalidHeaderValue};
@@ -6,17 +6,17 @@ use waybill_config::Secret;
 
 use super::Denied;
 
-/// The longest token that is looked at.
+/// The longest token that is accepted.
 const TOKEN_BYTES_MAX: usize = 8 * 1024;
 
-/// The header that gives a token; nobody shows its value.
+/// The `Authorization` header for a token, marked as sensitive so that `Debug` does not show it.
 pub fn bearer(token: &Secret) -> Result<HeaderValue, InvalidHeaderValue> {
     let mut value = HeaderValue::from_str(&format!("Bearer {}", token.reveal()))?;
     value.set_sensitive(true);
     Ok(value)
 }
 
-/// The token that these headers hold.
+/// The token in these headers.
 pub(super) fn token(headers: &HeaderMap) -> Result<&str, Denied> {
     const SCHEME: &str = "bearer";
     let mut given = headers.get_all(AUTHORIZATION).iter();

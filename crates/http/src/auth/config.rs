@@ -1,4 +1,4 @@
-//! Who may use the API and the admin port.
+//! The `auth` section: who may use the API and the admin port.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use waybill_config::{ConfigError, units};
 
-/// The `auth` section. Authentication is on where one of its files is named.
+/// The `auth` section. Authentication is on if it names a token file or a key file.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AuthConfig {
@@ -16,21 +16,21 @@ pub struct AuthConfig {
     pub jwt: JwtConfig,
 }
 
-/// What a JSON web token has to be.
+/// The requirements for a JSON web token.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct JwtConfig {
     /// The file with the public keys that sign them (a JWK set).
     pub jwks_file: Option<PathBuf>,
-    /// Who has to have issued them (`iss`).
+    /// The required issuer (`iss`).
     pub issuer: Option<String>,
-    /// For whom they have to be (`aud`).
+    /// The required audience (`aud`).
     pub audience: Option<String>,
     /// The claim that names the tenant; `*` in it means all.
     pub tenant_claim: String,
     /// The claim with the scopes: a list, or a text with spaces between them.
     pub scope_claim: String,
-    /// How far the issuer's clock may be off.
+    /// How far the issuer's clock may differ from this machine's.
     #[serde(with = "units::duration")]
     pub clock_skew: Duration,
 }
@@ -49,13 +49,13 @@ impl Default for JwtConfig {
 }
 
 impl AuthConfig {
-    /// Whether it is asked who somebody is.
+    /// Whether authentication is on.
     #[must_use]
     pub fn is_on(&self) -> bool {
         self.tokens_file.is_some() || self.jwt.jwks_file.is_some()
     }
 
-    /// Checks what no single key can know.
+    /// Checks the rules that span several keys.
     pub fn check(&self) -> Result<(), ConfigError> {
         let jwt = &self.jwt;
         let is_said = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());

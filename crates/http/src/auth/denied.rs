@@ -1,22 +1,22 @@
-//! Why somebody is turned away, and how that is said: RFC 6750 within problem details.
+//! Why a caller is denied access, and the answer: RFC 6750 within problem details.
 
 use super::{AnotherTenant, Scope};
 use crate::problem::{Kind, Problem};
 
-/// Why somebody is turned away.
+/// Why a caller is denied access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Denied {
-    /// They gave no token.
+    /// The request has no token.
     NoToken,
-    /// They gave one that is not good, and why.
+    /// The token is invalid, and why.
     BadToken(&'static str),
-    /// They gave one that was good.
+    /// The token has expired.
     Expired,
-    /// They may not do this.
+    /// The caller lacks this scope.
     Scope(Scope),
 }
 
-/// The stable codes of 401, and the names of 403: what refusals are counted under.
+/// The codes of 401 and the scope names of 403, by which denials are counted. They are stable.
 pub const DENIALS: [&str; 5] = [
     NO_TOKEN,
     BAD_TOKEN,
@@ -29,11 +29,11 @@ const BAD_TOKEN: &str = "invalid-token";
 const EXPIRED: &str = "expired-token";
 
 impl Denied {
-    /// Nobody knows it.
+    /// The token is not in the token file.
     pub(super) const UNKNOWN_TOKEN: Self = Self::BadToken("The token is not known here.");
 }
 
-/// What is said of a scope that a token does not have.
+/// The detail for a missing scope.
 macro_rules! of_scope {
     ($scope:literal) => {
         (

@@ -1,7 +1,8 @@
-//! The keys that sign JWTs: a JWK set (RFC 7517) in a file.
+//! The keys that verify JWTs: a JWK set (RFC 7517) in a file.
 //!
-//! What must hold: a key says by itself which algorithms it verifies, so that no token can choose; a file that holds a
-//! secret (a symmetric or a private key) is refused, for what verifies tokens must not be able to make them.
+//! What must hold: the key determines which algorithms it verifies, so that a token cannot choose;
+//! and a file with a secret (a symmetric or a private key) is refused, because a process that
+//! verifies tokens must not be able to create them.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -24,10 +25,10 @@ use super::verified::Verified;
 
 /// The weakest RSA key, in bits (RFC 7518, section 3.3).
 const RSA_BITS_MIN: u32 = 2_048;
-/// How deep a set may nest.
+/// The deepest nesting of a set.
 const DEPTH_MAX: usize = 8;
 
-/// An algorithm by which a token may be signed.
+/// A signature algorithm.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Algorithm {
     Rs256,
@@ -59,18 +60,18 @@ impl Algorithm {
     }
 }
 
-/// A key that verifies.
+/// A key that verifies signatures.
 struct Key {
     id: Option<String>,
-    /// The only algorithm that it is for, where the set says so.
+    /// The only algorithm that the key may be used with, if the set names one.
     only: Option<Algorithm>,
     key: PKey<Public>,
 }
 
-/// The keys of a set, and what they have verified lately.
+/// The keys of a set, and the tokens that they verified lately.
 pub(super) struct Keys {
     keys: Vec<Key>,
-    /// Goes with the keys: what a key has verified that is gone is not good any more.
+    /// Replaced together with the keys: a token that a removed key verified is no longer valid.
     pub(super) verified: Mutex<Verified>,
 }
 
@@ -104,8 +105,8 @@ impl Keys {
         })
     }
 
-    /// Whether a key of this id has signed this by this algorithm. A token that names none is taken where only one key
-    /// can be meant.
+    /// Whether the key with this id made this signature by this algorithm. Without an id, the
+    /// signature is accepted only if exactly one key qualifies.
     pub(super) fn verify(
         &self,
         id: Option<&str>,
@@ -120,7 +121,7 @@ impl Keys {
         match (meant.next(), meant.next()) {
             (Some(key), None) => key
                 .verify(algorithm, signed, signature)
-                // What cannot be a signature is none.
+                // A malformed signature verifies nothing.
                 .unwrap_or(false),
             _ => false,
         }
@@ -128,7 +129,7 @@ impl Keys {
 }
 
 impl Key {
-    /// Reads a key; `None` if it is for something else, or of a kind that is not known here.
+    /// Reads a key; `None` if it has another use, or a type that is not supported.
     fn read(entry: &Map<String, Value>) -> Result<Option<Self>, String> {
         let text = |name: &str| entry.get(name).and_then(Value::as_str);
         let bytes = |name: &str| {

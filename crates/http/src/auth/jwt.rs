@@ -1,7 +1,8 @@
-//! JSON web tokens (RFC 7519), as the keys of a file have signed them.
+//! JSON web tokens (RFC 7519), verified by the keys of a file.
 //!
-//! What must hold: nothing that a token says counts before its signature does; the key says which algorithm that is by,
-//! never the token alone; and issuer, audience and times are held to RFC 8725.
+//! What must hold: no claim is used before the signature is verified; the key determines the
+//! algorithm, never the token alone; and issuer, audience and times are checked as RFC 8725
+//! requires.
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError};
@@ -20,19 +21,19 @@ use super::jwks::{Algorithm, Keys};
 use super::verified::Good;
 use super::{Denied, Principal, Scope, Tenants, TokenHash};
 
-/// How deep claims may nest.
+/// The deepest nesting of claims.
 const DEPTH_MAX: usize = 16;
-/// How much of a subject is kept as a name, in characters.
+/// The longest subject that is used as a name, in characters; the rest is cut off.
 const NAME_CHARS_MAX: usize = 64;
 
-/// Tells who holds a JWT.
+/// Authenticates callers by their JWTs.
 #[derive(Debug)]
 pub(super) struct Jwt {
     keys: Reread<Keys>,
     rules: Rules,
 }
 
-/// What a token has to say.
+/// The requirements for a token.
 #[derive(Debug)]
 struct Rules {
     issuer: String,
@@ -43,7 +44,7 @@ struct Rules {
 }
 
 impl Jwt {
-    /// By the keys of this file, whatever it comes to hold.
+    /// Follows the keys of this file, and reloads them when the file changes.
     pub(super) fn follow(path: PathBuf, config: &JwtConfig) -> Result<Self, FileRefused> {
         let name = path.display().to_string();
         let keys = Reread::open("auth.jwt.jwksFile", vec![path], move |texts| {
@@ -59,12 +60,12 @@ impl Jwt {
         Ok(Self { keys, rules })
     }
 
-    /// Reads the keys again if they have changed. Blocks.
+    /// Reloads the keys if the file has changed. Blocks.
     pub(super) fn look(&self) {
         self.keys.look();
     }
 
-    /// Who holds this token at that time.
+    /// The principal that this token identifies at that time.
     pub(super) fn principal(
         &self,
         token: &str,
@@ -92,7 +93,7 @@ impl Jwt {
     }
 }
 
-/// A token that is not written as one.
+/// A token that is not in the form of a JWT.
 const MALFORMED: Denied = Denied::BadToken("The token is no JWT.");
 
 impl Rules {
@@ -142,7 +143,7 @@ impl Rules {
                 .iter()
                 .filter_map(|scope| Scope::named(scope.as_str()?))
                 .collect(),
-            // Whoever may do nothing is told so by what they ask for.
+            // A token without scopes is valid. The error for the missing scope is clearer.
             _ => [].into_iter().collect(),
         };
         let tenants = text(&self.tenant_claim).and_then(|tenant| Tenants::named(tenant).ok());
@@ -165,15 +166,15 @@ impl Rules {
     }
 }
 
-/// By what a header says that its token is signed. `none` and all that works by shared secrets are not among what is
-/// known.
+/// The signature algorithm that a header names. `none` and all algorithms with shared secrets are
+/// unknown here.
 fn algorithm_of(header: &Map<String, Value>) -> Result<Algorithm, Denied> {
     let name = header.get("alg").and_then(Value::as_str);
     let algorithm = name.and_then(Algorithm::named);
     let algorithm = algorithm.ok_or(Denied::BadToken(
         "The token is not signed by RS256, PS256, ES256 or EdDSA.",
     ))?;
-    // What must be understood is not (RFC 7515, section 4.1.11).
+    // The header names critical extensions, and none is supported (RFC 7515, section 4.1.11).
     match header.contains_key("crit") {
         true => Err(MALFORMED),
         false => Ok(algorithm),
@@ -189,7 +190,7 @@ fn object(part: &str) -> Result<Map<String, Value>, Denied> {
     }
 }
 
-/// Seconds since the Unix epoch, whole or not.
+/// Seconds since the Unix epoch, possibly with a fraction.
 fn time(value: &Value) -> Option<Timestamp> {
     const MICROS: f64 = 1_000_000.0;
     let seconds = value.as_f64()?;

@@ -17,7 +17,7 @@ fn encoded(bytes: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-/// A key that signs, and the algorithm that it signs by.
+/// A private key, and the algorithm that it signs by.
 struct Signing {
     algorithm: Algorithm,
     name: &'static str,
@@ -188,7 +188,7 @@ fn every_algorithm_that_is_known_is_verified_by_its_own_key() {
         for signature in [encoded(&wrong), encoded(b"short"), String::new()] {
             assert_eq!(refused(&jwt, &format!("{signed}.{signature}")), not_signed);
         }
-        // The same words by another's hand.
+        // The same claims, signed by another key.
         let other = Signing {
             key: match key.algorithm {
                 Algorithm::Es256 => Signing::p256("x").key,
@@ -218,7 +218,7 @@ fn a_token_does_not_choose_how_it_is_verified() {
     for alg in ["none", "None", "NONE", ""] {
         assert_eq!(refused(&jwt, &unsigned(alg)), not_known, "{alg}");
     }
-    // The public key, which anybody has, taken for a shared secret.
+    // The public key, which is no secret, used as a shared secret.
     let public = key.key.public_key_to_pem().unwrap();
     let secret = PKey::hmac(&public).unwrap();
     let signed = ["HS256", "RS256"].map(|alg| {
@@ -231,7 +231,7 @@ fn a_token_does_not_choose_how_it_is_verified() {
     });
     assert_eq!(refused(&jwt, &signed[0]), not_known);
     assert!(refused(&jwt, &signed[1]).starts_with("No key"));
-    // A key that is for one algorithm is for no other of its kind.
+    // A key that is restricted to one algorithm verifies no other algorithm of the same key type.
     let pss = Signing {
         algorithm: Algorithm::Ps256,
         name: "PS256",

@@ -1,4 +1,4 @@
-//! Who somebody is, and what they may do.
+//! Principals: who a caller is, and what the caller may do.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,10 +22,10 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// All of them.
+    /// All scopes.
     pub const ALL: [Self; 4] = [Self::Submit, Self::Read, Self::Repair, Self::Admin];
 
-    /// Its name.
+    /// The name of the scope.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -36,7 +36,7 @@ impl Scope {
         }
     }
 
-    /// The scope of this name.
+    /// The scope with this name.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|scope| scope.as_str() == name)
@@ -52,7 +52,7 @@ impl Scope {
 pub struct Scopes(u8);
 
 impl Scopes {
-    /// Whether it has this one.
+    /// Whether the set contains this scope.
     #[must_use]
     pub const fn contains(self, scope: Scope) -> bool {
         self.0 & scope.bit() != 0
@@ -72,34 +72,34 @@ impl fmt::Debug for Scopes {
     }
 }
 
-/// Whose operations somebody sees and touches.
+/// The tenants whose operations a principal may see and change.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Tenants {
-    /// Everybody's, and those of no tenant.
+    /// All tenants, and operations without a tenant.
     #[default]
     All,
-    /// This one's.
+    /// Only this tenant.
     One(Arc<str>),
 }
 
-/// A tenant is named for whom one may not ask.
+/// The request names a tenant that the caller may not access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct AnotherTenant;
 
-/// A text names neither a tenant nor all of them.
+/// The text is neither a tenant nor `*`.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct BadTenant(String);
 
 impl Tenants {
-    /// How all of them are written.
+    /// How all tenants are written.
     pub const ALL: &'static str = "*";
 
-    /// Those that a text names.
+    /// Parses a tenant, or `*` for all.
     ///
     /// # Errors
     ///
-    /// If it names none.
+    /// If the text is neither.
     pub fn named(text: &str) -> Result<Self, BadTenant> {
         match text {
             Self::ALL => Ok(Self::All),
@@ -110,7 +110,7 @@ impl Tenants {
         }
     }
 
-    /// Whether this tenant's operations are among them.
+    /// Whether this tenant is included.
     #[must_use]
     pub fn include(&self, tenant: &str) -> bool {
         match self {
@@ -119,11 +119,12 @@ impl Tenants {
         }
     }
 
-    /// The tenant that is meant where this one is named, the empty one being none.
+    /// The tenant that a request applies to if it names this one. The empty name means no tenant,
+    /// and the only tenant for a principal that is restricted to one.
     ///
     /// # Errors
     ///
-    /// If it is not among them.
+    /// If the principal may not access the named tenant.
     pub fn meant(&self, named: String) -> Result<String, AnotherTenant> {
         match self {
             Self::All => Ok(named),
@@ -132,7 +133,7 @@ impl Tenants {
         }
     }
 
-    /// The only one; `None` where it is all of them.
+    /// The only tenant; `None` if all are included.
     #[must_use]
     pub fn only(&self) -> Option<&Arc<str>> {
         match self {
@@ -142,46 +143,46 @@ impl Tenants {
     }
 }
 
-/// Somebody who is known.
+/// An authenticated caller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Principal {
-    /// By which name; for people, and for the history of operations.
+    /// Its name, for people and for the history of operations.
     pub name: Arc<str>,
-    /// What they may do.
+    /// What it may do.
     pub scopes: Scopes,
-    /// For whom.
+    /// The tenants that it may do it for.
     pub tenants: Tenants,
     /// The agents that the principal may act as on the embedded broker.
     pub agents: Arc<[Box<str>]>,
 }
 
-/// Who sends a request.
+/// The sender of a request.
 #[derive(Clone, Debug)]
 pub struct Caller(Option<Arc<Principal>>);
 
 impl Caller {
-    /// Anybody: authentication is off.
+    /// Any caller: authentication is off.
     pub const ANYBODY: Self = Self(None);
 
-    /// Somebody who is known.
+    /// An authenticated caller.
     #[must_use]
     pub const fn of(principal: Arc<Principal>) -> Self {
         Self(Some(principal))
     }
 
-    /// Whether they may do this.
+    /// Whether the caller has this scope.
     #[must_use]
     pub fn may(&self, scope: Scope) -> bool {
         self.0.as_ref().is_none_or(|who| who.scopes.contains(scope))
     }
 
-    /// For whom.
+    /// The tenants that the caller may access.
     #[must_use]
     pub fn tenants(&self) -> &Tenants {
         self.0.as_ref().map_or(&Tenants::All, |who| &who.tenants)
     }
 
-    /// By which name they are known.
+    /// The name of the principal; `None` if authentication is off.
     #[must_use]
     pub fn name(&self) -> Option<&str> {
         self.0.as_ref().map(|who| &*who.name)

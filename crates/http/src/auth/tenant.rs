@@ -1,15 +1,15 @@
-//! What may be the name of a tenant.
+//! Valid names of tenants.
 
 use waybill_telemetry::visible::is_name;
 
-/// The longest tenant, in characters.
+/// The longest name of a tenant, in characters.
 const TENANT_CHARS_MAX: usize = 256;
 
-/// Checks a tenant, and says what is wrong with it.
+/// Checks the name of a tenant.
 ///
 /// # Errors
 ///
-/// If it cannot be one: why.
+/// If the name is invalid: why.
 pub fn check_tenant(tenant: &str) -> Result<(), String> {
     if tenant.chars().count() > TENANT_CHARS_MAX || !is_name(tenant) {
         return Err(format!(

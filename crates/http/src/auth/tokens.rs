@@ -1,8 +1,8 @@
-//! Tokens that a file knows by their hashes.
+//! Tokens that are listed by their hashes in a file.
 //!
-//! A token is 32 random bytes behind a prefix, and only what looks like one is looked up. So its plain SHA-256 gives
-//! nothing away: there is no dictionary to try against it, which is what slow hashes are for, and looking it up costs a
-//! request next to nothing.
+//! A token is a prefix and 32 random bytes, and only text in this form is looked up. A plain
+//! SHA-256 is therefore safe: slow hashes protect against dictionaries, and random bytes are in
+//! none. The look-up costs a request almost nothing.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -17,33 +17,34 @@ use waybill_telemetry::visible::is_word;
 
 use super::{Principal, Reread, Scope, Scopes, Tenants, TokenHash, hash_of};
 
-/// What tokens begin with, so that a leaked one is found by those who look for such.
+/// The prefix of tokens, by which secret scanners find a leaked one.
 const PREFIX: &str = "wb_";
-/// How many random bytes they have.
+/// The number of random bytes in a token.
 const RANDOM_BYTES: usize = 32;
-/// The longest name, in bytes.
+/// The longest name of a token, in bytes.
 const NAME_BYTES_MAX: usize = 64;
 
-/// A token, and the hash by which it will be known.
+/// A new token, and the hash that the file lists.
 #[derive(Debug)]
 pub struct NewToken {
-    /// It.
+    /// The token.
     pub token: Secret,
     /// Its SHA-256.
     pub hash: [u8; 32],
 }
 
 impl NewToken {
-    /// Whether this text is the token. Compares hashes: how long it takes says nothing about the token.
+    /// Whether this text is the token. Compares hashes, so that the time it takes says nothing
+    /// about the token.
     pub fn is(&self, text: &str) -> bool {
         hash_of(text) == self.hash
     }
 
-    /// Makes one.
+    /// Creates a token.
     ///
     /// # Panics
     ///
-    /// If the system has no randomness.
+    /// If the system's random number generator fails.
     #[must_use]
     pub fn make() -> Self {
         let mut bytes = [0; RANDOM_BYTES];
@@ -57,7 +58,7 @@ impl NewToken {
     }
 }
 
-/// Whether a text looks like a token of a file.
+/// Whether a text has the form of a token.
 pub(super) fn is_token(text: &str) -> bool {
     let random = text
         .strip_prefix(PREFIX)
@@ -69,7 +70,7 @@ pub(super) fn is_token(text: &str) -> bool {
 #[derive(Debug)]
 pub(super) struct Tokens(HashMap<TokenHash, Arc<Principal>>);
 
-/// A token, as the file has it.
+/// An entry of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct Entry {
@@ -83,7 +84,7 @@ struct Entry {
 }
 
 impl Tokens {
-    /// The tokens of this file, whatever it comes to say.
+    /// Follows the tokens of this file, and reloads them when the file changes.
     pub(super) fn follow(path: PathBuf) -> Result<Reread<Self>, crate::FileRefused> {
         let name = path.display().to_string();
         Reread::open("auth.tokensFile", vec![path], move |texts| {
@@ -92,13 +93,13 @@ impl Tokens {
         })
     }
 
-    /// Whose token has this hash.
+    /// The principal whose token has this hash.
     pub(super) fn principal(&self, hash: &TokenHash) -> Option<Arc<Principal>> {
         self.0.get(hash).map(Arc::clone)
     }
 
     fn read(path: &str, text: &str) -> Result<Self, String> {
-        // A file that is being written anew is empty for a moment.
+        // An editor that rewrites the file leaves it empty for a moment.
         if text
             .lines()
             .all(|line| matches!(line.trim_start().as_bytes(), [] | [b'#', ..]))
@@ -144,7 +145,7 @@ impl Entry {
     }
 }
 
-/// Checks the name of a token, and says what is wrong with it.
+/// Checks the name of a token. The error says what is wrong with it.
 pub fn check_name(name: &str) -> Result<(), String> {
     match (1..=NAME_BYTES_MAX).contains(&name.len()) && is_word(name) {
         true => Ok(()),
@@ -155,7 +156,7 @@ pub fn check_name(name: &str) -> Result<(), String> {
     }
 }
 
-/// Checks what a token may do for whom, and says what is wrong with it.
+/// Checks the rights of a token. The error says what is wrong with them.
 pub fn check_rights(scopes: Scopes, agents: &[Box<str>], tenants: &Tenants) -> Result<(), String> {
     if scopes == Scopes::default() && agents.is_empty() {
         return Err("scopes must not be empty, unless agents are named".to_owned());

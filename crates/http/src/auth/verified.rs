@@ -1,6 +1,7 @@
-//! JWTs that were verified a while ago, so that a signature is not verified again with each request.
+//! A cache of verified JWTs, so that not every request verifies a signature.
 //!
-//! Bounded: of two halves the older one goes when the younger is full; what is asked for moves to the younger one.
+//! Bounded: the cache has two halves. When the younger half is full, the older one is dropped. A
+//! hit in the older half moves the token to the younger one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,16 +10,16 @@ use waybill_engine::Timestamp;
 
 use super::{Principal, TokenHash};
 
-/// How many a half holds.
+/// How many tokens a half holds.
 const HALF_MAX: usize = 5_000;
 
-/// A token that was good, and until when it is.
+/// A verified token, and the time for which it is valid.
 #[derive(Clone, Debug)]
 pub(super) struct Good {
     pub(super) principal: Arc<Principal>,
-    /// Before it, it is not good yet.
+    /// The token is not valid before this time.
     pub(super) from: Timestamp,
-    /// From then on it is not good any more.
+    /// The token is no longer valid from this time on.
     pub(super) until: Timestamp,
 }
 

@@ -1,7 +1,7 @@
-//! Where one request ends and the next begins, over the bytes of one connection.
+//! Finds where one request ends and the next begins in the bytes of one connection.
 //!
-//! Pure: bytes are put into [`Framer::buffer`], [`Framer::advance`] decides how many of them may
-//! pass, [`Framer::hand_over`] hands those on.
+//! Pure: the caller puts bytes into [`Framer::buffer`], [`Framer::advance`] decides how many of
+//! them may pass, and [`Framer::hand_over`] passes them on.
 
 use bytes::{Buf as _, BytesMut};
 use tokio::io::ReadBuf;
@@ -11,16 +11,16 @@ use super::head::{self, Framing, Refusal};
 /// The first bytes of an HTTP/2 connection (RFC 9113, section 3.4).
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// What has to come next for a request to become whole.
+/// What the connection waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Awaiting {
-    /// A request: nothing of it has come.
+    /// A request, of which no byte has arrived.
     Request,
     /// The rest of a head.
     RestOfHead,
     /// The rest of a body.
     RestOfBody,
-    /// Nothing that this side frames.
+    /// Anything: HTTP/2, which the gate does not frame.
     Anything,
 }
 
@@ -36,15 +36,15 @@ pub struct Framer {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// Nothing was read yet: it may become HTTP/2.
+    /// Nothing was read yet: the connection may become HTTP/2.
     Start,
     Head,
     Length(u64),
     Chunked(Chunked),
     Http2,
-    /// A stand-in took a refused request's place; nothing after it passes.
+    /// A stand-in replaces a refused request. Nothing after it passes.
     Refused,
-    /// A chunk was malformed; the body passes up to that byte, and the gate then ends the input.
+    /// A chunk was malformed. The body passes up to that byte, and the gate then ends the input.
     Lost,
 }
 
@@ -59,12 +59,12 @@ impl Framer {
         }
     }
 
-    /// Where to put what was read.
+    /// The buffer to read into.
     pub fn buffer(&mut self) -> &mut BytesMut {
         &mut self.buffer
     }
 
-    /// Decides how much of what was read may pass.
+    /// Decides how many of the read bytes may pass.
     pub fn advance(&mut self) {
         while self.passed < self.buffer.len() {
             let rest = &self.buffer[self.passed..];
@@ -108,7 +108,7 @@ impl Framer {
         }
     }
 
-    /// Puts the stand-in in the place of whatever has not passed.
+    /// Replaces everything that has not passed with the stand-in.
     pub fn refuse(&mut self, refusal: Refusal) {
         self.buffer.truncate(self.passed);
         self.buffer.extend_from_slice(refusal.stand_in().as_bytes());
@@ -116,7 +116,7 @@ impl Framer {
         self.state = State::Refused;
     }
 
-    /// Hands on what has passed, as far as there is room. Returns whether anything was.
+    /// Passes bytes on, as far as there is room. Returns whether it passed any.
     pub fn hand_over(&mut self, into: &mut ReadBuf<'_>) -> bool {
         let bytes = self.passed.min(into.remaining());
         if bytes == 0 {
@@ -137,7 +137,7 @@ impl Framer {
         }
     }
 
-    /// Whether a request was refused: only what went before it still passes.
+    /// Whether a request was refused: only the requests before it still pass.
     pub fn has_refused(&self) -> bool {
         self.state == State::Refused
     }
@@ -147,19 +147,20 @@ impl Framer {
         self.state == State::Lost
     }
 
-    /// Whether the client may still be sending what nobody will read.
+    /// Whether the client may still be sending input that will not be read.
     pub fn is_owed_input(&self) -> bool {
         !matches!(self.awaiting(), Awaiting::Request) && self.state != State::Http2
     }
 }
 
-/// How far a chunked body (RFC 9112, section 7.1) has got.
+/// The progress in a chunked body (RFC 9112, section 7.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Chunked {
-    /// In a chunk's size, of which so many digits were read.
+    /// In a chunk's size, of which this many digits were read.
     Size { size: u64, digits: u8 },
-    /// In white space after a chunk's size. Only an extension may follow (RFC 9112, section 7.1.1): a reader in front may
-    /// read a size with white space at its end in another way than the parser does.
+    /// In white space after a chunk's size. Only an extension may follow (RFC 9112, section 7.1.1),
+    /// because a proxy in front may read a size with trailing white space differently than the
+    /// parser.
     SizeSpace { size: u64 },
     /// Between a chunk's size and its line's end.
     Extension { size: u64 },
@@ -190,10 +191,10 @@ enum Progress {
 
 impl Chunked {
     const START: Self = Self::Size { size: 0, digits: 0 };
-    /// As many as fit 64 bits.
+    /// The number of hexadecimal digits that fit in 64 bits.
     const SIZE_DIGITS_MAX: u8 = 16;
 
-    /// Goes over `input` as far as the body reaches; returns how far that is.
+    /// Advances over `input` to the end of the body at most; returns how many bytes that is.
     fn advance(&mut self, input: &[u8]) -> (usize, Progress) {
         let mut at = 0;
         while at < input.len() {
@@ -249,7 +250,7 @@ impl Chunked {
 mod tests {
     use super::*;
 
-    /// What passes of `input`, given in one piece.
+    /// The bytes of `input`, given in one piece, that pass.
     fn pass(input: &[u8]) -> (Vec<u8>, Framer) {
         let mut framer = Framer::new(512, 8);
         framer.buffer().extend_from_slice(input);

@@ -1,21 +1,21 @@
-//! What a request head must be to pass, and how a refused one is told.
+//! Checks a request head, and describes why it is refused.
 
 use std::fmt;
 
 /// Why a head was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// It is not a request in HTTP/1's grammar, read strictly.
+    /// It does not follow the strict grammar of HTTP/1.
     Malformed,
-    /// A line of it does not end in CR LF.
+    /// One of its lines does not end in CR LF.
     BareLineFeed,
     /// It gives both `Content-Length` and `Transfer-Encoding`.
     TwoFramings,
-    /// It gives `Content-Length` twice, or not as a number.
+    /// It has several values of `Content-Length`, or one that is not a number.
     BadContentLength,
     /// Its `Transfer-Encoding` is not exactly `chunked`, or it is not HTTP/1.1.
     BadTransferEncoding,
-    /// It names no host, or several.
+    /// It has no `Host`, or several.
     BadHost,
     /// It is too long, or has too many fields.
     TooLarge,
@@ -36,8 +36,8 @@ impl Refusal {
         Self::HeadTimeout,
     ];
 
-    /// The method of stand-ins. A client that sends it itself is told that it was refused, which is
-    /// true.
+    /// The method of stand-ins. A client that sends it itself gets the answer of a refused request,
+    /// which is true.
     pub const METHOD: &'static str = "REFUSED";
 
     /// The request that the parser reads in place of the refused one.
@@ -57,7 +57,7 @@ impl Refusal {
             .unwrap_or(Self::Malformed)
     }
 
-    /// What is told of it.
+    /// The detail of the problem.
     pub const fn detail(self) -> &'static str {
         match self {
             Self::Malformed => "The request is not HTTP/1.1 as RFC 9112 has it.",
@@ -100,25 +100,25 @@ impl fmt::Display for Refusal {
 /// How the body after a head is framed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Framing {
-    /// It has this many bytes.
+    /// A body of this many bytes.
     Length(u64),
-    /// It comes in chunks.
+    /// A chunked body.
     Chunked,
 }
 
 /// A head that may pass.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
-    /// How many bytes it has.
+    /// Its length in bytes.
     pub bytes: usize,
-    /// What follows it.
+    /// The framing of the body that follows.
     pub framing: Framing,
 }
 
-/// How many fields are parsed at most, whatever the limit.
+/// The largest number of fields that are parsed, whatever the limit.
 pub const HEADERS_LIMIT_MAX: usize = 100;
 
-/// Reads the head at the front of `input`; `None` if it is not yet whole.
+/// Reads the head at the front of `input`; `None` if it is incomplete.
 pub fn read(input: &[u8], bytes_max: usize, headers_max: usize) -> Result<Option<Head>, Refusal> {
     let mut fields = [httparse::EMPTY_HEADER; HEADERS_LIMIT_MAX];
     let mut request = httparse::Request::new(&mut fields);
@@ -148,7 +148,7 @@ fn framing(fields: &[httparse::Header<'_>], is_1_1: bool) -> Result<Framing, Ref
     let mut is_chunked = false;
     let mut hosts = 0;
     for field in fields {
-        // Fields are told by length first: almost all are none of these three.
+        // The length rules out almost all fields before names are compared.
         match field.name.len() {
             4 if field.name.eq_ignore_ascii_case("host") => hosts += 1,
             14 if field.name.eq_ignore_ascii_case("content-length") => {

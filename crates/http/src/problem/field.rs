@@ -3,7 +3,7 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// A longer name or detail is cut off.
+/// Names and details are cut off at this length.
 const TEXT_BYTES_MAX: usize = 512;
 
 /// One wrong part of a request: a field of its body, a query parameter or a header.
@@ -36,7 +36,7 @@ impl FieldProblem {
         }
     }
 
-    /// About how many bytes it takes, in memory and in an answer.
+    /// The approximate size in bytes, in memory and in an answer.
     pub fn bytes(&self) -> usize {
         let texts = [
             self.pointer.as_deref(),
@@ -47,7 +47,7 @@ impl FieldProblem {
         size_of::<Self>() + names + self.detail.len()
     }
 
-    /// Leaves the beginning of what is long: a name may be as long as the request.
+    /// Cuts off long texts: a name may be as long as the request.
     pub fn shorten(&mut self) {
         let names = self.pointer.iter_mut().chain(&mut self.parameter);
         for text in names.chain([&mut self.detail]) {

@@ -1,8 +1,8 @@
-//! The page about a kind of problem, which its `type` leads to.
+//! The page about a kind of problem, at the address that its `type` gives.
 
 use super::Kind;
 
-/// The style of this page and of others that look like it.
+/// The style of this page and of similar ones.
 pub const STYLE: &str = include_str!("style.css");
 
 /// The page, in HTML. It loads nothing from elsewhere.

@@ -1,16 +1,16 @@
-//! What a listener proves itself with.
+//! The `tls` section of a listener.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// A `tls` section of a listener, which is in the clear where it is empty.
+/// The `tls` section of a listener. TLS is off if it is empty.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct TlsConfig {
-    /// The certificate, and those of its issuers behind it (PEM).
+    /// The certificate, followed by those of its issuers (PEM).
     pub cert_file: Option<PathBuf>,
-    /// The key of the first (PEM), without a passphrase.
+    /// The private key of the certificate (PEM), without a passphrase.
     pub key_file: Option<PathBuf>,
 }
 
@@ -21,7 +21,7 @@ impl TlsConfig {
         self.cert_file.is_some()
     }
 
-    /// Whether there are both files, or neither.
+    /// Whether both files are set, or neither.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.cert_file.is_some() == self.key_file.is_some()

@@ -1,4 +1,4 @@
-//! A connection, encrypted or not: one type, so that what serves connections is compiled once.
+//! A connection, encrypted or not: one type, so that the code that serves it is compiled once.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -12,9 +12,9 @@ use tokio_openssl::SslStream;
 /// A connection.
 #[derive(Debug)]
 pub enum Stream {
-    /// In the clear.
+    /// An unencrypted connection.
     Plain(TcpStream),
-    /// Encrypted.
+    /// A TLS connection.
     Tls(Box<SslStream<TcpStream>>),
 }
 
