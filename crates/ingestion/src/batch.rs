@@ -1,9 +1,10 @@
-//! Many requests in one: NDJSON in, NDJSON out, a line for a line that is not blank, in order.
+//! Batches: many requests in one. NDJSON in, NDJSON out, one answer for each non-blank line, in
+//! order.
 //!
-//! What must hold: a line that is wrong, or too long, harms no other; lines are neither gathered
-//! before the work begins nor held after their answer is known; at most a configured number of lines
-//! of one batch wait for the broker, and while its client does not read the answers, no further
-//! lines are read. A line that did not arrive whole is not taken.
+//! What must hold: a line that is wrong or too long harms no other line. Lines are not gathered
+//! before the work begins, and not held after their answer is known. At most a configured number of
+//! lines of a batch wait for the broker, and while the client does not read the answers, no further
+//! lines are read. A line that did not arrive whole is not accepted.
 
 mod lines;
 
@@ -32,19 +33,19 @@ use super::shares::Place;
 use super::token::StatusToken;
 use super::view::BatchLine;
 
-/// How many pieces of answers wait for the client, each of at most [`ANSWER_BYTES`] and a line.
+/// How many pieces of answers wait for the client, each of at most [`ANSWER_BYTES`] and one line.
 pub const ANSWERS_MAX: usize = 4;
 const ANSWER_BYTES: usize = 8 * 1024;
-/// How many bytes problems may take that wait for the answers before them.
+/// The limit on problems that wait for earlier answers, in bytes.
 const PROBLEMS_BYTES_MAX: usize = 64 * 1024;
 
-/// How many lines are taken at once, whose rows are read together.
+/// How many lines are processed at once. One read of the store gets the rows of all of them.
 const GROUP_LINES_MAX: usize = 128;
 
-/// What a batch may use.
+/// The limits of a batch.
 #[derive(Clone, Copy, Debug)]
 pub struct BatchLimits {
-    /// How long a line may be.
+    /// The longest line.
     pub line_bytes_max: usize,
     /// How many lines may wait for the broker.
     pub lines_max: usize,
@@ -52,12 +53,12 @@ pub struct BatchLimits {
     pub accept_timeout: Duration,
     /// How long the client may pause, sending or reading.
     pub pause_max: Duration,
-    /// How long the client may take over a line, however evenly it drips.
+    /// How long the client may take to send a line, even if it arrives steadily.
     pub line_max: Duration,
 }
 
 impl BatchLimits {
-    /// What the lines of a batch may hold in memory at once.
+    /// How many bytes the lines of a batch may hold in memory at once.
     pub fn bytes_max(&self) -> usize {
         batch_bytes(self.line_bytes_max)
     }
@@ -67,7 +68,7 @@ impl BatchLimits {
 pub struct Batch<B> {
     parts: Parts<B>,
     lines: Lines,
-    /// When the next line must have come whole.
+    /// The time limit for the next line to arrive whole.
     line_due: Instant,
     limits: BatchLimits,
     envelope: Envelope,
@@ -76,20 +77,20 @@ pub struct Batch<B> {
     measures: Arc<Measures>,
     stop: CancellationToken,
     place: Place,
-    /// Lines whose answer was not written, oldest first.
+    /// Lines whose answer has not been written, oldest first.
     waiting: VecDeque<Unanswered>,
-    /// What the problems among them take.
+    /// The size of the problems among them.
     problems_bytes: usize,
     answers: mpsc::Sender<Bytes>,
     written: Vec<u8>,
 }
 
-/// A line whose answer was not written.
+/// A line whose answer has not been written.
 struct Unanswered {
     /// Its number, from 1.
     line: u64,
     waiting: Waiting,
-    /// What its problem takes, if it was known at once.
+    /// The size of its problem, if it was known at once.
     problem_bytes: usize,
 }
 
@@ -98,7 +99,7 @@ enum Waiting {
     InFlight(InFlight),
 }
 
-/// What became of a line that was taken, without the row that says so.
+/// The outcome of an accepted line, without the row that proves it.
 enum Outcome {
     Accepted(OperationId, Option<StatusToken>),
     Repeated(OperationId),
@@ -113,7 +114,7 @@ impl From<Answer> for Outcome {
     }
 }
 
-/// The client is gone, or does not read.
+/// The client has disconnected, or does not read.
 struct Abandoned;
 
 impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
@@ -151,7 +152,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
         }
     }
 
-    /// Runs it to its end.
+    /// Runs the batch to its end.
     pub async fn run(mut self) {
         if self.all().await.is_err() {
             tracing::debug!("the client of a batch is gone; what it had sent is on its way");
@@ -170,7 +171,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             }
         };
         match end {
-            // The rest of a batch that ended early is not a line, whatever it looks like.
+            // The incomplete end of a batch that ended early is never treated as a line.
             Some(problem) => self.wait(self.lines.count() + 1, Waiting::Known(Err(problem))),
             None => {
                 self.lines.end();
@@ -183,7 +184,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
         self.flush().await
     }
 
-    /// The next part of the body. Answers that become known meanwhile are written.
+    /// The next part of the body. Meanwhile writes answers that become known.
     async fn next_part(&mut self) -> Result<Result<Option<Bytes>, Problem>, Abandoned> {
         loop {
             if Instant::now() < self.line_due
@@ -192,7 +193,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
             {
                 return Ok(now);
             }
-            // Nothing to read at once: let the client have what is known.
+            // Nothing more has arrived: send the known answers to the client.
             self.flush().await?;
             tokio::select! {
                 part = self.parts.next() => return Ok(part),
@@ -218,7 +219,8 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
         }
     }
 
-    /// Takes the whole lines that are there, in groups: one read of the store for each.
+    /// Processes the whole lines that have arrived, in groups. Each group needs one read of the
+    /// store.
     async fn take_lines(&mut self) -> Result<(), Abandoned> {
         loop {
             let room = self
@@ -304,7 +306,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
         }
     }
 
-    /// Keeps the place of a line among the answers.
+    /// Reserves the place of a line among the answers.
     fn wait(&mut self, line: u64, waiting: Waiting) {
         let problem_bytes = match &waiting {
             Waiting::Known(Err(problem)) => problem.bytes(),
@@ -372,8 +374,8 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
     }
 }
 
-/// The number of a line and its answer, once it is known; never, if there is no line. Dropping the future loses
-/// nothing.
+/// The number of a line and its answer, once it is known. Never resolves if there is no line.
+/// Dropping the future loses nothing.
 async fn settled(
     unanswered: Option<&mut Unanswered>,
     accept_timeout: Duration,

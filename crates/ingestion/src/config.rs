@@ -1,4 +1,4 @@
-//! What ingestion needs to know, and its limits.
+//! The settings and limits of ingestion.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -8,8 +8,7 @@ use waybill_api::tenant_limits::TenantRates;
 use waybill_http::json::DEPTH_LIMIT_MAX;
 use waybill_http::{GateLimits, HEADERS_LIMIT_MAX, REQUESTS_PER_CONNECTION_MAX, ServerLimits};
 
-/// The settings of ingestion. Every queue, and everything that a client can make grow, is bounded
-/// by one of them.
+/// The settings of ingestion. They bound every queue, and everything that a client can make grow.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IngestionConfig {
     /// The address to listen on; port 0 picks a free one.
@@ -24,23 +23,25 @@ pub struct IngestionConfig {
     pub header_bytes_max: usize,
     /// The most header fields of a request.
     pub headers_max: usize,
-    /// How deep JSON may nest; at most 100.
+    /// The deepest nesting of JSON; at most 100.
     pub json_depth_max: usize,
-    /// Connections at once. One more replaces the one that has been idle for longest; where none is idle it waits.
+    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
+    /// waits if none is idle.
     pub connections_max: usize,
-    /// Connections of one address at once. One more replaces the address's own that has been idle for longest; where none
-    /// is idle it is closed.
+    /// The limit on open connections from one address. A new one replaces the address's own that
+    /// has been idle for longest, or is closed if none is idle.
     pub connections_per_address_max: usize,
-    /// Requests under way at once, over all connections, beyond four of each.
+    /// Requests under way at once on all connections, beyond four that each connection may always
+    /// have.
     pub requests_max: usize,
-    /// Bytes of bodies that may be held at once, over all connections; what would exceed it is
-    /// answered 503.
+    /// Bytes of bodies that may be held at once, over all connections; a request that would exceed
+    /// the limit is answered 503.
     pub body_bytes_max: usize,
     /// How long a head may take to arrive.
     pub header_read_timeout: Duration,
     /// How long a client may pause within a body, or stop reading its answer.
     pub body_read_timeout: Duration,
-    /// How long the body of a single request, or a line of a batch, may take in all.
+    /// How long the body of a single request, or a line of a batch, may take in total.
     pub body_timeout: Duration,
     /// How long a connection may stay idle.
     pub idle_timeout: Duration,
@@ -48,26 +49,26 @@ pub struct IngestionConfig {
     pub accept_timeout: Duration,
     /// Requests that may wait for the broker at once; further ones are answered 503.
     pub producer_queue_records_max: usize,
-    /// Their size in all.
+    /// The total size of those requests.
     pub producer_queue_bytes_max: usize,
-    /// Accepted requests that are remembered until the scheduler has got to them.
+    /// How many accepted requests are remembered until the scheduler has read them.
     pub recent_accepted_max: usize,
-    /// Questions for pending requests that may wait for them to be read from the topic; further
-    /// ones are answered without.
+    /// How many status requests may wait for a pending request to be read from the topic; further
+    /// ones are answered without it.
     pub pending_reads_max: usize,
-    /// How long such a question waits at most.
+    /// The longest such wait.
     pub pending_read_timeout: Duration,
-    /// What the name of a `replyTo` topic must begin with, any of these; none allows no `replyTo`.
+    /// The prefixes that the name of a `replyTo` topic may have; an empty list allows no `replyTo`.
     pub reply_to_prefixes: Vec<String>,
-    /// Who may be named to be told of an operation.
+    /// Which contacts a request may name to be notified of its operation.
     pub contacts: ContactRules,
     /// Streams of an operation's events at once; further ones are answered 503.
     pub event_streams_max: usize,
-    /// Lists of operations that may be read, or wait for it, at once; further ones are answered 503.
+    /// Lists of operations that may be read, or wait, at once; further ones are answered 503.
     pub lists_max: usize,
-    /// How much each tenant may send.
+    /// The rate limits of each tenant.
     pub tenant_rates: TenantRates,
-    /// Whether high-priority requests go by a topic of their own.
+    /// Whether high-priority requests have their own topic.
     pub has_high_priority_topic: bool,
     /// How long requests under way may take to finish at shutdown.
     pub drain_timeout: Duration,
@@ -108,25 +109,26 @@ impl Default for IngestionConfig {
     }
 }
 
-/// What every body costs of `body_bytes_max` beside its bytes: the request around it.
+/// The share of `body_bytes_max` that every body takes in addition to its bytes: the request
+/// itself.
 pub(super) const REQUEST_BYTES: usize = 4 * 1024;
 
-/// What the answers of a batch may hold in memory at once: those that wait for others, and those that the client has not
-/// read, here and in its connection.
+/// How many bytes the answers of a batch may hold in memory at once: answers that wait for earlier
+/// ones, and answers that the client has not read, here and in its connection.
 const BATCH_ANSWERS_BYTES: usize = 256 * 1024;
 
-/// What the lines of a batch and their answers may hold in memory at once; a piece that arrives is at most this much
-/// beyond.
+/// How many bytes the lines of a batch and their answers may hold in memory at once. An arriving
+/// part may exceed it by at most its own size.
 pub(super) fn batch_bytes(line_bytes_max: usize) -> usize {
     let lines = line_bytes_max.saturating_mul(4).max(256 * 1024);
     lines.saturating_add(BATCH_ANSWERS_BYTES)
 }
 
 impl IngestionConfig {
-    /// The most header fields that `headers_max` can allow.
+    /// The highest possible `headers_max`.
     pub const HEADERS_LIMIT_MAX: usize = HEADERS_LIMIT_MAX;
 
-    /// The least `body_bytes_max` that lets the largest request, and a batch, be received at all.
+    /// The lowest `body_bytes_max` with which the largest request, and a batch, can be received.
     #[must_use]
     pub fn body_bytes_min(request_bytes_max: usize, batch_line_bytes_max: usize) -> usize {
         request_bytes_max
@@ -134,8 +136,8 @@ impl IngestionConfig {
             .saturating_add(REQUEST_BYTES)
     }
 
-    /// How long after the service's own time-outs the connection's come: so that the service can
-    /// still answer.
+    /// How much later the connection's time-outs are than the service's own, so that the service
+    /// can still answer.
     const CONNECTION_GRACE: Duration = Duration::from_secs(1);
 
     /// The limits of all connections.
@@ -162,14 +164,14 @@ impl IngestionConfig {
         }
     }
 
-    /// How long a stream of events may be silent: a client, and whatever lies between, is told in
-    /// time that the connection lives.
+    /// The longest silence of an event stream, so that the client, and any proxy between, sees in
+    /// time that the connection is alive.
     pub(super) fn heartbeat(&self) -> Duration {
         const LONGEST: Duration = Duration::from_secs(15);
         LONGEST.min(self.gate_limits().idle_timeout / 2)
     }
 
-    /// JSON's depth, below what the parser can take.
+    /// The deepest nesting of JSON, below the limit of the parser.
     pub(super) fn depth_max(&self) -> usize {
         self.json_depth_max.min(DEPTH_LIMIT_MAX)
     }

@@ -1,13 +1,14 @@
-//! The requests that are on their way, or were accepted a moment ago and may not have a row yet.
+//! The requests in flight, and those accepted so recently that they may not have a row yet.
 //!
-//! A scheduler's row is the truth. Until it exists, this cache joins a repeat with its first request, finds a conflict at
-//! once, and lets a status without a token answer `Pending`. It is an optimisation: bounded, the oldest forgotten first,
-//! empty after a restart. No promise depends on it: the scheduler decides between two records with one id, which two
-//! processes may write.
+//! The scheduler's row is authoritative. Until it exists, this cache joins a repeat with its first
+//! request, detects a conflict at once, and lets a status without a token answer `Pending`. It is
+//! an optimisation: bounded, the oldest forgotten first, and empty after a restart. No guarantee
+//! depends on it: two processes may write records with the same id, and the scheduler decides
+//! between them.
 //!
-//! What must hold: from the moment in which a request with a caller's id is handed to the producer until it is forgotten,
-//! every other request with that id gets its outcome. The outcome passes from one half of this cache to the other under
-//! one lock.
+//! What must hold: from the moment when a request with a caller's id is passed to the producer
+//! until it is forgotten, every other request with that id gets its outcome. The outcome moves from
+//! the requests in flight to the accepted ones under one lock.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -24,31 +25,32 @@ use super::token::StatusToken;
 /// A request that the broker has acknowledged.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Accepted {
-    /// The priority that it came with.
+    /// The priority of the request.
     pub priority: Priority,
-    /// The partition that it lies in.
+    /// The partition of its record.
     pub partition: PartitionId,
-    /// Its offset there; `None` in the rare case that the broker acknowledged it without saying.
+    /// The record's offset; `None` in the rare case that the broker acknowledged it without an
+    /// offset.
     pub offset: Option<Offset>,
-    /// Tells a repeat from a conflict.
+    /// Distinguishes a repeat from a conflict.
     pub hash: RequestHash,
-    /// The workflow that it asks for.
+    /// The requested workflow.
     pub workflow: Arc<str>,
-    /// Whose it is; `None` where it is nobody's.
+    /// The tenant of the request, if any.
     pub tenant: Option<Arc<str>>,
-    /// The id that its caller knows it by, if it is another.
+    /// The caller's own id, if it differs.
     pub caller_id: Option<Arc<str>>,
-    /// When it was taken.
+    /// When it was accepted.
     pub requested_at: Timestamp,
 }
 
 impl Accepted {
-    /// Whose it is; empty where it is nobody's.
+    /// The tenant of the request; empty if it has none.
     pub fn tenant(&self) -> &str {
         self.tenant.as_deref().unwrap_or_default()
     }
 
-    /// What its `Location` carries.
+    /// The token for its `Location`.
     pub fn token(&self) -> Option<StatusToken> {
         let position = Position {
             priority: self.priority,
@@ -59,10 +61,10 @@ impl Accepted {
     }
 }
 
-/// What became of a request.
+/// The outcome of a request.
 pub type Settled = Result<Accepted, ProduceError>;
 
-/// The requests on their way and those accepted last, by operation.
+/// The requests in flight and those accepted last, by operation.
 #[derive(Debug)]
 pub struct DedupCache {
     shards: Box<[Mutex<Shard>]>,
@@ -71,7 +73,7 @@ pub struct DedupCache {
 
 #[derive(Debug, Default)]
 struct Shard {
-    /// Boxed: a table that entries come to and leave has room for three times as many.
+    /// Boxed: a table that entries are added to and removed from has room for three times as many.
     accepted: HashMap<OperationId, Box<Accepted>>,
     order: VecDeque<OperationId>,
     /// No more than the producer's queue has room for.
@@ -81,16 +83,16 @@ struct Shard {
 #[derive(Debug)]
 struct OnItsWay {
     hash: RequestHash,
-    /// Equal requests that wait for its outcome, each held by its connection or its batch.
+    /// Equal requests that wait for the outcome, each held by its connection or its batch.
     sharing: Vec<oneshot::Sender<Settled>>,
 }
 
 /// The result of a claim of a caller's id.
 #[derive(Debug)]
 pub enum Claimed {
-    /// The id is free: it is the request's own until the claim is settled or dropped.
+    /// The id is free: it belongs to the request until the claim is settled or dropped.
     New(Claim),
-    /// An equal request is on its way, and the receiver gets its outcome.
+    /// An equal request is in flight. The receiver gets its outcome.
     InFlight(oneshot::Receiver<Settled>),
     /// An equal request was accepted.
     Accepted(Accepted),
@@ -98,8 +100,8 @@ pub enum Claimed {
     Conflict,
 }
 
-/// The right to have the one request with this id on its way. Dropped without an outcome, it lets
-/// those that share it find out that there is none.
+/// The right to have the only request with this id in flight. If it is dropped without an outcome,
+/// the requests that share it learn that there is none.
 #[derive(Debug)]
 pub struct Claim {
     dedup_cache: Arc<DedupCache>,
@@ -107,7 +109,7 @@ pub struct Claim {
     is_settled: bool,
 }
 
-/// Keeps connections from waiting for each other.
+/// Reduces contention between connections.
 const SHARDS: usize = 16;
 
 impl DedupCache {
@@ -119,7 +121,7 @@ impl DedupCache {
         }
     }
 
-    /// Claims a caller's id for a request before that is handed to the producer.
+    /// Claims a caller's id for a request that is then passed to the producer.
     pub fn claim(self: &Arc<Self>, id: OperationId, hash: RequestHash) -> Claimed {
         let mut shard = self.shard(id);
         if let Some(first) = shard.on_their_way.get_mut(&id) {
@@ -128,7 +130,7 @@ impl DedupCache {
             }
             let (sender, outcome) = oneshot::channel();
             if first.sharing.len() == first.sharing.capacity() {
-                // Those that gave up make room before more is taken.
+                // Requests that stopped waiting make room before another is added.
                 first.sharing.retain(|sharing| !sharing.is_closed());
             }
             first.sharing.push(sender);
@@ -163,9 +165,9 @@ impl DedupCache {
     }
 
     fn shard(&self, id: OperationId) -> std::sync::MutexGuard<'_, Shard> {
-        // The bytes of a UUIDv5 are all hash, and of a UUIDv7 the later ones are random.
+        // All bytes of a UUIDv5 are hash, and the later bytes of a UUIDv7 are random.
         let index = usize::from(id.0.as_bytes()[13]) % SHARDS;
-        // A panic elsewhere cannot leave a shard half changed: nothing in here panics in between.
+        // A panic elsewhere cannot leave a shard half changed: no code here panics in between.
         self.shards[index]
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -173,15 +175,16 @@ impl DedupCache {
 }
 
 impl Shard {
-    /// Of two requests with one id the first in the partition stands, as it does at the scheduler. Of two priorities
-    /// either may be the first there: the one that was entered stands.
+    /// Of two requests with one id, the first in the partition wins, as it does at the scheduler.
+    /// Across two priorities either may be first there: the one inserted first wins.
     fn insert(&mut self, id: OperationId, accepted: Accepted, max: usize) {
         if max == 0 {
             return;
         }
         match self.accepted.entry(id) {
             Entry::Occupied(mut entry) => {
-                // `None` is below every offset: what is not known does not take another's place.
+                // `None` is below every offset: a request of unknown offset does not replace
+                // another.
                 let known = entry.get();
                 let is_earlier =
                     accepted.priority == known.priority && accepted.offset < known.offset;
@@ -203,7 +206,7 @@ impl Shard {
 }
 
 impl Claim {
-    /// Tells the outcome to everyone that shares it, and enters it if it is a good one.
+    /// Passes the outcome to every request that shares it, and inserts an accepted request.
     pub fn settle(mut self, settled: &Settled) {
         self.is_settled = true;
         let first = {
@@ -214,7 +217,7 @@ impl Claim {
             shard.on_their_way.remove(&self.id)
         };
         for sharing in first.into_iter().flat_map(|first| first.sharing) {
-            // Its connection may be gone.
+            // The connection may be closed.
             drop(sharing.send(settled.clone()));
         }
     }
@@ -222,7 +225,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        // Once it is settled, the id may be on its way again for another.
+        // Once the claim is settled, another request may use the id.
         if !self.is_settled {
             self.dedup_cache
                 .shard(self.id)
@@ -266,7 +269,7 @@ mod tests {
     #[test]
     fn it_forgets_the_oldest_and_stays_within_its_bound() {
         let recent = DedupCache::new(SHARDS * 2);
-        // All in one shard: their 14th byte is zero.
+        // All ids map to one shard: their 14th byte is zero.
         let ids: Vec<_> = (0..5).map(|n| OperationId(Uuid::from_u128(n))).collect();
         for (n, id) in ids.iter().enumerate() {
             recent.insert(*id, accepted(n as i64, 0));

@@ -1,8 +1,8 @@
-//! The API's description, and pages for people.
+//! The API's description, and its HTML pages.
 //!
-//! Everything is made once, at the start: the description from the views' own schemas and the
-//! routes' own constants, the pages from text that is part of the program. No page loads anything
-//! from elsewhere.
+//! Everything is built once, at the start: the description from the schemas of the views and the
+//! constants of the routes, the pages from text in the program. No page loads anything from another
+//! server.
 
 mod openapi;
 
@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use waybill_http::problem::{self, Kind, STYLE};
 
-/// What is served beside the API.
+/// The documentation that is served with the API.
 #[derive(Debug)]
 pub struct Docs {
     openapi: Bytes,
@@ -20,12 +20,12 @@ pub struct Docs {
 }
 
 impl Docs {
-    /// What the pages may do: run and style themselves, and ask this server.
+    /// What the pages may do: run their own scripts and styles, and send requests to this server.
     pub const CONTENT_SECURITY_POLICY: &'static str = "default-src 'none'; \
         script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; \
         img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-    /// Makes everything, for a server that asks who comes, or for one that does not.
+    /// Builds the documents of a server with authentication (`is_guarded`) or without.
     pub fn new(is_guarded: bool) -> Self {
         let page = include_str!("docs/page.html")
             .replace("/*style*/", STYLE)

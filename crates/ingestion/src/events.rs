@@ -1,12 +1,12 @@
 //! Streams of an operation's events: `GET /v1/operations/{id}/events`.
 //!
-//! Events are what a row has come to since the last event. An event's id, the cursor, says all that
-//! was sent by then, so that a stream goes on after a restart of either side: nothing is kept here.
-//! What came and went between two looks at the row is not sent; where every step ended is, and the
-//! end of the operation is.
+//! Events are the changes of a row since the last event. An event's id, the cursor, says everything
+//! that was sent so far. A stream can therefore resume after a restart of either side, and the
+//! server keeps no state. A change that was undone between two polls of the row is not sent; the
+//! final state of every step and of the operation is.
 //!
-//! What must hold: a bounded number of streams, each holding a few events at most; and one look at
-//! the store for all of them, however many follow however few operations.
+//! What must hold: the number of streams is bounded, and each holds a few events at most. One poll
+//! of the store serves all streams, however many follow however few operations.
 
 mod cursor;
 
@@ -38,27 +38,27 @@ use waybill_http::problem::{FieldProblem, Kind, Problem};
 /// The media type of a stream.
 pub const EVENT_STREAM: &str = "text/event-stream";
 
-/// How often rows are looked at.
+/// How often rows are polled.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How many rows are held at once while they are.
+/// How many rows one read of a poll holds.
 const ROWS_AT_ONCE: usize = 100;
 /// How many pieces of a stream may wait for its client.
 const PIECES_MAX: usize = 4;
-/// What a client is told to wait before it comes again.
+/// How long a client should wait before it reconnects.
 const RETRY: &str = "retry: 1000\n\n";
 
-/// What was last seen of an operation.
+/// The last observation of an operation.
 #[derive(Clone, Debug)]
 enum Seen {
     /// It has no row yet.
     Nothing,
     /// Its row.
     Row(Arc<OperationRow>),
-    /// Its row was there and is gone, or cannot be read.
+    /// Its row existed and was deleted, or cannot be read.
     Gone,
 }
 
-/// Looks at the rows of all operations that are followed.
+/// Polls the rows of all followed operations.
 #[derive(Debug)]
 pub struct Events {
     reads: Arc<StoreReads>,
@@ -76,8 +76,7 @@ struct Following {
 }
 
 impl Events {
-    /// Events for at most `streams_max` streams at once, none of which is silent for longer than
-    /// `heartbeat`.
+    /// Events for at most `streams_max` streams at once, each silent for at most `heartbeat`.
     pub fn new(reads: Arc<StoreReads>, streams_max: usize, heartbeat: Duration) -> Self {
         Self {
             reads,
@@ -88,7 +87,7 @@ impl Events {
         }
     }
 
-    /// Looks at rows as long as any is followed, until `stop`.
+    /// Polls rows while any operation is followed, until `stop`.
     pub async fn run(self: Arc<Self>, stop: CancellationToken) {
         let mut ticks = tokio::time::interval(LOOK_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -110,7 +109,7 @@ impl Events {
         }
     }
 
-    /// The operations that are followed; those that nobody follows any more are forgotten.
+    /// The followed operations. Forgets those without a stream.
     fn ids(&self) -> Vec<OperationId> {
         let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
         followed.retain(|_, seen| seen.receiver_count() > 0);
@@ -118,7 +117,7 @@ impl Events {
     }
 
     async fn look_at(&self, ids: &[OperationId]) {
-        // They are looked at again soon.
+        // The next poll reads them again.
         let Ok(rows) = self.reads.rows(ids.to_vec()).await else {
             return;
         };
@@ -149,8 +148,8 @@ impl Events {
         }
     }
 
-    /// Follows an operation, unless there are too many streams. Of a tenant that has more than half of them, the oldest
-    /// one ends for another tenant's.
+    /// Follows an operation, unless there are too many streams. If one tenant has more than half of
+    /// them, another tenant's stream replaces its oldest one.
     fn follow(&self, id: OperationId, caller: &Caller) -> Option<Following> {
         let place = self.places.place(caller.tenants(), 1)?;
         let mut followed = self.followed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -198,7 +197,7 @@ impl Api {
             }
         };
         if first.as_ref().is_some_and(|row| cursor.is_all_of(row)) {
-            // The answer that keeps an EventSource from coming again.
+            // The answer that keeps an EventSource from reconnecting.
             let mut reply = Response::new(Payload::Whole(None));
             *reply.status_mut() = StatusCode::NO_CONTENT;
             return Ok(reply);
@@ -242,7 +241,7 @@ fn stream(body: Payload) -> Reply {
     let mut reply = Response::new(body);
     set_static(&mut reply, header::CONTENT_TYPE, EVENT_STREAM);
     set_static(&mut reply, header::CACHE_CONTROL, "no-store");
-    // Proxies that gather answers before they pass them on would hold events back.
+    // Proxies that buffer answers would hold events back.
     let name = header::HeaderName::from_static("x-accel-buffering");
     reply
         .headers_mut()
@@ -250,13 +249,13 @@ fn stream(body: Payload) -> Reply {
     reply
 }
 
-/// The client is gone.
+/// The client has disconnected.
 struct Abandoned;
 
-/// The events of an operation that one client has not had.
+/// The events of an operation that one client has not received.
 struct EventStream {
     cursor: EventCursor,
-    /// Whose operations there are, for this client.
+    /// The tenants whose operations this client may see.
     tenants: Tenants,
     /// The request that the client asked about.
     token: Option<StatusToken>,
@@ -265,14 +264,14 @@ struct EventStream {
 }
 
 impl EventStream {
-    /// Sends events until the operation is final, or nobody listens.
+    /// Sends events until the operation is final, or the client disconnects.
     async fn run(
         mut self,
         mut following: Following,
         first: Option<Box<OperationRow>>,
     ) -> Result<(), Abandoned> {
         self.send(RETRY.into()).await?;
-        // Of what is another's, nothing is sent, not even that it went.
+        // Nothing about another tenant's operation is sent, not even that its row was deleted.
         let mut is_theirs = self.tenants.only().is_none() || first.is_some();
         if let Some(row) = first
             && self.send_row(&row).await?
@@ -283,7 +282,8 @@ impl EventStream {
             let seen = following.seen.borrow_and_update().clone();
             match seen {
                 Seen::Nothing => {}
-                // Followed before it had a row: it is not there, as little as before.
+                // The stream began before the row existed. For this client the row still does not
+                // exist.
                 Seen::Row(row) if !self.tenants.include(&row.created.tenant) => {}
                 Seen::Gone if !is_theirs => {}
                 Seen::Gone => return Ok(()),
@@ -298,13 +298,13 @@ impl EventStream {
                 changed = following.seen.changed() => changed.map_err(|_| Abandoned)?,
                 () = tokio::time::sleep(self.heartbeat) => self.send(": still here\n\n".into()).await?,
                 () = self.pieces.closed() => return Err(Abandoned),
-                // The client comes again, as EventSource does.
+                // The client reconnects, as EventSource does.
                 () = following.place.revoked() => return Ok(()),
             }
         }
     }
 
-    /// Sends what a row has come to; returns whether that was the end.
+    /// Sends the changes of a row. Returns whether the operation has ended.
     async fn send_row(&mut self, row: &OperationRow) -> Result<bool, Abandoned> {
         if self
             .token

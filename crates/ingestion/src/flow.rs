@@ -1,4 +1,4 @@
-//! The judgement whether the broker is there.
+//! Detects whether the broker is available.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -6,25 +6,26 @@ use std::time::{Duration, Instant};
 use waybill_kafka::{ErrorCode, ProduceError};
 use waybill_telemetry::chain;
 
-/// Whether acknowledgements come: a broker that is away is told at once to all who come after the
-/// first that waited for it, instead of after everyone's own time-out.
+/// Whether acknowledgements arrive. If the broker is unavailable, only the first request waits for
+/// its time-out. Later requests are refused at once.
 ///
-/// What waits stays counted until the producer gives it up, so that from time to time, when nothing
-/// waits any more, one request goes through to see whether the broker is back.
+/// A record counts as waiting until the producer gives it up. Once none waits, the next request
+/// goes through and tests whether the broker is available again.
 ///
-/// The log is told once that it is away, and once that it is back.
+/// The log reports once that the broker is unavailable, and once that it is available again.
 #[derive(Debug)]
 pub struct Flow {
     began: Instant,
     stall_max: Duration,
     waiting: AtomicUsize,
-    /// When an acknowledgement last came or the first of those waiting began, in ms after `began`.
+    /// When the last acknowledgement arrived, or the first waiting record began, in ms after
+    /// `began`.
     moved_ms: AtomicU64,
     is_away: AtomicBool,
 }
 
 impl Flow {
-    /// The longest that a broker may be silent before it counts as away.
+    /// How long a broker may be silent before it counts as unavailable.
     const STALL_MAX: Duration = Duration::from_secs(2);
 
     /// A flow in which records wait up to `accept_timeout`.
@@ -38,7 +39,7 @@ impl Flow {
         }
     }
 
-    /// Counts a record in, unless the flow has stalled. Each `true` must be followed by an
+    /// Counts a record in, unless the flow has stalled. Each `true` needs a later
     /// [`end`](Self::end).
     pub fn begin(&self) -> bool {
         let may_go = self.begin_at(Instant::now());
@@ -48,7 +49,7 @@ impl Flow {
         may_go
     }
 
-    /// Counts a record out: acknowledged, or why not.
+    /// Counts a record out: acknowledged, or failed with this error.
     pub fn end(&self, error: Option<&ProduceError>) {
         self.end_at(error.is_none(), Instant::now());
         match error {
@@ -100,7 +101,7 @@ impl Flow {
     }
 }
 
-/// Whether it is the broker that failed, and not this process's queue or the record.
+/// Whether the broker failed, and not this process's queue or the record.
 fn is_of_the_broker(error: &ProduceError) -> bool {
     match error {
         ProduceError::OutcomeUnknown { .. } => true,

@@ -1,14 +1,14 @@
-//! From a checked request to a durable record, or to the operation that it repeats.
+//! Turns a checked request into a durable record, or finds the operation that it repeats.
 //!
-//! What must hold: an [`Answer`] other than a problem is given only for a record that the broker
-//! has acknowledged, or for one that was found. A refusal (503) is given only where the record is
-//! surely not in the log; everything else that went wrong is "outcome unknown" (504), with the id to
-//! repeat it with. Whether a record was acknowledged is entered into the memory of recent requests
-//! by the acknowledgement itself, whatever became of the connection that sent it.
+//! What must hold: an [`Answer`] means that the broker has acknowledged the record, or that the
+//! operation was found. A refusal (503) is given only if the record is certainly not in the log.
+//! Every other failure is "outcome unknown" (504), with the id to repeat the request with. The
+//! acknowledgement itself updates the cache of recent requests, even if the connection has closed.
 //!
-//! Of requests with one id only one is on its way at a time: equal ones share its outcome, others
-//! are told that the id is taken. Twins that two processes take at once are both produced: which of
-//! them is the operation is the scheduler's to say, and it says so under the token of either.
+//! Only one request per id is in flight at a time: equal requests share its outcome, others get a
+//! conflict. If two processes accept requests with the same id at once, both are produced. The
+//! scheduler decides which one becomes the operation, and a status with the token of either says
+//! so.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,16 +41,16 @@ use super::shares::{Places, Share};
 use super::spans;
 use super::store_reads::StoreReads;
 
-/// How a request was answered that was not refused.
+/// The answer to a request that was not refused.
 #[derive(Debug)]
 pub enum Answer {
-    /// It is on its way: acknowledged now, or a moment ago by an equal request.
+    /// The record is in the log: acknowledged now, or a moment ago for an equal request.
     Accepted(OperationId, Accepted),
     /// It repeats an operation that a scheduler has read.
     Repeated(Box<OperationRow>),
 }
 
-/// Takes requests in.
+/// Accepts requests.
 #[derive(Debug)]
 pub struct Intake {
     reads: Arc<StoreReads>,
@@ -70,9 +70,9 @@ pub struct Intake {
 /// `Retry-After` while disk space is low: the broker frees space every 10 s.
 const STORAGE_RETRY_AFTER: Duration = Duration::from_secs(10);
 
-/// How much longer than the producer a request waits: the producer's own time-out knows whether
-/// the record was sent, and is the better answer. It looks for what timed out once a second, and begins to
-/// count up to 600 ms late.
+/// How much longer than the producer a request waits. The producer's own time-out knows whether the
+/// record was sent, and is the better answer. It checks once a second, and begins to count up to
+/// 600 ms late.
 const ACKNOWLEDGE_GRACE: Duration = Duration::from_secs(2);
 
 impl Intake {
@@ -112,22 +112,22 @@ impl Intake {
         })
     }
 
-    /// What reads the store.
+    /// The reader of the store.
     pub fn reads(&self) -> &StoreReads {
         &self.reads
     }
 
-    /// What was accepted last.
+    /// The requests accepted last.
     pub fn recent(&self) -> &DedupCache {
         &self.dedup_cache
     }
 
-    /// Reads requests back from their topic.
+    /// The reader of requests in their topic.
     pub fn request_lookup(&self) -> &RequestLookup {
         &self.request_lookup
     }
 
-    /// Whether a partition's requests are those of another topic than the one that its checkpoint was taken on.
+    /// Whether a partition's requests are in another topic than the one of its checkpoint.
     ///
     /// # Errors
     ///
@@ -145,12 +145,12 @@ impl Intake {
         &self.topics
     }
 
-    /// How operations are spread over partitions.
+    /// How operations map to partitions.
     pub fn partition_map(&self) -> &PartitionMap {
         &self.partition_map
     }
 
-    /// Takes one request in.
+    /// Accepts one request.
     pub async fn submit(&self, submission: &Submission) -> Result<Answer, Problem> {
         if submission.record.id_origin == IdOrigin::Caller {
             let row = self
@@ -170,7 +170,7 @@ impl Intake {
         }
     }
 
-    /// Reads the rows of these operations, in their order, each with an answer of its own.
+    /// Reads the rows of these operations, in their order, each with its own result.
     pub async fn rows(&self, ids: Vec<OperationId>) -> Result<Vec<Read>, Problem> {
         let rows = self.reads.rows(ids).await?;
         let read = rows
@@ -179,7 +179,7 @@ impl Intake {
         Ok(read.collect())
     }
 
-    /// Refuses a request whose status would go to a topic that is not there.
+    /// Refuses a request whose reply topic does not exist.
     pub async fn check_reply_topic(&self, submission: &Submission) -> Result<(), Problem> {
         match &submission.record.reply_to {
             Some(topic) => self.reply_topics.check(topic).await,
@@ -187,7 +187,7 @@ impl Intake {
         }
     }
 
-    /// Hands the request to the producer, unless memory knows its id.
+    /// Passes the request to the producer, unless the cache knows its id.
     pub fn send(&self, submission: &Submission) -> Result<Sent, Problem> {
         let record = &submission.record;
         let claim = match record.id_origin {
@@ -267,7 +267,7 @@ impl Intake {
         }
     }
 
-    /// Hands a record to the producer, if there is room for it. Where it is not taken, its callback has ended.
+    /// Passes a record to the producer, if there is room for it. On refusal its callback has ended.
     fn enqueue(
         &self,
         record: &OutRecord<'_>,
@@ -287,9 +287,9 @@ impl Intake {
         Err(error)
     }
 
-    /// Produces a record about an operation that is not its request: a cancel, a recovery. Returns
-    /// where it lies once the broker has acknowledged it. `repeat_with` is what to repeat the asking
-    /// with where its outcome is unknown.
+    /// Produces a record about an existing operation, such as a cancel or a recovery. Returns its
+    /// position once the broker has acknowledged it. If the outcome is unknown, the problem names
+    /// `repeat_with` as the id to repeat the request with.
     pub async fn tell(
         &self,
         sender: &Tenants,
@@ -319,7 +319,7 @@ impl Intake {
         }
     }
 
-    /// Counts a record in that is to be produced, unless the broker is away.
+    /// Counts in a record to produce, unless the broker is unavailable.
     fn begin(&self) -> Result<(), Problem> {
         if self.flow.begin() {
             return Ok(());
@@ -328,7 +328,7 @@ impl Intake {
         Err(Problem::new(Kind::BrokerUnavailable, detail))
     }
 
-    /// Waits until every record that was handed over is settled, and lets go of the topic. Blocks.
+    /// Waits until every record passed to the producer is settled, then closes the clients. Blocks.
     pub fn close(&self, timeout: Duration) {
         self.request_lookup.close();
         self.logs.close();
@@ -341,8 +341,9 @@ impl Intake {
     }
 }
 
-/// The answer to a request from the row that its id has. `None` if that row only keeps the place of an
-/// operation that was cancelled before it was created: the request is taken, and ends `Cancelled`.
+/// The answer to a request whose id has a row. `None` if the row only reserves the place of an
+/// operation that was cancelled before it was created: the request is accepted, and ends
+/// `Cancelled`.
 pub fn answer_of_row(
     submission: &Submission,
     row: OperationRow,
@@ -358,8 +359,8 @@ pub fn answer_of_row(
     )
 }
 
-/// The room in the producer's queue, which tenants share. Each record is charged at least `bytes_max / records_max`, so that
-/// one bound enforces both.
+/// The room in the producer's queue, which tenants share. Each record is charged at least
+/// `bytes_max / records_max`, so that one bound enforces both.
 #[derive(Debug)]
 struct Queue {
     room: Places,
@@ -375,22 +376,23 @@ impl Queue {
         }
     }
 
-    /// Room for a record of so many bytes, until it is dropped; `None` if there is not so much for this sender.
+    /// Reserves room for a record of this many bytes, until it is dropped; `None` if the sender has
+    /// none.
     fn room(&self, sender: &Tenants, bytes: usize) -> Option<Share> {
         self.room.share(sender, bytes.max(self.record_bytes_min))
     }
 }
 
-/// What handing a request over came to.
+/// The result of passing a request to the producer.
 #[derive(Debug)]
 pub enum Sent {
-    /// It, or an equal one before it, is on its way.
+    /// The request, or an equal one before it, is in flight.
     OnItsWay(InFlight),
-    /// An equal one was accepted before it.
+    /// An equal request was accepted before.
     Before(Answer),
 }
 
-/// A request that was handed to the producer.
+/// A request that was passed to the producer.
 #[derive(Debug)]
 pub struct InFlight {
     told: oneshot::Receiver<Settled>,
@@ -407,12 +409,12 @@ impl InFlight {
         }
     }
 
-    /// Waits for its outcome. Dropping the future leaves the record on its way.
+    /// Waits for the outcome. Dropping the future leaves the record in flight.
     pub async fn outcome(&mut self, accept_timeout: Duration) -> Result<Answer, Problem> {
         match tokio::time::timeout(accept_timeout + ACKNOWLEDGE_GRACE, &mut self.told).await {
             Ok(Ok(Ok(accepted))) => Ok(Answer::Accepted(self.operation, accepted)),
             Ok(Ok(Err(error))) => Err(not_produced(error, || self.unknown())),
-            // No word from the producer: whatever became of the record, it was handed over.
+            // The producer did not report. The record was passed to it, so the outcome is unknown.
             Ok(Err(_)) | Err(_) => Err(self.unknown()),
         }
     }
@@ -426,14 +428,14 @@ impl InFlight {
     }
 }
 
-/// What the producer calls once the fate of a record is known.
+/// The callback of the producer, called once the outcome of a record is known.
 #[derive(Debug)]
 enum DeliveryCallback {
     Request(Waiting),
     Recovery(Acknowledgement),
 }
 
-/// Where a record lies, or why it is not there.
+/// The position of a record, or why it is not in the log.
 type Produced = Result<(PartitionId, Option<Offset>), ProduceError>;
 
 impl DeliveryCallback {
@@ -444,7 +446,7 @@ impl DeliveryCallback {
         }
     }
 
-    /// Passes the outcome to everyone that waits for it.
+    /// Passes the outcome to everything that waits for it.
     fn end(self, outcome: Produced) {
         match self {
             Self::Request(waiting) => waiting.end(outcome),
@@ -463,21 +465,21 @@ struct Acknowledgement {
 
 impl Acknowledgement {
     fn end(self, outcome: Produced) {
-        // Before somebody who hears of the outcome sends the next one.
+        // Free the room before the receiver of the outcome can send the next record.
         drop(self.room);
         self.flow.end(outcome.as_ref().err());
-        // The connection may be gone; the record is there all the same.
+        // The connection may be closed. The record is in the log either way.
         _ = self.tell.send(outcome);
     }
 }
 
-/// Waits for the record of a request: it tells memory and the request.
+/// Waits for the record of a request, then informs the cache and the connection.
 #[derive(Debug)]
 struct Waiting {
     room: Option<Share>,
     dedup_cache: Arc<DedupCache>,
     flow: Arc<Flow>,
-    /// Where the id is the caller's.
+    /// Present if the id is the caller's.
     claim: Option<Claim>,
     id: OperationId,
     priority: Priority,
@@ -491,7 +493,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Tells everyone what became of it: its partition and offset, or why it is not there.
+    /// Passes on the outcome: the partition and offset of the record, or why it is not in the log.
     fn end(self, outcome: Produced) {
         drop(self.room);
         self.flow.end(outcome.as_ref().err());
@@ -513,7 +515,7 @@ impl Waiting {
             (None, Ok(accepted)) => self.dedup_cache.insert(self.id, accepted.clone()),
             (None, Err(_)) => {}
         }
-        // The connection may be gone; the record is there all the same.
+        // The connection may be closed. The record is in the log either way.
         drop(self.tell.send(settled));
     }
 }
@@ -565,10 +567,10 @@ fn insufficient_storage(detail: &'static str) -> Problem {
     Problem::new(Kind::InsufficientStorage, detail).with_wait(STORAGE_RETRY_AFTER)
 }
 
-/// What was read for one operation: its row, `None` where there is none, or why there is no telling.
+/// The row of one operation, `None` if it has none, or why it cannot be read.
 pub type Read = Result<Option<OperationRow>, Problem>;
 
-/// Tells the cause to the log, not to the client.
+/// Logs the cause, which the client does not get.
 fn row_unreadable(corrupt: &CorruptRow) -> Problem {
     tracing::error!(%corrupt, "a row was asked for that cannot be read");
     let detail = "The state of this operation is stored, but cannot be read.";

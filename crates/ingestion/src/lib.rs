@@ -1,20 +1,22 @@
 //! Ingestion: HTTP in, durable records out.
 //!
-//! It checks requests, answers 202 once the broker has acknowledged their record, and tells what
-//! became of them. It is the load leveller: a spike goes into the topic, at the pace of the broker,
-//! and pressure comes back as 503.
+//! It checks requests, answers 202 once the broker has acknowledged their record, and serves their
+//! status. It levels load: a spike goes into the topic at the pace of the broker, and pressure
+//! returns to clients as 503.
 //!
-//! The path of a request: a server of `waybill_http` accepts its connection and checks its head; `service` finds its route and
-//! checks that the caller may use it; `waybill_http::json` and `waybill_api::request` check it and make the record; `intake` looks
-//! for what it repeats and has it produced. A `batch` goes the same way line by line. `status` answers questions afterwards, and
-//! has `request_lookup` read a request back; `events` streams an operation's events. `ops` passes on what callers and operators ask of
-//! operations that exist, and lists those that need somebody.
+//! The path of a request: a server of `waybill_http` accepts its connection and checks its head.
+//! `service` finds the route and checks that the caller may use it. `waybill_http::json` and
+//! `waybill_api::request` check the body and make the record. `intake` looks for the operation that
+//! it repeats, and passes it to the producer. Each line of a `batch` takes the same path. `status`
+//! answers status requests, and `request_lookup` reads requests back for it. `events` streams an
+//! operation's events. `ops` passes on the verbs of callers and operators, and lists operations
+//! that need a person.
 //!
-//! What must hold: no 202 for what is not durable; nothing of a request that is refused reaches a
+//! What must hold: no 202 for a record that is not durable; no part of a refused request reaches a
 //! topic; every queue is bounded; and memory does not grow with offered load.
 //!
-//! Deliberately absent: any decision about an operation, and any state that a restart could lose
-//! and a caller would miss.
+//! Deliberately absent: decisions about operations, and state that a caller would miss after a
+//! restart.
 
 mod batch;
 mod config;
@@ -75,10 +77,10 @@ use self::store_reads::StoreReads;
 /// The listener's name in metrics.
 const LISTENER: &str = "api";
 
-/// Why ingestion could not be started.
+/// Why ingestion could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The address is taken, or is not this machine's.
+    /// The address is in use, or does not belong to this machine.
     #[error("cannot listen for HTTP on {address} (--http)")]
     Listen {
         /// The address.
@@ -87,25 +89,25 @@ pub enum StartError {
         #[source]
         source: io::Error,
     },
-    /// The Kafka client could not be made.
+    /// The Kafka client could not be created.
     #[error("the producer of operation requests could not be made")]
     Producer(#[from] ClientError),
 }
 
-/// What stands before the API.
+/// The checks before the API.
 #[derive(Clone, Debug, Default)]
 pub struct Guards {
-    /// Tells who asks.
+    /// Authenticates callers.
     pub auth: Auth,
-    /// Which hosts are answered for.
+    /// The hosts that the listener answers for.
     pub hosts: Hosts,
-    /// Proves who answers.
+    /// The certificate of the listener.
     pub tls: Tls,
     /// Refuses new requests while disk space is low.
     pub low_disk: LowDisk,
 }
 
-/// Ingestion at work.
+/// A running ingestion server.
 #[derive(Debug)]
 pub struct Ingestion {
     address: SocketAddr,
@@ -118,13 +120,14 @@ pub struct Ingestion {
 }
 
 impl Ingestion {
-    /// Listens and serves from now on. Neither the broker nor a scheduler need be there yet.
+    /// Listens and serves from now on. Neither the broker nor a scheduler need be available yet.
     ///
-    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
+    /// The future is boxed, so that this crate compiles it and everything it spawns, rather than
+    /// the crate that awaits it.
     ///
     /// # Errors
     ///
-    /// If the address cannot be listened on, or the Kafka client cannot be made.
+    /// If the address cannot be listened on, or the Kafka client cannot be created.
     pub fn start(
         config: IngestionConfig,
         store: Arc<dyn Store>,
@@ -238,9 +241,9 @@ impl Ingestion {
         self.address
     }
 
-    /// Stops accepting, lets requests under way be answered, ends batches after the lines that were
-    /// read and streams of events where they are, and waits for the broker's word on all records. What has not ended within the drain
-    /// time-out is cut off.
+    /// Stops accepting, and answers the requests under way. Ends batches after the lines that were
+    /// read, and event streams at once. Waits for the outcome of all records. Cuts off everything
+    /// that has not ended within the drain time-out.
     pub async fn shutdown(mut self) {
         self.accepting.cancel();
         self.batches_stop.cancel();

@@ -1,7 +1,8 @@
-//! Whether requests that count as read lie in a topic that was created anew since.
+//! Detects that a topic of requests was deleted and created again after its checkpoint was taken.
 //!
-//! What must hold: however many clients ask, each partition's log is looked at by one of them at a time, and its answer
-//! serves all who ask shortly after. Nobody waits for the brokers longer than for a request that is read back.
+//! What must hold: however many clients ask, only one at a time checks the log of a partition, and
+//! its result serves all that ask shortly after. No client waits for the brokers longer than for a
+//! request that is read back.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,15 +17,15 @@ use waybill_messages::Topics;
 
 use super::store_reads::StoreReads;
 
-/// How long an answer serves.
+/// How long a result is used.
 const FRESH_FOR: Duration = Duration::from_millis(200);
-/// How long the brokers may take for one answer.
+/// How long the brokers may take for one result.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// When a log was looked at last, and whether it was another one than that of its checkpoint.
+/// When a log was last checked, and whether it differs from the log of its checkpoint.
 type Known = Arc<Mutex<Option<(Instant, bool)>>>;
 
-/// Tells the logs of checkpoints from others.
+/// Compares the logs of partitions with those of their checkpoints.
 #[derive(Debug)]
 pub struct Logs {
     check: LogCheck,
@@ -34,7 +35,7 @@ pub struct Logs {
 }
 
 impl Logs {
-    /// One that asks these brokers.
+    /// Creates a check that asks these brokers.
     pub fn new(kafka: KafkaSettings, topics: Topics) -> Self {
         Self {
             check: LogCheck::new(kafka, "waybill-ingestion-log", PATIENCE),
@@ -44,12 +45,12 @@ impl Logs {
         }
     }
 
-    /// Whether a partition's log of requests is another one than that of its checkpoint. The partition must be one that
-    /// operations are or were spread over.
+    /// Whether a partition's log of requests differs from the log of its checkpoint. Operations
+    /// must be, or have been, spread over the partition.
     ///
     /// # Errors
     ///
-    /// If the store or the brokers do not answer in time: a problem to answer with.
+    /// If the store or the brokers do not answer in time: the problem to answer with.
     pub async fn is_another(
         &self,
         reads: &StoreReads,
@@ -60,7 +61,7 @@ impl Logs {
             let mut of = self.known.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(of.entry((priority, partition)).or_default())
         };
-        // The time limit includes the wait for a look that is under way.
+        // The time limit includes the wait for a check that is under way.
         let look = async {
             let mut known = known.lock().await;
             if let Some((at, is_another)) = *known
@@ -84,7 +85,7 @@ impl Logs {
         answer.map_err(|late| self.away(&late)).flatten()
     }
 
-    /// Lets the client go, once a look under way has ended. Blocks.
+    /// Closes the client, once a check under way has ended. Blocks.
     pub fn close(&self) {
         self.check.close();
     }

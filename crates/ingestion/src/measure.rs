@@ -1,4 +1,4 @@
-//! What ingestion measures. Handles are looked up once, not per request.
+//! The metrics of ingestion. Handles are looked up once, not per request.
 
 use std::time::Instant;
 
@@ -86,7 +86,7 @@ pub(super) const PENDING_READS_MAX: Metric<Gauge> = Metric::new(
     [],
 );
 
-/// All of them.
+/// All metrics of ingestion.
 pub const METRICS: &[&dyn Declared] = &[
     &REQUESTS,
     &DURATION,
@@ -105,7 +105,7 @@ pub const METRICS: &[&dyn Declared] = &[
     &PENDING_READS_MAX,
 ];
 
-/// What a request is counted under.
+/// The label that a request is counted under.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RouteLabel {
     /// `POST /api/deliveryrequests`.
@@ -118,7 +118,7 @@ pub enum RouteLabel {
     GetOperation,
     /// `GET /v1/operations`.
     ListOperations,
-    /// What is asked of an operation that exists: a cancel, a reschedule, a verb.
+    /// A verb on an existing operation, such as cancel or reschedule.
     Ask,
     /// `GET /v1/operations/{id}/events`.
     Events,
@@ -155,7 +155,7 @@ pub struct Measures {
     accepted: Counter,
     denials: [Counter; DENIALS.len()],
     limited: Counter,
-    /// What limits refuse of batches. The server counts whole requests.
+    /// Counts the lines of batches that a limit refuses. The server counts whole requests.
     refusals: RefusalMeter,
 }
 
@@ -167,7 +167,7 @@ struct RouteMeasures {
 }
 
 impl Measures {
-    /// Registers them.
+    /// Registers the metrics.
     pub fn new() -> Self {
         Self {
             routes: RouteLabel::ALL.map(|(_, route)| RouteMeasures {
@@ -191,7 +191,7 @@ impl Measures {
         }
     }
 
-    /// Counts a problem that turns somebody away for who they are, or for how much they send.
+    /// Counts a problem that denies access, or that enforces a rate limit.
     pub fn denied(&self, problem: &Problem) {
         if problem.kind == Kind::TooManyRequests {
             self.limited.increment(1);
@@ -203,7 +203,7 @@ impl Measures {
         }
     }
 
-    /// Counts a line of a batch, and why it is refused.
+    /// Counts a line of a batch, and the reason if it is refused.
     pub fn line(&self, status: StatusCode, problem: Option<&Problem>) {
         if let Some(problem) = problem {
             self.denied(problem);

@@ -1,16 +1,17 @@
-//! What can be asked of an operation: by its caller to cancel or to reschedule it, by an operator to
-//! repair it; and the list of those that need one.
+//! Verbs on operations: a caller can cancel or reschedule one, and an operator can repair it. Also
+//! the list of operations that need attention.
 //!
-//! What must hold: nothing is answered 202 before the broker has acknowledged the record that asks,
-//! and nothing is decided here. The scheduler judges what is asked against the operation as it is by
-//! then; here it is refused only where the row says so when it is read, by the engine's own
-//! judgement. Whatever is kept of what is asked is bounded.
+//! What must hold: no 202 before the broker has acknowledged the record of the verb, and no
+//! decision here. The scheduler judges the verb against the state of the operation when it reads
+//! the record. Ingestion refuses a verb only if the row forbids it now, by the engine's own rules.
+//! Everything that is kept of a verb is bounded.
 //!
-//! Every asking may be repeated: the record's id comes from the operation, the verb and the
-//! `Idempotency-Key`, or from a fresh key, which the answer names where the outcome is unknown.
+//! Every verb can be repeated: the id of its record derives from the operation, the verb and the
+//! `Idempotency-Key`. Without one a fresh key is made, and the answer names it if the outcome is
+//! unknown.
 //!
-//! Whoever may ask for one tenant only finds only its operations to ask about. In the history stands by which token
-//! something was asked, beside the name that was given.
+//! A caller restricted to one tenant finds only that tenant's operations. The history records the
+//! name of the token beside the name that the caller gave.
 
 mod amend;
 mod body;
@@ -35,7 +36,7 @@ use waybill_http::problem::{Kind, Problem};
 use super::service::{Api, Parameters, Reply, check_media_type_of_optional_json, json, set};
 use super::status::{self, Query, Status, Whose};
 
-/// The largest body of an asking, in bytes: a reason, a name and a few words.
+/// The largest body of a verb, in bytes: a reason, a name and a few words.
 const ASK_BYTES_MAX: usize = 4 * 1024;
 
 /// What was asked, and is on its way to the operation's scheduler.
@@ -59,7 +60,7 @@ pub struct AskedView {
 }
 
 impl AskedView {
-    /// The answer to an asking whose status is asked for at `location`.
+    /// The answer to an accepted verb, with the status at `location`.
     fn accepted(&self, location: &str) -> Reply {
         let mut reply = json(StatusCode::ACCEPTED, self);
         set(&mut reply, header::LOCATION, location);
@@ -67,7 +68,7 @@ impl AskedView {
     }
 }
 
-/// What makes repeats of one asking the same.
+/// The idempotency key: repeats of a verb with the same key are the same.
 #[derive(Debug)]
 struct Key(String);
 
@@ -80,15 +81,15 @@ impl Key {
         )))
     }
 
-    /// The id of what is asked of an operation: the same for the same key.
+    /// The id of a verb on an operation: the same for the same key.
     fn id(&self, operation: OperationId, verb: &str) -> Uuid {
         operation.event_id(&format!("{verb}/{}", self.0))
     }
 }
 
 impl Api {
-    /// Reads the body of an asking; one that is absent is empty, and its media type is wanted all the same: a web page
-    /// cannot send it to another origin without asking that first.
+    /// Reads the body of a verb. An absent body is empty, but its media type is still required: a
+    /// web page cannot send it to another origin without a preflight request.
     async fn ask_body(
         &self,
         headers: &HeaderMap,
@@ -104,7 +105,7 @@ impl Api {
         Ok(Some(read_whole(body, bytes_max, self.patience).await?))
     }
 
-    /// Looks up what is asked about, as GET does.
+    /// Looks up the operation of a verb, as GET does.
     async fn asked_about(
         &self,
         id: &str,
@@ -139,7 +140,7 @@ impl Api {
     }
 }
 
-/// Whoever names a tenant gets that tenant's operations only.
+/// Refuses an operation of another tenant, if the request names a tenant.
 fn is_theirs(row: &OperationRow, tenant: &str) -> Result<(), Problem> {
     if tenant.is_empty() || *row.created.tenant == *tenant {
         return Ok(());

@@ -1,8 +1,9 @@
-//! Whether the topics that callers name for their status are there.
+//! Checks that the reply topics that callers name exist.
 //!
-//! Nobody makes a caller's topic, and the scheduler drops copies for one that is not there. So whoever
-//! misspells its name is told so at once. That a topic is there is remembered for a while, that it is
-//! not for a moment, and so is that the broker did not say: a batch does not wait for each of its lines.
+//! No part of Waybill creates a caller's topic, and the scheduler drops status copies for a missing
+//! one. So a misspelt name is refused at once. The results are cached: an existing topic for a
+//! minute, a missing topic or a failed check for a moment, so that a batch does not wait for each
+//! of its lines.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -12,16 +13,16 @@ use tokio::sync::Semaphore;
 use waybill_http::problem::{FieldProblem, Kind, Problem};
 use waybill_kafka::{Admin, ClientError, KafkaSettings};
 
-/// How long a topic that was found counts as there.
+/// How long an existing topic is cached.
 const FOUND_FOR: Duration = Duration::from_secs(60);
-/// How long one that was not counts as missing: somebody may be about to make it.
+/// How long a missing topic is cached: it may be created soon.
 const MISSING_FOR: Duration = Duration::from_secs(1);
-/// How many topics are remembered.
+/// How many topics are cached.
 const REMEMBERED_MAX: usize = 1_000;
-/// How many are asked about at once.
+/// How many checks run at once.
 const ASKED_AT_ONCE: usize = 4;
 
-/// The topics of callers, as the broker knows them.
+/// The reply topics of callers, as the broker reports them.
 #[derive(Debug)]
 pub struct ReplyTopics {
     admin: Admin,
@@ -30,12 +31,12 @@ pub struct ReplyTopics {
     known: Mutex<HashMap<String, (Instant, Known)>>,
 }
 
-/// What is known of a topic.
+/// The cached result for a topic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Known {
     There,
     Missing,
-    /// The broker did not say.
+    /// The broker did not answer.
     Untold,
 }
 
@@ -63,11 +64,11 @@ impl Known {
 }
 
 impl ReplyTopics {
-    /// Asks the broker for at most so long.
+    /// Creates a check that waits for the broker for at most `within`.
     ///
     /// # Errors
     ///
-    /// If the Kafka client cannot be made.
+    /// If the Kafka client cannot be created.
     pub fn new(kafka: &KafkaSettings, within: Duration) -> Result<Self, ClientError> {
         Ok(Self {
             admin: Admin::new(kafka, "waybill-ingestion-topics")?,
@@ -77,19 +78,19 @@ impl ReplyTopics {
         })
     }
 
-    /// Refuses a topic that the broker does not know.
+    /// Refuses a topic that the broker does not have.
     ///
     /// # Errors
     ///
-    /// The problem to answer with: the topic is missing, or the broker does not say.
+    /// The problem to answer with: the topic is missing, or the broker did not answer.
     pub async fn check(&self, topic: &str) -> Result<(), Problem> {
         if let Some(known) = self.remembered(topic) {
             return known.judged(topic);
         }
         let asking = async {
-            // The semaphore is never closed, so that this always gets its permit.
+            // The semaphore is never closed, so this always gets its permit.
             let _place = self.places.acquire().await.ok();
-            // Whoever asked before may have been told meanwhile.
+            // A request that asked before may have filled the cache meanwhile.
             match self.remembered(topic) {
                 Some(known) => Ok(known),
                 None => self
@@ -129,7 +130,7 @@ impl ReplyTopics {
         if known.len() >= REMEMBERED_MAX {
             known.retain(|_, (until, _)| now < *until);
         }
-        // Where all of them still count, the newest is asked about again.
+        // If the cache is full of valid entries, a new topic is not cached.
         if known.len() < REMEMBERED_MAX || known.contains_key(topic) {
             known.insert(topic.to_owned(), (now + what.lasts(), what));
         }

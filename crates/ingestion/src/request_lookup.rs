@@ -1,12 +1,13 @@
-//! Reading one request back from its topic, so that a status can show it before a scheduler has.
+//! Reads one request back from its topic, so that a status can show it before a scheduler has read
+//! it.
 //!
-//! Why it exists. Until there is a row, a request lies nowhere but in the log, at the place that
-//! its `Location` names. Keeping requests in memory as well would cost as much as the backlog. It is also how a place
-//! that somebody made up is told from one that a `Location` named.
+//! Why it exists. Until there is a row, a request exists only in the log, at the position in its
+//! `Location`. To keep requests in memory as well would cost as much as the backlog. The lookup
+//! also distinguishes an invented position from one that a `Location` gave.
 //!
-//! What must hold: it is a convenience. A few questions may wait for it, one is answered at a time,
-//! each within a short time; tenants share the room. A question without room, or without an
-//! answer in time, does without.
+//! What must hold: it is a convenience. A few status requests may wait for it. It serves one at a
+//! time, each within a short time limit, and tenants share the room. A status request for which
+//! there is no room or no result in time is answered without it.
 
 use std::fmt;
 use std::time::Duration;
@@ -22,14 +23,14 @@ use waybill_messages::Topics;
 use super::measure::{PENDING_READS, PENDING_READS_MAX};
 use super::shares::Places;
 
-/// What lies at a place of a topic of requests.
+/// The content of a position in a topic of requests.
 #[derive(Debug)]
 pub enum FoundRequest {
-    /// The request that makes an operation.
+    /// A request that creates an operation.
     Create(Box<CreateRequest>),
     /// A request about an operation, such as to cancel it.
     Amend(Box<AmendRequest>),
-    /// No record, or none that is a request.
+    /// No record, or a record that is no request.
     Nothing,
 }
 
@@ -38,12 +39,12 @@ pub struct RequestLookup {
     reader: RecordReader,
     topics: Topics,
     timeout: Duration,
-    /// One for each that may wait.
+    /// One place for each status request that may wait.
     places: Places,
 }
 
 impl RequestLookup {
-    /// A reader of the requests that lets `waiting_max` wait for up to `timeout`.
+    /// A reader with room for `waiting_max` requests that wait for up to `timeout`.
     pub fn new(
         settings: KafkaSettings,
         topics: Topics,
@@ -58,7 +59,7 @@ impl RequestLookup {
         }
     }
 
-    /// What lies at `position`, if that can be found out soon. It is asked for one of these tenants.
+    /// The content at `position`, if it can be read soon, for a caller with these tenants.
     pub async fn read(&self, position: Position, tenants: &Tenants) -> Option<FoundRequest> {
         let _place = self.places.share(tenants, 1)?;
         let due = Instant::now() + self.timeout;
@@ -93,7 +94,7 @@ impl RequestLookup {
         }
     }
 
-    /// Ends the connection, once a read under way has ended. Blocks.
+    /// Closes the connection, once a read under way has ended. Blocks.
     pub fn close(&self) {
         self.reader.close();
     }

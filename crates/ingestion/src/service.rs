@@ -1,9 +1,9 @@
-//! The API: which request is answered by what.
+//! The API: finds and runs the handler of each request.
 //!
-//! What must hold: every answer that says no is a problem in `application/problem+json`, also for
-//! addresses that do not exist and for a panic; no request holds more than its bodies' limit, and
-//! all of them together no more than the budget, so that offered load cannot grow memory; and nothing of a request is
-//! looked at before it is known that whoever sends it may.
+//! What must hold: every error answer is a problem in `application/problem+json`, also for unknown
+//! addresses and after a panic. No request holds more than its body limit, and all of them together
+//! no more than the budget, so that offered load cannot grow memory. No request is read before its
+//! caller is known to be allowed to send it.
 
 mod media_type;
 mod query;
@@ -52,31 +52,31 @@ pub use self::route::{BATCH, DELIVERIES, DOCS, EVENTS, OPENAPI, OPERATIONS, PROB
 
 /// Answers requests.
 pub struct Api {
-    /// Tells who asks.
+    /// Authenticates callers.
     pub auth: Auth,
-    /// Which hosts it answers for.
+    /// The hosts that the listener answers for.
     pub hosts: Hosts,
-    /// Takes requests in.
+    /// Accepts requests.
     pub intake: Arc<Intake>,
-    /// Lets operations be followed.
+    /// Streams the events of operations.
     pub events: Arc<Events>,
-    /// Bounds what lists of operations cost.
+    /// Bounds the cost of lists.
     pub lists: Lists,
-    /// What they are checked against.
+    /// The rules for requests.
     pub rules: Arc<Rules>,
-    /// What is measured.
+    /// The metrics.
     pub measures: Arc<Measures>,
     /// The description of the API.
     pub docs: Docs,
     /// The largest body of a single request.
     pub request_bytes_max: usize,
-    /// How long a client may take over a body.
+    /// How long a client may take to send a body.
     pub patience: Patience,
-    /// What a batch may use.
+    /// The limits of a batch.
     pub batch: BatchLimits,
     /// Bytes of bodies that may be held at once.
     pub budget: Places,
-    /// Batches and streams of events under way.
+    /// Batches and event streams under way.
     pub batches: TaskTracker,
     /// Ends them early.
     pub stop: CancellationToken,
@@ -273,14 +273,14 @@ impl Api {
             place,
             answers,
         );
-        // Its place is given back also if it panics, when its stream simply ends.
+        // A panic also releases the place, and then the stream just ends.
         self.batches.spawn(batch.run());
         let mut reply = Response::new(Payload::Stream(stream));
         set_static(&mut reply, header::CONTENT_TYPE, NDJSON);
         Ok(reply)
     }
 
-    /// Takes a body's share of the budget.
+    /// Reserves a body's share of the budget.
     pub fn hold(&self, caller: &Caller, bytes: usize) -> Result<Share, Problem> {
         let share = self.budget.share(caller.tenants(), bytes + REQUEST_BYTES);
         share.ok_or_else(too_much_is_received)
@@ -292,17 +292,17 @@ fn too_much_is_received() -> Problem {
     Problem::new(Kind::Overloaded, detail)
 }
 
-/// In which form a request came, and is answered.
+/// The form of a request and of its answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Form {
-    /// As a delivery.
+    /// A delivery.
     Delivery,
-    /// As an operation of any workflow.
+    /// An operation of any workflow.
     General,
 }
 
 impl Form {
-    /// Where such operations are.
+    /// The base path of such operations.
     pub const fn base(self) -> &'static str {
         match self {
             Self::Delivery => DELIVERIES,

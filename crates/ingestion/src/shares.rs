@@ -1,10 +1,11 @@
 //! A bound that tenants share.
 //!
-//! What must hold: no tenant takes all of it while others want some. Alone, a tenant may use the whole bound; as soon as
-//! another one holds a part, or was refused one a short while ago, it gets no more than half.
+//! What must hold: no tenant takes all of it while others need some. Alone, a tenant may use the
+//! whole bound. As soon as another tenant holds a share, or was refused one recently, it gets at
+//! most half.
 //!
-//! A tenant is that of a token: a name that a request gives would cost nothing. Callers without a token, or with one for
-//! all tenants, count as one.
+//! The tenant is that of the token: a name in a request could be invented freely. Callers without a
+//! token, and callers with a token for all tenants, count as one tenant.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -15,17 +16,17 @@ use metrics::Gauge;
 use tokio_util::sync::CancellationToken;
 use waybill_http::auth::Tenants;
 
-/// For how long a tenant that was refused counts as one that wants some: longer than `Retry-After`.
+/// How long a refused tenant counts as one that needs a share: longer than `Retry-After`.
 const WANTED_FOR: Duration = Duration::from_secs(10);
-/// How many tenants are remembered before those are forgotten that were refused once, and want nothing any more.
+/// How many tenants are remembered before those that hold and need nothing are forgotten.
 const IDLE_MAX: usize = 1_000;
 
-/// A bound, and who holds how much of it.
+/// A bound, and how much of it each tenant holds.
 #[derive(Debug)]
 struct Shares {
     max: usize,
     held: Mutex<Held>,
-    /// Shows how much is held.
+    /// The metric of the amount held.
     shown: Gauge,
 }
 
@@ -49,7 +50,7 @@ impl Tenant {
 }
 
 impl Shares {
-    /// All of a bound, held by nobody.
+    /// A bound of which nothing is held.
     fn new(max: usize, shown: Gauge) -> Arc<Self> {
         Arc::new(Self {
             max,
@@ -58,7 +59,8 @@ impl Shares {
         })
     }
 
-    /// A part of it for a caller's tenant, until it is dropped; `None` if there is not so much for its tenant now.
+    /// Takes a share for a caller's tenant, until it is dropped; `None` if the tenant may not have
+    /// it now.
     fn take(self: &Arc<Self>, tenants: &Tenants, amount: usize) -> Option<Share> {
         let tenant = tenants.only();
         let tenant = tenant.map_or_else(Arc::default, Arc::clone);
@@ -70,7 +72,7 @@ impl Shares {
         let mut others = held.by_tenant.iter();
         let is_shared = others.any(|(other, it)| *other != tenant && it.wants(now));
         let has = held.by_tenant.get(&tenant).map_or(0, |it| it.held);
-        // A tenant without a part may take one that is larger than half.
+        // A tenant that holds nothing may take a share that is larger than half.
         let fits = !is_shared || has == 0 || has + amount <= self.max / 2;
         let is_taken = fits && held.total + amount <= self.max;
         if held.by_tenant.len() > IDLE_MAX {
@@ -97,7 +99,7 @@ impl Shares {
     }
 }
 
-/// A part of a bound.
+/// A share of a bound.
 #[derive(Debug)]
 pub struct Share {
     of: Arc<Shares>,
@@ -106,7 +108,7 @@ pub struct Share {
 }
 
 impl Share {
-    /// Whether its tenant holds more than half of the bound, and somebody else asks.
+    /// Whether the share's tenant holds more than half of the bound, and these tenants are others.
     fn may_be_revoked_for(&self, tenants: &Tenants) -> bool {
         let other = tenants.only();
         let is_own = other.map_or("", |tenant| tenant) == &*self.tenant;
@@ -123,7 +125,7 @@ impl Drop for Share {
         self.of.shown.decrement(self.amount as f64);
         if let Entry::Occupied(mut of_tenant) = held.by_tenant.entry(Arc::clone(&self.tenant)) {
             of_tenant.get_mut().held -= self.amount;
-            // A tenant that holds nothing and wants nothing costs the others no look.
+            // A tenant that holds and needs nothing is forgotten, so that lookups stay short.
             if of_tenant.get().held == 0 && of_tenant.get().refused_at.is_none() {
                 of_tenant.remove();
             }
@@ -131,16 +133,16 @@ impl Drop for Share {
     }
 }
 
-/// A bound that tenants share, with parts that can be taken back: from a tenant that holds more than half of it, for
-/// another one that finds none left.
+/// A bound that tenants share, with places that can be revoked: from a tenant that holds more than
+/// half of it, if another tenant finds no room.
 #[derive(Debug)]
 pub struct Places {
     shares: Arc<Shares>,
-    /// Places that are taken, the oldest first, and some that were given back.
+    /// The places taken, the oldest first, and some that were released.
     taken: Mutex<VecDeque<Taken>>,
 }
 
-/// A part of a bound that can be taken back.
+/// A share of a bound that can be revoked.
 #[derive(Debug)]
 pub struct Place {
     _share: Arc<Mutex<Option<Share>>>,
@@ -154,7 +156,7 @@ struct Taken {
 }
 
 impl Places {
-    /// All of a bound, held by nobody. `used` shows how much of it is held, `limit` the bound.
+    /// A bound of which nothing is held. `used` shows how much is held, `limit` the bound.
     pub fn new(max: usize, used: Gauge, limit: &Gauge) -> Self {
         limit.set(max as f64);
         Self {
@@ -163,13 +165,13 @@ impl Places {
         }
     }
 
-    /// A part that nobody takes back: for what ends soon.
+    /// Takes a share that is never revoked, for short uses.
     pub fn share(&self, tenants: &Tenants, amount: usize) -> Option<Share> {
         let share = self.shares.take(tenants, amount);
         share.or_else(|| self.revoke_for(tenants, amount))
     }
 
-    /// A part that may be taken back: for what can last.
+    /// Takes a place that may be revoked, for uses that can last.
     pub fn place(&self, tenants: &Tenants, amount: usize) -> Option<Place> {
         let share = Arc::new(Mutex::new(Some(self.share(tenants, amount)?)));
         let revoked = CancellationToken::new();
@@ -193,19 +195,19 @@ impl Places {
 }
 
 impl Place {
-    /// Resolves once it was taken back.
+    /// Resolves once the place is revoked.
     pub async fn revoked(&self) {
         self.revoked.cancelled().await;
     }
 
-    /// Whether it was taken back.
+    /// Whether the place is revoked.
     pub fn is_revoked(&self) -> bool {
         self.revoked.is_cancelled()
     }
 }
 
 impl Taken {
-    /// Takes it back, if its tenant holds more than half of the bound.
+    /// Revokes the place, if its tenant holds more than half of the bound.
     fn is_revoked_for(&self, tenants: &Tenants) -> bool {
         let Some(share) = self.share.upgrade() else {
             return false;

@@ -1,4 +1,4 @@
-//! The spans of requests, and of the records that they become.
+//! The spans of requests and of their records.
 
 use hyper::header::HeaderValue;
 use hyper::{Method, Request, StatusCode};
@@ -11,9 +11,10 @@ use super::service::{DELIVERIES, OPERATIONS, Route};
 
 const SCOPE: &str = "waybill.ingestion";
 
-/// The address of requests that have a span, with what differs left open.
+/// The address pattern of requests that have a span.
 ///
-/// Lines of a batch are requests each, and following an operation lasts: neither has a span as a whole.
+/// Each line of a batch is a request, and an event stream lasts long: neither has a span as a
+/// whole.
 pub fn pattern(route: Route<'_>) -> Option<&'static str> {
     match route {
         Route::Deliveries => Some(DELIVERIES),
@@ -30,8 +31,8 @@ pub fn pattern(route: Route<'_>) -> Option<&'static str> {
     }
 }
 
-/// Begins the span of a request to an address of this pattern, and has the request's head carry its context, so that
-/// what the request leads to belongs to it. What only reads begins no trace.
+/// Begins the span of a request to an address of this pattern, and puts its context into the
+/// request's head, so that later spans belong to it. A request that only reads begins no trace.
 pub fn of_request<B>(request: &mut Request<B>, pattern: &'static str) -> Option<OpenSpan> {
     if !trace::is_on() {
         return None;
@@ -53,7 +54,7 @@ pub fn of_request<B>(request: &mut Request<B>, pattern: &'static str) -> Option<
     Some(span)
 }
 
-/// The request was answered.
+/// Ends the span of a request with the status of its answer.
 pub fn answered(mut span: OpenSpan, status: StatusCode) {
     span.set(names::HTTP_STATUS, i64::from(status.as_u16()));
     if status.is_server_error() {
@@ -79,7 +80,7 @@ pub fn of_record(record: &CreateRequest, topic: &str) -> Option<OpenSpan> {
     Some(span)
 }
 
-/// The record lies there, or does not for this reason.
+/// Ends the span of a record with its position, or with the error.
 pub fn sent(mut span: OpenSpan, outcome: &Result<(PartitionId, Option<Offset>), ProduceError>) {
     match outcome {
         Ok((partition, offset)) => {

@@ -1,15 +1,17 @@
-//! What is known of an operation.
+//! Finds the status of an operation.
 //!
-//! What must hold: whoever asks with the `Location` of a 202 is never told that there is no such
-//! operation before a scheduler has read the request and its retention has passed. The row is read
-//! first; if there is none, the lease, and then the row again: between "no row" and "consumed past
-//! it" the row may have come.
+//! What must hold: a caller with the `Location` of a 202 gets no "not found" before a scheduler has
+//! read the request and its retention has passed. The row is read first. If there is none, the
+//! lease is read, and then the row again: the row may have been written between the first read and
+//! the checkpoint that passed it.
 //!
-//! What was consumed says nothing of a topic that was deleted and created again, whose requests wait until a person has
-//! decided: one that lies there is pending, though its offset was consumed in the old topic.
+//! The checkpoint says nothing about a topic that was deleted and created again. Its requests wait
+//! until a person has decided: one of them is pending, even if the old topic's checkpoint passed
+//! its offset.
 //!
-//! And: to whoever may see one tenant's operations, another's are not there. They are taken out where they are found, in
-//! the row, in memory and in the log, so that all that follows from "there is none" follows for them.
+//! Also: a caller restricted to one tenant must see no other tenant's operations. They are filtered
+//! out where they are found, in the row, in memory and in the log, so that all later code treats
+//! them as absent.
 
 use std::sync::Arc;
 
@@ -28,29 +30,29 @@ use super::request_lookup::FoundRequest;
 use super::token::StatusToken;
 use super::view::{DeliveryView, OperationView};
 
-/// What is asked for.
+/// A status request.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'a> {
     /// The id in the path: an operation's, or a caller's.
     pub id: &'a str,
-    /// The tenant whose id it is.
+    /// The tenant of the id.
     pub tenant: &'a str,
-    /// Whose operations there are, for whoever asks.
+    /// The tenants whose operations the caller may see.
     pub tenants: &'a Tenants,
     /// The `at` of the `Location`.
     pub token: Option<StatusToken>,
-    /// Whether to look for the request itself where there is no row.
+    /// Whether to read the request itself if there is no row.
     pub wants_request: bool,
 }
 
-/// What was found.
+/// The result of a lookup.
 #[derive(Debug)]
 pub enum Status {
-    /// Its row.
+    /// The operation's row.
     Row(Box<OperationRow>),
-    /// Another request under its id, which had come first.
+    /// An earlier request with the same id.
     Rejected(OperationId),
-    /// Not yet read by a scheduler.
+    /// The request, which no scheduler has read yet.
     Pending(Box<Pending>),
 }
 
@@ -58,22 +60,22 @@ pub enum Status {
 #[derive(Debug)]
 pub struct Pending {
     id: OperationId,
-    /// How many requests lie before it in its topic and partition.
+    /// How many requests are before it in its topic and partition.
     ahead: Option<i64>,
-    /// What memory knows of it.
+    /// The cached request, if any.
     accepted: Option<Accepted>,
-    /// The request itself, where it was read.
+    /// The request itself, if it was read.
     request: Option<CreateRequest>,
 }
 
-/// Whose a request is that no scheduler has read.
+/// Which tenant owns a request that no scheduler has read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Whose {
-    /// The tenant's that is asked about.
+    /// The tenant of the status request.
     Theirs,
-    /// That tenant's by the mark in its id, which another's bears once in 65,536 times.
+    /// Probably that tenant: the mark in the id fits, which happens by chance once in 65,536 times.
     LooksTheirs,
-    /// Another's, or nobody's.
+    /// Another tenant, or none.
     Anothers,
 }
 
@@ -138,7 +140,7 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
     }
     let (id, request) = match found {
         Found::Request(request) => (request.operation, Some(*request)),
-        // What memory knows was accepted.
+        // A cached request was accepted.
         Found::Unread | Found::Another if accepted.is_some() => (id, None),
         Found::About(id) => (id, None),
         Found::Unread => (id, None),
@@ -154,19 +156,20 @@ pub async fn find(intake: &Intake, query: Query<'_>) -> Result<Status, Problem> 
     })))
 }
 
-/// What lies at the place of a `Location`.
+/// The content of the position in a `Location`.
 enum Found {
-    /// The request that it was given for.
+    /// The request that the `Location` is for.
     Request(Box<CreateRequest>),
-    /// A request about this operation, which it was given for.
+    /// A request about this operation, which the `Location` is for.
     About(OperationId),
-    /// Something else, or nothing: the place was made up. Another tenant's request is something else.
+    /// Another record, or none: the position was invented. Another tenant's request counts as
+    /// another.
     Another,
-    /// It could not be read now.
+    /// The position could not be read now.
     Unread,
 }
 
-/// Looks whether the request of one of `ids` lies at `position`.
+/// Reads the request at `position`, and compares it with `ids`.
 async fn request_at(
     intake: &Intake,
     position: Position,
@@ -202,22 +205,22 @@ impl Pending {
         self.id
     }
 
-    /// Its request, where it was read.
+    /// The request, if it was read.
     pub fn request(&self) -> Option<&CreateRequest> {
         self.request.as_ref()
     }
 
-    /// What its `Location` carries, if memory knows it.
+    /// The token for its `Location`, if the request is cached.
     pub fn token(&self) -> Option<StatusToken> {
         self.accepted.as_ref()?.token()
     }
 
-    /// The priority that it came with, if memory knows it.
+    /// Its priority, if the request is cached.
     pub fn priority(&self) -> Option<Priority> {
         Some(self.accepted.as_ref()?.priority)
     }
 
-    /// Whose it is, where that is known.
+    /// Its tenant, if known.
     pub fn tenant(&self) -> Option<&str> {
         match (&self.request, &self.accepted) {
             (Some(request), _) => Some(&request.tenant),
@@ -226,8 +229,8 @@ impl Pending {
         }
     }
 
-    /// Whether it is an operation of `tenant`, which calls it `text`, as far as can be told. Where no tenant is named,
-    /// any will do, as it does for a row.
+    /// Whether the operation belongs to `tenant`, with the id `text`, as far as is known. Without a
+    /// tenant in the status request any tenant fits, as for a row.
     pub fn is_of(&self, tenant: &str, text: &str) -> Whose {
         match self.tenant() {
             Some(_) if tenant.is_empty() => Whose::Theirs,
@@ -243,7 +246,7 @@ impl Pending {
 }
 
 impl Status {
-    /// It as an operation.
+    /// Its view as an operation.
     pub fn operation(&self, workflows: &Workflows) -> OperationView {
         match self {
             Self::Row(row) => OperationView::of_row(row, workflows),
@@ -265,11 +268,11 @@ impl Status {
         }
     }
 
-    /// It as a delivery, if it is one.
+    /// Its view as a delivery, if it is one.
     pub fn delivery(&self, workflows: &Workflows) -> Result<DeliveryView, Problem> {
         let mut operation = self.operation(workflows);
         if operation.workflow.is_none() {
-            // Only the position is known: what a delivery's token leads to is a delivery.
+            // Only the position is known: the token of a delivery leads to a delivery.
             let workflow = workflows.newest(DRONE_DELIVERY).map(AsRef::as_ref);
             operation = operation.with_workflow(DRONE_DELIVERY.into(), workflow);
         }
@@ -289,12 +292,12 @@ impl Status {
     }
 }
 
-/// A delivery's request as it is now; `None` where it was cancelled before it came.
+/// The current request of a delivery; `None` if it was cancelled before it arrived.
 pub fn request_of(row: &OperationRow) -> Option<Box<RawValue>> {
     raw(row.input()).filter(|_| !row.state.tombstone)
 }
 
-/// JSON as it is stored.
+/// The stored JSON.
 pub fn raw(json: &[u8]) -> Option<Box<RawValue>> {
     serde_json::from_slice(json).ok()
 }
@@ -310,7 +313,7 @@ async fn read(
         match row {
             Ok(None) => {}
             Ok(Some(row)) if !tenants.include(&row.created.tenant) => {}
-            // Whose it is cannot be read either, unless its id says so.
+            // The tenant cannot be read either, unless the id proves it.
             Err(_)
                 if tenants
                     .only()
@@ -329,8 +332,8 @@ async fn read(
     unreadable.map_or(Ok(None), Err)
 }
 
-/// Which of the ids lies in the token's partition: of the two that a text may stand for, the one
-/// that the token was given with.
+/// The id that belongs to the token's partition: of the two ids that a text may mean, the one that
+/// the token was given with.
 fn at_partition(
     intake: &Intake,
     ids: &[OperationId],
@@ -341,7 +344,7 @@ fn at_partition(
         .find(|id| intake.partition_map().was_ever_of(partition, *id))
 }
 
-/// There is no such operation.
+/// The problem of an unknown operation.
 pub fn unknown() -> Problem {
     let detail = "No request with this id was accepted, or its retention has passed.";
     Problem::new(Kind::UnknownOrExpired, detail)

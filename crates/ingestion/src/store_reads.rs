@@ -1,8 +1,8 @@
-//! Reading the state store for those who wait for an answer.
+//! Reads the state store for requests.
 //!
-//! What must hold: nobody waits for the store longer than for the broker. The store itself repeats its
-//! requests for much longer, for schedulers, who can wait. That it is away is told to the log once, and
-//! once that it is back, however many ask meanwhile.
+//! What must hold: no request waits for the store longer than for the broker. The store itself
+//! retries for much longer, for schedulers, which can wait. The log reports once that the store is
+//! unavailable, and once that it is available again, however many requests fail meanwhile.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -18,7 +18,7 @@ use waybill_store::{AttentionCursor, AttentionPage, RowRead, Store, StoreError};
 use waybill_topology::partition_map::PartitionMap;
 use waybill_topology::shards;
 
-/// How long an answer of a lease serves.
+/// How long the reading of a lease is used.
 const FRESH_FOR: Duration = Duration::from_millis(200);
 
 /// The store, as ingestion reads it.
@@ -34,11 +34,11 @@ pub struct StoreReads {
 /// A log of requests.
 type Log = (Priority, PartitionId);
 
-/// When a partition's leases were read last, and what they said.
+/// When a partition's leases were last read, and the offset in them.
 type Known = Option<(Instant, Offset)>;
 
 impl StoreReads {
-    /// Reads of a store that end within this time.
+    /// Creates a reader whose reads end within this time.
     pub fn new(store: Arc<dyn Store>, partition_map: PartitionMap, within: Duration) -> Self {
         Self {
             store,
@@ -53,7 +53,7 @@ impl StoreReads {
     ///
     /// # Errors
     ///
-    /// If the store cannot be read, or not in time: a problem to answer with.
+    /// If the store cannot be read, or not in time: the problem to answer with.
     pub async fn rows(&self, ids: Vec<OperationId>) -> Result<Vec<RowRead>, Problem> {
         self.answered(self.store.get_many(ids)).await
     }
@@ -73,13 +73,13 @@ impl StoreReads {
             .await
     }
 
-    /// The first offset that not all shards of the partition have durably consumed, or had not a
-    /// moment ago, as their leases say.
+    /// The first offset that not all shards of the partition have durably consumed, according to
+    /// their leases. The value may be a moment old.
     ///
-    /// Whoever waits for a delivery asks again and again, and on a cluster every read of a lease stands
-    /// in the way of its renewals. So a partition's is read by one at a time, and what was read serves
-    /// all who ask shortly after. It only grows: an older answer says that a request may still be
-    /// pending, and never that it is gone. (Where a partition is cut, it goes back for those who come.)
+    /// Clients poll the status of a delivery, and on a cluster every read of a lease delays its
+    /// renewals. So one request at a time reads the leases of a partition, and the result serves
+    /// all requests shortly after. The offset only grows: an older value can make a request look
+    /// pending, but never lost. (A repartition moves it back for the new shards.)
     ///
     /// # Errors
     ///
@@ -97,7 +97,7 @@ impl StoreReads {
             let mut of = self.consumed.lock().unwrap_or_else(PoisonError::into_inner);
             Arc::clone(of.entry((priority, partition)).or_default())
         };
-        // The wait for whoever reads it now counts, too.
+        // The time limit includes the wait for a read that is under way.
         self.answered(async {
             let mut known = known.lock().await;
             if let Some((read_at, offset)) = *known
@@ -114,7 +114,7 @@ impl StoreReads {
         .await
     }
 
-    /// What the log is known by that a partition's checkpoint was taken on.
+    /// The mark of the log that a partition's checkpoint was taken on.
     ///
     /// # Errors
     ///
@@ -149,7 +149,7 @@ impl StoreReads {
         Err(refused)
     }
 
-    /// Tells the cause to the log, not to the client.
+    /// Logs the cause, which the client does not get.
     fn away(&self, cause: &(dyn Error + 'static)) -> Problem {
         if !self.is_away.swap(true, Ordering::Relaxed) {
             tracing::warn!(

@@ -1,32 +1,33 @@
-//! What `Location` carries beside the id: where the request lies, and which request it was.
+//! The token in a `Location`: the position of the request in the log, and the start of its hash.
 //!
-//! With it a status can be told apart without a row: "not yet read", with the number of requests
-//! ahead; "read, and another request had taken the id"; and "read, and forgotten since".
+//! Without a row, the token distinguishes three cases: "not yet read", with the number of requests
+//! ahead; "read, but another request has the id"; and "read, but expired since".
 
 use std::fmt;
 use std::str::FromStr;
 
 use waybill_engine::{Offset, PartitionId, Position, Priority, RequestHash};
 
-/// The value of `at` in a `Location`: `partition-offset-hash`, with an `x` before it of a high-priority request.
+/// The value of `at` in a `Location`: `partition-offset-hash`, with a leading `x` for high
+/// priority.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StatusToken {
-    /// Where the request lies.
+    /// The position of the request.
     pub position: Position,
     /// The first bytes of its hash.
     pub hash_prefix: [u8; 4],
 }
 
-/// What tells the token of a high-priority request.
+/// The prefix of the token of a high-priority request.
 const HIGH_PRIORITY: &str = "x";
 
-/// A text is not a status token.
+/// The text is not a status token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("must be the `at` of a Location, as it was given")]
 pub struct BadToken;
 
 impl StatusToken {
-    /// The token of the request with `hash` that lies at `position`.
+    /// The token of the request with `hash` at `position`.
     pub fn new(position: Position, hash: RequestHash) -> Self {
         let [a, b, c, d, ..] = hash.0;
         Self {
@@ -35,8 +36,8 @@ impl StatusToken {
         }
     }
 
-    /// The token of a request that makes no operation, such as a cancel: whatever operation has the
-    /// id is the one that is asked for.
+    /// The token of a request that creates no operation, such as a cancel. It matches every
+    /// operation with the id.
     pub fn of_any(position: Position) -> Self {
         Self {
             position,
@@ -49,12 +50,12 @@ impl StatusToken {
         self.is_of_any() || hash.0.starts_with(&self.hash_prefix)
     }
 
-    /// Whether it is the token of a request that makes no operation.
+    /// Whether this is the token of a request that creates no operation.
     pub fn is_of_any(&self) -> bool {
         self.hash_prefix == Self::ANY
     }
 
-    /// The prefix of a hash in 4 billion, too, of which a twin is then not told apart.
+    /// One hash in 4 billion has this prefix. Its token then matches every request with the id.
     const ANY: [u8; 4] = [0; 4];
 }
 

@@ -1,4 +1,4 @@
-//! What answers look like.
+//! The JSON views of answers.
 
 use std::sync::Arc;
 
@@ -261,7 +261,7 @@ pub struct KnownView<'a> {
 }
 
 impl<'a> KnownView<'a> {
-    /// Of an operation as the store has it.
+    /// The view of a stored operation.
     pub fn of_row(row: &'a OperationRow) -> Self {
         Self {
             id: row.id,
@@ -295,7 +295,7 @@ pub struct BatchLine<'a> {
 }
 
 impl OperationView {
-    /// An operation as the store has it.
+    /// The view of a stored operation.
     pub fn of_row(row: &OperationRow, workflows: &Workflows) -> Self {
         let (created, state) = (&row.created, &row.state);
         let Next { sentence, verbs } = next::of(row, workflows);
@@ -335,7 +335,7 @@ impl OperationView {
         }
     }
 
-    /// An operation that no scheduler has read yet.
+    /// The view of an operation that no scheduler has read yet.
     pub fn pending(id: OperationId, ahead: Option<i64>) -> Self {
         Self {
             id,
@@ -368,7 +368,7 @@ impl OperationView {
         }
     }
 
-    /// A request that lost its id to another one.
+    /// The view of a request whose id another request took.
     pub fn rejected(id: OperationId) -> Self {
         Self {
             state: "Rejected",
@@ -383,7 +383,7 @@ impl OperationView {
         }
     }
 
-    /// Adds the workflow of an operation whose row is not there.
+    /// Adds the workflow of an operation that has no row.
     pub fn with_workflow(self, name: Arc<str>, workflow: Option<&Workflow>) -> Self {
         let steps = workflow.map_or(&[][..], Workflow::step_names).iter();
         Self {
@@ -395,7 +395,7 @@ impl OperationView {
         }
     }
 
-    /// Adds what the request of a pending operation says beside its workflow.
+    /// Adds the other facts of a pending operation's request.
     pub fn with_request(self, request: &CreateRequest) -> Self {
         Self {
             tenant: Some(request.tenant.as_str().into()).filter(|_| !request.tenant.is_empty()),
@@ -411,7 +411,7 @@ impl OperationView {
         Self { caller_id, ..self }
     }
 
-    /// Adds when the request of a pending operation was taken.
+    /// Adds when the request of a pending operation was accepted.
     pub fn with_time(self, requested_at: Timestamp) -> Self {
         let time = time_text(requested_at);
         Self {
@@ -455,7 +455,7 @@ impl HistoryView {
 }
 
 impl ErrorView {
-    /// What made a step fail.
+    /// The error of a step.
     pub fn of_step(error: &StepError) -> Self {
         Self {
             code: error.code.clone(),
@@ -464,7 +464,7 @@ impl ErrorView {
         }
     }
 
-    /// What made an operation fail.
+    /// The error of an operation.
     pub fn of_operation(error: &OperationError) -> Self {
         Self {
             step: error.step.clone(),
@@ -473,7 +473,7 @@ impl ErrorView {
     }
 }
 
-/// Why an operation is where it is: why it could not be undone, else why it failed.
+/// Why an operation is in its state: why it could not be undone, else why it failed.
 pub fn failure(state: &OperationState) -> Option<&OperationError> {
     match state.state {
         ProcessState::CompensationFailed => state.undo_error.as_ref(),
@@ -487,18 +487,18 @@ pub fn failure(state: &OperationState) -> Option<&OperationError> {
     }
 }
 
-/// Why an operation had failed before it could not be undone either.
+/// Why an operation failed before its undo failed.
 fn cause(state: &OperationState) -> Option<&OperationError> {
     let is_parked_undoing = state.state == ProcessState::CompensationFailed;
     state.error.as_ref().filter(|_| is_parked_undoing)
 }
 
-/// The version of its workflow that an operation runs; `None` where it never had one.
+/// The workflow version that an operation runs; `None` if it never had one.
 pub fn workflow_version(created: &Created) -> Option<u32> {
     Some(created.workflow_version).filter(|_| !created.step_names.is_empty())
 }
 
-/// What became of a cancel. The one that was applied counts, whatever became of others.
+/// The result of a cancel. An applied cancel counts, whatever the result of others.
 fn cancel(state: &OperationState) -> Option<&'static str> {
     if state.cancelled {
         return Some(match state.state {

@@ -1,25 +1,25 @@
-//! Lines out of a stream of parts.
+//! Splits a stream of parts into lines.
 
 use bytes::{Buf as _, Bytes, BytesMut};
 
 /// A line of a batch, without its end.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Line {
-    /// A line.
+    /// A whole line.
     Whole(Bytes),
-    /// A line that was longer than it may be; its bytes are gone.
+    /// A line that is longer than the limit; its bytes were discarded.
     TooLong,
 }
 
-/// Splits parts into lines. Lines end in LF or CR LF; the last one need not end. Lines with nothing but white space are
-/// left out, as most readers of NDJSON do.
+/// Splits parts into lines. Lines end in LF or CR LF; the last one needs no end. Blank lines are
+/// skipped, as most readers of NDJSON do.
 #[derive(Debug)]
 pub struct Lines {
     bytes_max: usize,
     part: Bytes,
-    /// The beginning of a line whose end has not come.
+    /// The beginning of a line whose end has not arrived.
     begun: BytesMut,
-    /// The line that is being read has become too long.
+    /// The current line is longer than the limit.
     too_long: bool,
     ended: bool,
     /// How many lines were read whole, blank ones included.
@@ -39,18 +39,19 @@ impl Lines {
         }
     }
 
-    /// Adds the next part. All lines of the one before must have been taken.
+    /// Adds the next part. All lines of the previous part must have been taken.
     pub fn push(&mut self, part: Bytes) {
         debug_assert!(self.part.is_empty(), "lines of the part before are left");
         self.part = part;
     }
 
-    /// Says that no part follows: what is left is the last line.
+    /// Ends the stream: the remaining bytes are the last line.
     pub fn end(&mut self) {
         self.ended = true;
     }
 
-    /// How many lines were read, blank ones included: the number of the line that [`Self::next`] gave last.
+    /// How many lines were read, blank ones included: the number of the line that [`Self::next`]
+    /// last returned.
     pub fn count(&self) -> u64 {
         self.count
     }
@@ -74,7 +75,7 @@ impl Lines {
             }
             None => {
                 let rest = std::mem::take(&mut self.part);
-                // A CR may still turn out to belong to the line's end.
+                // A CR may still belong to the line's end.
                 if self.begun.len() + rest.len() > self.bytes_max + 1 {
                     self.too_long = true;
                     self.begun.clear();

@@ -33,7 +33,7 @@ use self::examples::{
 use crate::service::{BATCH, DELIVERIES, DOCS, JSON, NDJSON, OPENAPI, OPERATIONS, PROBLEMS};
 use crate::view::{AcceptedView, BatchLine, DeliveryView, KnownView, OperationView};
 
-/// The document, as JSON, of a server that asks who comes, or of one that does not.
+/// The document, as JSON, of a server with authentication (`is_guarded`) or without.
 pub fn document(is_guarded: bool) -> String {
     let accepted = json!({"id": ID, "state": "Pending", "workflow": "drone-delivery"});
     let deliveries = post("createDelivery", "Request a delivery", "Deliveries")
@@ -202,7 +202,7 @@ const DELIVERY_DEADLINE: &str = "The `deadline` is the time promised to the cust
     operation should be final. One that has passed is refused with 422; so is a pickup after it. A \
     repeat is answered though its deadline has passed since.";
 
-/// How creating one operation may be refused.
+/// The refusals of a new operation.
 const CREATE_REFUSALS: [Kind; 11] = [
     Kind::MalformedJson,
     Kind::RequestTimeout,
@@ -216,13 +216,13 @@ const CREATE_REFUSALS: [Kind; 11] = [
     Kind::BrokerUnavailable,
     Kind::OutcomeUnknown,
 ];
-/// How a batch as a whole may be refused.
+/// The refusals of a batch as a whole.
 const BATCH_REFUSALS: [Kind; 3] = [
     Kind::UnsupportedMediaType,
     Kind::InvalidValues,
     Kind::Overloaded,
 ];
-/// How a question may be refused.
+/// The refusals of a status request.
 const GET_REFUSALS: [Kind; 4] = [
     Kind::UnknownOrExpired,
     Kind::InvalidValues,
@@ -230,7 +230,7 @@ const GET_REFUSALS: [Kind; 4] = [
     Kind::StoreUnavailable,
 ];
 
-/// Adds a type's schema, and those that it refers to.
+/// Adds a type's schema, and the schemas that it refers to.
 fn add_schema<T: ToSchema>(schemas: &mut Vec<(String, RefOr<Schema>)>) {
     T::schemas(schemas);
     schemas.push((T::name().into_owned(), T::schema()));
@@ -340,7 +340,7 @@ fn repeated<T: ToSchema>(example: Value) -> Response {
         .build()
 }
 
-/// The operation, or its IDs alone.
+/// The operation, or only its IDs.
 fn known<T: ToSchema>() -> RefOr<Schema> {
     let either = AnyOfBuilder::new()
         .item(reference::<T>())
@@ -430,7 +430,7 @@ fn text() -> ObjectBuilder {
     ObjectBuilder::new().schema_type(Type::String)
 }
 
-/// The general form, which has no type of its own: it is read field by field.
+/// The general form of a request, which has no type of its own: it is read field by field.
 fn operation_request() -> Object {
     let described = |description: &str| text().description(Some(description));
     let object = ObjectBuilder::new()
@@ -486,7 +486,7 @@ fn operation_request() -> Object {
     null_is_absent(object)
 }
 
-/// The schema, in which what may be missing may be null as well: they mean the same.
+/// A schema whose optional fields may also be null, which means the same as absent.
 fn null_is_absent(object: ObjectBuilder) -> Object {
     let mut object = object.build();
     for (name, property) in &mut object.properties {
@@ -503,10 +503,10 @@ fn null_is_absent(object: ObjectBuilder) -> Object {
     object
 }
 
-/// The schema of a delivery as it is requested.
+/// The name of the schema of a delivery request.
 const NEW_DELIVERY: &str = "NewDelivery";
 
-/// A delivery with what goes beside it.
+/// A delivery request, with the fields that may accompany it.
 fn new_delivery() -> RefOr<Schema> {
     let mut schema = DeliveryRequest::schema();
     if let RefOr::T(Schema::Object(delivery)) = &mut schema {
@@ -517,7 +517,7 @@ fn new_delivery() -> RefOr<Schema> {
     schema
 }
 
-/// Whom to tell.
+/// The contacts to notify.
 fn notify() -> ArrayBuilder {
     let contact = text()
         .max_length(Some(Contact::BYTES_MAX))

@@ -1,8 +1,9 @@
-//! Which events of an operation a client has had, and what a row adds to them.
+//! Which events of an operation a client has received, and which ones a row adds.
 //!
-//! The text of an [`EventCursor`] is the id of an event: the process state as a digit, and for each step its
-//! state as a letter and its attempt as a number, such as `1.C1R2N0`. From the id alone follows what
-//! is still to be sent, whatever was lost in between: no clock is compared, and nothing is kept.
+//! The text of an [`EventCursor`] is the id of an event: the process state as a digit, and for each
+//! step its state as a letter and its attempt as a number, such as `1.C1R2N0`. The id alone
+//! determines which events are still to be sent, whatever was lost: no clock is compared, and no
+//! state is kept.
 
 use std::fmt::{self, Write as _};
 use std::str::FromStr;
@@ -15,19 +16,19 @@ use waybill_engine::{OperationId, OperationRow, ProcessState, StepState, Timesta
 
 use crate::view::{ErrorView, failure};
 
-/// Steps that an id may name: as many as a workflow may have.
+/// The most steps that an id may name: the most that a workflow may have.
 const STEPS_MAX: usize = 64;
 
-/// The events that were sent: a state, and the state and the attempt of each step.
+/// The events that were sent: the operation's state, and the state and attempt of each step.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct EventCursor {
-    /// `None` before the operation was said to be received.
+    /// `None` before the event `received` was sent.
     state: Option<ProcessState>,
-    /// Steps behind the last are not started.
+    /// Steps beyond the last one are not started.
     steps: Vec<(StepState, u32)>,
 }
 
-/// A text is not the id of an event.
+/// The text is not the id of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadEventId;
 
@@ -68,7 +69,8 @@ pub struct EventView<'a> {
     pub at: Option<String>,
 }
 
-/// The one event of a request that lost its id to another. It has no id: there is nothing to resume.
+/// The only event of a request whose id another request took. It has no id: there is nothing to
+/// resume.
 pub fn rejected(operation: OperationId) -> Bytes {
     let data = EventView {
         error: Some(ErrorView {
@@ -82,9 +84,9 @@ pub fn rejected(operation: OperationId) -> Bytes {
 }
 
 impl EventCursor {
-    /// The events that a row adds, each as a piece of the stream, in the order in which they are
-    /// known to have come about: a state that the operation went into before what its steps came to
-    /// there, its end after it.
+    /// The events that a row adds, each as a piece of the stream, in the order in which they
+    /// happened as far as is known: a new state of the operation before the changes of its steps in
+    /// that state, its end after them.
     pub fn events(&mut self, row: &OperationRow) -> Vec<Bytes> {
         let (id, state) = (row.id, &row.state);
         let mut events = Vec::new();
@@ -129,7 +131,7 @@ impl EventCursor {
         events
     }
 
-    /// Whether it is all that there will be, as the row is: its end was sent.
+    /// Whether every event of the row was sent, its end included.
     pub fn is_all_of(&self, row: &OperationRow) -> bool {
         let state = row.state.state;
         state.is_final()
@@ -179,7 +181,7 @@ fn of_operation(
     }
 }
 
-/// An event as it stands in the stream. Its data is one line: JSON breaks none.
+/// An event as text of the stream. Its data is one line: JSON contains no line breaks.
 fn piece(id: Option<&EventCursor>, data: &EventView<'_>) -> Bytes {
     let json = serde_json::to_string(data).expect("strings and numbers always serialize");
     let kind = data.kind;
@@ -189,7 +191,7 @@ fn piece(id: Option<&EventCursor>, data: &EventView<'_>) -> Bytes {
     }
 }
 
-/// The letters of steps' states; they are part of ids that clients keep, and never change.
+/// The letters of step states. They are part of ids that clients keep, and never change.
 const LETTERS: [(StepState, char); 8] = [
     (StepState::NotStarted, 'N'),
     (StepState::Running, 'R'),
@@ -201,7 +203,7 @@ const LETTERS: [(StepState, char); 8] = [
     (StepState::Compensated, 'U'),
 ];
 
-/// The digits of process states; they never change either.
+/// The digits of process states. They never change either.
 const DIGITS: [(ProcessState, char); 7] = [
     (ProcessState::Processing, '1'),
     (ProcessState::Processed, '2'),

@@ -1,4 +1,4 @@
-//! What a caller asks of its operation: to cancel or to reschedule it.
+//! The verbs of callers: cancel and reschedule.
 
 use hyper::{HeaderMap, StatusCode};
 use serde_json::Value;
@@ -30,16 +30,17 @@ use crate::status::{Pending, Status, request_of};
 use crate::token::StatusToken;
 use crate::view::{DeliveryView, KnownView, OperationView};
 
-/// The operation that is to be amended, as far as it is known.
+/// The operation to amend, as far as it is known.
 struct Amended {
     id: OperationId,
     tenant: String,
     caller_id: Option<String>,
-    /// By which it came, as far as that is known: what is asked of it goes the same way, and does not overtake it.
+    /// The priority of its request, if known: a verb takes the same topic, and does not overtake
+    /// it.
     priority: Priority,
-    /// What its `Location` carries.
+    /// The token for its `Location`.
     token: Option<StatusToken>,
-    /// There is no such operation yet.
+    /// The operation does not exist yet.
     is_absent: bool,
 }
 
@@ -62,7 +63,7 @@ impl Api {
             .await
     }
 
-    /// Cancels an operation, which need not be there yet if its id is the caller's.
+    /// Cancels an operation. With an id of the caller's own it need not exist yet.
     pub(super) async fn cancel(
         &self,
         id: &str,
@@ -215,7 +216,7 @@ impl Api {
         Ok(asked.accepted(&location(form.base(), id, token)))
     }
 
-    /// The operation of a row as GET shows it, or its IDs alone if the caller has no scope `read`.
+    /// The operation as GET shows it, or only its IDs if the caller has no scope `read`.
     pub(crate) fn as_it_is(&self, row: &OperationRow, form: Form, caller: &Caller) -> Reply {
         let mut reply = if caller.may(Scope::Read) {
             let operation = OperationView::of_row(row, &self.rules.workflows);
@@ -250,8 +251,8 @@ impl Amended {
         }
     }
 
-    /// It is asked in the name of the request's own tenant, which need not have been named: the scheduler refuses
-    /// another's.
+    /// The verb acts for the request's own tenant, even if the caller did not name it. The
+    /// scheduler refuses another tenant.
     fn of_pending(pending: &Pending, text: &str, parameters: &Parameters) -> Self {
         let tenant = pending.tenant().unwrap_or(&parameters.tenant);
         Self {
@@ -269,8 +270,8 @@ impl Amended {
         }
     }
 
-    /// An operation that no one asked for yet, whose place the cancel keeps. Only an id of the
-    /// caller's own can come later: an id that looks like one of an operation is not one.
+    /// An operation that was not requested yet, whose place the cancel reserves. Only an id of the
+    /// caller's own can arrive later: an id in the form of an operation's cannot.
     fn absent(text: &str, tenant: &str) -> Option<Self> {
         let caller_id = callers_own(text, tenant)?;
         let is_operations = text
@@ -287,7 +288,7 @@ impl Amended {
     }
 }
 
-/// The text as an id of the caller's own choosing, if it is one.
+/// The text as an id of the caller's own, if it has that form.
 fn callers_own(text: &str, tenant: &str) -> Option<String> {
     let id = CallerId::new(text).ok()?;
     id.as_ours(tenant).is_none().then(|| id.into_string())
@@ -314,8 +315,8 @@ fn read_change(body: &[u8], depth_max: usize, now: Timestamp) -> Result<Reschedu
     }
 }
 
-/// Checks the times that are changed against those that stay. A request that cannot be read here
-/// is the scheduler's to judge.
+/// Checks the changed times against the unchanged ones. A request that cannot be read here is left
+/// to the scheduler.
 fn check_against(change: &Reschedule, request: Option<&str>) -> Result<(), Problem> {
     let Some(request) = request.and_then(|text| serde_json::from_str::<DeliveryRequest>(text).ok())
     else {
@@ -341,8 +342,8 @@ fn check_against(change: &Reschedule, request: Option<&str>) -> Result<(), Probl
     }
 }
 
-/// The refusal of a cancel that comes too late; a parked operation was abandoned before. It names the state only to a
-/// caller with scope `read`.
+/// The refusal of a cancel that comes too late: the operation has ended, or was abandoned. Names
+/// the state only to a caller with scope `read`.
 fn late(row: &OperationRow, caller: &Caller) -> Problem {
     let (id, state) = (row.id, row.state.state.as_str());
     let detail = match (caller.may(Scope::Read), row.state.state.is_parked()) {
@@ -355,7 +356,8 @@ fn late(row: &OperationRow, caller: &Caller) -> Problem {
         .with_code("final")
 }
 
-/// The refusal of a cancel of an operation that could not be undone. It names the state only to a caller with scope `read`.
+/// The refusal of a cancel of an operation that could not be undone. Names the state only to a
+/// caller with scope `read`.
 fn parked(row: &OperationRow, workflows: &Workflows, caller: &Caller) -> Problem {
     let (id, state) = (row.id, row.state.state.as_str());
     let detail = match caller.may(Scope::Read) {
@@ -370,7 +372,7 @@ fn parked(row: &OperationRow, workflows: &Workflows, caller: &Caller) -> Problem
         .with_code("compensation-failed")
 }
 
-/// The refusal of a cancel of an operation that only goes forward. It says so only to a caller with scope `read`.
+/// The refusal of a cancel after the pivot. Says so only to a caller with scope `read`.
 fn past_pivot(row: &OperationRow, caller: &Caller) -> Problem {
     let id = row.id;
     let detail = match caller.may(Scope::Read) {
@@ -382,7 +384,8 @@ fn past_pivot(row: &OperationRow, caller: &Caller) -> Problem {
         .with_code(judge::PAST_PIVOT)
 }
 
-/// The sentence about the verbs that an operation accepts, behind a space; empty if there are none.
+/// The sentence about the verbs that an operation accepts, with a leading space; empty if there are
+/// none.
 fn allowed(row: &OperationRow, workflows: &Workflows) -> String {
     match &next::of(row, workflows).verbs[..] {
         [] => String::new(),

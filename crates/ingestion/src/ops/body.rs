@@ -11,29 +11,29 @@ use waybill_messages::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX};
 
 use super::verb::Verb;
 
-/// The header that says who asks, where the body does not.
+/// The header that names the operator, if the body does not.
 const OPERATOR: &str = "Waybill-Operator";
 
-/// Who asks, where nobody says.
+/// The name of an operator who gave none.
 const SOMEBODY: &str = "operator";
 
-/// What the body of a verb says.
+/// The content of a verb's body.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Said {
-    /// Why; may be empty.
+    /// The reason; may be empty.
     pub reason: String,
-    /// Who asks; empty for the operation's caller.
+    /// Who sent the verb; empty for the operation's caller.
     pub by: String,
-    /// The step that it is about.
+    /// The step that the verb applies to.
     pub step: String,
-    /// The workflow of an operation that is not there yet.
+    /// The workflow of an operation that does not exist yet.
     pub workflow: String,
     /// Whether to run the operation again as a new one.
     pub as_new: bool,
 }
 
 impl Said {
-    /// Reads a verb's body, and the header that may say who asks. Every wrong field is named.
+    /// Reads a verb's body, and the header that may name the operator. Reports every wrong field.
     pub fn read(
         verb: Verb,
         headers: &HeaderMap,
@@ -63,7 +63,7 @@ impl Said {
         };
         let in_body = reader.text("by", ASKED_BY_BYTES_MAX);
         said.by = reader.who(headers, in_body);
-        // To cancel is the caller's, whoever else may do it too.
+        // A cancel counts as the caller's, even if an operator sends it.
         if said.by.is_empty() && verb != Verb::Cancel {
             SOMEBODY.clone_into(&mut said.by);
         }
@@ -75,19 +75,20 @@ impl Said {
     }
 }
 
-/// Who asks, and why.
+/// Who sent a verb, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Asker {
-    /// Who asks; empty for the operation's caller.
+    /// Who sent the verb; empty for the operation's caller.
     pub by: String,
-    /// For whom they may ask.
+    /// The tenants that the sender may act for.
     pub tenants: Tenants,
-    /// Why; may be empty.
+    /// The reason; may be empty.
     pub reason: String,
 }
 
 impl Said {
-    /// Who asks: the name of the token goes with what the body says, so that nobody passes for another in the history.
+    /// Who sent the verb: the name in the body and the name of the token, so that the history shows
+    /// which token was used.
     pub fn asker(self, caller: &Caller) -> Result<Asker, Problem> {
         let by = match (caller.name(), self.by.as_str()) {
             (None, _) => self.by,
@@ -108,7 +109,7 @@ impl Said {
     }
 }
 
-/// A reason that is given in a query.
+/// The reason in a query.
 pub fn reason(text: &str) -> Result<String, Problem> {
     if text.len() <= REASON_BYTES_MAX {
         return Ok(text.trim().to_owned());
@@ -134,7 +135,7 @@ impl Reader<'_> {
         self.errors.push(FieldProblem::new(pointer, detail));
     }
 
-    /// A text without surrounding white space; absent and `null` are empty.
+    /// A text without surrounding white space; empty if it is absent or `null`.
     fn text(&mut self, name: &'static str, bytes_max: usize) -> String {
         match self.fields.get(name) {
             None | Some(Value::Null) => String::new(),
@@ -172,7 +173,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Who asks: header and body must agree where both say it.
+    /// The operator: header and body must agree if both name one.
     fn who(&mut self, headers: &HeaderMap, in_body: String) -> String {
         let mut given = headers.get_all(OPERATOR).iter();
         let in_header = match (given.next(), given.next()) {
@@ -206,7 +207,7 @@ impl Reader<'_> {
         who
     }
 
-    /// Names what is missing and what is unknown.
+    /// Reports missing and unknown fields.
     fn check(&mut self, verb: Verb) {
         for &name in verb.required() {
             let is_there = match self.fields.get(name) {

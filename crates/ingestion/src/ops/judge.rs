@@ -1,4 +1,4 @@
-//! What the row of an operation forbids, when it is read, and how that is said.
+//! What the row of an operation forbids at the time it is read, and the text of the refusal.
 
 use waybill_engine::{
     Amendment, Asked, CancelPolicy, HistoryEntry, OperationId, OperationRow, OperationState,
@@ -9,7 +9,7 @@ use waybill_http::problem::{Kind, Problem};
 /// The code of a refusal because a completed step cannot be undone.
 pub const PAST_PIVOT: &str = "past-pivot";
 
-/// Why a recovery would be refused now, if it would.
+/// Why a recovery would be refused now; `None` if it would not.
 pub fn of_recovery(
     row: &OperationRow,
     workflows: &Workflows,
@@ -22,13 +22,13 @@ pub fn of_recovery(
     }
 }
 
-/// Whether an operation waits for a person, and cannot go on for want of its workflow.
+/// Whether an operation is parked, and cannot continue because its workflow is unknown.
 pub fn is_stranded(row: &OperationRow, workflows: &Workflows) -> bool {
     let waits_for_a_person = row.state.state.is_parked() && !row.state.abandoned;
     waits_for_a_person && workflow_of(row, workflows).is_none()
 }
 
-/// Why an operation cannot go on with its workflow, and what mends it; `None` if it can.
+/// Why an operation cannot continue with its workflow, and how to fix that; `None` if it can.
 pub fn trouble_with_workflow(row: &OperationRow, workflows: &Workflows) -> Option<String> {
     if workflow_of(row, workflows).is_some() {
         return None;
@@ -51,7 +51,7 @@ pub fn trouble_with_workflow(row: &OperationRow, workflows: &Workflows) -> Optio
     ))
 }
 
-/// The problem of what a row forbids.
+/// The problem of a row that forbids a verb.
 fn refused_of(row: &OperationRow, workflows: &Workflows, code: &'static str) -> Problem {
     match trouble_with_workflow(row, workflows).filter(|_| code == "workflow-unknown") {
         Some(trouble) => Problem::new(Kind::VerbRefused, trouble).with_code(code),
@@ -59,7 +59,7 @@ fn refused_of(row: &OperationRow, workflows: &Workflows, code: &'static str) -> 
     }
 }
 
-/// Whether what is asked was done before: a step that is undone stays so.
+/// Whether the verb was already applied: an undone step stays undone.
 pub fn is_done(row: &OperationRow, verb: &RecoveryVerb) -> bool {
     let RecoveryVerb::Undone { step } = verb else {
         return false;
@@ -68,23 +68,24 @@ pub fn is_done(row: &OperationRow, verb: &RecoveryVerb) -> bool {
     steps.any(|(name, found)| **name == **step && found.state == StepState::Compensated)
 }
 
-/// What a cancel would come to.
+/// The expected result of a cancel.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CancelWouldBe {
-    /// It is to be asked for.
+    /// The cancel should be sent.
     Asked,
-    /// It was applied before.
+    /// The cancel was already applied.
     Done,
-    /// The operation was final, or abandoned after an undo that failed, when it was read.
+    /// The operation was final, or abandoned after a failed undo, when the row was read.
     Late,
-    /// The operation was parked, with an undo that failed, when it was read.
+    /// The operation was parked with a failed undo when the row was read.
     Parked,
-    /// A step was completed that is never undone.
+    /// A completed step can never be undone.
     PastPivot,
 }
 
-/// What a cancel would come to. It is refused for what cannot change: a final state, or a completed step that is never
-/// undone. Whatever else forbids it is the scheduler's to say, and it says so in the operation's history.
+/// The expected result of a cancel. A cancel is refused here only for a permanent reason: a final
+/// state, or a completed step that is never undone. All other refusals are the scheduler's, and
+/// appear in the operation's history.
 pub fn of_cancel(row: &OperationRow, workflows: &Workflows, now: Timestamp) -> CancelWouldBe {
     match row.state.state {
         ProcessState::Cancelled => CancelWouldBe::Done,
@@ -112,7 +113,7 @@ pub fn of_cancel(row: &OperationRow, workflows: &Workflows, now: Timestamp) -> C
     }
 }
 
-/// Why a reschedule would be refused now, if it would.
+/// Why a reschedule would be refused now; `None` if it would not.
 pub fn of_reschedule(
     row: &OperationRow,
     workflows: &Workflows,
@@ -122,7 +123,7 @@ pub fn of_reschedule(
     match refusal(row, workflows, Asked::Amendment(amendment), now) {
         None => Ok(()),
         Some(code) => {
-            // A person can still go on with a parked operation, so that it is not called final here.
+            // A person can still resume a parked operation, so it is not called final here.
             let code = match code {
                 "final" if row.state.state.is_parked() => "failed",
                 other => other,
@@ -140,19 +141,20 @@ pub fn of_reschedule(
     }
 }
 
-/// The entry of the history about the operation that runs this one again, and the ID of that operation.
+/// The entry of the history about the resubmission as a new operation, and the ID of that
+/// operation.
 pub fn resubmission(state: &OperationState) -> Option<(&HistoryEntry, OperationId)> {
     let mut newest_first = state.history.iter().rev();
     newest_first.find_map(|entry| Some((entry, resubmitted_as(entry)?)))
 }
 
-/// The ID of the operation that runs this one again, if the entry is about that.
+/// The ID of the new operation, if the entry is about a resubmission.
 pub fn resubmitted_as(entry: &HistoryEntry) -> Option<OperationId> {
     entry.verb.strip_prefix("resubmitted ")?.parse().ok()
 }
 
-/// Why an operation cannot be run again as a new one, if it cannot: its effects would be made twice, or it was never
-/// created.
+/// Why an operation cannot be resubmitted as a new one; `None` if it can. A new one would repeat
+/// its effects, or it was never created.
 pub fn of_resubmission_as_new(row: &OperationRow) -> Option<&'static str> {
     let state = &row.state;
     let is_undone = |state| matches!(state, StepState::Compensating | StepState::Compensated);
@@ -173,7 +175,7 @@ pub fn of_resubmission_as_new(row: &OperationRow) -> Option<&'static str> {
     }
 }
 
-/// The problem of an operation whose state forbids what is asked.
+/// The problem of an operation whose state forbids the verb.
 pub fn refused(code: &'static str) -> Problem {
     Problem::new(Kind::VerbRefused, sentence(code)).with_code(code)
 }

@@ -1,14 +1,15 @@
-//! The list of operations that linger, failed or wait for a person.
+//! The list of operations that linger, failed or are parked.
 //!
-//! It reads the attention table, never the rows as a whole, and then the rows that the entries name:
-//! an entry is a hint, and its operation may have gone on. One call looks at a bounded number of
-//! entries; where that was not enough, its answer has fewer items and says where to go on.
+//! It reads the attention table, and then only the rows that the entries name. An entry is a hint:
+//! its operation may have continued since. One call reads a bounded number of entries; if these do
+//! not fill the page, the answer has fewer items and a cursor to continue from.
 //!
-//! What must hold: an operation that needs a person is never left out. So one that has several
-//! entries (it lingered, then failed, then was parked) may be on several pages; on one page it is
-//! listed once.
+//! What must hold: an operation that needs a person is never left out. An operation with several
+//! entries (it lingered, then failed, then was parked) may be on several pages, but only once on
+//! each.
 //!
-//! Whoever may see one tenant only is not told either, by a cursor, which other operations were passed over.
+//! A cursor does not reveal to a caller of one tenant which operations of other tenants were
+//! skipped.
 
 mod cursor;
 mod turns;
@@ -51,9 +52,9 @@ pub const PARAMETERS: [&str; 10] = [
 
 /// The most items of a page.
 pub const PAGE_ITEMS_MAX: usize = 1_000;
-/// How many items a page has where nothing is said.
+/// The default number of items on a page.
 const PAGE_ITEMS: usize = 100;
-/// How many entries one call looks at.
+/// How many entries one call reads.
 const ENTRIES_MAX: usize = 2_000;
 /// How many rows are held at once.
 const ROWS_AT_ONCE: usize = 100;
@@ -280,14 +281,14 @@ impl ItemView {
     }
 }
 
-/// The first step that is under way or waits to be tried again.
+/// The first step that is running or waits for its next attempt.
 fn lagging_step(row: &OperationRow) -> Option<(&str, &StepProgress)> {
     let mut named = row.created.step_names.iter().zip(&row.state.steps);
     let (name, step) = named.find(|(_, step)| step.is_under_way() || step.retry_at.is_some())?;
     Some((name, step))
 }
 
-/// What failures that look alike have in common; stable over restarts and versions.
+/// Groups failures of the same kind; stable over restarts and versions.
 fn fingerprint(workflow: &str, step: Option<&str>, code: &str) -> String {
     let mut sha = Sha256::new();
     for part in [workflow, step.unwrap_or_default(), code] {
@@ -298,10 +299,10 @@ fn fingerprint(workflow: &str, step: Option<&str>, code: &str) -> String {
     hash[..6].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// What a list is to show.
+/// Which operations a list shows.
 #[derive(Debug, Default)]
 struct Filter {
-    /// Any of these; none is every state but the ends that need nobody.
+    /// Any of these states; empty means all, except final states that need no attention.
     states: Vec<ProcessState>,
     wants_unreadable: bool,
     workflow: Option<String>,
@@ -339,7 +340,7 @@ impl Filter {
             && (self.wants_abandoned || !item.abandoned)
     }
 
-    /// Reads a word of the parameter `state`.
+    /// Parses a word of the parameter `state`.
     fn read_state(&mut self, word: &str, errors: &mut QueryErrors) {
         if word == UNREADABLE {
             self.wants_unreadable = true;
@@ -360,14 +361,14 @@ impl Filter {
         errors.wrong("state", detail);
     }
 
-    /// Nothing else is known of it than that it cannot be read.
+    /// Whether an unreadable row passes: only its being unreadable is known.
     fn lets_pass_unreadable(&self) -> bool {
         let others = [&self.workflow, &self.tenant, &self.step, &self.error];
         (self.wants_unreadable || self.states.is_empty()) && others.iter().all(|it| it.is_none())
     }
 }
 
-/// What a list is asked for.
+/// The parameters of a list.
 #[derive(Debug)]
 struct Asked {
     filter: Filter,
@@ -427,7 +428,8 @@ impl Asked {
             Tenants::All => named,
             Tenants::One(_) => Some(tenants.meant(named.unwrap_or_default())?),
         };
-        // Without an age nothing is too young, not even what another's clock says is yet to come.
+        // Without an age no entry is too young, not even one that another clock dates in the
+        // future.
         let until = older_than.map_or(Timestamp(i64::MAX), |age| {
             let micros = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
             Timestamp(now.as_micros().saturating_sub(micros))

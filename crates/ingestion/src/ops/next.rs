@@ -1,4 +1,4 @@
-//! What happens next with an operation, and what can be asked of it as it is.
+//! What happens next with an operation, and which verbs it accepts now.
 
 use waybill_clock::time_text;
 use waybill_clock::wall_clock;
@@ -13,11 +13,11 @@ use super::verb::Verb;
 /// The verb of an operation's caller.
 pub const CANCEL: &str = Verb::Cancel.as_str();
 
-/// To run an operation again as a new one: the verb `resubmit`, with `asNew`. This is its name for
+/// Resubmits an operation as a new one: the verb `resubmit` with `asNew`. This is its name for
 /// programs.
 const RESUBMIT_AS_NEW: &str = "resubmit-as-new";
 
-/// What a person types for a verb, behind `waybill ops`.
+/// The form of a verb after `waybill ops`, as a person types it.
 pub fn as_typed(verb: &str) -> &str {
     match verb {
         RESUBMIT_AS_NEW => "resubmit --as-new",
@@ -25,7 +25,7 @@ pub fn as_typed(verb: &str) -> &str {
     }
 }
 
-/// How many steps the sentence names.
+/// How many steps the sentence names at most.
 const STEPS_NAMED_MAX: usize = 3;
 
 /// What happens next.
@@ -33,7 +33,7 @@ const STEPS_NAMED_MAX: usize = 3;
 pub struct Next {
     /// In one sentence.
     pub sentence: String,
-    /// What can be asked: `cancel` by its caller, the others by an operator.
+    /// The accepted verbs: `cancel` by the caller, the others by an operator.
     pub verbs: Vec<&'static str>,
 }
 
@@ -143,7 +143,7 @@ fn sentence(row: &OperationRow, verbs: &[&str]) -> String {
     }
 }
 
-/// What is under way, and what waits to be tried again.
+/// The steps that are running, and those that wait for their next attempt.
 fn steps(row: &OperationRow) -> String {
     let named = row.created.step_names.iter().zip(&row.state.steps);
     let parts: Vec<String> = named

@@ -1,4 +1,4 @@
-//! What an operator asks of an operation that failed: a record on `recovery`.
+//! The verbs of operators on a failed operation: each becomes a record on `recovery`.
 
 use hyper::HeaderMap;
 use uuid::Uuid;
@@ -80,11 +80,12 @@ impl Api {
         Ok(asked.accepted(&location(OPERATIONS, row.id, None)))
     }
 
-    /// Requests the operation again as a new one, and has that noted in its history. The request comes first: what is
-    /// noted is there.
+    /// Resubmits the operation as a new one, then records that in its history. The request comes
+    /// first, so that the history names an operation that exists.
     ///
-    /// The new ID comes from the old one alone. So all requests until the first is noted make one operation, and the
-    /// scheduler takes the later ones for repeats. Later requests are refused, except repeats of the noted one.
+    /// The new ID derives from the old one alone. All requests until the first one is recorded
+    /// therefore make one operation, and the scheduler treats the later ones as repeats. Later
+    /// requests are refused, except repeats of the recorded one.
     async fn resubmit_as_new(
         &self,
         row: &OperationRow,
@@ -132,7 +133,7 @@ impl Api {
         Ok(resubmitted(row.id, new, request_id))
     }
 
-    /// Asks the scheduler; returns the id of what was asked.
+    /// Sends a recovery to the scheduler; returns its id.
     async fn recover(
         &self,
         operation: OperationId,
@@ -166,7 +167,7 @@ impl Api {
     }
 }
 
-/// The answer that an operation runs again as a new one.
+/// The answer that an operation was resubmitted as a new one.
 fn resubmitted(id: OperationId, new: OperationId, request_id: Uuid) -> Reply {
     let asked = AskedView {
         id,
@@ -177,7 +178,8 @@ fn resubmitted(id: OperationId, new: OperationId, request_id: Uuid) -> Reply {
     asked.accepted(&location(OPERATIONS, new, None))
 }
 
-/// The refusal of a second resubmission. It says who resubmitted and when only to a caller with scope `read`.
+/// The refusal of a second resubmission. Says who resubmitted and when only to a caller with scope
+/// `read`.
 fn resubmitted_before(
     id: OperationId,
     new: OperationId,
@@ -198,9 +200,9 @@ fn resubmitted_before(
     problem.with_id(new.to_string())
 }
 
-/// The request that runs an operation again, with the input that it has now; `None` if a scheduler would
-/// refuse it, as reschedules that crossed each other may have left it. A deadline that has passed is
-/// left out: a person who sends it again has decided that it is worth it.
+/// The request that runs an operation again, with its current input. `None` if a scheduler would
+/// refuse it, as crossing reschedules may have left it. A deadline that has passed is left out: the
+/// person who resubmits has decided to run it anyway.
 fn again(row: &OperationRow, operation: OperationId, now: Timestamp) -> Option<CreateRequest> {
     let created = &row.created;
     let input = match &*created.workflow {

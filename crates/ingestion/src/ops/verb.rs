@@ -1,24 +1,24 @@
 //! The verbs of `POST /v1/operations/{id}:verb`.
 
-/// What can be asked of one operation.
+/// A verb on one operation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verb {
-    /// Undo what was done and end `Cancelled`: its caller's word.
+    /// Undo the completed steps and end `Cancelled`. The caller's verb.
     Cancel,
-    /// Go on at the step that failed, or run it again as a new operation.
+    /// Continue at the step that failed, or run it again as a new operation.
     Resubmit,
-    /// Undo what was done.
+    /// Undo the completed steps.
     Compensate,
-    /// Leave it as it stands.
+    /// End the operation in its current state.
     Abandon,
-    /// Undo again what could not be undone.
+    /// Retry the undo that failed.
     RetryCompensation,
-    /// A person undid a step.
+    /// Record that a person undid a step.
     Undone,
 }
 
 impl Verb {
-    /// All of them.
+    /// All verbs.
     pub const ALL: [Self; 6] = [
         Self::Cancel,
         Self::Resubmit,
@@ -28,7 +28,7 @@ impl Verb {
         Self::Undone,
     ];
 
-    /// Its name: in paths, answers and the history.
+    /// The name of the verb: in paths, answers and the history.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Cancel => "cancel",
@@ -40,23 +40,23 @@ impl Verb {
         }
     }
 
-    /// Splits the last part of a path into the id and the verb behind it, both as they are in the
-    /// path; `None` if no verb is asked for.
+    /// Splits the last part of a path into the id and the verb, both as they are in the path.
+    /// `None` if the part has no verb.
     pub fn split(part: &str) -> Option<(&str, &str)> {
         part.rsplit_once(':').filter(|(id, _)| !id.is_empty())
     }
 
-    /// Whether a part of a path ends with a verb.
+    /// Whether a part of a path ends with a known verb.
     pub fn is_asked(part: &str) -> bool {
         Self::split(part).is_some_and(|(_, verb)| Self::named(verb).is_some())
     }
 
-    /// The verb of this name.
+    /// The verb with this name.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|verb| verb.as_str() == name)
     }
 
-    /// The fields that its body may have.
+    /// The fields that the body of the verb may have.
     pub const fn fields(self) -> &'static [&'static str] {
         match self {
             Self::Cancel => &["reason", "by", "workflow"],
@@ -66,7 +66,7 @@ impl Verb {
         }
     }
 
-    /// Those of them that it must have.
+    /// The fields that the body of the verb must have.
     pub const fn required(self) -> &'static [&'static str] {
         match self {
             Self::Cancel | Self::Resubmit | Self::Compensate | Self::RetryCompensation => &[],

@@ -1,4 +1,4 @@
-//! Which bodies are taken, and what answers are.
+//! The accepted media types of bodies, and those of answers.
 
 use hyper::header::{self, HeaderMap, HeaderValue};
 use waybill_http::problem::{Kind, Problem};
@@ -8,7 +8,7 @@ pub const JSON: &str = "application/json";
 /// The media type of batches.
 pub const NDJSON: &str = "application/x-ndjson";
 
-/// Refuses a body of another media type, or one that is encoded further.
+/// Refuses a body of another media type, or with a content encoding.
 pub fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(), Problem> {
     match is_taken(headers, expected) {
         true => Ok(()),
@@ -16,7 +16,7 @@ pub fn check_media_type(headers: &HeaderMap, expected: &'static str) -> Result<(
     }
 }
 
-/// The same of JSON that may be absent: the media type is needed also then.
+/// Checks optional JSON in the same way: an absent body needs the media type, too.
 pub fn check_media_type_of_optional_json(headers: &HeaderMap) -> Result<(), Problem> {
     match is_taken(headers, JSON) {
         true => Ok(()),

@@ -1,7 +1,7 @@
 //! The parameters of a query.
 //!
-//! What must hold: all wrong parameters are named at once, and so are unknown ones, each once and up to a bound. A
-//! misspelt name that were ignored would give an answer to another question.
+//! What must hold: an answer reports all wrong and unknown parameters at once, each one once and up
+//! to a bound. If a misspelt name were ignored, the answer would be to a different request.
 
 use percent_encoding::percent_decode_str;
 use waybill_http::auth::{Caller, Tenants};
@@ -17,22 +17,22 @@ pub const OF_CANCEL: [&str; 3] = ["at", "tenant", "reason"];
 /// How many wrong parameters an answer names at most.
 const ERRORS_MAX: usize = 20;
 
-/// What a query about one operation says.
+/// The parameters of a request about one operation.
 #[derive(Debug)]
 pub struct Parameters {
-    /// The tenant whose id it is; empty for the only one.
+    /// The tenant of the id; empty if the caller has only one.
     pub tenant: String,
     /// The `at` of a `Location`.
     pub token: Option<StatusToken>,
-    /// Whose operations may be found at all.
+    /// The tenants whose operations the caller may find.
     pub tenants: Tenants,
-    /// The `reason`, where the request may have one.
+    /// The `reason`, for requests that may have one.
     pub reason: String,
 }
 
 impl Parameters {
-    /// Reads a query whose parameters are among `known`. A caller of one tenant need not name it, and may not name
-    /// another.
+    /// Reads a query with the parameters in `known`. A caller of one tenant need not name it, and
+    /// may not name another.
     pub fn read(query: Option<&str>, caller: &Caller, known: &[&str]) -> Result<Self, Problem> {
         let tenants = caller.tenants().clone();
         let mut parameters = Self {
@@ -61,12 +61,12 @@ impl Parameters {
     }
 }
 
-/// What is wrong with a query: each parameter once, and no more than an answer may name.
+/// The faults of a query: each parameter once, up to the limit of an answer.
 #[derive(Debug, Default)]
 pub struct QueryErrors(Vec<FieldProblem>);
 
 impl QueryErrors {
-    /// Notes what is wrong with a parameter.
+    /// Notes a wrong parameter.
     pub fn wrong(&mut self, name: &str, detail: impl Into<String>) {
         let mut named = self.0.iter();
         let is_named = named.any(|error| error.parameter.as_deref() == Some(name));
@@ -75,7 +75,7 @@ impl QueryErrors {
         }
     }
 
-    /// Notes a parameter that the request does not have.
+    /// Notes an unknown parameter.
     pub fn unknown(&mut self, name: &str, known: &[&str]) {
         let known = known.join(", ");
         self.wrong(name, format!("is unknown; the parameters are {known}"));
@@ -100,7 +100,7 @@ impl QueryErrors {
 
     /// # Errors
     ///
-    /// If anything is wrong.
+    /// If a parameter is wrong.
     pub fn into_result(self) -> Result<(), Problem> {
         match self.0.is_empty() {
             true => Ok(()),
@@ -109,8 +109,8 @@ impl QueryErrors {
     }
 }
 
-/// Refuses the parameters of a request that has none: what it asks for is in its body. A caller of one tenant who
-/// names another is refused for that, as everywhere.
+/// Refuses the parameters of a request that has none, because its body has the input. A caller of
+/// one tenant that names another gets the refusal for that, as everywhere.
 pub fn refuse_parameters(query: Option<&str>, caller: &Caller) -> Result<(), Problem> {
     let mut errors = QueryErrors::default();
     for (name, value) in pairs(query) {
@@ -135,7 +135,7 @@ pub fn pairs(query: Option<&str>) -> impl Iterator<Item = (&str, Option<String>)
     })
 }
 
-/// Text of a path or a query without its percent encoding; `None` if it is not UTF-8.
+/// Removes the percent encoding of a path or a query; `None` if the text is not UTF-8.
 pub fn decoded(text: &str) -> Option<String> {
     Some(percent_decode_str(text).decode_utf8().ok()?.into_owned())
 }

@@ -17,7 +17,7 @@ const HTML: &str = "text/html; charset=utf-8";
 /// An answer.
 pub type Reply = Response<Payload>;
 
-/// Where to ask for an operation's status.
+/// The address of an operation's status.
 pub fn location(base: &str, id: OperationId, token: Option<StatusToken>) -> String {
     match token {
         Some(token) => format!("{base}/{id}?at={token}"),
@@ -25,23 +25,23 @@ pub fn location(base: &str, id: OperationId, token: Option<StatusToken>) -> Stri
     }
 }
 
-/// This path does not exist.
+/// The problem of an unknown path.
 pub fn not_found() -> Problem {
     Problem::new(Kind::NotFound, "See /openapi.json for available paths.")
 }
 
-/// An answer that says no.
+/// An error answer.
 pub fn problem(problem: &Problem) -> Reply {
     problem.to_response().map(|body| Payload::Whole(Some(body)))
 }
 
-/// An answer in JSON.
+/// A JSON answer.
 pub fn json(status: StatusCode, value: &impl Serialize) -> Reply {
     let body = serde_json::to_vec(value).expect("views have string keys and finite numbers");
     whole(status, JSON, body.into())
 }
 
-/// A page for people.
+/// An HTML page.
 pub fn page(html: Bytes) -> Reply {
     let mut reply = whole(StatusCode::OK, HTML, html);
     set_static(
@@ -53,7 +53,7 @@ pub fn page(html: Bytes) -> Reply {
     reply
 }
 
-/// An answer that leads elsewhere.
+/// A redirect.
 pub fn redirect(to: &'static str) -> Reply {
     let mut reply = Response::new(Payload::Whole(None));
     *reply.status_mut() = StatusCode::FOUND;
@@ -61,7 +61,7 @@ pub fn redirect(to: &'static str) -> Reply {
     reply
 }
 
-/// An answer with this body.
+/// An answer with this whole body.
 pub fn whole(status: StatusCode, media_type: &'static str, body: Bytes) -> Reply {
     let mut reply = Response::new(Payload::Whole(Some(body)));
     *reply.status_mut() = status;

@@ -1,4 +1,4 @@
-//! Which address stands for what.
+//! The routes of the API.
 
 use hyper::Method;
 use waybill_http::auth::Scope;
@@ -6,22 +6,22 @@ use waybill_http::auth::Scope;
 use crate::measure::RouteLabel;
 use crate::ops::verb::Verb;
 
-/// Where deliveries are.
+/// The path of deliveries.
 pub const DELIVERIES: &str = "/api/deliveryrequests";
-/// Where operations are.
+/// The path of operations.
 pub const OPERATIONS: &str = "/v1/operations";
-/// Where batches are sent to.
+/// The path of batches.
 pub const BATCH: &str = "/v1/operations:batch";
-/// What follows an operation's address where its events are.
+/// The suffix of an operation's path for its events.
 pub const EVENTS: &str = "/events";
-/// Where the API is described.
+/// The path of the API's description.
 pub const OPENAPI: &str = "/openapi.json";
-/// Where the description is shown.
+/// The path of the page about the API.
 pub const DOCS: &str = "/docs";
-/// Where kinds of problems are explained.
+/// The base path of the pages about problems.
 pub const PROBLEMS: &str = "/problems";
 
-/// What a path means.
+/// The resource that a path names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Route<'a> {
     Deliveries,
@@ -38,7 +38,7 @@ pub enum Route<'a> {
 }
 
 impl Route<'_> {
-    /// What a request's path stands for.
+    /// The route of a path.
     pub fn of(path: &str) -> Route<'_> {
         let below = |base: &str| {
             path.strip_prefix(base)
@@ -61,7 +61,7 @@ impl Route<'_> {
         }
     }
 
-    /// What whoever asks must be allowed to do; `None` where anybody may ask.
+    /// The scope that a caller needs; `None` if the route is open to all.
     pub fn scope(self, method: &Method) -> Option<Scope> {
         let is_get = method == Method::GET || method == Method::HEAD;
         match self {
@@ -73,7 +73,7 @@ impl Route<'_> {
             Self::Operation(part) => match Verb::split(part).map(|(_, verb)| Verb::named(verb)) {
                 Some(Some(Verb::Cancel)) => Some(Scope::Submit),
                 Some(Some(_)) => Some(Scope::Repair),
-                // There is nothing that could be asked so.
+                // No such verb exists.
                 Some(None) | None => Some(Scope::Read),
             },
             Self::Events(_) => Some(Scope::Read),
@@ -81,7 +81,7 @@ impl Route<'_> {
         }
     }
 
-    /// What requests of it are counted as.
+    /// The label that requests are counted under.
     pub fn label(self, method: &Method) -> RouteLabel {
         let is_get = method == Method::GET || method == Method::HEAD;
         match self {
@@ -99,7 +99,7 @@ impl Route<'_> {
     }
 }
 
-/// The operation, as it is in the path, whose events the path stands for.
+/// The operation, as written in the path, if the path names its events.
 fn events_of(path: &str) -> Option<&str> {
     let id = path.strip_prefix(OPERATIONS)?.strip_prefix('/')?;
     let id = id.strip_suffix(EVENTS)?;
@@ -130,7 +130,7 @@ mod tests {
             ("POST", "/v1/operations/x:abandon", Some(repair)),
             ("POST", "/v1/operations/x:retry-compensation", Some(repair)),
             ("POST", "/v1/operations/x:undone", Some(repair)),
-            // What there is not is no way around it.
+            // An unknown verb does not bypass the scope check.
             ("POST", "/v1/operations/x:no-such-verb", Some(read)),
             ("POST", "/v1/operations/x", Some(read)),
             ("PUT", "/v1/operations", Some(submit)),

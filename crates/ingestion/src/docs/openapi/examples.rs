@@ -1,11 +1,11 @@
-//! The document's examples: one delivery, from the request to how it stands.
+//! The examples of the document: one delivery, from its request to its status.
 
 use serde_json::{Value, json};
 
 /// The id of the example.
 pub(super) const ID: &str = "0192f0c1-2345-7abc-8def-0123456789ab";
 
-/// Where to ask for it.
+/// The address of its status.
 pub(super) fn location(base: &str) -> String {
     format!("{base}/{ID}?at=3-1234-5f2b9c01")
 }
@@ -24,7 +24,7 @@ pub(super) fn delivery_example() -> Value {
     })
 }
 
-/// The same as it is shown, with its id.
+/// The delivery as an answer shows it, with its id.
 pub(super) fn named_delivery() -> Value {
     with(delivery_example(), "deliveryId", json!(ID))
 }
@@ -38,7 +38,7 @@ pub(super) fn operation_example() -> Value {
     })
 }
 
-/// An operation as it is shown while a step is to be tried again.
+/// An operation's status while a step waits for its next attempt.
 pub(super) fn operation_view_example() -> Value {
     json!({
         "id": ID,
@@ -65,12 +65,12 @@ pub(super) fn operation_view_example() -> Value {
     })
 }
 
-/// The same of a delivery.
+/// The status of a delivery with such a step.
 pub(super) fn delivery_view_example() -> Value {
     with(operation_view_example(), "request", named_delivery())
 }
 
-/// An object with a further field.
+/// An object with one more field.
 pub(super) fn with(mut object: Value, name: &str, value: Value) -> Value {
     object[name] = value;
     object

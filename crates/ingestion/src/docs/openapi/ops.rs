@@ -1,4 +1,4 @@
-//! What is asked of operations that exist, in the document.
+//! The part of the document about existing operations.
 
 use serde_json::{Value, json};
 use utoipa::openapi::path::{
@@ -24,17 +24,17 @@ use crate::ops::verb::Verb;
 use crate::service::{DELIVERIES, EVENTS, JSON, OPERATIONS};
 use crate::view::{DeliveryView, OperationView};
 
-/// The tag of what operators ask.
+/// The tag of the operators' verbs.
 pub const OPERATORS: &str = "Operators";
 
-/// What is to be known of it.
+/// The description of the tag.
 pub const OPERATORS_ABOUT: &str = "Repair by a person. Where this server runs without authentication, its port must not \
     be reachable by anybody who may not do this.";
 
 const REQUEST_ID: &str = "5f0e9c1a-7d4e-5b52-9a3c-2f1f6f2d9b10";
 const NEW_ID: &str = "3c1d2e8f-0f65-5a41-8b7e-6a5d4c3b2a19";
 
-/// How asking may be refused.
+/// The refusals of a verb.
 const ASK_REFUSALS: [Kind; 9] = [
     Kind::MalformedJson,
     Kind::UnknownOrExpired,
@@ -47,7 +47,7 @@ const ASK_REFUSALS: [Kind; 9] = [
     Kind::OutcomeUnknown,
 ];
 
-/// Adds the schemas of what is answered.
+/// Adds the schemas of the answers.
 pub fn add_schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
     add_schema::<AskedView>(schemas);
     add_schema::<ListView>(schemas);
@@ -392,7 +392,7 @@ fn operator() -> ParameterBuilder {
     )
 }
 
-/// A server-sent event; what it says is JSON in a text, which a schema of this document describes.
+/// A server-sent event. Its data is JSON in a text, described by a schema of this document.
 fn event() -> ObjectBuilder {
     let data = format!(
         "JSON: see the schema `{}`.",

@@ -1,4 +1,4 @@
-//! Who may do what, in the document: taken from the routes themselves.
+//! The required scopes in the document, taken from the routes themselves.
 
 use hyper::Method;
 use utoipa::openapi::path::Operation;
@@ -9,13 +9,13 @@ use waybill_http::problem::Kind;
 use super::refusal;
 use crate::service::Route;
 
-/// The name of the one scheme.
+/// The name of the only security scheme.
 const BEARER: &str = "bearer";
 
 const ABOUT: &str = "A token of this server, or a JWT that it takes. What it allows are scopes (`submit`, `read`, \
     `repair`, `admin`), for one tenant or for all: what is another tenant's is not there for it.";
 
-/// Says of every operation which scope it needs, and how it refuses who does not have it.
+/// Adds to each operation of the document its scope, and the refusals of callers without it.
 pub(super) fn secure(document: &mut OpenApi) {
     let scheme = HttpBuilder::new()
         .scheme(HttpAuthScheme::Bearer)
@@ -34,7 +34,8 @@ pub(super) fn secure(document: &mut OpenApi) {
     });
 }
 
-/// Says of every operation how it refuses web pages that reach it by a name of their own, or from another origin.
+/// Adds to each operation of the document the refusals of web pages with a host name or an origin
+/// of their own.
 pub(super) fn stay_local(document: &mut OpenApi) {
     each(document, |_, method, operation| {
         refuse(operation, &[Kind::UnknownHost]);

@@ -1,4 +1,4 @@
-//! Where a page ends and the next one begins.
+//! Where a page of a list ends and the next one begins.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -7,20 +7,21 @@ use waybill_http::auth::Tenants;
 use waybill_http::problem::Problem;
 use waybill_store::{AttentionCursor, AttentionEntry, AttentionOrder};
 
-/// The cursor that a reader is given.
+/// The cursor that a client receives.
 ///
-/// What must hold: it names no operation but the reader's own. Where the last entry that was looked at is another's, it
-/// is the instant of that entry, all of which is looked at again: what is on two pages harms nobody.
+/// What must hold: it names only operations that the client may see. If the last entry of the page
+/// is another tenant's, the cursor is the instant of that entry, and the next page reads that
+/// instant again. An operation may then be on two pages, which is harmless.
 pub(super) struct ShownCursor<'a> {
     tenants: &'a Tenants,
-    /// Where the page began.
+    /// The start of the page.
     began: AttentionCursor,
     last: Option<AttentionEntry>,
     last_own: Option<AttentionEntry>,
 }
 
 impl<'a> ShownCursor<'a> {
-    /// For a page that begins here, and is read by somebody who may see these tenants.
+    /// For a page that begins here, for a client that may see these tenants.
     pub(super) fn new(tenants: &'a Tenants, began: AttentionCursor) -> Self {
         Self {
             tenants,
@@ -30,7 +31,7 @@ impl<'a> ShownCursor<'a> {
         }
     }
 
-    /// The next entry that the page looks at, and its row.
+    /// Notes the next entry of the page, and its row.
     pub(super) fn passes(
         &mut self,
         entry: AttentionEntry,
@@ -46,12 +47,12 @@ impl<'a> ShownCursor<'a> {
         }
     }
 
-    /// Whether a reader who goes on with what is shown for `next` gets any further. Else the page has to.
+    /// Whether the cursor shown for `next` advances. If not, the page must continue.
     pub(super) fn has_moved(&self, next: AttentionCursor) -> bool {
         self.at(next) != self.began
     }
 
-    /// What is shown for this one.
+    /// The cursor to show for this one.
     pub(super) fn at(&self, cursor: AttentionCursor) -> AttentionCursor {
         let Some(last) = self.last.filter(|_| self.tenants.only().is_some()) else {
             return cursor;
@@ -62,7 +63,7 @@ impl<'a> ShownCursor<'a> {
                 ..cursor
             },
             _ => {
-                // An own entry of the same instant, from which the page began, is gone on from.
+                // The page began after an own entry of the same instant: continue from that.
                 let after = self.began.after.filter(|began| began.at == last.at);
                 let (since, until) = match cursor.order {
                     AttentionOrder::OldestFirst => (last.at, cursor.until),
@@ -77,13 +78,13 @@ impl<'a> ShownCursor<'a> {
     }
 }
 
-/// A cursor as a text.
+/// The text of a cursor.
 pub(super) fn to_text(cursor: &AttentionCursor) -> String {
     let json = serde_json::to_vec(cursor).expect("a cursor is numbers and ids");
     URL_SAFE_NO_PAD.encode(json)
 }
 
-/// The cursor that a text is.
+/// Parses a cursor.
 pub(super) fn of_text(text: &str) -> Option<AttentionCursor> {
     serde_json::from_slice(&URL_SAFE_NO_PAD.decode(text).ok()?).ok()
 }
@@ -124,7 +125,7 @@ mod tests {
             let began = beginning(order);
             let mut shown = ShownCursor::new(&tenants, began);
             let mut next = began;
-            // Whose it is cannot be read.
+            // The tenant cannot be read.
             let unreadable = || Err(Problem::new(Kind::RowUnreadable, ""));
             for passed in [entry(5, 1), entry(5, 2)] {
                 shown.passes(passed, &unreadable());
@@ -138,7 +139,7 @@ mod tests {
             }
             assert!(shown.has_moved(next));
 
-            // The same instant again: the page itself has to go on.
+            // The same instant again: the page must continue.
             let mut again = ShownCursor::new(&tenants, masked);
             again.passes(entry(5, 2), &unreadable());
             assert!(!again.has_moved(AttentionCursor {

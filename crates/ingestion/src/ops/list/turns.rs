@@ -1,8 +1,8 @@
-//! How much lists may cost.
+//! Bounds the cost of lists.
 //!
-//! A list reads up to 2,000 rows for a request of one line. So lists are read one at a time, with pauses: clients that
-//! ask again and again do not take the CPU that operations need. Tenants take turns: one list of each waits for the next
-//! turn, and the tenant's other lists wait behind it.
+//! A list reads up to 2,000 rows for a request of one line. So lists are read one at a time, with
+//! pauses, and repeated requests cannot take the CPU that operations need. Tenants take turns: one
+//! list of each tenant waits for the next turn, and the tenant's other lists wait behind it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, Weak};
@@ -18,18 +18,19 @@ use crate::shares::{Places, Share};
 
 /// The pause after a piece, as a multiple of the time that reading it took.
 const PAUSE: u32 = 3;
-/// The shortest pause. A read goes on after its list was dropped, and nobody knows how long it takes.
+/// The shortest pause. A read continues after its list was dropped, and its duration is then
+/// unknown.
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 /// The longest pause, however long the store took.
 const PAUSE_MAX: Duration = Duration::from_secs(3);
 
-/// The lists that are read, or wait for it.
+/// The lists that are being read, or wait.
 #[derive(Debug)]
 pub struct Lists {
     places: Places,
-    /// By tenant, what its list holds that is read, or waits for the next turn.
+    /// By tenant, the lock of its list that is being read or waits for the next turn.
     tenant_locks: std::sync::Mutex<HashMap<Arc<str>, Weak<Mutex<()>>>>,
-    /// Until then nothing is read. Held by the list whose turn it is.
+    /// No list is read until this time. Locked by the list whose turn it is.
     paused_until: Mutex<Instant>,
 }
 
@@ -43,7 +44,7 @@ pub struct Turn<'a> {
 }
 
 impl Lists {
-    /// At most `max` lists at once.
+    /// Allows `max` lists at once.
     pub fn new(max: usize) -> Self {
         Self {
             places: Places::new(max, LISTS.of([]), &LISTS_MAX.of([])),
@@ -52,11 +53,11 @@ impl Lists {
         }
     }
 
-    /// Waits for the caller's turn. Ends when it is dropped.
+    /// Waits for the caller's turn. Dropping the result ends the turn.
     ///
     /// # Errors
     ///
-    /// If too many wait already.
+    /// If too many lists wait already.
     pub async fn turn(&self, tenants: &Tenants) -> Result<Turn<'_>, Problem> {
         let place = self.places.share(tenants, 1);
         let place = place.ok_or_else(|| {
@@ -74,7 +75,7 @@ impl Lists {
         })
     }
 
-    /// What one list of a tenant holds at a time.
+    /// The lock of a tenant, held by one of its lists at a time.
     fn tenant_lock(&self, tenants: &Tenants) -> Arc<Mutex<()>> {
         let tenant = tenants.only().map_or_else(Arc::default, Arc::clone);
         let mut tenant_locks = self
@@ -98,12 +99,12 @@ impl Turn<'_> {
         sleep_until(*self.paused_until).await;
     }
 
-    /// The next piece begins after a pause at the earliest.
+    /// Delays the next piece by a pause.
     fn piece_ended(&mut self) {
         let now = Instant::now();
         let took = now.saturating_duration_since(self.began);
         let pause = took.saturating_mul(PAUSE).clamp(PAUSE_MIN, PAUSE_MAX);
-        // A list that is dropped in a pause does not begin another.
+        // A list that is dropped in a pause must not begin another pause.
         *self.paused_until = (*self.paused_until).max(now + pause);
         self.began = *self.paused_until;
     }
@@ -186,7 +187,7 @@ mod tests {
         let refused = lists.turn(&Tenants::All).await.unwrap_err();
         assert_eq!(refused.status(), 503);
         assert!(refused.retry_after().is_some());
-        // It waits for the turn of the first, not for a pause.
+        // The second list waits for the first one's turn, not for a pause.
         sleep(2 * PAUSE_MIN).await;
         assert!(poll!(second.as_mut()).is_pending());
         drop(first);
