@@ -1,12 +1,11 @@
-//! The ids of operations, as callers and ingestion choose them.
+//! The ids of operations, chosen by callers or by ingestion.
 //!
-//! What must hold: the id of an operation is a pure function of the tenant and of the id that the
-//! caller gave, in every ingestion and over every restart, so that a repeat meets the operation that
-//! it repeats. Ids that ingestion made itself are callers' ids too, from the second request on: an
-//! answer that could not say whether the request was taken names the id to repeat it with, and such
-//! an id stands for itself. To be told from a UUIDv7 of the caller's own making it carries a mark in
-//! its last 16 bits, computed from the rest and the tenant; the random part keeps 58 bits, of which
-//! 42 count up within a process.
+//! What must hold: the id of an operation is a pure function of the tenant and the caller's id, in
+//! every ingestion and over every restart, so that a repeat meets the operation that it repeats.
+//! Ids that ingestion made also arrive as callers' ids: if the outcome of a request is unknown, the
+//! answer names the id to repeat it with. Such an id is the operation's id itself. A mark in its
+//! last 16 bits, computed from the rest and the tenant, distinguishes it from a UUIDv7 that a
+//! caller made. The random part keeps 58 bits, of which 42 count up within a process.
 
 use std::fmt;
 use std::sync::Mutex;
@@ -20,10 +19,10 @@ use waybill_telemetry::visible::is_word;
 /// The longest id that a caller may choose, in characters.
 pub const CALLER_ID_CHARS_MAX: usize = 256;
 
-/// Counts the ids of one millisecond, and keeps them growing while time goes back.
+/// Counts the ids of one millisecond, and keeps ids growing if the clock goes back.
 static COUNT: Mutex<ContextV7> = Mutex::new(ContextV7::new());
 
-/// A fresh id for an operation of `tenant` whose caller chose none.
+/// A new id for an operation of `tenant` without a caller's id.
 pub fn fresh(tenant: &str) -> OperationId {
     let since_epoch = wall_clock().since(waybill_engine::Timestamp(0));
     let (seconds, nanos) = (since_epoch.as_secs(), since_epoch.subsec_nanos());
@@ -34,8 +33,8 @@ pub fn fresh(tenant: &str) -> OperationId {
     OperationId(Uuid::from_bytes(bytes))
 }
 
-/// Whether `id` is one that [`fresh`] made for `tenant`. A UUIDv7 of another's making passes for one
-/// once in 65,536 times, which does no harm: the answer is the same each time it is asked.
+/// Whether [`fresh`] made `id` for `tenant`. A UUIDv7 of another origin matches once in 65,536
+/// times. That does no harm: the result is always the same.
 pub fn is_ours(id: OperationId, tenant: &str) -> bool {
     let bytes = id.0.as_bytes();
     id.0.get_version() == Some(Version::SortRand) && bytes[14..] == mark(bytes, tenant)
@@ -53,7 +52,7 @@ fn mark(bytes: &[u8; 16], tenant: &str) -> [u8; 2] {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CallerId(String);
 
-/// What is expected of a caller's id.
+/// The text is not a valid caller's id.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "must be 1 to {CALLER_ID_CHARS_MAX} visible characters, without white space, and must not begin with a combining mark"
@@ -61,7 +60,7 @@ pub struct CallerId(String);
 pub struct BadCallerId;
 
 impl CallerId {
-    /// Takes `text` as a caller's id.
+    /// Checks `text` as a caller's id.
     pub fn new(text: impl Into<String>) -> Result<Self, BadCallerId> {
         let text = text.into();
         let is_short = text.chars().nth(CALLER_ID_CHARS_MAX).is_none();
@@ -71,7 +70,7 @@ impl CallerId {
         }
     }
 
-    /// Takes the value of an `Idempotency-Key` header, with or without the quotes of a structured
+    /// Checks the value of an `Idempotency-Key` header, with or without the quotes of a structured
     /// field's string.
     pub fn of_header(value: &[u8]) -> Result<Self, BadCallerId> {
         let text = std::str::from_utf8(value).map_err(|_| BadCallerId)?.trim();
@@ -87,13 +86,13 @@ impl CallerId {
         self.0
     }
 
-    /// The operation that `tenant` knows by this id.
+    /// The operation of `tenant` with this id.
     pub fn operation(&self, tenant: &str) -> OperationId {
         self.as_ours(tenant)
             .unwrap_or_else(|| OperationId::of_caller(tenant, &self.0))
     }
 
-    /// The operation id that this text is, if ingestion made it for `tenant`.
+    /// The operation id in this text, if ingestion made it for `tenant`.
     pub fn as_ours(&self, tenant: &str) -> Option<OperationId> {
         as_operation_id(&self.0).filter(|id| is_ours(*id, tenant))
     }
@@ -105,8 +104,8 @@ impl fmt::Display for CallerId {
     }
 }
 
-/// Every operation that `text` in a path may stand for: the operation id itself, and the id that
-/// `tenant` knows it by.
+/// Every operation that `text` in a path can refer to: by its own id, or by the caller's id of
+/// `tenant`.
 pub fn candidates(tenant: &str, text: &str) -> Vec<OperationId> {
     let mut ids = Vec::with_capacity(2);
     ids.extend(as_operation_id(text));
@@ -119,7 +118,7 @@ pub fn candidates(tenant: &str, text: &str) -> Vec<OperationId> {
     ids
 }
 
-/// Only the one form that answers use: another spelling of the same UUID is another caller's id.
+/// Accepts only the spelling that answers use: another spelling of the UUID is another caller's id.
 fn as_operation_id(text: &str) -> Option<OperationId> {
     let id: OperationId = text.parse().ok()?;
     (id.key() == text.as_bytes()).then_some(id)

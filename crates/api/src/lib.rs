@@ -1,7 +1,9 @@
-//! What the HTTP API takes: the ids of operations, requests with what can be wrong with them, and the rates of tenants.
+//! The input of the HTTP API: ids of operations, requests and their checks, and the rates of
+//! tenants.
 //!
-//! Ingestion checks requests by these rules before it accepts them. The scheduler repeats the checks that follow from the
-//! record alone, for requests that came through a topic. What must hold: both compute the same hash of a request.
+//! Ingestion checks requests by these rules before it accepts them. The scheduler repeats the
+//! checks that follow from the record alone, for requests that were written straight to a topic.
+//! What must hold: both compute the same hash of a request.
 //!
 //! Deliberately absent: connections, routes and the broker.
 

@@ -1,8 +1,8 @@
-//! From a body to the record that asks for an operation.
+//! Turns a request body into the record that requests an operation.
 //!
-//! What must hold: the same request, however its JSON is written and through whichever form it
-//! comes, makes the same record and the same hash; a request that is not wholly right makes none,
-//! and wrong fields are named together.
+//! What must hold: the same request makes the same record and the same hash, whatever its JSON
+//! looks like and in whichever form it arrives. An invalid request makes none, and its wrong fields
+//! are reported together.
 
 mod envelope;
 
@@ -28,47 +28,47 @@ pub use self::envelope::{Envelope, IDEMPOTENCY_KEY, TRACEPARENT};
 use super::id::{self, CallerId};
 use super::tenant_limits::TenantLimits;
 
-/// The workflow that deliveries run, and the one whose input has a form of its own.
+/// The built-in workflow for deliveries, whose requests have a form of their own.
 pub const DRONE_DELIVERY: &str = "drone-delivery";
 
-/// The field that says who is told how an operation ended.
+/// The field with the contacts to notify when an operation ends.
 const NOTIFY: &str = "notify";
 
-/// What requests are checked against.
+/// The rules that requests are checked against.
 #[derive(Debug)]
 pub struct Rules {
-    /// The workflows that can be asked for.
+    /// The workflows that can be requested.
     pub workflows: Arc<Workflows>,
-    /// How deep a body may nest.
+    /// The deepest nesting of a body.
     pub json_depth_max: usize,
-    /// What the name of a `replyTo` topic must begin with: any of these.
+    /// The prefixes that the name of a `replyTo` topic may have.
     pub reply_to_prefixes: Vec<String>,
-    /// Who may be named to be told of an operation.
+    /// Which contacts a request may name.
     pub contacts: ContactRules,
-    /// How many there may be of each tenant.
+    /// The rate limits of tenants.
     pub tenant_limits: TenantLimits,
-    /// Whether high-priority requests go by a topic of their own.
+    /// Whether high-priority requests have their own topic.
     pub has_high_priority_topic: bool,
 }
 
-/// A request that may be accepted.
+/// A checked request.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Submission {
     /// The record.
     pub record: CreateRequest,
-    /// Which topic it goes to.
+    /// The priority, which determines the topic.
     pub priority: Priority,
     /// Its workflow.
     pub workflow: Arc<str>,
-    /// For whom its sender may ask.
+    /// The tenants that the sender may act for.
     pub sender: Tenants,
-    /// Deadlines that have passed already.
+    /// The deadlines that have already passed.
     overdue: Vec<FieldProblem>,
 }
 
 impl Submission {
-    /// Refuses a request that came after a deadline of its own. To be asked once it is sure that it
-    /// repeats none: a repeat is answered for ever.
+    /// Refuses a request that arrived after its own deadline. Call it only once the request is
+    /// known to be no repeat: a repeat gets its answer even after the deadline.
     pub fn check_deadlines(&self) -> Result<(), Problem> {
         match self.overdue.as_slice() {
             [] => Ok(()),
@@ -85,7 +85,7 @@ impl Submission {
     }
 }
 
-/// Reads a delivery's body.
+/// Reads the body of a delivery.
 pub fn delivery(
     body: &[u8],
     envelope: &Envelope,
@@ -94,7 +94,7 @@ pub fn delivery(
 ) -> Result<Submission, Problem> {
     let mut value = json::parse(body, rules.json_depth_max)?;
     let mut draft = Draft::new(envelope, rules, now);
-    // It is about the delivery and no part of it: no step is to see it.
+    // Contacts are not part of the delivery, and steps must not see them.
     let notify = value
         .as_object_mut()
         .and_then(|fields| fields.remove(NOTIFY));
@@ -107,7 +107,7 @@ pub fn delivery(
     draft.finish()
 }
 
-/// Reads the general form.
+/// Reads the body of an operation in the general form.
 pub fn operation(
     body: &[u8],
     envelope: &Envelope,
@@ -123,7 +123,7 @@ pub fn operation(
     draft.finish()
 }
 
-/// A request while it is read.
+/// A request that is being read.
 struct Draft<'a> {
     envelope: &'a Envelope,
     rules: &'a Rules,
@@ -175,8 +175,8 @@ impl<'a> Draft<'a> {
                 if let Some(id) = &delivery.delivery_id {
                     self.caller_id(id, &format!("{at}/deliveryId"));
                 }
-                // What the customer was told is also by when the operation should be final, unless
-                // the general form says otherwise.
+                // The time promised to the customer is also the deadline of the operation, unless
+                // the general form has another.
                 if let Some(deadline) = delivery.deadline {
                     let deadline = Timestamp(deadline.as_microsecond());
                     self.check_deadline(deadline, format!("{at}/deadline"));
@@ -194,7 +194,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Checks of a delivery with other wrong fields what the delivery's own check leaves to this one.
+    /// Checks the fields that the delivery's own check did not reach because others were wrong.
     fn beside_wrong_fields(&mut self, value: &Value, at: &str, errors: &[FieldError]) {
         let right = |name: &str| {
             let is_named = errors
@@ -319,7 +319,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Takes the caller's id from a field; all places that give one must agree.
+    /// Sets the caller's id from a field; all places that give one must agree.
     fn caller_id(&mut self, text: &str, pointer: &str) {
         match CallerId::new(text) {
             Err(error) => self.wrong(pointer, error.to_string()),
@@ -351,7 +351,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Takes who is to be told; `null` counts as absent. No detail repeats a contact.
+    /// Sets the contacts to notify; `null` counts as absent. No error repeats a contact.
     fn notify(&mut self, value: Option<&Value>) {
         let uris = match value {
             None | Some(Value::Null) => return,
@@ -391,7 +391,7 @@ impl<'a> Draft<'a> {
         let (operation, id_origin, caller_id) = match self.caller_id {
             None => (id::fresh(&tenant), IdOrigin::Server, None),
             Some(caller_id) => match caller_id.as_ours(&tenant) {
-                // A repeat of what was given this id here: but for the origin, the same record.
+                // A repeat with an id that ingestion made: the same record, except for the origin.
                 Some(id) => (id, IdOrigin::Caller, None),
                 None => (
                     caller_id.operation(&tenant),
@@ -401,7 +401,7 @@ impl<'a> Draft<'a> {
             },
         };
         let caller_id = caller_id.map(CallerId::into_string);
-        // A delivery says so by itself, unless the general form says otherwise.
+        // A delivery has a priority of its own, unless the general form has another.
         let of_input = match &input {
             Input::Delivery(delivery) if delivery.expedited => Priority::High,
             Input::Delivery(_) | Input::Other(_) => Priority::Normal,
@@ -424,7 +424,7 @@ impl<'a> Draft<'a> {
             Input::Other(input) => (hash(&input), input),
             Input::Delivery(delivery) => named(*delivery, operation, caller_id.as_deref(), hash),
         };
-        // Written out again, numbers may be longer than they came.
+        // Numbers may be longer after they are written out again.
         if input.len() > INPUT_BYTES_MAX {
             let detail = format!(
                 "The input has {} bytes; at most {INPUT_BYTES_MAX} are taken.",
@@ -459,8 +459,8 @@ impl<'a> Draft<'a> {
     }
 }
 
-/// Checks the name of who asks for something, and says what is wrong with it. How long it may be, the
-/// records say.
+/// Checks the name of a verb's sender. The error says what is wrong with it. The records define the
+/// longest name.
 pub fn check_asked_by(name: &str) -> Result<(), &'static str> {
     match is_name(name) {
         true => Ok(()),
@@ -470,8 +470,8 @@ pub fn check_asked_by(name: &str) -> Result<(), &'static str> {
     }
 }
 
-/// A delivery's hash, over all but its id, and its input, which always has one. The id is left out
-/// of the hash because it may have come in the body, beside it, or from here: it names the
+/// A delivery's hash, over everything but its id, and its input, which always has an id. The hash
+/// leaves out the id because it may come from the body, from a header or from here: it names the
 /// operation that the hash is compared within.
 pub fn named(
     mut delivery: DeliveryRequest,
@@ -485,9 +485,9 @@ pub fn named(
     (hash, delivery.canonical_json())
 }
 
-/// The hash of a request's canonical form: its parts in this order, each after its length. It is
-/// kept for as long as rows are, so neither order nor parts may change. Contacts, where there are
-/// any, are further parts: a request without them has the hash that it always had.
+/// The hash of a request's canonical form: its parts in this order, each after its length. Rows
+/// keep it, so neither order nor parts may change. Contacts are further parts: a request without
+/// contacts keeps the hash that it had before contacts existed.
 pub fn request_hash(
     workflow: &str,
     tenant: &str,
@@ -519,7 +519,7 @@ fn is_absent(fields: &Map<String, Value>, name: &str) -> bool {
     fields.get(name).is_none_or(Value::is_null)
 }
 
-/// Reads an ISO 8601 date and time; one without an offset is UTC.
+/// Reads an ISO 8601 date and time; without an offset it is UTC.
 pub fn date_and_time(text: &str) -> Option<Timestamp> {
     let time = match text.parse::<jiff::Timestamp>() {
         Ok(time) => time,

@@ -1,4 +1,4 @@
-//! Tests of [`super`]: what makes a record, and what makes none.
+//! Tests of [`super`]: which requests make a record, and which make none.
 
 use hyper::HeaderMap;
 use hyper::header::HeaderValue;
@@ -192,7 +192,7 @@ fn a_wrong_id_and_a_past_deadline_are_named_beside_other_wrong_fields() {
             "/input/deadline"
         ]
     );
-    // An id that is not even a string is named once.
+    // An id that is not even a string is reported once.
     let body = with(delivery_body(), "deliveryId", 7);
     let none = Envelope::default();
     let refused = delivery(body.to_string().as_bytes(), &none, &rules(), NOW).unwrap_err();

@@ -1,7 +1,7 @@
-//! How much each tenant may send: who floods is answered 429, and the others do not feel it.
+//! Rate limits of tenants: a tenant that sends too much gets 429, and the others are not affected.
 //!
-//! The limits are this process's: several share a load between them, and each lets its share through. They are the
-//! generic cell rate algorithm's (ITU-T I.371): so many a second, and so many at once.
+//! The limits apply to this process: several processes that share a load each apply their own. The
+//! algorithm is the generic cell rate algorithm (ITU-T I.371), with a rate per second and a burst.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,28 +13,29 @@ use governor::clock::{Clock as _, DefaultClock};
 use governor::{DefaultDirectRateLimiter, DefaultKeyedRateLimiter, Quota, RateLimiter};
 use waybill_http::problem::{Kind, Problem};
 
-/// Of so many requests one looks for tenants that have not sent anything for a while, to forget them.
+/// After this many requests, tenants that have not sent anything for a while are forgotten.
 const FORGET_EVERY: u32 = 4_096;
 
-/// So many requests a second, and so many at once.
+/// A rate limit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rate {
-    /// Requests a second.
+    /// Sustained requests per second.
     pub per_second: NonZeroU32,
-    /// Requests at once.
+    /// The largest burst, in requests.
     pub burst: NonZeroU32,
 }
 
-/// How much tenants may send.
+/// The rate limits of tenants.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TenantRates {
-    /// Each tenant that is not named; those without a tenant count as one. `None`: as much as they want.
+    /// For each tenant without a limit of its own; requests without a tenant count as one. `None`:
+    /// no limit.
     pub each: Option<Rate>,
-    /// These, by name.
+    /// The limits of single tenants, by name.
     pub named: BTreeMap<String, Rate>,
 }
 
-/// Counts what tenants send.
+/// Counts the requests of tenants.
 pub struct TenantLimits {
     each: Option<DefaultKeyedRateLimiter<String>>,
     named: BTreeMap<String, DefaultDirectRateLimiter>,
@@ -43,7 +44,7 @@ pub struct TenantLimits {
 }
 
 impl TenantLimits {
-    /// By these rates.
+    /// Creates limits with these rates.
     pub fn new(rates: &TenantRates) -> Self {
         let named = rates.named.iter();
         Self {
@@ -56,11 +57,11 @@ impl TenantLimits {
         }
     }
 
-    /// Takes one request of a tenant's share.
+    /// Takes one request from a tenant's limit.
     ///
     /// # Errors
     ///
-    /// If nothing of it is left; the problem says when there will be.
+    /// If the limit is reached; the problem says how long to wait.
     pub fn take(&self, tenant: &String) -> Result<(), Problem> {
         let refused = match (self.named.get(tenant), &self.each) {
             (Some(limit), _) => limit.check().err(),
@@ -81,7 +82,7 @@ impl TenantLimits {
 }
 
 impl Default for TenantLimits {
-    /// None.
+    /// No limits.
     fn default() -> Self {
         Self::new(&TenantRates::default())
     }
@@ -115,7 +116,7 @@ mod tests {
         }
     }
 
-    /// How many of so many at once are let through.
+    /// How many of `count` requests at once pass.
     fn passed(limits: &TenantLimits, tenant: &str, count: usize) -> usize {
         let tenant = tenant.to_owned();
         (0..count).filter(|_| limits.take(&tenant).is_ok()).count()
@@ -123,7 +124,7 @@ mod tests {
 
     #[test]
     fn who_floods_is_turned_away_and_the_others_are_not() {
-        // So slow that none comes to it within the test.
+        // So slow that no request becomes free within the test.
         let limits = TenantLimits::new(&TenantRates {
             each: Some(rate(1, 5)),
             named: BTreeMap::from([("large".to_owned(), rate(1, 50))]),

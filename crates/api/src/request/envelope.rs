@@ -1,4 +1,4 @@
-//! What comes with a body, in the head of a request.
+//! The parts of a request that are outside its body.
 
 use hyper::HeaderMap;
 use hyper::header::HeaderName;
@@ -8,25 +8,25 @@ use waybill_telemetry::trace::TraceContext;
 
 use crate::id::CallerId;
 
-/// The header that gives a request an id of its caller's.
+/// The header with the caller's id of a request.
 pub const IDEMPOTENCY_KEY: &str = "Idempotency-Key";
 
 /// The header with the trace context.
 pub const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// What comes with a body, in the request's head.
+/// The parts of a request that are outside its body.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Envelope {
     pub(super) idempotency_key: Option<CallerId>,
     pub(super) traceparent: Option<String>,
-    /// For whom its sender may ask.
+    /// The tenants that the sender may act for.
     pub(super) tenants: Tenants,
-    /// What is wrong with its headers.
+    /// The wrong headers.
     pub(super) wrong: Vec<FieldProblem>,
 }
 
 impl Envelope {
-    /// Reads a request's head. What is wrong with it is named with what is wrong with the body.
+    /// Reads a request's head. Wrong headers are reported together with wrong fields of the body.
     pub fn of(headers: &HeaderMap) -> Self {
         let mut wrong = Vec::new();
         let mut keys = headers.get_all(IDEMPOTENCY_KEY).iter();
@@ -49,7 +49,7 @@ impl Envelope {
         }
     }
 
-    /// Refuses a head that is wrong, where no body is read with it.
+    /// Refuses wrong headers, for a request without a body.
     pub fn checked(self) -> Result<Self, Problem> {
         match self.wrong.is_empty() {
             true => Ok(self),
@@ -57,7 +57,7 @@ impl Envelope {
         }
     }
 
-    /// The same, from this sender.
+    /// Sets the sender.
     pub fn from(self, caller: &Caller) -> Self {
         Self {
             tenants: caller.tenants().clone(),
@@ -65,12 +65,12 @@ impl Envelope {
         }
     }
 
-    /// Whether an `Idempotency-Key` was given.
+    /// Whether the request has an `Idempotency-Key`.
     pub fn has_key(&self) -> bool {
         self.idempotency_key.is_some()
     }
 
-    /// The `Idempotency-Key`, if one was given.
+    /// The `Idempotency-Key`, if the request has one.
     pub fn into_key(self) -> Option<CallerId> {
         self.idempotency_key
     }
