@@ -1,4 +1,4 @@
-//! What an alert says, and how it reads.
+//! The content of an alert, and its text for people.
 
 use std::fmt::Write as _;
 
@@ -9,33 +9,33 @@ use waybill_engine::OperatorAlert;
 
 use waybill_telemetry::visible::on_one_line;
 
-/// The longest of an alert's sentences, in bytes; what is longer is clipped.
+/// The longest sentence of an alert, in bytes; longer ones are clipped.
 const SENTENCE_BYTES_MAX: usize = 4 * 1024;
 
-/// The longest of its names.
+/// The longest name in an alert, in bytes.
 const NAME_BYTES_MAX: usize = 512;
 
 /// Something that needs a person.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Alert {
-    /// Its own id, the same however often it is sent.
+    /// Its own id, the same in every delivery.
     pub event_id: Uuid,
     /// What happened, as a stable word.
     pub kind: String,
     /// The operation.
     pub operation: String,
-    /// The id that its caller gave it, if the caller gave one.
+    /// The caller's own id of the operation, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub caller_id: Option<String>,
-    /// Its workflow; empty where that is not known.
+    /// Its workflow; empty if unknown.
     pub workflow: String,
-    /// Whose it is.
+    /// The tenant of the operation.
     pub tenant: String,
-    /// The step that it is about, if it is about one.
+    /// The step that the alert is about, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
-    /// What went wrong, if something did.
+    /// The error, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<AlertError>,
     /// What to do.
@@ -44,7 +44,7 @@ pub struct Alert {
     pub at: Timestamp,
 }
 
-/// What went wrong.
+/// The error in an alert.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AlertError {
@@ -55,7 +55,7 @@ pub struct AlertError {
 }
 
 impl Alert {
-    /// The same with texts of bounded length: they can come from anywhere, and wait in memory.
+    /// Clips all texts: they can come from anywhere, and wait in memory.
     pub(super) fn clipped(mut self) -> Self {
         for name in [
             &mut self.kind,
@@ -93,24 +93,24 @@ impl From<OperatorAlert> for Alert {
                 message: error.message,
             }),
             advice: alert.advice,
-            // A clock that is ten thousand years off must not cost an alert.
+            // A clock that is ten thousand years off must not lose an alert.
             at: at.unwrap_or(Timestamp::MAX),
         }
     }
 }
 
-/// What a receiver is sent: an alert, alone or as the last of several like it.
+/// The content of one message to a receiver: a single alert, or the last of several similar ones.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Message {
     /// The alert; of several the last.
     pub alert: Alert,
-    /// How many alerts, this one included, it tells of that are like one that was told of before;
-    /// 0 for an alert alone.
+    /// How many repeats of an earlier alert the message reports, this one included; 0 for a single
+    /// alert.
     pub repeats: usize,
 }
 
 impl Message {
-    /// What it is about in a few words, on one line.
+    /// A short title on one line.
     pub(super) fn headline(&self) -> String {
         let Alert {
             kind,
@@ -133,7 +133,7 @@ impl Message {
         on_one_line(&line)
     }
 
-    /// The same with the operation and what was said of the error, on one line.
+    /// The title with the operation and the error message, on one line.
     pub(super) fn summary(&self) -> String {
         let Alert {
             kind,
@@ -170,7 +170,7 @@ impl Message {
     }
 }
 
-/// Cuts a text so that it is at most `bytes_max` long, and shows that it was cut.
+/// Cuts a text to at most `bytes_max`, and marks the cut.
 pub(super) fn clip(text: &mut String, bytes_max: usize) {
     const MARK: &str = "...";
     if text.len() > bytes_max {

@@ -1,28 +1,29 @@
-//! What waits for one receiver, and what of it becomes one message.
+//! The alerts that wait for one receiver, and how they are grouped into messages.
 //!
-//! Time is an argument, and nothing is sent here: the worker asks what to send next. An alert that
-//! is like none before it is *fresh* and has its turn at once; it opens a window in which alerts
-//! like it are gathered. The window lasts `dedup_window` from when the fresh one had its turn, so that
-//! a receiver that is away for an hour finds two messages of a kind, not sixty.
+//! Time is an argument, and nothing is sent here: the worker asks for the next message. An alert
+//! without a similar one before it is *fresh* and is sent at once. It opens a window in which
+//! similar alerts are gathered. The window lasts `dedup_window` from when the fresh alert was
+//! taken, so that a receiver that was unreachable for an hour gets two messages of a kind, not
+//! sixty.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::alert::{Alert, Message};
 
-/// How much may wait, and for how long.
+/// How many alerts may wait, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// How long a window lasts.
     pub dedup_window: Duration,
-    /// Alerts that wait, the last one of each window included.
+    /// The limit on waiting alerts, the last one of each window included.
     pub queue_max: usize,
-    /// Tickets that are gathered in windows.
+    /// The limit on tickets that windows gather.
     pub folded_max: usize,
 }
 
-/// What waits. `T` is what each alert came with, to be given back with the message that tells of
-/// it.
+/// The waiting alerts. `T` is the ticket of each alert, which is returned with the message that
+/// reports the alert.
 pub(super) struct Backlog<T> {
     limits: Limits,
     fresh: VecDeque<Fresh<T>>,
@@ -32,7 +33,7 @@ pub(super) struct Backlog<T> {
     closed: bool,
 }
 
-/// What alerts have in common that are told of together.
+/// What alerts must have in common to be reported together.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct Likeness {
     kind: String,
@@ -59,7 +60,7 @@ struct Fresh<T> {
 }
 
 struct Window<T> {
-    /// `None` until the alert that opened it had its turn.
+    /// `None` until the alert that opened the window was taken.
     ends: Option<Instant>,
     repeats: Option<Repeats<T>>,
 }
@@ -69,16 +70,16 @@ struct Repeats<T> {
     tickets: Vec<T>,
 }
 
-/// What became of an alert.
+/// How an alert was queued.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Taken {
-    /// It is a message of its own.
+    /// As a message of its own.
     Fresh,
-    /// It is one of the repeats of another.
+    /// As a repeat of an earlier alert.
     Folded,
 }
 
-/// A message to send, and the tickets of all that it tells of.
+/// A message to send, and the tickets of all alerts that it reports.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct Outgoing<T> {
     pub message: Message,
@@ -96,7 +97,7 @@ impl<T> Backlog<T> {
         }
     }
 
-    /// Takes an alert in. To be called only while the backlog [has room](Self::has_room).
+    /// Queues an alert. Call it only while the backlog [has room](Self::has_room).
     pub(super) fn take_in(&mut self, alert: Alert, ticket: T, now: Instant) -> Taken {
         let likeness = Likeness::of(&alert);
         if let Some(window) = self.windows.get_mut(&likeness)
@@ -125,26 +126,26 @@ impl<T> Backlog<T> {
         Taken::Fresh
     }
 
-    /// Whether another alert may be taken in.
+    /// Whether there is room for another alert.
     pub(super) fn has_room(&self) -> bool {
         let gathering = self.windows.values().filter(|w| w.repeats.is_some());
         self.fresh.len() + gathering.count() < self.limits.queue_max
             && self.folded < self.limits.folded_max
     }
 
-    /// Says that no more will come: what was gathered need not wait.
+    /// Ends the input: gathered alerts need not wait any longer.
     pub(super) fn close(&mut self) {
         self.closed = true;
     }
 
-    /// Whether no more will come and nothing is left.
+    /// Whether the input has ended and nothing is left.
     pub(super) fn is_finished(&self) -> bool {
         self.closed && self.fresh.is_empty() && self.folded == 0
     }
 
-    /// What has waited longest of all that has its turn.
+    /// Takes the message that has waited longest of those that are due.
     pub(super) fn next(&mut self, now: Instant) -> Option<Outgoing<T>> {
-        // Without room, whoever gathers on keeps everybody else waiting.
+        // Without room, a window that keeps gathering would delay all other alerts.
         let is_hurried = self.closed || !self.has_room();
         let due = self.first_window_to_end();
         let due = due.filter(|(ends, _)| *ends <= now || is_hurried);
@@ -162,12 +163,12 @@ impl<T> Backlog<T> {
         }
     }
 
-    /// When there will be something to send though nothing is taken in before.
+    /// When the next message is due if no alert is queued before.
     pub(super) fn next_at(&self) -> Option<Instant> {
         self.first_window_to_end().map(|(ends, _)| ends)
     }
 
-    /// Of the windows that have something to tell of.
+    /// The first window to end that has repeats to report.
     fn first_window_to_end(&self) -> Option<(Instant, &Likeness)> {
         self.windows
             .iter()
@@ -187,7 +188,7 @@ impl<T> Backlog<T> {
         })
     }
 
-    /// The window begins anew: a storm that goes on is reported once every `dedup_window`.
+    /// The window restarts: an ongoing storm is reported once every `dedup_window`.
     fn take_repeats(&mut self, likeness: &Likeness, now: Instant) -> Option<Outgoing<T>> {
         let window = self.windows.get_mut(likeness)?;
         window.ends = Some(now + self.limits.dedup_window);
@@ -202,9 +203,9 @@ impl<T> Backlog<T> {
         })
     }
 
-    /// Forgets windows that have ended, and, where there are still too many, the one that ends
-    /// first of those that have nothing to tell of. Windows that cannot be forgotten are fewer
-    /// than `queue_max`: each has an alert that waits.
+    /// Drops windows that have ended. If there are still too many, drops the one that ends first
+    /// among those without repeats. The other windows are fewer than `queue_max`: each has an alert
+    /// that waits.
     fn make_room_for_a_window(&mut self, now: Instant) {
         if self.windows.len() < self.limits.queue_max {
             return;

@@ -1,4 +1,4 @@
-//! The channels to a receiver, and what can come of an attempt.
+//! The channels to a receiver, and the outcomes of an attempt.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub(super) enum Channel {
 }
 
 impl Channel {
-    /// `timeout` bounds one attempt.
+    /// Creates a channel. `timeout` bounds one attempt.
     pub(super) fn new(config: &ReceiverConfig, timeout: Duration) -> Result<Self, ReceiverError> {
         Ok(match config {
             ReceiverConfig::Webhook(config) => Webhook::new(config, timeout)
@@ -27,7 +27,7 @@ impl Channel {
         })
     }
 
-    /// Writes the message down, the same for all attempts.
+    /// Renders the message, which is the same for all attempts.
     pub(super) fn prepare(&self, message: &Message) -> Result<Delivery<'_>, Failure> {
         match self {
             Self::Webhook(webhook) => Ok(Delivery::Call(webhook.prepare(message))),
@@ -36,13 +36,13 @@ impl Channel {
     }
 }
 
-/// A message on its way.
+/// A rendered message.
 pub(super) enum Delivery<'a> {
     Call(Call<'a>),
     Email(EmailDelivery<'a>),
 }
 
-/// What can be tried again, the same each time.
+/// A delivery that can be attempted again, with the same content each time.
 pub(super) trait Attempt {
     /// Tries once.
     fn attempt(&mut self) -> impl Future<Output = Result<(), Failure>> + Send;
@@ -57,18 +57,18 @@ impl Attempt for Delivery<'_> {
     }
 }
 
-/// Why an attempt failed. The causes hold no secret.
+/// Why an attempt failed. The causes contain no secret.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Failure {
-    /// Another attempt may fare better.
+    /// Temporary: another attempt may succeed.
     Passing {
         cause: String,
         /// How long the receiver asks to wait.
         retry_after: Option<Duration>,
     },
-    /// This message will never be taken.
+    /// The receiver will never accept this message.
     Refused { cause: String },
-    /// The receiver wants nothing any more.
+    /// The receiver does not want any more messages.
     Gone,
 }
 

@@ -11,24 +11,24 @@ use waybill_config::{ConfigError, Secret, SecretFiles, SecretUrl, duration_to_te
 
 pub use owners::{OwnerEmailConfig, OwnersConfig};
 
-/// A name of a receiver is at most this long: it is a label of metrics.
+/// The longest name of a receiver, in bytes: it is a label of metrics.
 const NAME_BYTES_MAX: usize = 64;
-/// The least time for one attempt to send a message.
+/// The shortest time limit of one attempt.
 const TIMEOUT_MIN: Duration = Duration::from_millis(100);
-/// The least age at which an alert is no longer sent.
+/// The lowest age limit for alerts.
 const AGE_MIN: Duration = Duration::from_secs(60);
 
-/// The `alerts` section. Every bound is one receiver's: receivers share nothing.
+/// The `alerts` section. Every limit applies to one receiver: receivers share nothing.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AlertsConfig {
-    /// How long repeats of an alert are gathered before one message tells of all of them.
+    /// How long repeats of an alert are gathered before one message reports all of them.
     #[serde(with = "units::duration")]
     pub dedup_window: Duration,
-    /// Repeats that are gathered at once; beyond it they are told of earlier.
+    /// How many repeats are gathered at once; beyond it they are reported earlier.
     pub folded_max: usize,
-    /// Different alerts that wait at once; beyond it no further ones are taken in. Together with
-    /// `folded_max` also how far the topic is read ahead of what the receiver had.
+    /// How many different alerts may wait at once; beyond it no further ones are read. The topic is
+    /// read ahead of the receiver by at most this number and `folded_max` together.
     pub queue_max: usize,
     /// How often a message is tried before it is given up.
     pub attempts_max: u32,
@@ -38,19 +38,19 @@ pub struct AlertsConfig {
     /// The longest such wait.
     #[serde(with = "units::duration")]
     pub backoff_max: Duration,
-    /// The longest wait that a receiver's `Retry-After` is heeded for.
+    /// The longest `Retry-After` of a receiver that is respected.
     #[serde(with = "units::duration")]
     pub retry_after_max: Duration,
-    /// How long one attempt may take; by e-mail, for each address.
+    /// The time limit of one attempt; by e-mail, for each address.
     #[serde(with = "units::duration")]
     pub timeout: Duration,
-    /// Older alerts are counted and not told of. A receiver that is new, or was away for long, is
-    /// told of no older ones.
+    /// Older alerts are counted and not sent. This applies to a new receiver, and to one that was
+    /// unreachable for long.
     #[serde(with = "units::duration")]
     pub max_age: Duration,
-    /// Who is told, by name.
+    /// The receivers, by name.
     pub receivers: BTreeMap<String, ReceiverConfig>,
-    /// How those are told who asked to be told of an operation.
+    /// How owners are notified of their operations.
     pub owners: OwnersConfig,
 }
 
@@ -73,11 +73,11 @@ impl Default for AlertsConfig {
 }
 
 impl AlertsConfig {
-    /// Moves what stands in files to where it would stand in the configuration.
+    /// Reads the values that the configuration keeps in files.
     ///
     /// # Errors
     ///
-    /// If a file cannot be read, or a value is set too.
+    /// If a file cannot be read, or a value is set both in a file and directly.
     pub fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         for (name, receiver) in &mut self.receivers {
             let key = |key: &str| format!("alerts.receivers.{name}.{key}");
@@ -92,7 +92,7 @@ impl AlertsConfig {
         self.owners.read_files(files)
     }
 
-    /// Reports the first value that cannot work.
+    /// Reports the first invalid value.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         let least = [
             (
@@ -150,40 +150,40 @@ impl AlertsConfig {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum ReceiverConfig {
-    /// A signed HTTP request.
+    /// Signed HTTP requests.
     Webhook(WebhookConfig),
-    /// An e-mail.
+    /// E-mails.
     Email(EmailConfig),
 }
 
-/// A receiver that is called over HTTP.
+/// A receiver that gets HTTP requests.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct WebhookConfig {
-    /// Where to POST to. What follows the authority is a secret: many services take whoever knows
-    /// it for a friend.
+    /// The URL to POST to. The part after the authority is a secret: many services accept requests
+    /// from everyone who knows it.
     pub url: Option<SecretUrl>,
     /// A file that holds `url`.
     pub url_file: Option<PathBuf>,
-    /// What requests are signed with: `whsec_` and the base64 of 24 to 64 random bytes. Needed
-    /// unless there is a `template`.
+    /// The signing secret: `whsec_` and the base64 of 24 to 64 random bytes. Required without a
+    /// `template`.
     pub secret: Option<Secret>,
     /// A file that holds `secret`.
     pub secret_file: Option<PathBuf>,
     /// Further headers.
     pub headers: BTreeMap<String, Secret>,
-    /// Further headers whose values stand in files.
+    /// Further headers whose values are in files.
     pub header_files: BTreeMap<String, PathBuf>,
-    /// Certificates (PEM) that are trusted beside the system's.
+    /// Certificates (PEM) that are trusted in addition to the system's.
     pub ca_file: Option<PathBuf>,
     /// The body, with placeholders; `None` for Waybill's own.
     pub template: Option<String>,
-    /// What the template is, which says how values are escaped in it; `None` for JSON.
+    /// The content type of the template, which determines how values are escaped; `None` for JSON.
     pub content_type: Option<String>,
 }
 
 impl WebhookConfig {
-    /// Moves what stands in files to where it would stand in the configuration, at `place`.
+    /// Reads the values that the configuration keeps in files, for the receiver at `place`.
     pub(super) fn read_files(
         &mut self,
         files: &mut SecretFiles,
@@ -202,22 +202,22 @@ impl WebhookConfig {
     }
 }
 
-/// A receiver that is written to.
+/// A receiver that gets e-mails.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct EmailConfig {
     /// The SMTP server.
     pub host: String,
-    /// Its port; `None` for the usual one: 587 with STARTTLS, 465 with TLS, 25 without.
+    /// Its port; `None` for the default: 587 with STARTTLS, 465 with TLS, 25 without.
     #[serde(default)]
     pub port: Option<u16>,
     /// How the connection is protected.
     #[serde(default)]
     pub tls: EmailTls,
-    /// Certificates (PEM) that are trusted beside the system's.
+    /// Certificates (PEM) that are trusted in addition to the system's.
     #[serde(default)]
     pub ca_file: Option<PathBuf>,
-    /// Who logs in; `None` for nobody.
+    /// The user to log in as; `None` for no login.
     #[serde(default)]
     pub user: Option<String>,
     /// The password of `user`.
@@ -228,7 +228,7 @@ pub struct EmailConfig {
     pub password_file: Option<PathBuf>,
     /// The sender: `waybill@example.com`, or `Waybill <waybill@example.com>`.
     pub from: String,
-    /// Who is written to.
+    /// The addresses.
     pub to: Vec<String>,
 }
 
@@ -236,12 +236,12 @@ pub struct EmailConfig {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum EmailTls {
-    /// It begins in the clear and must change to TLS before anything is said.
+    /// It begins unencrypted and must change to TLS before anything else is sent.
     #[default]
     Starttls,
     /// It is TLS from the start.
     Tls,
-    /// Not at all: for a relay on the same machine or in a closed network.
+    /// Unencrypted: for a relay on the same machine or in a closed network.
     None,
 }
 

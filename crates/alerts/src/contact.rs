@@ -1,9 +1,10 @@
-//! Which contacts are taken: judged when a request comes in, and again before anybody is told, since
-//! a request that was written straight to its topic has passed no ingestion.
+//! Which contacts are accepted. Ingestion checks them when a request arrives. They are checked
+//! again before a notification, because a request that was written straight to its topic bypasses
+//! ingestion.
 //!
-//! What must hold: a contact that passes is the one form of its kind, so that the same request has
-//! the same hash, and nothing in it can name a second receiver or a header. No error repeats a
-//! contact.
+//! What must hold: an accepted contact has the one normal form of its channel, so that the same
+//! request has the same hash. Nothing in it can name a second receiver or a header. No error
+//! repeats a contact.
 
 use std::net::IpAddr;
 
@@ -17,7 +18,8 @@ const TEL: &str = "tel:";
 /// The most digits of a number, country code included (E.164).
 const DIGITS_MAX: usize = 15;
 
-/// What of an address' first half is written as it is in a `mailto:` URI (RFC 6068, section 2).
+/// The characters of an address' local part that a `mailto:` URI does not encode (RFC 6068, section
+/// 2).
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -29,26 +31,26 @@ const ENCODED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'*')
     .remove(b'\'');
 
-/// How people are told here. By default they are not.
+/// How owners can be notified. By default not at all.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ContactRules {
-    /// The domains of addresses that e-mails go to, none for any; `None` if nobody is told by e-mail.
+    /// The domains of allowed addresses, empty for all; `None` if the e-mail channel is off.
     pub email_domains: Option<Vec<String>>,
-    /// Whether people are told by text message.
+    /// Whether the SMS channel is on.
     pub sms: bool,
 }
 
-/// How a contact is reached.
+/// The channel to a contact.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum ContactChannel {
-    /// By e-mail.
+    /// E-mail.
     Email,
-    /// By text message.
+    /// Text message.
     Sms,
 }
 
 impl ContactChannel {
-    /// Its name, as it stands in metrics and log lines.
+    /// The name of the channel, as in metrics and log lines.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -57,13 +59,13 @@ impl ContactChannel {
         }
     }
 
-    /// The channel that a contact's scheme names.
+    /// The channel for a contact's scheme.
     #[must_use]
     pub fn of_contact(contact: &Contact) -> Option<Self> {
         Self::of(contact.reveal()).map(|(channel, _)| channel)
     }
 
-    /// The channel that a URI's scheme names, and what follows the scheme.
+    /// The channel for a URI's scheme, and the text after the scheme.
     fn of(uri: &str) -> Option<(Self, &str)> {
         let after = |scheme: &str| {
             let head = uri.get(..scheme.len())?;
@@ -75,54 +77,54 @@ impl ContactChannel {
     }
 }
 
-/// A contact that may be told.
+/// A contact that may be notified.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Reachable {
-    /// How it is reached.
+    /// Its channel.
     pub channel: ContactChannel,
-    /// Its one form.
+    /// Its normal form.
     pub contact: Contact,
-    /// The address, or the number from its plus sign on: personal data.
+    /// The address, or the number with its plus sign: personal data.
     pub to: String,
 }
 
-/// Why a contact is not taken. It does not say which.
+/// Why a contact is refused. It does not name the contact.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ContactError {
-    /// It is longer than one may be.
+    /// It is too long.
     #[error("must be at most {} characters", Contact::BYTES_MAX)]
     TooLong,
-    /// It is no URI of a kind that is known.
+    /// It is not a URI with a known scheme.
     #[error("must be a URI such as mailto:anna@example.org or tel:+491701234567")]
     UnknownKind,
-    /// It is not one address and nothing else.
+    /// It is not exactly one address.
     #[error(
         "must be mailto: and one address in ASCII, as in mailto:anna@example.org, without a query"
     )]
     NotAnAddress,
-    /// It is not one number and nothing else.
+    /// It is not exactly one number.
     #[error(
         "must be tel: and one global number of at most {DIGITS_MAX} digits, as in \
          tel:+491701234567, without parameters"
     )]
     NotANumber,
-    /// E-mails are not sent.
+    /// The e-mail channel is off.
     #[error("cannot be notified: e-mail is disabled (alerts.owners.email is not set)")]
     NoEmail,
-    /// Text messages are not sent.
+    /// The SMS channel is off.
     #[error("cannot be notified: SMS is disabled (alerts.owners.sms is not set)")]
     NoSms,
-    /// E-mails are sent to other domains only.
+    /// The e-mail channel is restricted to other domains.
     #[error("must be an address at one of {0}")]
     OtherDomain(String),
 }
 
 impl ContactRules {
-    /// Reads a contact and judges whether it may be told.
+    /// Parses a contact, and checks whether it may be notified.
     ///
     /// # Errors
     ///
-    /// If it is none, or that channel is not configured.
+    /// If it is invalid, or its channel is not configured.
     pub fn read(&self, uri: &str) -> Result<Reachable, ContactError> {
         if uri.len() > Contact::BYTES_MAX {
             return Err(ContactError::TooLong);
@@ -131,7 +133,7 @@ impl ContactRules {
             (ContactChannel::Email, rest) => self.email(rest)?,
             (ContactChannel::Sms, rest) => self.sms(rest)?,
         };
-        // Its one form may be longer than what was written.
+        // The normal form may be longer than the input.
         match reachable.contact.reveal().len() {
             ..=Contact::BYTES_MAX => Ok(reachable),
             _ => Err(ContactError::TooLong),
@@ -166,7 +168,7 @@ impl ContactRules {
     }
 }
 
-/// Whether this can be the domain of an address: a name, and not a machine's number.
+/// Whether this can be the domain of an address: a name, not an IP address.
 #[must_use]
 pub fn is_domain(domain: &str) -> bool {
     let is_name = domain
@@ -175,7 +177,8 @@ pub fn is_domain(domain: &str) -> bool {
     is_name && domain.parse::<IpAddr>().is_err() && Address::new("a", domain).is_ok()
 }
 
-/// The halves of an address whose first is a dot-atom (RFC 5322): a quoted one can hold anything.
+/// The parts of an address whose local part is a dot-atom (RFC 5322): a quoted one can hold
+/// anything.
 fn address(text: &str) -> Option<(String, String)> {
     if text.contains(['?', '#']) {
         return None;
@@ -191,7 +194,7 @@ fn address(text: &str) -> Option<(String, String)> {
     })
 }
 
-/// A global number without what separates its digits for the eye (RFC 3966, section 3).
+/// A global number without visual separators (RFC 3966, section 3).
 fn number(text: &str) -> Option<String> {
     let digits = text.strip_prefix('+')?;
     let digits: String = digits
@@ -298,7 +301,7 @@ mod tests {
             error,
             "must be an address at one of Example.com, example.net"
         );
-        // To end alike is not to be the same.
+        // Domains must match exactly, not only at their end.
         assert!(some.read("mailto:anna@evil-example.com").is_err());
         assert!(some.read("mailto:anna@sub.example.com").is_err());
     }

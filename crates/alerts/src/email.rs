@@ -1,8 +1,9 @@
 //! Alerts as e-mails.
 //!
-//! Every address is written to by itself, so that one that a server refuses keeps the alert from
-//! nobody else, and a retry goes only to those who have not had it. The message names its event in
-//! its `Message-ID`, and says that a program wrote it (RFC 3834), so that no program answers.
+//! Every address gets its own e-mail, so that a refused address does not keep the alert from the
+//! others, and a retry goes only to the addresses that still lack it. The `Message-ID` contains the
+//! id of the event. A header says that a program sent the e-mail (RFC 3834), so that no program
+//! replies.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
@@ -27,19 +28,19 @@ use super::channel::Failure;
 use super::trust::read_certificates;
 use crate::config::{EmailConfig, EmailTls};
 
-/// The longest subject, in bytes: what mail programs show of it is less.
+/// The longest subject, in bytes: mail programs show less of it.
 pub(super) const SUBJECT_BYTES_MAX: usize = 160;
 
-/// Addresses of one receiver. More people are reached by a mailing list.
+/// The limit on addresses of one receiver. Use a mailing list to reach more people.
 const ADDRESSES_MAX: usize = 100;
 
-/// What a server says of its reasons is kept up to this length, in bytes.
+/// A server's explanation is clipped at this length, in bytes.
 const CAUSE_BYTES_MAX: usize = 512;
 
-/// How long a server may take to say goodbye. What it took before, it has.
+/// How long a server may take to end the session. What it accepted before is delivered.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A receiver that is written to.
+/// A receiver that gets e-mails.
 pub(super) struct Email {
     server: Server,
     timeout: Duration,
@@ -77,7 +78,7 @@ impl Email {
     }
 }
 
-/// Writes an e-mail with an id that stays the same however often it is sent.
+/// Builds an e-mail whose id is the same in every delivery.
 pub(super) fn write_email(
     from: &Mailbox,
     to: &[Mailbox],
@@ -103,19 +104,19 @@ pub(super) fn write_email(
     Ok(message.formatted())
 }
 
-/// A message on its way to its addresses.
+/// An e-mail, and the addresses that it still has to go to.
 pub(super) struct EmailDelivery<'a> {
     email: &'a Email,
     bytes: Vec<u8>,
-    /// Those who have not had it and have not refused it.
+    /// The addresses that have neither accepted nor refused it.
     left: Vec<&'a Address>,
-    /// Whether anybody had it.
+    /// Whether any address accepted it.
     was_taken: bool,
 }
 
 impl EmailDelivery<'_> {
-    /// Writes to everybody who is left. A server that does not answer is asked once an attempt,
-    /// not once for every address.
+    /// Sends to all remaining addresses. Ends at the first failure without an answer of the server,
+    /// so that an unreachable server is tried once per attempt, not once per address.
     pub(super) async fn attempt(&mut self) -> Result<(), Failure> {
         let mut passing = None;
         let mut refused = None;
@@ -159,17 +160,17 @@ impl EmailDelivery<'_> {
     }
 }
 
-/// Why an address could not be written to.
+/// Why an e-mail to an address failed.
 pub(super) struct Unwritten {
-    /// May repeat the address.
+    /// May contain the address.
     cause: String,
     /// The code of the server's answer, if that is the cause.
     code: Option<Code>,
-    /// Whether the server would say the same again.
+    /// Whether a retry would get the same answer.
     pub(super) is_final: bool,
-    /// Whether it was the server that said so.
+    /// Whether the server gave this answer.
     is_answer: bool,
-    /// Whether nothing was said at all: then the cause is this side's.
+    /// Whether the server gave no answer at all: then the cause is on this side.
     is_unreachable: bool,
 }
 
@@ -188,7 +189,7 @@ impl From<SmtpError> for Unwritten {
 }
 
 impl Unwritten {
-    /// The cause without anything that a server said beside its code.
+    /// The cause without any text from the server, except its code.
     pub(super) fn without_text(&self) -> String {
         match self.code {
             Some(code) => format!("the server answered {code}"),
@@ -198,7 +199,7 @@ impl Unwritten {
     }
 }
 
-/// How to reach the server.
+/// The SMTP server, and how to connect to it.
 pub(super) struct Server {
     host: String,
     port: u16,
@@ -241,7 +242,7 @@ impl Server {
         })
     }
 
-    /// Sends an e-mail, within `timeout`.
+    /// Sends an e-mail within `timeout`.
     pub(super) async fn send(
         &self,
         envelope: &Envelope,
@@ -269,8 +270,8 @@ impl Server {
         }
     }
 
-    /// A connection that is protected and logged in as it should be. A server that does not offer
-    /// STARTTLS where it is asked for gets nothing.
+    /// Connects with the configured protection, and logs in. If STARTTLS is required and the server
+    /// does not offer it, nothing is sent.
     async fn connect(&self) -> Result<AsyncSmtpConnection, SmtpError> {
         let name = ClientId::default();
         let tls = match &self.security {
@@ -319,7 +320,7 @@ pub(super) fn read_mailbox(key: &str, text: &str) -> Result<Mailbox, ReceiverErr
     })
 }
 
-/// What people read.
+/// The text for people.
 fn text(message: &Message) -> String {
     let alert = &message.alert;
     let error = alert.error.as_ref();

@@ -1,22 +1,22 @@
-//! From the alerts' topic to a receiver.
+//! Delivers alerts from their topic to a receiver.
 //!
-//! Each receiver has a consumer group of its own, and so a place of its own in the topic: whoever is
-//! away finds everything when it is back, and keeps nobody else waiting. The first time, a group
-//! begins at the beginning.
+//! Each receiver has its own consumer group, and therefore its own position in the topic: a
+//! receiver that was unreachable gets everything later, and delays no other. A new group begins at
+//! the start of the topic.
 //!
 //! What must hold:
 //!
-//! * **No alert is passed over**: an offset is committed only once the receiver had, or will not
-//!   have, every alert before it. What a stop left undone is read again.
-//! * **Reading ahead is bounded**: `queueMax` and `foldedMax` together. Beyond it the topic is the
-//!   queue; the group is served all the same.
+//! * **No alert is skipped**: an offset is committed only once every alert before it is settled,
+//!   that is, delivered or given up. What a stop left unsettled is read again.
+//! * **Reading ahead is bounded** by `queueMax` and `foldedMax` together. Beyond it the alerts wait
+//!   in the topic, and the consumer stays in its group.
 //!
-//! A record that cannot be read goes to the topic's dead-letter topic, by the first of its followers (in the
-//! order of their names), so that it lies there once. Where another becomes the first, it keeps what is
-//! before it, be it for the second time.
+//! A record that cannot be read goes to the topic's dead-letter topic. Only the first follower, in
+//! the order of their names, publishes it, so that it is there once. If another becomes the first,
+//! it publishes the records that it reads from then on, some of them possibly again.
 //!
-//! Two processes share a receiver's partitions. One that takes a partition over tells again of what
-//! the other was telling of; alerts have ids.
+//! Two processes share a receiver's partitions. A process that takes over a partition may deliver
+//! alerts again that the other was delivering; alerts have ids.
 
 mod reader;
 
@@ -44,30 +44,30 @@ use super::{ReceiverError, receivers};
 use crate::config::AlertsConfig;
 
 /// Alerts between the polling thread and the notifier: a batch, so that neither waits for the other
-/// at every single one.
+/// at every alert.
 const BATCH_MAX: usize = 64;
 /// Prefetched records of one receiver: alerts are small.
 const PREFETCH_KIB_MAX: u32 = 1024;
 
-/// A record of the topic that is followed.
+/// A record of the followed topic.
 pub(super) type Source = Consumed<()>;
 
-/// Where alerts are read from.
+/// Where alerts are read from, and how.
 #[derive(Clone, Debug)]
 pub struct AlertSource {
     /// How to reach the brokers.
     pub kafka: KafkaSettings,
     /// The names of the topics.
     pub topics: Topics,
-    /// A name that stays the same over restarts of this process, so that it gets its partitions back
-    /// at once after it was killed; `None` to join as somebody new at each start.
+    /// A name that stays the same over restarts of this process, so that it gets its partitions
+    /// back at once after it was killed; `None` to join as a new member at each start.
     pub instance_id: Option<String>,
-    /// How long an attempt that is under way at a stop may go on. One that is cut off is made again
-    /// after the next start, and may then be the second that succeeds.
+    /// How long an attempt under way at a stop may continue. An attempt that is cut off is repeated
+    /// after the next start, and the receiver may then get the alert twice.
     pub stop_within: Duration,
 }
 
-/// Tells one receiver of the alerts, once it [runs](Follower::run).
+/// Delivers alerts to one receiver, once it [runs](Follower::run).
 #[must_use = "without its follower a receiver gets nothing"]
 pub struct Follower {
     notifier: Notifier,
@@ -78,11 +78,11 @@ pub struct Follower {
     publishes_dead_letters: bool,
 }
 
-/// Makes a follower for every receiver of the configuration, in the order of their names.
+/// Creates a follower for every receiver of the configuration, in the order of their names.
 ///
 /// # Errors
 ///
-/// If a receiver cannot work as it is configured.
+/// If the configuration of a receiver is invalid.
 pub fn followers(
     config: &AlertsConfig,
     source: &AlertSource,
@@ -106,11 +106,11 @@ impl Follower {
         self.notifier.name()
     }
 
-    /// Tells the receiver of alerts until it is stopped.
+    /// Delivers alerts to the receiver until it is stopped.
     ///
     /// # Errors
     ///
-    /// If the topic cannot be read. A receiver that cannot be reached is no error.
+    /// If the topic cannot be read. An unreachable receiver is no error.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let receiver = self.receiver().to_owned();
         let Self {
@@ -144,7 +144,7 @@ impl Follower {
     }
 }
 
-/// What one receiver is told of, and how far its topic is read ahead.
+/// What to read for one receiver, and how far ahead.
 pub(super) struct Reading {
     /// The receiver's name.
     pub(super) name: String,
@@ -153,11 +153,11 @@ pub(super) struct Reading {
     /// The topic.
     pub(super) topic: String,
     pub(super) source: AlertSource,
-    /// What is older is not told of.
+    /// Older records are skipped.
     pub(super) max_age: Duration,
-    /// How far to read ahead of what is settled, in records.
+    /// How far to read ahead of the settled records, in records.
     pub(super) ahead_max: usize,
-    /// Whether what cannot be read is its to keep: of several that follow one topic, one does.
+    /// Whether it publishes dead letters: only one of several followers of a topic does.
     pub(super) publishes_dead_letters: bool,
     pub(super) metrics: FollowerMetrics,
 }
@@ -199,8 +199,8 @@ fn publisher(kafka: &KafkaSettings) -> anyhow::Result<Producer<Arc<Settlement>>>
     Producer::new(kafka, &options).context("the producer for dead letters cannot be made")
 }
 
-/// Reads on a thread of its own until it is stopped, with somebody who tells of what is read and says
-/// what is settled.
+/// Reads on a thread of its own until it is stopped. `tell` delivers the items that were read, and
+/// reports which are settled.
 pub(super) async fn read_with<T: Followed, F: Future<Output = ()>>(
     reading: Reading,
     stop: CancellationToken,
@@ -215,7 +215,7 @@ pub(super) async fn read_with<T: Followed, F: Future<Output = ()>>(
     std::thread::Builder::new()
         .name(name)
         .spawn(move || {
-            // Nobody is left to be told where the process was cut off.
+            // The receiver is gone only if this future was dropped.
             _ = end.send(reader.run(reads, &settling, &runtime, &stop));
         })
         .context("a thread that reads alerts cannot be started")?;
@@ -225,15 +225,15 @@ pub(super) async fn read_with<T: Followed, F: Future<Output = ()>>(
             .unwrap_or_else(|_| Err(anyhow::anyhow!("the thread that reads alerts panicked")))
     });
     tokio::select! {
-        // It ends first only where it failed.
+        // The reader ends first only if it failed.
         result = &mut reading => return result,
         () = tell(read, settled) => {}
     }
-    // By now everything is settled, or will not be.
+    // Everything is settled now, or never will be.
     reading.await
 }
 
-/// Lets somebody tell of alerts until the end, or for as long as that may take after a stop.
+/// Runs `telling` to its end, but after a stop for `stop_within` at most.
 pub(super) async fn unless_too_late(
     telling: impl Future<Output = ()>,
     stop: &CancellationToken,
@@ -252,14 +252,14 @@ pub(super) async fn unless_too_late(
     }
 }
 
-/// Hands over what is read, and says what is settled, until nothing more is read and nothing is
+/// Passes alerts to the notifier and reports which are settled, until the input ends and none is
 /// open.
 async fn hand_over(
     mut read: mpsc::Receiver<Read<Alert>>,
     notifier: Notifier,
     settled: std_mpsc::Sender<Source>,
 ) {
-    // As many as the worker takes: it bounds them.
+    // Unbounded: the worker already bounds the alerts that it accepts.
     let (handed, mut receipts) = mpsc::unbounded_channel();
     let handing = async move {
         while let Some(Read { source, item }) = read.recv().await {
@@ -275,7 +275,7 @@ async fn hand_over(
             tokio::select! {
                 Some((source, receipt)) = receipts.recv() => open.push(outcome(source, receipt)),
                 Some((source, result)) = open.next() => {
-                    // A reader that has ended reads it again after the next start.
+                    // If the reader has ended, it reads the record again after the next start.
                     if result != Err(Undeliverable::Stopped) && settled.send(source).is_err() {
                         return;
                     }

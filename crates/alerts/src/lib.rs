@@ -1,25 +1,24 @@
-//! Alerts that reach people: over a signed webhook, or by e-mail.
+//! Alerts that reach people, by signed webhook or by e-mail.
 //!
-//! A parked operation waits for a person, who must hear of it. [`receivers`] makes, of the
-//! configuration, a [`Notifier`] for every receiver and the [`Worker`] that serves it. A
-//! [`Follower`] reads the alerts' topic for one receiver, hands each alert to its notifier, and may
-//! forget it once the [`Receipt`] has said that the receiver had it, or will not have it.
+//! A parked operation waits for a person, who must be notified. [`receivers`] creates a
+//! [`Notifier`] for every configured receiver, and the [`Worker`] that serves it. A [`Follower`]
+//! reads the alerts' topic for one receiver and passes each alert to its notifier. It may forget
+//! the alert once the [`Receipt`] reports that the receiver got it, or will not get it.
 //!
 //! What must hold:
 //!
-//! * **Nothing is dropped silently**: every alert is delivered, told of as one of "N more like
-//!   this", or given up with a log line and a count; one that a stop left undone says so
-//!   ([`Undeliverable::Stopped`]) and is to be read again.
-//! * **A receiver that is down holds up nobody else**: each has a queue, a worker and a follower of
-//!   its own.
-//! * **A storm is a handful of messages**: repeats of an alert within `dedupWindow` become one.
-//! * **Memory is bounded**: by `queueMax` alerts and `foldedMax` receipts a receiver, and the texts
-//!   of an alert are clipped.
+//! * **Nothing is dropped silently**: every alert is delivered, reported as one of "N more like
+//!   this", or given up with a log line and a count. An alert that a stop left undone is reported
+//!   as [`Undeliverable::Stopped`], and must be read again.
+//! * **An unreachable receiver delays no other**: each has its own queue, worker and follower.
+//! * **A storm becomes a few messages**: repeats of an alert within `dedupWindow` become one.
+//! * **Memory is bounded**: by `queueMax` alerts and `foldedMax` receipts per receiver, and the
+//!   texts of an alert are clipped.
 //!
 //! An alert can arrive twice, after a crash between delivery and commit; it then has the same id.
 //!
-//! People who asked to be told of their own operation are told by [`OwnersFollower`]s, from a topic of
-//! its own, and by the same machinery.
+//! [`OwnersFollower`]s notify owners of their own operations, from a topic of its own and with the
+//! same machinery.
 //!
 //! Deliberately absent: any storage. The topic is the storage.
 
@@ -54,7 +53,7 @@ pub use worker::Worker;
 use channel::Channel;
 use waybill_config::ConfigError;
 
-/// Why a receiver cannot work as it is configured.
+/// Why the configuration of a receiver is invalid.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{key} {problem}")]
 pub struct ReceiverError {
@@ -72,7 +71,7 @@ impl ReceiverError {
         }
     }
 
-    /// The same with the place of the key before it.
+    /// Prepends `place` to the key.
     fn below(self, place: &str) -> Self {
         Self {
             key: format!("{place}.{}", self.key),
@@ -81,13 +80,12 @@ impl ReceiverError {
     }
 }
 
-/// Makes every receiver of the configuration, in the order of their names. Nothing is sent before
+/// Creates every receiver of the configuration, in the order of their names. Nothing is sent before
 /// a worker runs.
 ///
 /// # Errors
 ///
-/// If one cannot work: an address or a URL that is none, a template that cannot be filled in, a
-/// secret that nobody could verify.
+/// If a receiver is invalid: its address, URL, template or secret.
 pub fn receivers(config: &AlertsConfig) -> Result<Vec<(Notifier, Worker)>, ReceiverError> {
     let receiver = |(name, receiver): (&String, _)| {
         let channel = Channel::new(receiver, config.timeout)
@@ -97,11 +95,11 @@ pub fn receivers(config: &AlertsConfig) -> Result<Vec<(Notifier, Worker)>, Recei
     config.receivers.iter().map(receiver).collect()
 }
 
-/// Checks the section of the configuration, once its files were read.
+/// Checks the section of the configuration, once its files are read.
 ///
 /// # Errors
 ///
-/// If a value cannot work, or a receiver as it is configured.
+/// If a value, or the configuration of a receiver, is invalid.
 pub fn check(config: &AlertsConfig) -> Result<(), ConfigError> {
     config.check()?;
     receivers(config)

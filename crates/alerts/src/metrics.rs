@@ -1,4 +1,4 @@
-//! What is counted. Handles are made once; nothing is looked up by name on the way.
+//! The metrics of alerts. Handles are created once; later code looks nothing up by name.
 
 use metrics::{Counter, Gauge};
 use waybill_telemetry::{Declared, Metric};
@@ -69,7 +69,7 @@ const OWNERS_WAITING: Metric<Gauge, 1> = Metric::new(
     ["channel"],
 );
 
-/// All of them.
+/// All metrics of alerts.
 pub const METRICS: &[&dyn Declared] = &[
     &DELIVERED,
     &FAILED,
@@ -86,13 +86,13 @@ pub const METRICS: &[&dyn Declared] = &[
     &OWNERS_WAITING,
 ];
 
-/// Of one receiver.
+/// The metrics of one receiver.
 pub(super) struct ReceiverMetrics {
-    /// Alerts that it had, each by itself or as one of several.
+    /// Delivered alerts, each by itself or as one of several.
     pub delivered: Counter,
-    /// Alerts that it will not have.
+    /// Alerts that were given up or refused.
     pub failed: Counter,
-    /// Alerts that became one of several, over all receivers.
+    /// Alerts that were folded into one message, over all receivers.
     pub folded: Counter,
 }
 
@@ -106,15 +106,15 @@ impl ReceiverMetrics {
     }
 }
 
-/// Of one channel to owners.
+/// The metrics of one channel to owners.
 pub(super) struct OwnerMetrics {
     /// Messages that were sent.
     pub delivered: Counter,
     /// Messages that will not be sent: given up or refused.
     pub failed: Counter,
-    /// Messages that were not sent because their contact was told often enough.
+    /// Messages that were not sent because their contact reached its hourly limit.
     pub limited: Counter,
-    /// Contacts that may not be told.
+    /// Contacts that may not be notified.
     pub refused: Counter,
 }
 
@@ -129,13 +129,13 @@ impl OwnerMetrics {
     }
 }
 
-/// Of the follower of one receiver, or of one channel to owners.
+/// The metrics of the follower of one receiver, or of one channel to owners.
 pub(super) struct FollowerMetrics {
-    /// Alerts that were too old to be told of.
+    /// Alerts that were skipped because of their age.
     pub skipped: Counter,
-    /// Records that are no alerts.
+    /// Records that cannot be decoded.
     pub unreadable: Counter,
-    /// Alerts that were read and are not settled, or wait for one before them that is not.
+    /// Alerts that were read and are not settled, or that wait for an unsettled one before them.
     pub waiting: Gauge,
 }
 
@@ -148,7 +148,7 @@ impl FollowerMetrics {
         }
     }
 
-    /// Of the follower of a channel to owners.
+    /// The metrics of the follower of a channel to owners.
     pub(super) fn of_owners(channel: &str) -> Self {
         Self {
             skipped: OWNERS_SKIPPED.of([channel]),

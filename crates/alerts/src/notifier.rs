@@ -1,4 +1,4 @@
-//! The side of a receiver that alerts are handed to.
+//! The input side of a receiver.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,26 +9,26 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::alert::Alert;
 
-/// Takes alerts for one receiver. Clones take them for the same one.
+/// Accepts alerts for one receiver. Clones serve the same receiver.
 #[derive(Clone, Debug)]
 pub struct Notifier {
     name: Arc<str>,
     inbox: mpsc::Sender<Submitted>,
 }
 
-/// An alert, and where to say what became of it.
+/// An alert, and the ticket for its outcome.
 #[derive(Debug)]
 pub(super) struct Submitted {
     pub alert: Alert,
     pub ticket: Ticket,
 }
 
-/// Dropped, it says [`Undeliverable::Stopped`].
+/// A dropped ticket reports [`Undeliverable::Stopped`].
 pub(super) type Ticket = oneshot::Sender<Result<(), Undeliverable>>;
 
 impl Notifier {
-    /// How many alerts may lie between a notifier and its worker. What waits longer waits in the
-    /// worker, which has a setting for it.
+    /// How many alerts may wait between a notifier and its worker. Further alerts wait in the
+    /// worker, whose limit is configured.
     const INBOX_MAX: usize = 1;
 
     pub(super) fn new(name: &str) -> (Self, mpsc::Receiver<Submitted>) {
@@ -43,33 +43,33 @@ impl Notifier {
         &self.name
     }
 
-    /// Hands an alert over as soon as there is room for it. Repeats are told of together only if
-    /// they are handed over without waiting for the receipts of those before.
+    /// Passes on an alert as soon as there is room for it. Repeats are reported together only if
+    /// they are submitted without waiting for the receipts of earlier ones.
     ///
-    /// Dropped before it is ready, it has handed over nothing.
+    /// If the future is dropped before it is ready, nothing was passed on.
     pub async fn submit(&self, alert: Alert) -> Receipt {
         let (ticket, receipt) = oneshot::channel();
         let submitted = Submitted {
             alert: alert.clipped(),
             ticket,
         };
-        // Where the worker has ended, the ticket is dropped, and the receipt says so.
+        // If the worker has ended, the ticket is dropped, and the receipt reports that.
         let _ = self.inbox.send(submitted).await;
         Receipt(receipt)
     }
 
-    /// Hands an alert over and waits for what becomes of it.
+    /// Passes on an alert and waits for its outcome.
     ///
     /// # Errors
     ///
-    /// If the receiver did not have it.
+    /// If the receiver did not get it.
     pub async fn deliver(&self, alert: &Alert) -> Result<(), Undeliverable> {
         self.submit(alert.clone()).await.await
     }
 }
 
-/// What becomes of an alert that was handed over, once it is known. It can take as long as
-/// `dedupWindow` and all attempts together. To drop it takes nothing back.
+/// The outcome of a submitted alert, once it is known. It can take as long as `dedupWindow` and all
+/// attempts together. Dropping it cancels nothing.
 #[derive(Debug)]
 #[must_use = "an alert whose receipt nobody reads may be lost by a stop"]
 pub struct Receipt(oneshot::Receiver<Result<(), Undeliverable>>);
@@ -83,27 +83,27 @@ impl Future for Receipt {
     }
 }
 
-/// Why a receiver did not have an alert. All but [`Undeliverable::Stopped`] are for good.
+/// Why a receiver did not get an alert. All but [`Undeliverable::Stopped`] are final.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Undeliverable {
     /// Every attempt failed.
     #[error("given up after {attempts} attempts: {cause}")]
     GivenUp {
-        /// How many there were.
+        /// How many attempts there were.
         attempts: u32,
         /// Why the last one failed.
         cause: String,
     },
-    /// The receiver will not take it.
+    /// The receiver refused it.
     #[error("refused: {cause}")]
     Refused {
-        /// What it said.
+        /// The receiver's answer.
         cause: String,
     },
-    /// The receiver wants no alerts any more (HTTP 410).
+    /// The receiver does not want any more alerts (HTTP 410).
     #[error("the receiver wants no alerts any more")]
     Gone,
-    /// A stop came first: the alert is to be handed over again after the next start.
+    /// A stop came first: the alert must be submitted again after the next start.
     #[error("stopped before it was delivered")]
     Stopped,
 }

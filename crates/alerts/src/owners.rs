@@ -1,15 +1,15 @@
-//! Telling those who asked to be told of an operation: the people whose contacts its request named.
+//! Notifies owners: the people whose contacts the request of an operation named.
 //!
-//! E-mails and text messages each have a follower of their own, and so a consumer group and a place
-//! of its own in the topic: a mail server that is down holds up no text message. A notice can name
-//! several contacts; each is a message by itself, tried again by itself, so that nobody waits for
-//! another's mailbox.
+//! E-mail and SMS each have their own follower, and therefore their own consumer group and position
+//! in the topic: an unreachable mail server delays no text message. A notice can name several
+//! contacts. Each gets its own message with its own retries, so that no contact waits for another.
 //!
 //! What must hold:
 //!
-//! * **It is no relay**: only ways that are configured, only domains that are allowed, and only so
-//!   many messages to a contact in an hour, wherever the request came from.
-//! * **Nothing is dropped silently**: every message is sent, or given up with a log line and a count.
+//! * **It is no relay**: only configured channels, only allowed domains, and only a limited number
+//!   of messages to a contact in an hour, wherever the request came from.
+//! * **Nothing is dropped silently**: every message is sent, or given up with a log line and a
+//!   count.
 //! * **No log line or metric names a contact.**
 //! * **Memory is bounded**: by `alerts.queueMax` notices and `alerts.owners.contactsMax` contacts.
 //!
@@ -42,7 +42,7 @@ use super::retries::Retries;
 use crate::config::AlertsConfig;
 use crate::contact::{ContactChannel, ContactRules};
 
-/// Messages on one channel that are being sent at once; others wait for their turn.
+/// How many messages one channel sends at once; others wait.
 const SENDING_MAX: usize = 8;
 
 /// Notifies owners on one channel, once it [runs](OwnersFollower::run).
@@ -52,11 +52,11 @@ pub struct OwnersFollower {
     notifier: OwnerNotifier,
 }
 
-/// Makes a follower for each channel to owners that is configured.
+/// Creates a follower for each configured channel to owners.
 ///
 /// # Errors
 ///
-/// If a channel cannot work as it is configured.
+/// If the configuration of a channel is invalid.
 pub fn owners_followers(
     config: &AlertsConfig,
     source: &AlertSource,
@@ -81,11 +81,11 @@ pub fn owners_followers(
     Ok(notifiers.map(follower).collect())
 }
 
-/// Checks what owners are told with.
+/// Checks the channels to owners.
 ///
 /// # Errors
 ///
-/// If a channel cannot work as it is configured.
+/// If the configuration of a channel is invalid.
 pub fn check_owners(config: &AlertsConfig) -> Result<(), ReceiverError> {
     notifiers(config).map(drop)
 }
@@ -108,17 +108,17 @@ fn notifiers(config: &AlertsConfig) -> Result<Vec<OwnerNotifier>, ReceiverError>
 }
 
 impl OwnersFollower {
-    /// What it is, for people.
+    /// The name, for people.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.reading.name
     }
 
-    /// Tells owners until it is stopped.
+    /// Notifies owners until it is stopped.
     ///
     /// # Errors
     ///
-    /// If the topic cannot be read. A server that cannot be reached is no error.
+    /// If the topic cannot be read. An unreachable server is no error.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let Self { reading, notifier } = self;
         let stop_within = reading.source.stop_within;
@@ -171,8 +171,8 @@ impl OwnerNotifier {
         }
     }
 
-    /// Tells of what is read, and says what is settled, until nothing more is read and nothing is
-    /// open.
+    /// Sends the notices that were read and reports which are settled, until the input ends and
+    /// none is open.
     async fn tell(
         &self,
         mut read: mpsc::Receiver<Read<OwnerNotice>>,
@@ -184,7 +184,7 @@ impl OwnerNotifier {
         loop {
             tokio::select! {
                 Some(source) = open.next() => {
-                    // What was not told is read again after the next start.
+                    // An unsettled notice is read again after the next start.
                     if let Some(source) = source && settled.send(source).is_err() {
                         return;
                     }
@@ -200,7 +200,7 @@ impl OwnerNotifier {
         }
     }
 
-    /// Tells everybody whom a notice names. Returns whether it need not be read again.
+    /// Notifies every contact of a notice. Returns whether the notice is settled.
     async fn tell_of(&self, notice: &OwnerNotice, stop: &CancellationToken) -> bool {
         let contacts = notice.contacts.iter().enumerate();
         let messages = contacts.filter_map(|(at, contact)| self.message(notice, at, contact));
@@ -240,7 +240,7 @@ impl OwnerNotifier {
         Some(OwnerMessage::new(notice, place, reachable.to))
     }
 
-    /// Sends a message until it was had or is given up. Returns whether that is settled.
+    /// Sends a message until it is delivered or given up. Returns whether it is settled.
     async fn send(&self, message: OwnerMessage, stop: &CancellationToken) -> bool {
         let channel = self.channel.as_str();
         let (id, retries) = (message.id, &self.retries);

@@ -1,4 +1,4 @@
-//! One message until its receiver had it, or for as long as is sensible.
+//! Retries one message until it is delivered or the attempts are used up.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::channel::{Attempt, Channel, Failure};
 use super::notifier::Undeliverable;
 use crate::config::AlertsConfig;
 
-/// How often and how soon to try again.
+/// How often and how soon to retry.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Retries {
     attempts_max: u32,
@@ -45,7 +45,7 @@ impl Retries {
         }
     }
 
-    /// The same with what was prepared before; `id` is the message's.
+    /// Delivers a prepared message with the id `id`.
     pub(super) async fn repeat(
         &self,
         receiver: &str,
@@ -90,13 +90,13 @@ impl Retries {
         }
     }
 
-    /// The wait after an attempt: the backoff, doubled each time, of which between half and all is
-    /// taken; at least what the receiver asks for, within its own limit.
+    /// The wait after an attempt: the backoff, doubled each time, with jitter between half and all
+    /// of it; at least what the receiver asks for, within its own limit.
     fn wait(&self, attempt: u32, asked: Option<Duration>, id: Uuid) -> Duration {
         let doubled = 2_u32.saturating_pow(attempt - 1);
         let backoff = self.backoff.saturating_mul(doubled).min(self.backoff_max);
-        // Processes that alert at the same time spread by their events' ids, whose last bits are
-        // random; no other random source is needed for that.
+        // The ids of events, whose last bits are random, spread processes that alert at the same
+        // time; no other source of randomness is needed.
         let [.., high, low] = *id.as_bytes();
         let spread = f64::from(u16::from_be_bytes([high, low])) / f64::from(u16::MAX);
         let asked = asked.unwrap_or_default().min(self.retry_after_max);

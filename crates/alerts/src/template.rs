@@ -1,8 +1,8 @@
-//! A body of the receiver's own form: a text with placeholders such as `{{alert.kind}}`.
+//! A body in the receiver's own form: a text with placeholders such as `{{alert.kind}}`.
 //!
-//! What must hold: however odd the values are, they stay within the place that the template
-//! gives them. They are escaped for the body's content type, and a JSON template that could become
-//! anything but JSON is refused when it is loaded.
+//! What must hold: no value can escape from its place in the template. Values are escaped for the
+//! body's content type, and a JSON template that could become invalid JSON is refused when it is
+//! loaded.
 
 use std::fmt::Write as _;
 
@@ -12,12 +12,12 @@ use uuid::Uuid;
 
 use super::alert::{Alert, AlertError, Message};
 
-/// What a template is filled in with.
+/// The values of a template.
 pub(super) trait Fill: Sized + 'static {
-    /// The placeholders, and what each stands for. What a value lacks becomes an empty text.
+    /// The placeholders and their values. A missing value becomes an empty text.
     const FIELDS: &'static [Field<Self>];
 
-    /// A value all of whose texts are `text`.
+    /// A sample in which every text is `text`.
     fn sample(text: &str) -> Self;
 }
 
@@ -62,7 +62,7 @@ enum Part<M> {
 }
 
 impl<M: Fill> Template<M> {
-    /// Compiles a template for a body of that content type, or says what is wrong with it.
+    /// Compiles a template for a body of that content type. The error says what is wrong with it.
     pub(super) fn compile(text: &str, escape: Escape) -> Result<Self, String> {
         let mut parts = Vec::new();
         let mut rest = text;
@@ -87,7 +87,7 @@ impl<M: Fill> Template<M> {
         Ok(template)
     }
 
-    /// The body for a message.
+    /// Renders the body of a message.
     pub(super) fn render(&self, message: &M) -> String {
         let mut body = String::new();
         for part in &self.parts {
@@ -99,8 +99,8 @@ impl<M: Fill> Template<M> {
         body
     }
 
-    /// A placeholder outside of a JSON string shows with values that are no JSON by themselves,
-    /// and with ones that are empty.
+    /// Detects placeholders outside of JSON strings, by values that are no JSON on their own, and
+    /// by empty values.
     fn check(&self) -> Result<(), String> {
         if self.escape != Escape::Json {
             return Ok(());
@@ -143,19 +143,19 @@ impl Fill for Message {
     }
 }
 
-/// How values are written into a body.
+/// How values are escaped in a body.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Escape {
     /// As the inside of a JSON string.
     Json,
     /// Percent-encoded, as in an HTML form.
     Form,
-    /// As they are: there is nothing in plain text that they could break.
+    /// Unchanged: no value can break plain text.
     Plain,
 }
 
 impl Escape {
-    /// That of a content type; `None` where it is not known how to escape in it.
+    /// The escaping for a content type; `None` if the type is not supported.
     pub(super) fn of_content_type(content_type: &str) -> Option<Self> {
         let essence = content_type.split(';').next().unwrap_or_default();
         match essence.trim().to_ascii_lowercase().as_str() {

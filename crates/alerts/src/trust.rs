@@ -1,4 +1,4 @@
-//! Certificates that a receiver's connection trusts beside those of the system.
+//! Certificates that a connection to a receiver trusts in addition to the system's.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use super::ReceiverError;
 const KEY: &str = "caFile";
 const END: &str = "-----END CERTIFICATE-----";
 
-/// Reads a file of certificates (PEM), each as `read` has it.
+/// Reads a file of certificates (PEM), each parsed by `read`.
 pub(super) fn read_certificates<C, E: std::fmt::Display>(
     path: &Path,
     read: impl Fn(&[u8]) -> Result<C, E>,

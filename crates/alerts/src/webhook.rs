@@ -1,11 +1,11 @@
-//! Alerts as HTTP requests, signed as the Standard Webhooks specification says
-//! (<https://www.standardwebhooks.com>): `webhook-id`, `webhook-timestamp` and
-//! `webhook-signature: v1,` with the base64 of the HMAC-SHA256 over id, timestamp and body, joined
-//! by dots. Its libraries verify them.
+//! Alerts as HTTP requests, signed according to the Standard Webhooks specification
+//! (<https://www.standardwebhooks.com>): `webhook-id`, `webhook-timestamp` and `webhook-signature:
+//! v1,` with the base64 of the HMAC-SHA256 over id, timestamp and body, joined by dots. The
+//! libraries of that specification verify them.
 //!
 //! The id is the event's, and the body is the same for all attempts; the timestamp is the
 //! attempt's. Redirects are not followed, and no proxy is read from the environment: an alert goes
-//! where the configuration says, or nowhere.
+//! only to the configured address.
 
 use std::time::Duration;
 
@@ -37,14 +37,14 @@ const ID: HeaderName = HeaderName::from_static("webhook-id");
 const TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
 const SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 
-/// What the type of Waybill's own body is.
+/// The event type in Waybill's own body.
 const EVENT_TYPE: &str = "waybill.operator-alert";
 
-/// What the form of a secret is.
+/// The required form of a secret.
 const SECRET_EXPECTED: &str =
     "must be whsec_ and the base64 of 24 to 64 random bytes, as from: openssl rand -base64 32";
 
-/// A receiver that is called.
+/// A receiver that gets HTTP requests.
 pub(super) struct Webhook {
     endpoint: Endpoint,
     template: Option<Template<Message>>,
@@ -67,7 +67,7 @@ impl Webhook {
     }
 }
 
-/// Where a body is sent to, and what goes with it.
+/// The address that bodies are sent to, and the headers to send.
 pub(super) struct Endpoint {
     client: Client,
     url: Url,
@@ -114,7 +114,7 @@ impl Endpoint {
         })
     }
 
-    /// A body on its way, the same for all attempts.
+    /// Prepares a body, the same for all attempts.
     pub(super) fn call(&self, id: Uuid, body: String) -> Call<'_> {
         Call {
             endpoint: self,
@@ -171,7 +171,7 @@ fn body(message: &Message) -> String {
     serde_json::to_string(&body).expect("texts and numbers are always JSON")
 }
 
-/// A message on its way to the receiver.
+/// A prepared request to the receiver.
 pub(super) struct Call<'a> {
     endpoint: &'a Endpoint,
     id: String,
@@ -224,7 +224,7 @@ fn judge(response: &Response, now: Timestamp) -> Result<(), Failure> {
     })
 }
 
-/// RFC 9110, section 10.2.3: seconds, or a date.
+/// Reads `Retry-After` (RFC 9110, section 10.2.3): seconds, or a date.
 fn read_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
     if let Ok(seconds) = value.parse() {
         return Some(Duration::from_secs(seconds));
@@ -233,7 +233,7 @@ fn read_retry_after(value: &str, now: Timestamp) -> Option<Duration> {
     Some(Duration::try_from(date.duration_since(now)).unwrap_or_default())
 }
 
-/// What requests are signed with.
+/// The key that requests are signed with.
 struct SigningKey(Hmac<Sha256>);
 
 impl SigningKey {
@@ -262,7 +262,7 @@ impl SigningKey {
 
 fn read_url(text: &str) -> Result<Url, ReceiverError> {
     let refuse = |problem: &str| ReceiverError::new("url", problem);
-    // The parser's message is not passed on: the URL may hold a secret.
+    // The parser's message is left out: the URL may hold a secret.
     let url = Url::parse(text).map_err(|_| refuse("is no URL"))?;
     if !["http", "https"].contains(&url.scheme()) {
         return Err(refuse("must begin with https:// or http://"));
@@ -287,7 +287,7 @@ fn read_template<M: Fill>(text: &str, content_type: &str) -> Result<Template<M>,
 }
 
 fn read_header(name: &str, value: &Secret) -> Result<(HeaderName, HeaderValue), ReceiverError> {
-    /// What Waybill sets itself.
+    /// The headers that Waybill sets itself.
     const OWN: [&str; 4] = [
         "content-type",
         "content-length",

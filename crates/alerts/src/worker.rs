@@ -1,5 +1,4 @@
-//! The worker of one receiver: it takes alerts in, folds them, and sends one message after the
-//! other.
+//! The worker of one receiver: it accepts alerts, folds repeats, and sends one message at a time.
 
 use std::pin::Pin;
 use std::time::Instant;
@@ -27,7 +26,7 @@ pub struct Worker {
     is_gone: bool,
 }
 
-/// A message that was sent or given up, with the tickets of all that it tells of.
+/// A message that was sent or given up, with the tickets of all alerts that it reports.
 struct Done {
     tickets: Vec<Ticket>,
     result: Result<(), Undeliverable>,
@@ -53,9 +52,9 @@ impl Worker {
         (notifier, worker)
     }
 
-    /// Serves the receiver until `stop` is cancelled, or until no notifier is left and everything
-    /// was sent. A stop waits for the attempt under way only; all else is left to be handed over
-    /// again.
+    /// Serves the receiver until `stop` is cancelled, or until all notifiers are dropped and
+    /// everything was sent. A stop waits only for the attempt under way. All other alerts must be
+    /// submitted again.
     pub async fn run(mut self, stop: CancellationToken) {
         let name = self.name.as_str();
         let channel = &self.channel;
@@ -115,7 +114,7 @@ impl Worker {
     }
 }
 
-/// What comes of the message that is on the wire; never ready where there is none.
+/// The outcome of the message being sent. Never resolves if none is.
 async fn on_wire<F: Future<Output = Done>>(wire: &mut Option<Pin<Box<F>>>) -> Done {
     match wire {
         Some(sending) => sending.as_mut().await,
@@ -130,7 +129,7 @@ async fn wake_at(time: Option<Instant>) {
     }
 }
 
-/// Counts what became of a message, and tells all who wait for it.
+/// Counts the outcome of a message, and passes it to all waiting tickets.
 fn settle(receiver: &str, metrics: &ReceiverMetrics, done: Done) {
     let Done { tickets, result } = done;
     let alerts = tickets.len();
@@ -143,7 +142,7 @@ fn settle(receiver: &str, metrics: &ReceiverMetrics, done: Done) {
         }
     }
     for ticket in tickets {
-        // Who no longer waits does not need to know.
+        // The receipt may have been dropped.
         let _ = ticket.send(result.clone());
     }
 }

@@ -1,4 +1,4 @@
-//! Who asked to be told of an operation, and how such people are told.
+//! The `alerts.owners` section: how owners are notified of their operations.
 
 use std::path::PathBuf;
 
@@ -8,20 +8,19 @@ use waybill_config::{ConfigError, Secret, SecretFiles};
 use super::{EmailConfig, EmailTls, WebhookConfig};
 use crate::contact::{ContactRules, is_domain};
 
-/// The `alerts.owners` section. By default nobody is told, and requests that name contacts are
+/// The `alerts.owners` section. By default no owner is notified, and requests with contacts are
 /// refused.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct OwnersConfig {
     /// Messages to one contact within an hour of the first; further ones are counted and not sent.
     pub messages_per_hour_max: u32,
-    /// Contacts that one process notifies within an hour on one channel. Beyond it no further
-    /// ones are notified until the hour of another has ended.
+    /// Contacts that one process notifies within an hour on one channel. Beyond it no further ones
+    /// are notified until the hour of another has ended.
     pub contacts_max: usize,
-    /// How e-mails are sent; `None` for not at all.
+    /// The e-mail channel; `None` if it is off.
     pub email: Option<OwnerEmailConfig>,
-    /// The gateway that text messages are sent with, which needs a `template`; `None` for not at
-    /// all.
+    /// The gateway for text messages, which needs a `template`; `None` if the channel is off.
     pub sms: Option<WebhookConfig>,
 }
 
@@ -42,16 +41,16 @@ impl Default for OwnersConfig {
 pub struct OwnerEmailConfig {
     /// The SMTP server.
     pub host: String,
-    /// Its port; `None` for the usual one: 587 with STARTTLS, 465 with TLS, 25 without.
+    /// Its port; `None` for the default: 587 with STARTTLS, 465 with TLS, 25 without.
     #[serde(default)]
     pub port: Option<u16>,
     /// How the connection is protected.
     #[serde(default)]
     pub tls: EmailTls,
-    /// Certificates (PEM) that are trusted beside the system's.
+    /// Certificates (PEM) that are trusted in addition to the system's.
     #[serde(default)]
     pub ca_file: Option<PathBuf>,
-    /// Who logs in; `None` for nobody.
+    /// The user to log in as; `None` for no login.
     #[serde(default)]
     pub user: Option<String>,
     /// The password of `user`.
@@ -62,7 +61,7 @@ pub struct OwnerEmailConfig {
     pub password_file: Option<PathBuf>,
     /// The sender: `waybill@example.com`, or `Waybill <waybill@example.com>`.
     pub from: String,
-    /// The domains of addresses that are written to, exactly; none for any.
+    /// The domains of allowed addresses, which must match exactly; empty for all.
     #[serde(default)]
     pub domains: Vec<String>,
     /// The subject, with placeholders; `None` for Waybill's own.
@@ -74,7 +73,7 @@ pub struct OwnerEmailConfig {
 }
 
 impl OwnerEmailConfig {
-    /// The same as a receiver of alerts to nobody: how its server is reached.
+    /// The server settings, as those of a receiver without addresses.
     pub fn server(&self) -> EmailConfig {
         EmailConfig {
             host: self.host.clone(),
@@ -91,7 +90,7 @@ impl OwnerEmailConfig {
 }
 
 impl OwnersConfig {
-    /// Which contacts may be told.
+    /// Which contacts may be notified.
     #[must_use]
     pub fn contact_rules(&self) -> ContactRules {
         let email = self.email.as_ref();
@@ -101,7 +100,7 @@ impl OwnersConfig {
         }
     }
 
-    /// Moves what stands in files to where it would stand in the configuration.
+    /// Reads the values that the configuration keeps in files.
     pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         if let Some(email) = &mut self.email {
             let key = "alerts.owners.email.password";
@@ -113,7 +112,7 @@ impl OwnersConfig {
         Ok(())
     }
 
-    /// Reports the first thing that cannot work, but for what only the ways themselves can tell.
+    /// Reports the first invalid value. Each channel checks its own settings when it is created.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         let above_0 = "must be more than 0; to disable notifications, leave out email and sms";
         if self.messages_per_hour_max == 0 {

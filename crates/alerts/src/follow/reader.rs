@@ -1,4 +1,5 @@
-//! The polling thread of one receiver: it reads as far ahead as it may, and commits what is settled.
+//! The polling thread of one receiver: it reads ahead within its limit, and commits settled
+//! records.
 
 use std::sync::{Arc, mpsc as std_mpsc};
 use std::time::Duration;
@@ -21,22 +22,22 @@ use super::Source;
 use crate::alert::Alert;
 use crate::metrics::FollowerMetrics;
 
-/// How long a poll waits, and how long room is waited for: together the longest that a stop, or an
-/// alert that is settled, goes unnoticed.
+/// How long a poll waits, and how long it waits for room: together the longest time until a stop or
+/// a settled alert is noticed.
 const POLL_WAIT: Duration = Duration::from_millis(200);
 const POLL_BYTES_MAX: usize = 1024 * 1024;
 /// How many dead letters may wait to be published before no more records are polled.
 const DEAD_LETTERS_MAX: usize = 16;
-/// How long alerts may wait for them to be published, each time that is tried.
+/// How long each try to publish dead letters may delay alerts.
 const PUBLISH_TIMEOUT: Duration = Duration::from_secs(5);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What is followed, as it is handed on.
+/// The items of a followed topic.
 pub(crate) trait Followed: Sized + Send + 'static {
-    /// Reads a record.
+    /// Decodes a record.
     fn read(value: &[u8], framing: &Framing) -> Result<Self, DecodeError>;
 
-    /// When it came about.
+    /// When the event of the item happened.
     fn at(&self) -> Timestamp;
 }
 
@@ -51,7 +52,7 @@ impl Followed for Alert {
     }
 }
 
-/// A record on its way from the topic to whoever tells of it.
+/// A decoded record on its way to the notifier.
 #[derive(Debug)]
 pub(crate) struct Read<T> {
     pub(crate) source: Source,
@@ -64,17 +65,17 @@ pub(super) struct Reader {
     pub(super) topic: String,
     pub(super) consumer: GroupConsumer,
     pub(super) max_age: Duration,
-    /// How far to read ahead of what is settled, in records.
+    /// How far to read ahead of the settled records, in records.
     pub(super) ahead_max: usize,
     pub(super) framing: Framing,
     pub(super) metrics: FollowerMetrics,
-    /// What keeps records that cannot be read; `None` where another follower of the topic keeps them.
+    /// Publishes dead letters; `None` if another follower of the topic does.
     pub(super) publisher: Option<Producer<Arc<Settlement>>>,
 }
 
 impl Reader {
-    /// Reads until it is stopped; then waits until everything that it has read is settled, or never
-    /// will be: until nobody can say so to `settled` any more.
+    /// Reads until it is stopped. Then waits until everything that it has read is settled, or until
+    /// all senders of `settled` are dropped.
     pub(super) fn run<T: Followed>(
         mut self,
         reads: mpsc::Sender<Read<T>>,
@@ -98,7 +99,7 @@ impl Reader {
         while !stop.is_cancelled() {
             intake.read_waiting();
             let room = self.room(&intake, runtime);
-            // Without room it polls all the same: who does not poll leaves the group.
+            // It polls even without room: a consumer that does not poll leaves its group.
             self.consumer
                 .hold(room == 0)
                 .context("records that wait cannot be left in their topic")?;
@@ -125,14 +126,14 @@ impl Reader {
         Ok(())
     }
 
-    /// How many records may be taken. Waits a little where there is no place for a single one.
+    /// How many records may be read. Waits briefly if there is no room for any.
     fn room<T: Followed>(&self, intake: &Intake<'_, T>, runtime: &Handle) -> usize {
         if !intake.waiting.is_empty() || intake.dead_letters.len() >= DEAD_LETTERS_MAX {
             return 0;
         }
         let reads = &intake.reads;
         if reads.capacity() == 0 {
-            // Whether there was a place in time shows below.
+            // The capacity below shows whether room became free in time.
             _ = runtime.block_on(async { timeout(POLL_WAIT, reads.reserve()).await.map(drop) });
         }
         let ahead = intake.progress.ahead();
@@ -140,7 +141,7 @@ impl Reader {
         self.ahead_max.saturating_sub(ahead).min(reads.capacity())
     }
 
-    /// Keeps what could not be read. What cannot be kept now is tried again after the next poll, or read
+    /// Publishes the dead letters. Those that fail are tried again after the next poll, or read
     /// again after the next start.
     fn publish_dead_letters<T>(
         &self,
@@ -198,18 +199,18 @@ impl Reader {
     }
 }
 
-/// Takes records in while the reader polls.
+/// Handles records while the reader polls.
 struct Intake<'a, T> {
     progress: GroupProgress<()>,
     reads: mpsc::Sender<Read<T>>,
-    /// What happened before this is not told of any more.
+    /// Items from before this time are skipped.
     oldest: Timestamp,
     skipped: u64,
-    /// Records whose schema the registry has not told yet. While there are some, no more are polled.
+    /// Records whose schema the registry has not sent yet. While there are any, polling pauses.
     waiting: Vec<(Source, RawRecord)>,
-    /// Records that cannot be read, as they are to be kept. Once there are many, no more are polled.
+    /// Dead letters to publish. While there are many, polling pauses.
     dead_letters: Vec<(Source, RawRecord)>,
-    /// Whether they are this follower's to keep.
+    /// Whether this follower publishes dead letters.
     publishes_dead_letters: bool,
     topic: &'a str,
     framing: &'a Framing,
@@ -233,7 +234,7 @@ impl<T> Intake<'_, T> {
 }
 
 impl<T: Followed> Intake<'_, T> {
-    /// Reads again what could not be read yet.
+    /// Decodes the waiting records again.
     fn read_waiting(&mut self) {
         for (source, record) in std::mem::take(&mut self.waiting) {
             let value = record.value.as_deref().unwrap_or_default();
@@ -248,7 +249,7 @@ impl<T: Followed> Intake<'_, T> {
                 self.progress.done(source);
             }
             Ok(item) => {
-                // No more is polled than there is place for. Where nobody takes records any more, it
+                // The poll was limited to the available room. If the channel is closed, the record
                 // is not settled, and is read again after the next start.
                 _ = self.reads.try_send(Read { source, item });
             }
@@ -299,13 +300,13 @@ impl<T: Followed> GroupHandler for Intake<'_, T> {
     }
 }
 
-/// Says how far the receiver had the alerts when the reader leaves its group.
+/// Commits the settled offsets when the reader leaves its group.
 struct Closing {
     progress: GroupProgress<()>,
 }
 
 impl GroupHandler for Closing {
-    /// Nothing is taken any more; what comes is read again after the next start.
+    /// No more records are handled; they are read again after the next start.
     fn record(&mut self, _record: RecordRef<'_>) {}
 
     fn assigned(&mut self, _partitions: &[TopicPartition]) {}
@@ -315,7 +316,7 @@ impl GroupHandler for Closing {
     }
 }
 
-/// Whoever gets the partitions reads again what the receiver has not had.
+/// Gives up revoked partitions. Their next owner reads the unsettled records again.
 fn give_up(
     progress: &mut GroupProgress<()>,
     gone: &[TopicPartition],

@@ -1,10 +1,11 @@
-//! How often a contact is told at most, so that nobody can have another person flooded.
+//! The hourly limit on messages to a contact, so that requests cannot flood another person.
 //!
-//! A contact's hour begins with the first message to it. Time is an argument. What is remembered is
-//! bounded: while as many contacts are in their hour as may be, no further one is told. It is
-//! remembered by this process alone.
+//! A contact's hour begins with the first message to it. Time is an argument. Memory is bounded:
+//! while the maximum number of contacts are in their hour, no further contact is notified. The
+//! counts are those of this process alone.
 //!
-//! Addresses that end in one mailbox count as one: in capitals or not, with a tag (`anna+17@`) or not.
+//! Spellings of one mailbox count as one contact: upper or lower case, with a tag (`anna+17@`) or
+//! without.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -33,7 +34,7 @@ impl Limit {
         }
     }
 
-    /// Whether the contact may be sent another message. If so, it counts as sent.
+    /// Whether the contact may get another message. If so, counts it as sent.
     pub(super) fn take(&mut self, contact: &Contact, now: Instant) -> bool {
         while let Some((ends, _)) = self.hours.front()
             && *ends <= now
@@ -57,7 +58,7 @@ impl Limit {
     }
 }
 
-/// The contact without what mail servers pass over.
+/// The contact without the parts that mail servers ignore.
 fn mailbox(contact: &Contact) -> Contact {
     let lower = contact.reveal().to_lowercase();
     let Some((local, domain)) = lower.rsplit_once('@') else {

@@ -1,4 +1,4 @@
-//! What one contact is told of one operation.
+//! The message to one contact about one operation.
 
 use std::fmt;
 
@@ -10,13 +10,13 @@ use waybill_telemetry::visible::on_one_line;
 use crate::alert::clip;
 use crate::template::Fill;
 
-/// The longest of a message's names, in bytes: what is longer is clipped.
+/// The longest name in a message, in bytes; longer ones are clipped.
 const NAME_BYTES_MAX: usize = 256;
 
 /// A message to one contact.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct OwnerMessage {
-    /// Its own id, the same however often it is sent.
+    /// Its own id, the same in every delivery.
     pub(super) id: Uuid,
     /// The address or the number: personal data.
     pub(super) to: String,
@@ -30,7 +30,7 @@ pub(super) struct OwnerMessage {
 }
 
 impl OwnerMessage {
-    /// The message for the contact with this place in the notice.
+    /// The message for the contact at this place in the notice.
     pub(super) fn new(notice: &OwnerNotice, place: usize, to: String) -> Self {
         let name = |text: &str| {
             let mut text = on_one_line(text);
@@ -59,7 +59,7 @@ impl OwnerMessage {
     }
 }
 
-/// How the sentence about an operation in this state ends.
+/// The end of the sentence about an operation in this state.
 const fn came_to(state: ProcessState) -> &'static str {
     match state {
         ProcessState::Processed => "is done",

@@ -1,7 +1,7 @@
-//! The channels to owners, and a message on its way.
+//! The channels to owners, and the delivery of a message.
 //!
-//! What must hold: no cause of a failure names whom it was to: not the address, and not what a server
-//! said, which likes to repeat the address.
+//! What must hold: the cause of a failure never names the contact. It contains neither the address
+//! nor the server's text, which often repeats the address.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ use crate::email::{SUBJECT_BYTES_MAX, Server, read_mailbox, write_email};
 use crate::template::{Escape, Template};
 use crate::webhook::{Call, Endpoint, template_of};
 
-/// The subject where none is configured.
+/// The default subject.
 const SUBJECT: &str = "{{notice.text}}";
 
-/// The text where none is configured.
+/// The default text.
 const TEXT: &str = "{{notice.text}}\n\n\
     Operation: {{notice.operation}}\n\
     Time: {{notice.at}}\n\n\
@@ -37,7 +37,7 @@ pub(super) enum Outbound {
     Sms(Box<OwnerSms>),
 }
 
-/// E-mails to owners.
+/// The e-mail channel to owners.
 pub(super) struct OwnerEmail {
     server: Server,
     timeout: Duration,
@@ -46,14 +46,14 @@ pub(super) struct OwnerEmail {
     text: Template<OwnerMessage>,
 }
 
-/// Text messages to owners.
+/// The SMS channel to owners.
 pub(super) struct OwnerSms {
     endpoint: Endpoint,
     template: Template<OwnerMessage>,
 }
 
 impl Outbound {
-    /// By e-mail. `timeout` bounds one attempt.
+    /// Creates the e-mail channel. `timeout` bounds one attempt.
     pub(super) fn email(
         config: &OwnerEmailConfig,
         timeout: Duration,
@@ -73,7 +73,7 @@ impl Outbound {
         })))
     }
 
-    /// By text message. `timeout` bounds one attempt.
+    /// Creates the SMS channel. `timeout` bounds one attempt.
     pub(super) fn sms(config: &WebhookConfig, timeout: Duration) -> Result<Self, ReceiverError> {
         let template = template_of(config)?.ok_or_else(|| {
             ReceiverError::new("template", "is missing: it is what the gateway is sent")
@@ -84,7 +84,7 @@ impl Outbound {
         })))
     }
 
-    /// Writes a message down, the same for all attempts, each of which waits for one of `turns`.
+    /// Renders a message, the same for all attempts. Each attempt waits for one of `turns`.
     pub(super) fn prepare<'a>(
         &'a self,
         message: &OwnerMessage,
@@ -103,7 +103,7 @@ impl Outbound {
 
 impl OwnerEmail {
     fn prepare(&self, message: &OwnerMessage) -> Result<EmailDelivery<'_>, Failure> {
-        // The cause would name it.
+        // The original cause would name the address.
         let unusable = |_| Failure::Refused {
             cause: "the address cannot be written to".to_owned(),
         };
@@ -121,7 +121,7 @@ impl OwnerEmail {
     }
 }
 
-/// A message on its way.
+/// A rendered message.
 pub(super) struct Outgoing<'a> {
     delivery: Delivery<'a>,
     turns: &'a Semaphore,
