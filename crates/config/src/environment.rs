@@ -1,11 +1,11 @@
-//! The layer of environment variables: `WAYBILL_`, then the path of the key in capitals, its
-//! levels separated by two underscores and its words by one. `scheduler.handOffAfter` is
+//! The layer of environment variables: `WAYBILL_` and the path of the key in capitals, its levels
+//! separated by two underscores and its words by one. `scheduler.handOffAfter` is
 //! `WAYBILL_SCHEDULER__HAND_OFF_AFTER`; the librdkafka setting `sasl.password` is
 //! `WAYBILL_KAFKA__PROPERTIES__SASL_PASSWORD`.
 //!
-//! Every variable with the prefix must mean something: a misspelt one is refused, not ignored.
-//! Kubernetes, though, sets variables in every container for each service of the namespace, and a
-//! service named `waybill` makes them look like ours. These are recognised by their endings.
+//! Unknown variables with the prefix are refused, because they may be misspelt. Kubernetes,
+//! however, sets variables in every container for each service of the namespace, and those of a
+//! service named `waybill` have the same prefix. They are recognised by their endings.
 
 use std::collections::BTreeMap;
 
@@ -18,12 +18,13 @@ use crate::{ConfigError, Configuration};
 
 const PREFIX: &str = "WAYBILL_";
 
-/// The environment variables of a process, or those that a test makes up.
+/// The environment variables of a process, or of a test.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Environment(BTreeMap<String, String>);
 
 impl Environment {
-    /// That of this process. What is not UTF-8 is replaced, which its reader will refuse.
+    /// The environment of this process. Values that are not UTF-8 get replacement characters, which
+    /// later checks refuse.
     #[must_use]
     pub fn of_process() -> Self {
         std::env::vars_os()
@@ -46,7 +47,7 @@ impl Environment {
     ///
     /// # Errors
     ///
-    /// If a variable is not known or its value does not fit.
+    /// If a variable is unknown, or its value does not fit.
     pub fn apply<C: Configuration>(&self, mut config: C) -> Result<C, ConfigError> {
         let keys = keys::<C>();
         let ours = self.0.iter().filter(|(name, text)| {
@@ -83,14 +84,15 @@ impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for Environment {
     }
 }
 
-/// Names only: any value may be a secret.
+/// Shows names only: any value may be a secret.
 impl std::fmt::Debug for Environment {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }
 }
 
-/// How YAML is read, from files and variables: `yes` and `on`, which are true in YAML 1.1, are text, as in YAML 1.2.
+/// The YAML dialect of files and variables: `yes` and `on`, true in YAML 1.1, are text as in YAML
+/// 1.2.
 pub(crate) fn yaml_options() -> serde_saphyr::Options {
     serde_saphyr::options! { strict_booleans: true }
 }
@@ -100,7 +102,7 @@ pub(crate) fn key_paths<C: Configuration>() -> Vec<String> {
     keys::<C>().iter().map(Key::path).collect()
 }
 
-/// The variable that sets each key, by the key's path.
+/// The variable for each key, by the key's path.
 #[must_use]
 pub fn variables<C: Configuration>() -> BTreeMap<String, String> {
     let keys = keys::<C>().into_iter();
@@ -111,7 +113,7 @@ pub fn variables<C: Configuration>() -> BTreeMap<String, String> {
 struct Key {
     levels: Vec<String>,
     variable: String,
-    /// Where any name may stand below it: an example of one.
+    /// An example of a name below the key, if it accepts any names.
     entry: Option<&'static str>,
 }
 
@@ -131,11 +133,11 @@ impl Key {
         self.levels.join(".")
     }
 
-    /// What a variable sets, if that is the value of this key or an entry below it.
+    /// The target of a variable, if it is this key or an entry below it.
     fn target_of(&self, variable: &str) -> Option<Target> {
         let mut levels = self.levels.clone();
         if self.entry.is_none() {
-            // A password is what it is, whatever YAML would make of it.
+            // A password is always text, even if it is valid YAML.
             let is_text = levels.last().is_some_and(|level| level == "password");
             return (self.variable == variable).then_some(Target { levels, is_text });
         }
@@ -148,7 +150,7 @@ impl Key {
         Some(Target { levels, is_text })
     }
 
-    /// The variable as it is shown in a suggestion.
+    /// The variable as a suggestion shows it.
     fn shown(&self) -> String {
         match self.entry {
             Some(example) => format!("{}__{example}", self.variable),
@@ -157,16 +159,16 @@ impl Key {
     }
 }
 
-/// What a variable sets.
+/// The key that a variable sets.
 struct Target {
     levels: Vec<String>,
-    /// Whether it is the text as it stands.
+    /// Whether the value is always text.
     is_text: bool,
 }
 
 impl Target {
-    /// Sets it: as the YAML that the text would be in the file, else as the text itself, else
-    /// as a list of what stands between its commas. The first that fits the key's type counts.
+    /// Sets the key: to the YAML value of the text, else to the text itself, else to a list of its
+    /// comma-separated parts. The first that fits the key's type counts.
     fn set<C: Configuration>(&self, config: &C, text: &str) -> Result<C, String> {
         let list = || {
             text.split(',')
@@ -229,7 +231,7 @@ fn collect<'a, C: Configuration>(value: &'a Value, levels: &mut Vec<&'a str>, ke
     }
 }
 
-/// `handOffAfter` and `third-party` as `HAND_OFF_AFTER` and `THIRD_PARTY`.
+/// Turns `handOffAfter` and `third-party` into `HAND_OFF_AFTER` and `THIRD_PARTY`.
 fn in_capitals(name: &str) -> String {
     let mut capitals = String::with_capacity(name.len() + 4);
     for letter in name.chars() {
@@ -245,8 +247,8 @@ fn in_capitals(name: &str) -> String {
     capitals
 }
 
-/// The known variable that is most like `name`, as a whole or in its last part: `WAYBILL_LEASE`
-/// lacks its section, but clearly means `WAYBILL_SCHEDULER__LEASE`.
+/// The known variable that is most similar to `name`, as a whole or in its last part:
+/// `WAYBILL_LEASE` lacks its section, but clearly means `WAYBILL_SCHEDULER__LEASE`.
 fn nearest_variable(name: &str, keys: &[Key], others: &[&str]) -> Option<String> {
     const LIKENESS_MIN: f64 = 0.7;
     let wanted = name.strip_prefix(PREFIX).unwrap_or(name);
@@ -254,7 +256,7 @@ fn nearest_variable(name: &str, keys: &[Key], others: &[&str]) -> Option<String>
         let variable = variable.strip_prefix(PREFIX).unwrap_or(variable);
         let whole = jaro_winkler(wanted, variable);
         let last = jaro_winkler(last_part(wanted), last_part(variable));
-        // Of variables with the same last part the one that is more like it as a whole.
+        // Of variables with the same last part, the one that is more similar as a whole wins.
         whole.max(last * 0.9 + whole * 0.1)
     };
     keys.iter()
@@ -269,9 +271,9 @@ fn last_part(variable: &str) -> &str {
     variable.rsplit("__").next().unwrap_or(variable)
 }
 
-/// Whether Kubernetes made the variable for a service whose name begins with `waybill`:
-/// `WAYBILL_SERVICE_HOST`, `WAYBILL_PORT_8080_TCP_ADDR` and their like. `WAYBILL_PORT` is one only
-/// with the value that Kubernetes gives it, as in `tcp://10.0.0.1:8080`.
+/// Whether Kubernetes set the variable for a service whose name begins with `waybill`, such as
+/// `WAYBILL_SERVICE_HOST` and `WAYBILL_PORT_8080_TCP_ADDR`. `WAYBILL_PORT` counts only with a value
+/// as Kubernetes sets it, such as `tcp://10.0.0.1:8080`.
 fn is_service_link(name: &str, value: &str) -> bool {
     if name.contains("__") {
         return false;

@@ -5,15 +5,15 @@ use crate::FileError;
 /// Why a configuration was refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The file.
+    /// The file is invalid.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A `WAYBILL_` variable that means nothing.
+    /// An unknown variable with the prefix `WAYBILL_`.
     #[error("the environment variable {name} is not known{}", did_you_mean(.nearest.as_deref()))]
     UnknownVariable {
         /// The variable.
         name: String,
-        /// The known variable that is most like it.
+        /// The most similar known variable.
         nearest: Option<String>,
     },
     /// A variable whose value does not fit its key.
@@ -26,7 +26,7 @@ pub enum ConfigError {
         /// What is wrong with it; never the value of a secret.
         cause: String,
     },
-    /// A file that a key names cannot be read.
+    /// A file that a key names is unreadable.
     #[error("{key}: {path} cannot be read")]
     NamedFile {
         /// The key.
@@ -37,7 +37,7 @@ pub enum ConfigError {
         #[source]
         source: std::io::Error,
     },
-    /// Values that cannot work, alone or together.
+    /// Values that are invalid, alone or together.
     #[error("{key} {problem}")]
     Invalid {
         /// The key at fault.
@@ -48,7 +48,7 @@ pub enum ConfigError {
 }
 
 impl ConfigError {
-    /// A value at `key` that cannot work.
+    /// An invalid value of `key`.
     pub fn invalid(key: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Invalid {
             key: key.into(),
@@ -57,7 +57,7 @@ impl ConfigError {
     }
 }
 
-/// The second half of a message about an unknown name.
+/// The end of a message about an unknown name.
 pub(crate) fn did_you_mean(nearest: Option<&str>) -> String {
     nearest
         .map(|name| format!("; did you mean {name}?"))

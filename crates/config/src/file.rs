@@ -1,4 +1,4 @@
-//! YAML files, and refusals that say where and what instead.
+//! YAML files, and errors that say where the fault is and how to correct it.
 
 mod place;
 
@@ -26,12 +26,12 @@ pub enum FileError {
         #[source]
         source: std::io::Error,
     },
-    /// It is not the YAML that is expected.
+    /// It is not valid YAML, or not the expected document.
     #[error("{path}{}: {problem}", place(.position))]
     Wrong {
-        /// The file, or what stands for it.
+        /// The file, or the name of the text.
         path: String,
-        /// Line and column from 1, where they are known.
+        /// Line and column from 1, if known.
         position: Option<(u64, u64)>,
         /// What is wrong there.
         problem: String,
@@ -39,7 +39,7 @@ pub enum FileError {
 }
 
 impl FileError {
-    /// The same, of a file that a key of the configuration names.
+    /// The error of a file that the configuration key `key` names.
     #[must_use]
     pub fn of_key(self, key: &str) -> ConfigError {
         match self {
@@ -59,11 +59,11 @@ pub(crate) fn read<C: Configuration>(path: &Path) -> Result<C, FileError> {
     parse_over_defaults(&name, &read_text(path)?)
 }
 
-/// Reads a file that holds any other YAML document.
+/// Reads a file that contains another YAML document.
 ///
 /// # Errors
 ///
-/// If it cannot be read, or is no such document.
+/// If it cannot be read, or is not such a document.
 pub fn read_document<T: DeserializeOwned>(path: &Path) -> Result<T, FileError> {
     parse(&path.display().to_string(), &read_text(path)?)
 }
@@ -80,11 +80,12 @@ pub fn read_text(path: &Path) -> Result<String, FileError> {
     })
 }
 
-/// Reads a configuration over the defaults. A file of nothing but comments changes none. Errors call the text `name`.
+/// Reads a configuration over the defaults. A text of only comments changes nothing. Errors call
+/// the text `name`.
 ///
 /// # Errors
 ///
-/// If it is no YAML, or has a key or a value that the configuration does not.
+/// If it is not YAML, or has an unknown key or an invalid value.
 pub fn parse_over_defaults<C: Configuration>(name: &str, text: &str) -> Result<C, FileError> {
     let is_comment =
         |line: &str| line.trim_start().is_empty() || line.trim_start().starts_with('#');
@@ -95,17 +96,17 @@ pub fn parse_over_defaults<C: Configuration>(name: &str, text: &str) -> Result<C
         .map_err(|error| refusal(name, text, &error, &key_paths::<C>()))
 }
 
-/// Reads any other YAML document. Errors call it `name`.
+/// Reads another YAML document. Errors call it `name`.
 ///
 /// # Errors
 ///
-/// If it is not that document.
+/// If it is not such a document.
 pub fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Result<T, FileError> {
     serde_saphyr::from_str(text).map_err(|error| refusal(name, text, &error, &[]))
 }
 
-/// The parser's error in our words. `key_paths` are those of the whole document, for a key that
-/// is right but in the wrong section. Of the line itself only a key is quoted: it may hold a secret.
+/// Rewrites the parser's error. `key_paths` has all keys of the document, to find a valid key that
+/// is in the wrong section. Of the line itself only a key is quoted: the line may hold a secret.
 fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileError {
     let mut error = error;
     while let Error::WithSnippet { error: inner, .. } | Error::AliasError { error: inner, .. } =
@@ -117,18 +118,19 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
         .location()
         .map(|location| (location.line(), location.column()));
     let above = position.map_or_else(Vec::new, |position| keys_above(text, position));
-    // Before what is wrong with a value, the path of its key.
+    // The key's path goes before the message about its value.
     let of_key = |message: &str| {
         let key = position.and_then(|position| {
             if let Some(key) = key_before(text, position) {
-                // The position is behind the key.
+                // The position is after the key.
                 let is_path = above.last().is_some_and(|last| last.ends_with(key));
                 return Some(match is_path {
                     true => above.join("."),
                     false => key.to_owned(),
                 });
             }
-            // The place of a value that is wrong may be that of its key; other faults are of what begins there.
+            // The position of a wrong value may be that of its key; other faults begin at their
+            // position.
             let key = key_at(text, position).filter(|_| message.starts_with("invalid value"))?;
             Some(path_of(&above, key))
         });
@@ -196,7 +198,8 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
     }
 }
 
-/// A fault of the indentation that the parser reports in terms of its grammar: its place, and what is wrong.
+/// A fault of the indentation, which the parser describes by its grammar: the position and the
+/// problem.
 fn indentation_fault(
     text: &str,
     error: &Error,
@@ -234,8 +237,8 @@ fn indentation_fault(
     ))
 }
 
-/// The value that begins with an unquoted placeholder, on the line of a fault or the one before it: line, column and, before a
-/// colon, key.
+/// The value that begins with an unquoted placeholder, on the line of a fault or the one before it:
+/// line, column and the key before its colon.
 fn unquoted_placeholder(text: &str, position: Option<(u64, u64)>) -> Option<(u64, u64, String)> {
     let (line, _) = position?;
     let lines = (1..).zip(text.lines());
@@ -258,13 +261,13 @@ fn unquoted_placeholder(text: &str, position: Option<(u64, u64)>) -> Option<(u64
     found.last()
 }
 
-/// A key, behind the keys above it.
+/// The path of a key below the keys in `above`.
 fn path_of(above: &[String], key: &str) -> String {
     let above = above.iter().map(String::as_str);
     above.chain([key]).collect::<Vec<_>>().join(".")
 }
 
-/// The candidate that `wanted` is a misspelling of, if there is one: with one or two letters wrong.
+/// The candidate that `wanted` misspells, if any: one or two characters are wrong.
 #[must_use]
 pub fn misspelling_of<'a>(
     wanted: &str,
@@ -276,9 +279,9 @@ pub fn misspelling_of<'a>(
     (slips <= SLIPS_MAX && near.chars().count() > 2 * slips).then_some(near)
 }
 
-/// The candidate that is most like `wanted`, if one is at all.
+/// The most similar candidate, if any is similar enough.
 fn nearest<'a>(wanted: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    // One or two letters wrong.
+    // Allows one or two wrong characters.
     const LIKENESS_MIN: f64 = 0.6;
     let wanted = wanted.to_ascii_lowercase();
     candidates

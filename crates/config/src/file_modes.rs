@@ -1,12 +1,12 @@
-//! Files that others of this machine may read, or write, and should not.
+//! Warns about files that other users of this machine may read or write, but should not.
 //!
-//! What must hold: nothing is refused for it. In a container the only user is the process's own, and what mounts a
-//! file there chooses its mode; whoever runs it elsewhere is told.
+//! What must hold: such a file is never refused. In a container the process's user is the only one,
+//! and the volume determines the mode; elsewhere the warning helps the operator.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 
-/// Says so if every user may read a file that holds `what`.
+/// Warns if every user may read a file that holds `what`.
 pub fn warn_if_they_may_read(path: &Path, what: &str) {
     const READ: u32 = 0o004;
     if may(path, READ) {
@@ -15,7 +15,7 @@ pub fn warn_if_they_may_read(path: &Path, what: &str) {
     }
 }
 
-/// Says so if every user may change a file that says `what`.
+/// Warns if every user may change a file that holds `what`.
 pub fn warn_if_they_may_write(path: &Path, what: &str) {
     const WRITE: u32 = 0o002;
     if may(path, WRITE) {
@@ -24,7 +24,7 @@ pub fn warn_if_they_may_write(path: &Path, what: &str) {
     }
 }
 
-/// Whether those who are neither its user nor in its group may. Of a link it is what it leads to that counts.
+/// Whether users other than the owner and its group have this permission. Follows links.
 fn may(path: &Path, bit: u32) -> bool {
     std::fs::metadata(path).is_ok_and(|metadata| metadata.permissions().mode() & bit != 0)
 }

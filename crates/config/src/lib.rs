@@ -1,13 +1,15 @@
-//! Configuration in layers: the defaults in code, a YAML file over them, and environment variables over that.
+//! Configuration in layers: the defaults in code, a YAML file over them, and environment variables
+//! on top.
 //!
-//! What must hold: a key or a variable that is not known is refused, and named with its nearest known neighbour; an error
-//! in a file says line and column; and no secret is shown by `Debug` or serialized (except within
-//! this crate, while a layer is put over a configuration).
+//! What must hold: an unknown key or variable is refused with the most similar known one; an error
+//! in a file names line and column; and no secret is shown by `Debug` or serialized (except within
+//! this crate, while a layer is applied).
 //!
-//! Units: durations are text with a unit (`200ms`, `5s`, `2m`, `1h`, `7d`), sizes too (`512B`, `64KiB`, `8GiB`); a number
-//! without a unit counts things.
+//! Units: durations are text with a unit (`200ms`, `5s`, `2m`, `1h`, `7d`), and so are sizes
+//! (`512B`, `64KiB`, `8GiB`). A number without a unit is a count.
 //!
-//! Deliberately absent: which keys there are. A [`Configuration`] is a struct of the crate that uses it.
+//! Deliberately absent: the keys themselves. A [`Configuration`] is a struct of the crate that uses
+//! it.
 
 mod environment;
 mod error;
@@ -31,21 +33,21 @@ pub use secret_files::SecretFiles;
 pub use units::{ByteSize, FreeMin, UnitError, duration_from_text, duration_to_text};
 pub use words::address_from_text;
 
-/// A whole configuration, whose defaults have every key that a variable can set.
+/// A whole configuration. Its defaults contain every key that a variable can set.
 pub trait Configuration: Default + Serialize + DeserializeOwned {
-    /// Keys below which any name may stand, as `kafka.properties`, and an example of such a name.
+    /// Keys below which any name is valid, such as `kafka.properties`, with an example of a name.
     const OPEN_KEYS: &'static [(&'static str, &'static str)];
-    /// Keys that no variable sets, since their values are structures that belong into a file.
+    /// Keys that no variable sets, because their values are structures for a file.
     const FILE_KEYS: &'static [&'static str];
     /// Variables with the prefix `WAYBILL_` that are not keys.
     const OTHER_VARIABLES: &'static [&'static str];
 }
 
-/// The defaults, with the file and the environment over them.
+/// Loads the defaults, the file over them, and the environment on top.
 ///
 /// # Errors
 ///
-/// If the file cannot be read or understood, or a variable is not known or does not fit.
+/// If the file cannot be read or is invalid, or a variable is unknown or does not fit.
 pub fn load<C: Configuration>(
     file: Option<&Path>,
     environment: &Environment,

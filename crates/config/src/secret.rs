@@ -1,4 +1,4 @@
-//! Texts of the configuration that are never shown.
+//! Secret texts of the configuration.
 
 use std::cell::Cell;
 use std::fmt;
@@ -7,11 +7,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 thread_local! {
-    /// Whether this thread serializes secrets as they are.
+    /// Whether this thread serializes secrets unredacted.
     static REVEALS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// A configuration as a value from which it can be read again: the only one that holds the secrets.
+/// A configuration as a value with its secrets, from which it can be read again.
 pub(crate) fn to_value_with_secrets(config: &impl Serialize) -> Result<Value, serde_json::Error> {
     struct Hide;
     impl Drop for Hide {
@@ -24,7 +24,7 @@ pub(crate) fn to_value_with_secrets(config: &impl Serialize) -> Result<Value, se
     serde_json::to_value(config)
 }
 
-/// What a type that holds a secret serializes in its place: `shown`, except while a layer is put over a configuration.
+/// What a type with a secret should serialize: `shown`, or the secret while a layer is applied.
 #[must_use]
 pub fn secret_to_serialize<'a>(secret: &'a str, shown: &'a str) -> &'a str {
     match REVEALS.get() {
@@ -33,10 +33,10 @@ pub fn secret_to_serialize<'a>(secret: &'a str, shown: &'a str) -> &'a str {
     }
 }
 
-/// What is shown in place of a secret.
+/// The replacement for a secret.
 pub const REDACTED: &str = "(redacted)";
 
-/// A text that is shown neither by `Debug` nor when it is serialized.
+/// A text that `Debug` and serialization redact.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -72,7 +72,7 @@ impl<'de> Deserialize<'de> for Secret {
     }
 }
 
-/// A URL of which only scheme and authority are shown.
+/// A URL that `Debug` and serialization reduce to scheme and authority.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
 #[serde(transparent)]
 pub struct SecretUrl(String);
@@ -91,7 +91,7 @@ impl SecretUrl {
             (start, length.map_or(self.0.len(), |length| start + length))
         });
         match authority {
-            // Names and passwords before the host are refused later; they must not be shown first.
+            // Credentials before the host are refused later, and must not be shown before.
             Some((start, end)) if !self.0[start..end].contains('@') => match &self.0[end..] {
                 "" | "/" => self.0.clone(),
                 _ => format!("{}/{REDACTED}", &self.0[..end]),

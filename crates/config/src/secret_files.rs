@@ -1,32 +1,33 @@
 //! The files that secrets are read from.
 //!
-//! What must hold: the log says which of them others may read, though the configuration is read before there is a log.
+//! What must hold: the log warns about those that other users may read, although the configuration
+//! is read before the log is set up.
 
 use std::path::{Path, PathBuf};
 
 use crate::{ConfigError, file_modes, read_text};
 
-/// The files that secrets were read from, each with the key that it stands for.
+/// The files that secrets were read from, each with its key.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct SecretFiles(Vec<(String, PathBuf)>);
 
 impl SecretFiles {
-    /// The text of the file that `key` is read from; a line end at its end does not count.
+    /// Reads the file for `key`, without a final line end.
     ///
     /// # Errors
     ///
-    /// If it cannot be read.
+    /// If the file cannot be read.
     pub fn read(&mut self, path: &Path, key: &str) -> Result<String, ConfigError> {
         let text = read_text(path).map_err(|error| error.of_key(key))?;
         self.note(path, key);
         Ok(text.trim_end_matches(['\r', '\n']).to_owned())
     }
 
-    /// Moves a secret from the file at `file`, if there is one, to `value`.
+    /// Reads a secret from `file`, if set, into `value`.
     ///
     /// # Errors
     ///
-    /// If the file cannot be read, or `value` is set too.
+    /// If the file cannot be read, or `value` is set as well.
     pub fn read_secret<T: From<String>>(
         &mut self,
         value: &mut Option<T>,
@@ -45,12 +46,12 @@ impl SecretFiles {
         Ok(())
     }
 
-    /// Notes a file that somebody else reads.
+    /// Adds a file that other code reads.
     pub fn note(&mut self, path: &Path, key: &str) {
         self.0.push((key.to_owned(), path.to_owned()));
     }
 
-    /// Says which of them every user may read.
+    /// Warns about files that every user may read.
     pub fn warn(&self) {
         for (key, path) in &self.0 {
             file_modes::warn_if_they_may_read(path, key);

@@ -1,4 +1,4 @@
-//! Durations, sizes and counts as people write them.
+//! Durations, sizes and counts in the form that people write.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -25,7 +25,8 @@ const SIZE_UNITS: [(&str, u64); 4] = [
     ("B", 1),
 ];
 
-/// The longest duration and the largest size in a configuration: sums of a few of them stay far below what 64 bits hold.
+/// The longest duration and the largest size in a configuration: sums of a few stay far below 64
+/// bits.
 const DURATION_MAX: (u64, &str) = (36_500 * 86_400_000, "36500d");
 const SIZE_MAX: (u64, &str) = (1 << 50, "1048576GiB");
 
@@ -39,11 +40,11 @@ pub struct UnitError {
     expected: &'static str,
 }
 
-/// Reads `200ms`, `5s`, `2m`, `1h` or `7d`.
+/// Parses `200ms`, `5s`, `2m`, `1h` or `7d`.
 ///
 /// # Errors
 ///
-/// If it is anything else, or too long for milliseconds in 64 bits.
+/// If it has another form, or its milliseconds do not fit in 64 bits.
 pub fn duration_from_text(text: &str) -> Result<Duration, UnitError> {
     parse(text, &TIME_UNITS)
         .map(Duration::from_millis)
@@ -52,8 +53,8 @@ pub fn duration_from_text(text: &str) -> Result<Duration, UnitError> {
         })
 }
 
-/// Writes a duration so that [`duration_from_text`] reads it again, in its largest whole unit.
-/// Less than a millisecond is rounded down.
+/// Formats a duration in its largest whole unit, for [`duration_from_text`]. Rounds down to whole
+/// milliseconds.
 #[must_use]
 pub fn duration_to_text(duration: Duration) -> String {
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
@@ -69,37 +70,37 @@ pub fn duration_to_text(duration: Duration) -> String {
 pub struct ByteSize(u64);
 
 impl ByteSize {
-    /// That many bytes.
+    /// A size of this many bytes.
     #[must_use]
     pub const fn bytes(bytes: u64) -> Self {
         Self(bytes)
     }
 
-    /// That many kibibytes.
+    /// A size of this many kibibytes.
     #[must_use]
     pub const fn kib(count: u64) -> Self {
         Self(count << 10)
     }
 
-    /// That many mebibytes.
+    /// A size of this many mebibytes.
     #[must_use]
     pub const fn mib(count: u64) -> Self {
         Self(count << 20)
     }
 
-    /// That many gibibytes.
+    /// A size of this many gibibytes.
     #[must_use]
     pub const fn gib(count: u64) -> Self {
         Self(count << 30)
     }
 
-    /// In bytes.
+    /// The size in bytes.
     #[must_use]
     pub const fn as_u64(self) -> u64 {
         self.0
     }
 
-    /// In bytes, as far as memory on this machine can be addressed.
+    /// The size in bytes, at most the largest `usize`.
     #[must_use]
     pub fn as_usize(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
@@ -140,22 +141,24 @@ impl<'de> Deserialize<'de> for ByteSize {
     }
 }
 
-/// How much of a file system stays free: `auto`, a share such as `5%`, or a size such as `2GiB`.
+/// How much of a file system must stay free: `auto`, a share such as `5%`, or a size such as
+/// `2GiB`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum FreeMin {
-    /// 5 % of the file system, at least 512 MiB and at most 16 GiB, but never more than a quarter of it.
+    /// 5 % of the file system, at least 512 MiB and at most 16 GiB, but never more than a quarter
+    /// of it.
     #[default]
     Auto,
-    /// That many hundredths of the file system, below 100.
+    /// This percentage of the file system, below 100.
     Percent(u8),
-    /// That many bytes.
+    /// This many bytes.
     Size(ByteSize),
 }
 
 impl FreeMin {
     const EXPECTED: &str = "auto, a share below 100% such as 5%, or a size such as 512MiB or 2GiB";
 
-    /// In bytes, of a file system of `size` bytes.
+    /// The amount in bytes for a file system of `size` bytes.
     #[must_use]
     pub fn bytes_of(self, size: u64) -> u64 {
         match self {
@@ -215,20 +218,20 @@ impl<'de> Deserialize<'de> for FreeMin {
 pub mod duration {
     use super::*;
 
-    /// As text with a unit.
+    /// Serializes as text with a unit.
     ///
     /// # Errors
     ///
-    /// The serializer's.
+    /// The error of the serializer.
     pub fn serialize<S: Serializer>(duration: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&duration_to_text(*duration))
     }
 
-    /// From text with a unit.
+    /// Deserializes text with a unit.
     ///
     /// # Errors
     ///
-    /// If it is none.
+    /// If the text is not a duration.
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
         let visitor = UnitVisitor {
             expected: DURATION_EXPECTED,
@@ -241,7 +244,7 @@ pub mod duration {
     }
 }
 
-/// For `#[serde(deserialize_with = "…")]` on a number that is not 0: what is below 0 is told so, too.
+/// For `#[serde(deserialize_with = "…")]` on a number above 0. Negative numbers get the same error.
 pub fn at_least_one<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -254,7 +257,7 @@ where
     T::try_from(above).map_err(|_| D::Error::custom(format_args!("{number} is too large")))
 }
 
-/// The same for one that may be left out.
+/// The same for an optional number.
 pub fn at_least_one_if_any<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
 where
     D: Deserializer<'de>,
@@ -298,7 +301,7 @@ impl Visitor<'_> for UnitVisitor {
     }
 }
 
-/// A whole number and one of the units, with nothing in between but blanks.
+/// Parses a whole number and a unit, with only blanks between them.
 fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     let text = text.trim();
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -308,7 +311,7 @@ fn parse(text: &str, units: &[(&str, u64)]) -> Option<u64> {
     number.checked_mul(*size)
 }
 
-/// The number in the largest unit that divides it.
+/// Formats the number in the largest unit that divides it.
 fn format(number: u64, units: &[(&str, u64)]) -> String {
     let whole = units
         .iter()

@@ -1,21 +1,21 @@
-//! What is said of a value that does not fit: what parsers say, as a person would say it.
+//! Error messages about values that do not fit: parser messages in plain words.
 
 use std::net::SocketAddr;
 
 const ADDRESS: &str = "must be an IP address and a port of at most 65535, such as 127.0.0.1:8080; names are not taken";
 
-/// Reads an address to listen on.
+/// Parses an address to listen on.
 ///
 /// # Errors
 ///
-/// If it is none; names of machines are not looked up.
+/// If it is not an IP address with a port; host names are not looked up.
 pub fn address_from_text(text: &str) -> Result<SocketAddr, &'static str> {
     text.parse().map_err(|_| ADDRESS)
 }
 
-/// What a parser says of a value, in our words where we have any for it.
+/// Replaces a parser's message by a plainer one, if there is one.
 pub(crate) fn in_our_words(message: &str) -> &str {
-    // Of a file, and of the environment.
+    // The first is for files, the second for the environment.
     let wanted = message.strip_prefix("invalid ");
     let expected = message.rsplit_once(", expected ").map(|(_, kind)| kind);
     if let Some(words) = wanted
@@ -37,7 +37,7 @@ pub(crate) fn in_our_words(message: &str) -> &str {
     }
 }
 
-/// What a value of this kind has to be.
+/// The requirement for a value of this type.
 fn whole_number(kind: &str) -> Option<&'static str> {
     match kind {
         "u8" => Some("must be a whole number from 0 to 255"),

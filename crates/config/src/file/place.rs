@@ -1,9 +1,9 @@
-//! Which keys stand around a place of a YAML file.
+//! Finds the keys around a position in a YAML file.
 //!
-//! The parser names the line and column of what it refuses, and not the path to it. This reads as much of YAML as it
-//! takes to find the path: indentation, flow collections, quotes and comments.
+//! The parser reports the line and column of an error, but not the path to it. This module reads as
+//! much YAML as it needs to find the path: indentation, flow collections, quotes and comments.
 
-/// The key whose value begins at a position, where both stand on one line.
+/// The key whose value begins at a position, if both are on one line.
 pub(super) fn key_before(text: &str, position: (u64, u64)) -> Option<&str> {
     let (before, _) = line_at(text, position)?;
     let before = before.trim_end().strip_suffix(':')?;
@@ -19,7 +19,7 @@ pub(super) fn key_at(text: &str, position: (u64, u64)) -> Option<&str> {
     (is_key && !key.is_empty() && key.chars().all(is_of_key)).then_some(key)
 }
 
-/// What stands before a position on its line, and what from there on.
+/// The parts of a line before and after a position.
 fn line_at(text: &str, (line, column): (u64, u64)) -> Option<(&str, &str)> {
     let line = text
         .lines()
@@ -46,11 +46,11 @@ pub(super) fn keys_above(text: &str, (line, column): (u64, u64)) -> Vec<String> 
 /// The keys that are open while a file is read.
 #[derive(Default)]
 struct Keys {
-    /// Of block mappings, each with its indentation.
+    /// Those of block mappings, each with its indentation.
     block: Vec<(usize, String)>,
-    /// Of flow collections: the key whose value is read, if there is one.
+    /// Those of flow collections: the key whose value is being read, if any.
     flow: Vec<Option<String>>,
-    /// What was read of a key in a flow mapping.
+    /// The part of a key in a flow mapping that was read so far.
     word: String,
 }
 
@@ -124,7 +124,8 @@ impl Keys {
     }
 }
 
-/// The line with the first key of the block mapping that has a key at a position. `None` in a flow mapping.
+/// The line of the first key in the block mapping that contains the key at a position. `None` in a
+/// flow mapping.
 pub(super) fn first_line_of_mapping(text: &str, (line, column): (u64, u64)) -> Option<u64> {
     let depth = usize::try_from(column).ok()?.checked_sub(1)?;
     let lines: Vec<(u64, &str)> = (1..=line).zip(text.lines()).collect();
@@ -153,7 +154,7 @@ pub(super) fn first_line_of_mapping(text: &str, (line, column): (u64, u64)) -> O
     Some(first)
 }
 
-/// Where the content of a line begins, behind the dashes of lists.
+/// The column where the content of a line begins, after the dashes of lists.
 pub(super) fn indentation(line: &str) -> usize {
     let mut at = line.len() - line.trim_start_matches(' ').len();
     while let Some(item) = line[at..].strip_prefix("- ") {
@@ -166,7 +167,7 @@ fn begins_flow(text: &str) -> bool {
     text.trim_start().starts_with(['{', '['])
 }
 
-/// The key with which the content of a line begins, and where its value begins.
+/// The key at the start of a line's content, and where its value begins.
 fn key_of_line(content: &str) -> Option<(&str, usize)> {
     let mut colons = content.match_indices(':').map(|(at, _)| at);
     let colon = colons.find(|at| {
@@ -181,7 +182,7 @@ fn key_of_line(content: &str) -> Option<(&str, usize)> {
 mod tests {
     use super::*;
 
-    /// The path of the key that begins at `here` in a text.
+    /// The path of the key at the first occurrence of `here` in a text.
     fn path(text: &str, here: &str) -> String {
         let at = text.find(here).unwrap();
         let before = &text[..at];
