@@ -1,30 +1,29 @@
-//! What an operator asks a running process: is it alive, is it ready, what does it measure, and
-//! which partitions does it drive.
+//! The admin listener: health, metrics and control of a running process.
 //!
 //! | request | answer |
 //! |---|---|
-//! | `GET /livez` | 200 while every loop gives signs of life, else 503 with the silent ones |
+//! | `GET /livez` | 200 while every loop makes progress, else 503 with the stalled ones |
 //! | `GET /readyz` | 200 when everything has started and every lease is held, else 503 with what is missing. Damage that the process works around follows as `warning:` lines |
 //! | `GET /metrics` | the metrics in Prometheus' text format |
-//! | `GET /schedulers` | the shards of partitions that this process drives, and how far each has got |
+//! | `GET /schedulers` | the shards that this process drives, and the progress of each |
 //! | `PUT /schedulers/{shard}` | `{"running": false}` stops a shard in order, `true` starts it; where each partition has one shard, it has the partition's number |
-//! | `GET /shards` | how many shards a partition has, and how far each is |
-//! | `PUT /shards` | `{"perPartition": 2}` divides the work anew |
-//! | `PUT /partitions` | `{"partitions": 8}` begins to make more of them |
-//! | `GET /partitions` | how far that is |
-//! | `POST /backup` | everything that a process keeps which has broker and store to itself, as it is now |
+//! | `GET /shards` | how many shards a partition has, and the progress of each |
+//! | `PUT /shards` | `{"perPartition": 2}` changes the number of shards |
+//! | `PUT /partitions` | `{"partitions": 8}` begins to add partitions |
+//! | `GET /partitions` | the progress of that change |
+//! | `POST /backup` | a backup of a process with an embedded broker and store, as of now |
 //! | `GET /log` | which log lines are written |
-//! | `PUT /log` | `{"filter": "info,waybill=debug"}` writes others from now on |
+//! | `PUT /log` | `{"filter": "info,waybill=debug"}` changes that from now on |
 //!
-//! What is refused is answered as the API does: problem details (RFC 9457), whose `type` leads to a
-//! page of this listener, too.
+//! Refusals have the same form as those of the API: problem details (RFC 9457), whose `type` refers
+//! to a page of this listener.
 //!
-//! Where authentication is on, probes and metrics stay open; whoever looks needs the scope `read` or `admin`, whoever
-//! changes something needs `admin`, and either for all tenants (`guard`).
+//! With authentication, probes and metrics stay open. Reading needs the scope `read` or `admin`,
+//! changes need `admin`, and both need access to all tenants (`guard`).
 //!
 //! What must hold: the listener starts before every role and stops after all of them, so that a
-//! start or a drain that hangs can be looked at; no answer waits for a role, except the `PUT`,
-//! which answers once the partition stands still or is on its way.
+//! start or drain that hangs can be diagnosed. No answer waits for a role, except that of a `PUT`,
+//! which waits until the partition has stopped or begun to start.
 
 mod backup;
 mod guard;
@@ -74,27 +73,27 @@ use crate::config::AdminConfig;
 use crate::shutdown::{Running, Stage};
 use crate::telemetry::{Telemetry, announce};
 
-/// How deep a body may nest; those wanted are `{"running": false}` and `{"perPartition": 2}`.
+/// The deepest nesting of a body; valid ones are `{"running": false}` and `{"perPartition": 2}`.
 const BODY_DEPTH_MAX: usize = 8;
 
-/// For how long a text of all metrics is given out.
+/// How long a rendered text of all metrics is reused.
 const METRICS_FRESH_FOR: Duration = Duration::from_millis(100);
 
-/// The least time for which the reading of an answer, or the sending of a body, may stand still. Raised above
-/// `admin.bodyTimeout`, so that the client gets the answer 408.
+/// The least time for which the reading of an answer, or the sending of a body, may make no
+/// progress. Raised above `admin.bodyTimeout`, so that the client gets the answer 408.
 const STALL_TIMEOUT: Duration = Duration::from_secs(31);
 /// How long a connection may be idle between requests.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 
-/// How long connections that are under way may hold up the end of the listener.
+/// How long open connections may delay the end of the listener.
 const CLOSE_GRACE: Duration = Duration::from_secs(1);
 
-/// Everything that the admin listener shows. Clones share one state.
+/// The state of the admin listener. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Admin {
-    /// What must be true before the process is ready.
+    /// The conditions for the process to be ready.
     pub readiness: Readiness,
-    /// Which loops must keep giving signs of life.
+    /// The loops that must keep making progress.
     pub liveness: Liveness,
     telemetry: Telemetry,
     metrics: Arc<Mutex<Option<(Instant, Bytes)>>>,
@@ -109,7 +108,7 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// An admin listener's state with nothing to wait for yet.
+    /// Creates a state without any conditions.
     #[must_use]
     pub fn new(telemetry: Telemetry, auth: Auth, hosts: Hosts) -> Self {
         Self {
@@ -128,27 +127,27 @@ impl Admin {
         }
     }
 
-    /// What tells who asks.
+    /// The authentication of the listener.
     #[must_use]
     pub fn auth(&self) -> &Auth {
         &self.auth
     }
 
-    /// Connects the scheduler of this process. The first one stays; a process has only one.
+    /// Connects the scheduler of this process. Only the first call counts; a process has one.
     pub fn set_schedulers(&self, control: Arc<dyn SchedulerControl>) {
         if self.schedulers.set(control).is_err() {
             tracing::warn!("a second scheduler was offered to the admin listener and is not shown");
         }
     }
 
-    /// Connects the shards of the store, likewise.
+    /// Connects the shards of the store. Only the first call counts.
     pub fn set_shards(&self, shards: Shards) {
         if self.shards.set(shards).is_err() {
             tracing::warn!("the shards of a second store are not shown on the admin listener");
         }
     }
 
-    /// Connects what makes more partitions, likewise.
+    /// Connects the repartitioning. Only the first call counts.
     pub fn set_growing(&self, growing: Repartition) {
         if self.growing.set(growing).is_err() {
             tracing::warn!(
@@ -157,14 +156,14 @@ impl Admin {
         }
     }
 
-    /// Connects what makes backups, likewise.
+    /// Connects the backups. Only the first call counts.
     pub fn set_backups(&self, backups: Backups) {
         if self.backups.set(backups).is_err() {
             tracing::warn!("a second store is not backed up on the admin listener");
         }
     }
 
-    /// The routes, for a listener, which bounds bodies, or for a test.
+    /// The routes, for a listener (which bounds bodies) or for a test.
     pub fn router(&self) -> Router {
         Router::new()
             .route("/livez", get(livez))
@@ -186,7 +185,8 @@ impl Admin {
 
     /// Binds the listener and starts to serve, as a part of the last stage to stop.
     ///
-    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
+    /// The future is boxed, so that this crate compiles it and everything it spawns, rather than
+    /// the crate that awaits it.
     ///
     /// # Errors
     ///
@@ -208,7 +208,7 @@ impl Admin {
     ) -> std::io::Result<()> {
         let listener = TcpListener::bind(config.listen).await?;
         let address = listener.local_addr()?;
-        // A second listener would show the same; the address of the first one stays.
+        // A second listener would show the same; the first address stays.
         let _ = self.address.set(address);
         let service = Arc::new(Routes {
             router: self.router(),
@@ -247,7 +247,8 @@ impl Admin {
         Ok(())
     }
 
-    /// All metrics as text. Those who ask within a moment share one text: it is large, and nobody needs a token for it.
+    /// All metrics as text. Requests within a moment share one text: it is large, and needs no
+    /// token.
     fn metrics(&self) -> Bytes {
         let mut last = self.metrics.lock().unwrap_or_else(PoisonError::into_inner);
         match &*last {
@@ -260,14 +261,14 @@ impl Admin {
         }
     }
 
-    /// Where the listener is bound; `None` before it is.
+    /// The bound address; `None` before the listener starts.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.address.get().copied()
     }
 }
 
-/// The routes, as a server asks them.
+/// The routes as a service of the HTTP server.
 struct Routes {
     router: Router,
     body_bytes_max: usize,
@@ -308,7 +309,7 @@ async fn readyz(State(admin): State<Admin>) -> Response {
     verdict("ready", "waiting for", missing, &warnings)
 }
 
-/// `200 good`, or 503 with one line for each thing that is in the way. One line for each warning follows.
+/// `200 good`, or 503 with one line per problem. One line per warning follows.
 fn verdict(good: &str, bad: &str, in_the_way: Vec<String>, warnings: &[String]) -> Response {
     let (status, mut body) = match in_the_way.is_empty() {
         true => (StatusCode::OK, format!("{good}\n")),
@@ -396,7 +397,7 @@ fn unread(_: &BytesRejection) -> Problem {
     Problem::new(Kind::IncompleteBody, "The body could not be read.")
 }
 
-/// The page behind a problem's `type`.
+/// The page that a problem's `type` refers to.
 async fn show_problem(Path(name): Path<String>) -> Result<Html<String>, Problem> {
     let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
     kind.map(|kind| Html(problem::page(kind)))
@@ -414,7 +415,7 @@ async fn method_not_allowed() -> Problem {
     Problem::new(Kind::MethodNotAllowed, detail)
 }
 
-/// What is answered where a scheduler was not started or stopped.
+/// The answer if a scheduler could not be started or stopped.
 fn refused(error: &ControlError) -> Problem {
     let kind = match error {
         ControlError::NotHere(_) => Kind::PartitionNotHere,

@@ -1,19 +1,19 @@
-//! Backups of a process that has store and broker to itself, made while it runs, and what is restored of them.
+//! Backups of a running process with an embedded store and broker, and their restoration.
 //!
 //! What must hold:
 //!
-//! * **Store and logs are of one instant.** Commits of the store are held back while both are noted. No message
-//!   goes before its row, so every message in the logs has its row in the store; and a checkpoint follows what
-//!   was acknowledged, so no checkpoint leads beyond its log.
-//! * **What was accepted before is in it.** A request is answered 202 when it lies in its log, and the end of
-//!   that is noted after the backup was asked for.
-//! * **Nobody is held up for long.** Only the noting holds commits back; the reading does not. Who asks for a
-//!   backup and does not read it loses it.
-//! * **A backup is whole or none.** Its last bytes are a hash over all others (`file`), and what is restored
-//!   gets its name when all of it is on disk (`restore`).
+//! * **Store and logs are of one instant.** Commits of the store pause while snapshots of both are
+//!   taken. No message is sent before its row is written, so every message in the logs has its row
+//!   in the store. A checkpoint follows acknowledgements, so no checkpoint is beyond its log.
+//! * **It contains everything accepted before.** A request is answered 202 once it is in its log,
+//!   and the snapshot of the log is taken after the backup was requested.
+//! * **It delays nothing for long.** Only the snapshots pause commits; the reading does not. A
+//!   client that requests a backup and does not read it loses it.
+//! * **A backup is complete or invalid.** It ends with a hash over all other bytes (`file`), and
+//!   restored data gets its final name once all of it is on disk (`restore`).
 //!
-//! Deliberately absent: the ledger of the simulated services. They stand for services elsewhere, which have
-//! their own.
+//! Deliberately absent: the ledger of the simulated services. They represent external services,
+//! which have backups of their own.
 
 mod file;
 mod restore;
@@ -40,21 +40,21 @@ use waybill_telemetry::chain;
 
 /// How much is read, and sent, at once.
 const PIECE_BYTES: usize = 256 << 10;
-/// How many pieces wait for whoever reads the backup.
+/// How many pieces wait for the reader of the backup.
 const PIECES_WAITING: usize = 4;
-/// How long whoever reads it may take for a piece.
+/// How long the reader may take for a piece.
 const STALL_MAX: Duration = Duration::from_secs(60);
 
-/// Why a backup was not begun.
+/// Why a backup did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
-    /// Another one is being made.
+    /// Another backup is in progress.
     #[error("another backup is being made")]
     UnderWay,
-    /// The store could not be noted.
+    /// The snapshot of the store failed.
     #[error("the store cannot be noted")]
     Store(#[from] StoreError),
-    /// The logs could not be noted.
+    /// The snapshot of the logs failed.
     #[error("the logs cannot be noted")]
     Logs(#[from] CopyError),
     /// The process is shutting down.
@@ -62,7 +62,7 @@ pub enum BackupError {
     ShuttingDown,
 }
 
-/// Makes backups, one at a time. It keeps neither store nor broker open.
+/// Makes backups, one at a time. Keeps neither the store nor the broker open.
 #[derive(Clone, Debug)]
 pub struct Backups {
     store: Weak<EmbeddedStore>,
@@ -70,10 +70,10 @@ pub struct Backups {
     places: Arc<Semaphore>,
 }
 
-/// A backup that is being made: its bytes, in pieces. An error in the place of a piece ends it.
+/// A backup in progress: its bytes, in pieces. An error in place of a piece ends it.
 pub type Pieces = mpsc::Receiver<io::Result<Bytes>>;
 
-/// Store and logs at one instant.
+/// Snapshots of store and logs at one instant.
 struct Noted {
     store: EmbeddedSnapshot,
     logs: LogsSnapshot,
@@ -81,7 +81,7 @@ struct Noted {
 }
 
 impl Backups {
-    /// What makes backups of this store and these logs.
+    /// Creates the backups of this store and these logs.
     #[must_use]
     pub fn new(store: Weak<EmbeddedStore>, logs: Logs) -> Self {
         Self {
@@ -101,7 +101,7 @@ impl Backups {
         let place = place.map_err(|_| BackupError::UnderWay)?;
         let store = self.store.upgrade().ok_or(BackupError::ShuttingDown)?;
         let logs = self.logs.clone();
-        // The place is held for as long as anything is noted, also where nobody waits for it any more.
+        // The place stays taken while a snapshot exists, even if the caller no longer waits.
         let noted = tokio::task::spawn_blocking(move || (note(&store, &logs), place));
         let (noted, place) = noted.await.map_err(|_| BackupError::ShuttingDown)?;
         let noted = noted?;
@@ -120,7 +120,7 @@ fn note(store: &EmbeddedStore, logs: &Logs) -> Result<Noted, BackupError> {
     Ok(Noted { store, logs, at })
 }
 
-/// Sends all of it, and at last says what became of it.
+/// Sends the whole backup, and its error if it fails.
 fn send(
     noted: Noted,
     pieces: mpsc::Sender<io::Result<Bytes>>,
@@ -140,11 +140,11 @@ fn send(
         ),
         Err(error) => {
             tracing::warn!(error = %chain(&error), "a backup was not finished");
-            // Where there is no room for it, nobody reads.
+            // If there is no room, the client does not read.
             let _ = pieces.try_send(Err(error));
         }
     }
-    // Before whoever reads it sees its end, and may ask for the next.
+    // Release the place before the client sees the end and may request the next backup.
     drop(place);
 }
 
@@ -181,7 +181,7 @@ fn write(noted: &Noted, out: impl Write) -> io::Result<Contents> {
     Ok(contents)
 }
 
-/// What something is called until it is whole: it lies beside `path`, also where that ends in a slash or is `.`.
+/// The name until the content is complete: beside `path`, even if that ends in a slash or is `.`.
 pub fn partial_of(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -189,7 +189,7 @@ pub fn partial_of(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// A new file that nobody else can read, in the place of one that was left.
+/// Creates a file that only its owner can read. Replaces one that was left behind.
 pub fn private_file(path: &Path) -> io::Result<File> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -199,15 +199,15 @@ pub fn private_file(path: &Path) -> io::Result<File> {
     options.write(true).create_new(true).mode(0o600).open(path)
 }
 
-/// Gives what is whole its name, durably.
+/// Gives complete content its final name, durably.
 pub fn put_in_place(partial: &Path, path: &Path) -> io::Result<()> {
     fs::rename(partial, path)?;
     let parent = path.parent().filter(|parent| *parent != Path::new(""));
     File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// Where pieces go to whoever asked for them. What was not flushed when it is dropped is lost, for then nobody
-/// wants it.
+/// Sends pieces to the client. Bytes that were not flushed when it is dropped are lost, because the
+/// backup was then abandoned.
 struct Outlet {
     gathered: BytesMut,
     pieces: mpsc::Sender<io::Result<Bytes>>,

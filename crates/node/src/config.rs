@@ -39,20 +39,20 @@ pub use validate::check_topics;
 pub use waybill_http::TlsConfig;
 pub use workflows::{WorkflowsError, load_workflow, load_workflows};
 
-/// Everything that can be configured.
+/// The whole configuration.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct Config {
-    /// Where the embedded broker, the embedded store and the services' ledger keep their files.
+    /// The directory of the embedded broker, the embedded store and the services' ledger.
     pub data_dir: PathBuf,
-    /// Partitions of the operation topics of a new store; `waybill topics grow` makes more of them.
+    /// Partitions of the operation topics of a new store; `waybill topics grow` adds more.
     pub partitions: u32,
-    /// How long a drain may take after SIGTERM or Ctrl-C before what is left is cut off.
+    /// How long a drain may take after SIGTERM or Ctrl-C before the rest is cut off.
     #[serde(with = "units::duration")]
     pub shutdown_timeout: Duration,
-    /// Whether a process may listen where others can reach it and nobody has to say who they are.
+    /// Whether unauthenticated listeners on non-loopback addresses are allowed.
     pub insecure: bool,
-    /// The broker to talk to, and the topics on it.
+    /// The brokers to connect to, and their topics.
     pub kafka: KafkaConfig,
     /// The schema registry.
     pub schema_registry: RegistryConfig,
@@ -60,7 +60,7 @@ pub struct Config {
     pub http: HttpConfig,
     /// The admin listener.
     pub admin: AdminConfig,
-    /// Who may use both.
+    /// Authentication for both.
     pub auth: AuthConfig,
     /// The embedded broker.
     pub broker: BrokerConfig,
@@ -78,11 +78,11 @@ pub struct Config {
     pub workflows: WorkflowsConfig,
     /// The simulated services of the drone-delivery application.
     pub services: ServicesConfig,
-    /// Who is told of alerts.
+    /// The receivers of alerts.
     pub alerts: AlertsConfig,
-    /// Log lines.
+    /// Logs, metrics and traces.
     pub telemetry: TelemetryConfig,
-    /// Where secrets were read from.
+    /// The files that secrets were read from.
     #[serde(skip)]
     pub secret_files: SecretFiles,
 }
@@ -130,7 +130,7 @@ impl Configuration for Config {
 }
 
 impl Config {
-    /// How to reach the brokers: the configured ones, else the embedded one.
+    /// The connection to the brokers: the configured ones, else the embedded one.
     #[must_use]
     pub fn kafka_settings(&self, embedded: Option<SocketAddr>) -> KafkaSettings {
         let brokers = match (&self.kafka.brokers, embedded) {
@@ -147,7 +147,7 @@ impl Config {
         settings
     }
 
-    /// How a command reaches the brokers: the configured ones, else the embedded broker of another process.
+    /// The brokers for a command: the configured ones, else the embedded broker of another process.
     #[must_use]
     pub fn kafka_settings_of_commands(&self) -> KafkaSettings {
         self.kafka_settings(Some(self.broker.listen))
@@ -159,7 +159,7 @@ impl Config {
         format!("{}-agents", self.kafka.topic_prefix)
     }
 
-    /// This configuration with another number of partitions.
+    /// The configuration with another number of partitions.
     #[must_use]
     pub fn with_partitions(&self, partitions: u32) -> Self {
         Self {
@@ -168,7 +168,7 @@ impl Config {
         }
     }
 
-    /// What topics and shards are made with.
+    /// The settings for topics and shards.
     #[must_use]
     pub fn topology(&self) -> TopologySettings {
         TopologySettings {
@@ -187,12 +187,12 @@ impl Config {
         }
     }
 
-    /// Reads the files that values come from, and checks what no single layer can know. To be
-    /// called once, after the last layer.
+    /// Reads the files that values come from, and checks the rules that span several keys. Call it
+    /// once, after the last layer.
     ///
     /// # Errors
     ///
-    /// If a file that a value comes from cannot be read, or a value or a combination cannot work.
+    /// If such a file cannot be read, or a value or a combination is invalid.
     pub fn finish(mut self) -> Result<Self, ConfigError> {
         let mut files = SecretFiles::default();
         self.kafka.read_property_files(&mut files)?;
@@ -212,16 +212,16 @@ impl Config {
         Ok(self)
     }
 
-    /// Logs which of the files that secrets were read from every user of this machine may read.
+    /// Warns about files with secrets that every user of this machine may read.
     pub fn warn_of_open_files(&self) {
         self.secret_files.warn();
     }
 
-    /// The whole configuration as YAML, secrets redacted.
+    /// The whole configuration as YAML, with secrets redacted.
     ///
     /// # Errors
     ///
-    /// If it cannot be written as YAML, as with a path that is not UTF-8.
+    /// If it cannot be written as YAML, for example because a path is not UTF-8.
     pub fn to_yaml(&self) -> Result<String, serde_saphyr::SerializeError> {
         serde_saphyr::to_string(self)
     }

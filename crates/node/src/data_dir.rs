@@ -1,14 +1,14 @@
-//! Where in a data directory this process keeps what.
+//! The layout of a data directory.
 
 use std::path::{Path, PathBuf};
 
-/// Where the embedded broker keeps its files.
+/// The directory of the embedded broker.
 #[must_use]
 pub fn of_broker(data_dir: &Path) -> PathBuf {
     data_dir.join("broker")
 }
 
-/// Where the embedded store keeps its files.
+/// The directory of the embedded store.
 #[must_use]
 pub fn of_store(data_dir: &Path) -> PathBuf {
     data_dir.join("store")

@@ -1,11 +1,12 @@
 //! Free space on the file system that the embedded broker and store share.
 //!
-//! Below `storage.freeMin` the disk is *low*: ingestion answers new requests 503, and the embedded broker refuses
-//! records for its topics of requests, so that ingestion in another process does the same. Accepted operations go
-//! on with the space that is left. The state ends by itself once there is a tenth more than the mark.
+//! Below `storage.freeMin` the disk is *low*: ingestion answers new requests 503, and the embedded
+//! broker refuses records for its request topics, so that ingestion in another process answers 503,
+//! too. Accepted operations continue in the remaining space. The state ends by itself once the free
+//! space is a tenth above the limit.
 //!
-//! What must hold: the first look comes before the broker and the store open, so that a process that starts on a
-//! full disk accepts nothing; a look that fails changes nothing.
+//! What must hold: the first check comes before the broker and the store open, so that a process
+//! that starts on a full disk accepts nothing. A check that fails changes nothing.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
@@ -18,9 +19,9 @@ use waybill_store::EmbeddedStore;
 use waybill_telemetry::health::{Condition, LowDisk, Readiness};
 use waybill_telemetry::{Declared, Metric};
 
-/// How often the free space is looked at.
+/// How often the free space is checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// The part of the mark that must be free beyond it before the disk counts as low no more.
+/// The fraction of the limit that must be free in addition before the disk no longer counts as low.
 const BEYOND: u64 = 10;
 
 const FREE: Metric<Gauge> = Metric::new(
@@ -44,24 +45,24 @@ const LOW: Metric<Gauge> = Metric::new(
     [],
 );
 
-/// All of them.
+/// All metrics of the disk.
 pub const METRICS: &[&dyn Declared] = &[&FREE, &SIZE, &FREE_MIN, &LOW];
 
-/// How much room a file system has.
+/// The space of a file system.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Space {
     /// Bytes that a process may still write.
     pub free: u64,
-    /// Bytes in all.
+    /// The total size in bytes.
     pub size: u64,
 }
 
 impl Space {
-    /// That of the file system on which `path` lies, or will: its nearest parent that exists.
+    /// The space of the file system of `path`, or of its nearest existing parent.
     ///
     /// # Errors
     ///
-    /// What the system says.
+    /// The error of the operating system.
     pub fn of(path: &Path) -> std::io::Result<Self> {
         let mut there = path;
         let stat = loop {
@@ -99,7 +100,7 @@ pub struct DiskWatch {
 }
 
 impl DiskWatch {
-    /// Looks once. It keeps two conditions of readiness.
+    /// Creates the watch and checks once. Adds two conditions to `readiness`.
     pub fn new(dir: &Path, free_min: FreeMin, readiness: &Readiness) -> Self {
         let watch = Self {
             dir: dir.to_owned(),
@@ -117,19 +118,19 @@ impl DiskWatch {
         watch
     }
 
-    /// The flag that it keeps.
+    /// The flag that the watch sets.
     pub fn low(&self) -> LowDisk {
         self.low.clone()
     }
 
-    /// Where the embedded store is named once it is open: while its disk is full for it the disk counts as low, whatever
-    /// the file system says (a quota, say). A write that fails for another reason needs no space, and is a condition of
-    /// its own.
+    /// The place for the embedded store once it is open. While a write of the store fails for lack
+    /// of space, the disk counts as low, whatever the file system reports (because of a quota, for
+    /// example). A write that fails for another reason is a condition of its own.
     pub fn store(&self) -> Arc<OnceLock<Weak<EmbeddedStore>>> {
         Arc::clone(&self.store)
     }
 
-    /// Looks again and again until it is stopped.
+    /// Checks periodically until it is stopped.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let mut turns = tokio::time::interval(LOOK_EVERY);
         loop {
@@ -185,7 +186,7 @@ impl DiskWatch {
         }
     }
 
-    /// What readiness says of a disk that is low.
+    /// The readiness note about a low disk.
     fn note(&self, space: Space, mark: u64, store_waits: bool) -> String {
         let mib = |bytes: u64| format!("{} MiB", bytes >> 20);
         let store = match store_waits {
@@ -202,13 +203,13 @@ impl DiskWatch {
     }
 }
 
-/// Whether so much free space counts as low.
+/// Whether this much free space counts as low.
 fn is_low(was_low: bool, free: u64, mark: u64) -> bool {
     let beyond = if was_low { mark / BEYOND } else { 0 };
     free < mark.saturating_add(beyond)
 }
 
-/// What is to be said where the bounds of all topics together exceed the file system.
+/// The warning if the disk bounds of all topics together exceed the file system.
 pub fn bounds_exceed(bounds: u64, space: Space, dir: &Path) -> Option<String> {
     (bounds > space.size).then(|| {
         format!(
@@ -222,7 +223,7 @@ pub fn bounds_exceed(bounds: u64, space: Space, dir: &Path) -> Option<String> {
     })
 }
 
-/// In GiB, or MiB below one.
+/// Rounds to GiB, or to MiB below one GiB.
 fn rounded(bytes: u64) -> ByteSize {
     match bytes >> 30 {
         0 => ByteSize::mib(bytes >> 20),
@@ -289,7 +290,7 @@ mod tests {
         watch.look();
         assert_eq!(readiness.missing(), Vec::<String>::new());
 
-        // Nothing can be flushed any more.
+        // Flushes fail from now on.
         let [tables, away] = ["keyspaces", "away"].map(|name| dir.path().join("store").join(name));
         std::fs::rename(&tables, &away).unwrap();
         let mut ids = (0_u128..).map(|number| OperationId(uuid::Uuid::from_u128(number)));

@@ -1,7 +1,9 @@
-//! The listeners of each role: which of them others can reach without authentication, and which share an address.
+//! The listeners of each role: which are reachable without authentication, and which share an
+//! address.
 //!
-//! What must hold: no process has such a listener unless `insecure` allows it. Only loopback addresses count as out
-//! of reach: the program does not guess what a network lets through.
+//! What must hold: no process has an unauthenticated, reachable listener unless `insecure` allows
+//! it. Only loopback addresses count as unreachable: the program does not guess what a network
+//! permits.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -16,26 +18,26 @@ use crate::config::{Config, TlsConfig};
 /// A listener of a role.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Listens {
-    /// The key of its address.
+    /// The configuration key of its address.
     key: &'static str,
-    /// The flag that sets it.
+    /// The command-line flag for its address.
     flag: &'static str,
     address: SocketAddr,
-    /// Whether it can ask, and how connections to it are encrypted.
+    /// How it is protected.
     guard: Guard,
 }
 
-/// What a listener has against those who should not come.
+/// The protection of a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Guard {
-    /// It can ask for tokens, which come in the clear or not.
+    /// It can require tokens, over encrypted connections or not.
     Tokens { encrypted: bool },
-    /// Nothing; what else there is than the loopback interface.
+    /// None; `way_out` names the alternative to the loopback interface.
     None { way_out: &'static str },
 }
 
 impl Listens {
-    /// Where it listens by configuration.
+    /// The configured address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -51,7 +53,7 @@ impl fmt::Display for Listens {
     }
 }
 
-/// The listeners of a role that others can reach and that ask nobody who they are.
+/// The reachable listeners of a role that require no authentication.
 #[must_use]
 pub fn exposed(role: Role, config: &Config) -> Vec<Listens> {
     let mut open = reachable(role, config);
@@ -60,7 +62,7 @@ pub fn exposed(role: Role, config: &Config) -> Vec<Listens> {
     open
 }
 
-/// The listeners of a role that others can reach and that are sent tokens unencrypted.
+/// The reachable listeners of a role that receive tokens unencrypted.
 #[must_use]
 pub fn in_the_clear(role: Role, config: &Config) -> Vec<Listens> {
     let mut open = reachable(role, config);
@@ -70,8 +72,8 @@ pub fn in_the_clear(role: Role, config: &Config) -> Vec<Listens> {
     open
 }
 
-/// The listeners of a role that ask for no token because authentication is off, in one line; `None` where it is on or
-/// the role has none that could ask.
+/// The listeners of a role that require no token because authentication is off, in one line. `None`
+/// if it is on, or if the role has no listener that could require one.
 #[must_use]
 pub fn open_to_all(role: Role, config: &Config) -> Option<String> {
     if config.auth.is_on() {
@@ -86,7 +88,7 @@ pub fn open_to_all(role: Role, config: &Config) -> Option<String> {
     (!open.is_empty()).then(|| open.join(", "))
 }
 
-/// The listeners of a role that others can reach.
+/// The listeners of a role that other machines can reach.
 fn reachable(role: Role, config: &Config) -> Vec<Listens> {
     let mut open = listeners(role, config);
     open.retain(|listener| !is_loopback(listener.address.ip()));
@@ -145,20 +147,20 @@ pub fn listeners(role: Role, config: &Config) -> Vec<Listens> {
     open
 }
 
-/// Checks before the start that a role may listen as configured, that its addresses do not overlap, and that its token, key
-/// and certificate files can be used. A failure here is a refusal (exit code 2).
+/// Checks before the start that a role may listen as configured, that its addresses do not overlap,
+/// and that its token, key and certificate files are usable. A failure is a refusal (exit code 2).
 ///
 /// # Errors
 ///
-/// If it may not, or a file of tokens, keys or certificates cannot be used.
+/// If one of these checks fails.
 pub fn check_with_files(role: Role, config: &Config) -> Result<(), ConfigError> {
     check(role, config)?;
     check_distinct(role, config)?;
     check_files(role, config)
 }
 
-/// The same for a process that runs every role. The simulated services need no address of their own where they or the brokers
-/// run elsewhere, because such a configuration is not for trying things out.
+/// The same for a process that runs every role. The simulated services need no address of their own
+/// if they or the brokers run elsewhere, because such a configuration is not a trial.
 ///
 /// # Errors
 ///
@@ -183,7 +185,7 @@ fn check_files(role: Role, config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Refuses a role that would be exposed, unless it may be.
+/// Refuses a role with exposed listeners, unless `insecure` is set.
 fn check(role: Role, config: &Config) -> Result<(), ConfigError> {
     let exposed = exposed(role, config);
     let Some(first) = exposed.first().filter(|_| !config.insecure) else {
@@ -209,7 +211,7 @@ fn check(role: Role, config: &Config) -> Result<(), ConfigError> {
     ))
 }
 
-/// Refuses a role two of whose listeners would take one address.
+/// Refuses a role with two listeners on one address.
 fn check_distinct(role: Role, config: &Config) -> Result<(), ConfigError> {
     let listeners = listeners(role, config);
     for (index, listener) in listeners.iter().enumerate() {
@@ -224,8 +226,8 @@ fn check_distinct(role: Role, config: &Config) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Whether a listener at one address also takes the other. Port 0 is any that is free; `0.0.0.0` is every address of
-/// IPv4, and `::` every address.
+/// Whether a listener at one address also occupies the other. Port 0 is any free port; `0.0.0.0` is
+/// every address of IPv4, and `::` every address.
 fn overlap(one: SocketAddr, other: SocketAddr) -> bool {
     let [a, b] = [one, other].map(|address| address.ip().to_canonical());
     let is_any = |ip: IpAddr| ip.is_unspecified();

@@ -1,4 +1,4 @@
-//! A state store that measures each request: duration, failures, and damage that was found.
+//! A state store that measures each request: its duration, failures, and damage found.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -102,7 +102,7 @@ impl InstrumentedStore {
         }
     }
 
-    /// Measures a read that may meet damage.
+    /// Measures a read that may find damage.
     fn may_meet_damage<'a, T: 'a>(
         &'a self,
         answer: BoxFuture<'a, Result<T, StoreError>>,

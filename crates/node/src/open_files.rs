@@ -1,22 +1,23 @@
-//! How many files and connections this process may have open.
+//! The limit on open files and connections of this process.
 //!
-//! Why it exists. Many systems start a process with a limit of 1,024 open files, and let it raise that by itself. Every
-//! connection is one: at the limit no listener can accept, not even that of probes.
+//! Why it exists. Many systems start a process with a limit of 1,024 open files, and let the
+//! process raise it. Every connection is an open file: at the limit no listener can accept, not
+//! even the one for probes.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::Role;
 use crate::config::Config;
 
-/// More is of no use, and a larger table of open files takes memory.
+/// The highest useful limit: a larger table of open files takes memory.
 const LIMIT_MAX: u64 = 1 << 20;
 
-/// Files that are open beside connections: of the log, the store, clients and the program itself.
+/// Open files other than connections: of the log, the store, clients and the program itself.
 const OTHERS: u64 = 512;
-/// The same for each partition: segments of its topics.
+/// Open files of each partition: segments of its topics.
 const PER_PARTITION: u64 = 32;
 
-/// Raises the limit as far as the system lets this process, and warns where the configured bounds do not fit into it.
+/// Raises the limit as far as the system allows, and warns if the configured bounds exceed it.
 pub fn prepare(role: Role, config: &Config) {
     let limit = raise();
     let wanted = wanted(role, config);
@@ -51,7 +52,7 @@ fn raise() -> u64 {
     }
 }
 
-/// How many files a process with this role may have open, by its configured bounds.
+/// How many files a process with this role may open within its configured bounds.
 fn wanted(role: Role, config: &Config) -> u64 {
     let is_up = matches!(role, Role::Up { .. });
     let has_api = is_up || role == Role::Ingestion;

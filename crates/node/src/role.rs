@@ -1,4 +1,4 @@
-//! The roles, and what each requires from other processes.
+//! The roles, and the other processes that each needs.
 
 use std::fmt;
 
@@ -27,11 +27,11 @@ pub enum Role {
     Ingestion,
     /// The scheduler.
     Scheduler,
-    /// The supervisor, and what tells people of alerts.
+    /// The supervisor and the notifications.
     Supervisor,
 }
 
-/// The name of its command.
+/// The name of the role's command.
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -57,14 +57,14 @@ impl ValueEnum for Role {
 }
 
 impl Role {
-    /// `up` with all that it can start.
+    /// `up` with everything that it can start.
     pub(crate) const EVERYTHING: Self = Self::Up {
         agents: true,
         services: true,
         samples: 0,
     };
 
-    /// The name of its command.
+    /// The name of the role's command.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -92,7 +92,7 @@ impl Role {
         }
     }
 
-    /// What it requires from other processes when it runs alone.
+    /// The other processes that the role needs when it runs alone.
     #[must_use]
     pub fn needs(self) -> Needs {
         let (brokers, store) = match self {
@@ -104,7 +104,7 @@ impl Role {
     }
 }
 
-/// What must run elsewhere.
+/// What must run in other processes.
 #[derive(Clone, Copy, Debug)]
 pub struct Needs {
     /// The brokers.

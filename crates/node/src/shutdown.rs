@@ -1,13 +1,13 @@
-//! How the parts of the process live and end together.
+//! Runs the parts of the process, and stops them together.
 //!
 //! Every long-lived task is a part with a name, a stage and a result. What must hold: the first
-//! part that fails, or ends though nobody stopped it, ends the process; stages stop one after the
-//! other, so that whoever takes work in stops before whoever does the work; a stop lasts at most
-//! as long as it may, and a second signal cuts it short. Whatever is cut off is what `kill -9`
-//! would have left: the next start resumes it.
+//! part that fails, or ends without being stopped, ends the process. Stages stop one after the
+//! other, so that parts which accept work stop before parts which do it. A stop has a time limit,
+//! and a second signal cuts it short. A part that is cut off leaves the same state as `kill -9`,
+//! and the next start resumes from it.
 //!
-//! Deliberately absent: restarting a part that failed. That is the business of whoever started the
-//! process.
+//! Deliberately absent: restarts of failed parts. The supervisor of the process, such as
+//! Kubernetes, restarts it.
 
 use std::fmt;
 use std::future::Future;
@@ -26,26 +26,26 @@ use waybill_telemetry::chain;
 /// The order in which parts stop, first to last.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Stage {
-    /// What sends work in from inside: the samples.
+    /// Internal sources of work: the samples.
     Samples,
-    /// What takes work in.
+    /// Parts that accept work.
     Ingestion,
-    /// What decides.
+    /// Parts that decide.
     Scheduler,
-    /// What performs steps, and what tells people of alerts.
+    /// Parts that perform steps, and those that send notifications.
     Agents,
-    /// What the steps are performed on.
+    /// The services that steps call.
     Services,
-    /// What carries everything.
+    /// The embedded broker, which carries all messages.
     Broker,
-    /// What shows it all, to the end.
+    /// The admin listener, which stays to the end.
     Admin,
 }
 
-/// Why a process ended otherwise than in order.
+/// Why a process did not end in order.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// It did not come up.
+    /// It did not start.
     #[error("the start failed")]
     Start(#[source] anyhow::Error),
     /// A part failed.
@@ -63,7 +63,7 @@ pub enum RunError {
         /// The part.
         part: String,
     },
-    /// A part that should last ended by itself.
+    /// A part that should keep running ended by itself.
     #[error("{part} ended though nobody stopped it")]
     EndedEarly {
         /// The part.
@@ -106,14 +106,14 @@ impl Signals {
                     Some(()) = interrupt.recv() => "SIGINT",
                     else => return,
                 };
-                // More than fit change nothing: two are enough to end at once.
+                // Further signals change nothing: two are enough to end at once.
                 let _ = sender.try_send(name);
             }
         });
         Ok(signals)
     }
 
-    /// Signals that a test sends.
+    /// Signals for a test, which sends them.
     #[must_use]
     pub fn made_up() -> (mpsc::Sender<&'static str>, Self) {
         let (sender, received) = mpsc::channel(2);
@@ -128,7 +128,7 @@ impl Signals {
     }
 }
 
-/// The parts of the process that run.
+/// The running parts of the process.
 pub struct Running {
     parts: Mutex<Vec<Part>>,
     // At most one message per part.
@@ -141,7 +141,7 @@ struct Part {
     stage: Stage,
     /// Whether it may end by itself.
     is_job: bool,
-    /// How to ask it to stop; `None` once it was asked.
+    /// Asks it to stop; `None` once it was asked.
     stop: Option<Box<dyn FnOnce() + Send>>,
     abort: AbortHandle,
 }
@@ -158,7 +158,7 @@ impl Default for Running {
 }
 
 impl Running {
-    /// Nothing runs yet.
+    /// Creates an empty set of parts.
     #[must_use]
     pub fn new() -> Self {
         let (ended, endings) = mpsc::unbounded_channel();
@@ -169,7 +169,7 @@ impl Running {
         }
     }
 
-    /// Starts a part that lasts until its token is cancelled.
+    /// Starts a part that runs until its token is cancelled.
     pub fn spawn<F>(
         &self,
         stage: Stage,
@@ -193,7 +193,7 @@ impl Running {
         self.spawn_watched(stage, name.into(), true, part);
     }
 
-    /// Takes over a part that was started elsewhere, lasts until `stop` is called, and then ends
+    /// Adds a part that was started elsewhere. It runs until `stop` is called, and then ends
     /// `task`.
     pub fn push(
         &self,
@@ -206,12 +206,11 @@ impl Running {
     }
 
     /// Runs `start`, which starts parts, and then the parts, until a part fails or a signal
-    /// arrives; then stops all of them in order within `stop_limit`.
+    /// arrives. Then stops all of them in order within `stop_limit`.
     ///
     /// # Errors
     ///
-    /// The first thing that went wrong. It is logged with its causes when it happens, as is
-    /// everything that follows from it.
+    /// The first failure. It is logged with its causes when it happens, and so are all later ones.
     pub async fn run(
         &self,
         start: impl Future<Output = anyhow::Result<()>>,
@@ -227,7 +226,7 @@ impl Running {
         first.and(stopped)
     }
 
-    /// The signal that arrived, or what went wrong.
+    /// Waits for a signal, or for the first failure.
     async fn until_something_ends_it(
         &self,
         start: impl Future<Output = anyhow::Result<()>>,
@@ -307,7 +306,7 @@ impl Running {
         });
         let ended = self.ended.clone();
         tokio::spawn(async move {
-            // The receiver lives as long as anybody cares.
+            // The receiver exists as long as its owner needs it.
             let _ = ended.send(Ended {
                 id,
                 result: task.await,
@@ -315,7 +314,7 @@ impl Running {
         });
     }
 
-    /// Forgets a part that ended, and says whether it should have.
+    /// Removes a part that ended. An error if it should not have ended.
     fn settle(&self, ended: Ended) -> Result<(), RunError> {
         let part = {
             let mut parts = self.parts();
@@ -349,7 +348,7 @@ impl Running {
             .collect()
     }
 
-    /// Ends what is left, and names it.
+    /// Aborts the remaining parts, and names them.
     fn cut_off(&self) -> Vec<String> {
         let parts = std::mem::take(&mut *self.parts());
         parts.iter().for_each(|part| part.abort.abort());

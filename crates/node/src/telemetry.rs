@@ -1,7 +1,9 @@
-//! What the process says of itself: log lines on standard error, metrics for the admin listener, spans for a collector
-//! if there is one, and one stable line on standard output for every address that it listens on.
+//! The output of the process: log lines on standard error, metrics for the admin listener, spans
+//! for an optional collector, and one stable line on standard output for every address that it
+//! listens on.
 //!
-//! Log lines tell what changed; what is done for each record is told by spans alone, which are off by default.
+//! Log lines report changes. The work on single records appears only in spans, which are off by
+//! default.
 
 mod lines;
 mod log;
@@ -28,11 +30,11 @@ const BUILD_INFO: Metric<Gauge, 1> = Metric::new(
     ["version"],
 );
 
-/// How often recorded values are folded into their histograms. Between two folds each value takes
-/// memory, so this bounds it, also where nobody scrapes.
+/// How often recorded values are folded into their histograms. Each value takes memory until then,
+/// so this bounds memory, even if nothing scrapes the metrics.
 const KEEP_UP_EVERY: Duration = Duration::from_secs(1);
 
-/// Upper bounds for metrics whose name ends in `_seconds`: from a hop between two tasks to the
+/// Upper bounds for metrics whose name ends in `_seconds`: from a switch between two tasks to the
 /// longest wait that is still measured, in steps of at most 2.5.
 const SECONDS: [f64; 18] = [
     0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.004, 0.007, 0.012, 0.02, 0.035, 0.06, 0.1, 0.2,
@@ -53,21 +55,22 @@ const BYTES: [f64; 10] = [
     67_108_864.0,
 ];
 
-/// Upper bounds for all others, which count things: the size of a batch, the length of a queue.
+/// Upper bounds for all other metrics, which are counts: the size of a batch, the length of a
+/// queue.
 const COUNTS: [f64; 13] = [
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0,
 ];
 
-/// Why telemetry could not be set up.
+/// Why telemetry could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// The filter cannot be read.
+    /// The filter is invalid.
     #[error("telemetry.logFilter cannot be read")]
     Filter(#[from] LogFilterError),
-    /// Something else in this process logs already.
+    /// This process already has a logger.
     #[error("log lines already go elsewhere")]
     Logger(#[source] tracing_subscriber::util::TryInitError),
-    /// Something else in this process measures already.
+    /// This process already has a metrics recorder.
     #[error("the metrics recorder could not be installed")]
     Metrics(#[from] BuildError),
 }
@@ -81,11 +84,12 @@ pub fn metrics() -> Vec<&'static dyn Declared> {
         .collect()
 }
 
-/// Sends log lines to standard error, installs the metrics recorder and describes `metrics` to it. Once per process.
+/// Sends log lines to standard error, installs the metrics recorder and describes `metrics` to it.
+/// Call it once per process.
 ///
 /// # Errors
 ///
-/// If the filter cannot be read, or a logger or a recorder is installed already.
+/// If the filter is invalid, or a logger or a recorder is already installed.
 pub fn install(
     config: &TelemetryConfig,
     metrics: &[&'static dyn Declared],
@@ -97,7 +101,7 @@ pub fn install(
     Ok(Telemetry { handle, log })
 }
 
-/// The metrics of this process, and which log lines it writes. Clones share them.
+/// The metrics of this process, and its log filter. Clones share them.
 #[derive(Clone)]
 pub struct Telemetry {
     handle: PrometheusHandle,
@@ -105,7 +109,7 @@ pub struct Telemetry {
 }
 
 impl Telemetry {
-    /// Metrics that nothing records to and a log that nobody writes to, for a test of whatever shows them.
+    /// For tests: metrics without a recorder, and a log without a writer.
     #[must_use]
     pub fn detached() -> Self {
         Self {
@@ -114,13 +118,14 @@ impl Telemetry {
         }
     }
 
-    /// Which log lines are written.
+    /// The log and its filter.
     #[must_use]
     pub fn log(&self) -> &Log {
         &self.log
     }
 
-    /// All metrics in Prometheus' text format, those of the operating system's process included.
+    /// All metrics in Prometheus' text format, including those of the operating system for this
+    /// process.
     #[must_use]
     pub fn render(&self) -> String {
         let mut text = self.handle.render();
@@ -164,13 +169,13 @@ fn builder() -> Result<PrometheusBuilder, BuildError> {
         .set_buckets_for_metric(Matcher::Suffix("_bytes".into()), &BYTES)
 }
 
-/// Tells people and programs where a listener was bound: a log line, and on standard output
-/// `listening <name> <address>`, which is stable and the only thing that says which port 0 became.
+/// Announces the address of a listener: in a log line, and on standard output as `listening <name>
+/// <address>`, which is stable and the only way to learn which port replaced port 0.
 ///
 /// The names are `http`, `admin`, `broker` and `services`.
 pub fn announce(name: &'static str, address: SocketAddr) {
     tracing::info!(listener = name, %address, "listening");
-    // Nobody may be reading; that is no reason to stop.
+    // Standard output may be closed; that is no reason to stop.
     let mut out = io::stdout().lock();
     let _ = writeln!(out, "listening {name} {address}").and_then(|()| out.flush());
 }

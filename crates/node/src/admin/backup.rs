@@ -1,4 +1,4 @@
-//! `/backup`: everything that a process keeps, as it is now.
+//! `/backup`: a backup of everything that a process keeps.
 
 use axum::body::Body;
 use axum::extract::State;

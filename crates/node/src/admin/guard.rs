@@ -1,4 +1,4 @@
-//! Who may ask the admin listener for what.
+//! Access control of the admin listener.
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method};
@@ -17,22 +17,22 @@ const UNAUTHORIZED: Metric<Counter, 1> = Metric::new(
     ["reason"],
 );
 
-/// All of them.
+/// All metrics of the guard.
 pub const METRICS: &[&dyn Declared] = &[&UNAUTHORIZED];
 
-/// What a request needs.
+/// The access that a request needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Needs {
-    /// Nothing: it comes from a probe, from Prometheus, or from whoever reads what a refusal means.
+    /// None: for probes, Prometheus, and the pages about problems.
     Nothing,
-    /// To see the work of all.
+    /// To see the work of all tenants.
     Look,
-    /// To divide it otherwise.
+    /// To change how the work is divided.
     Change,
 }
 
 impl Needs {
-    /// What is not known to be open is not.
+    /// Every path is restricted unless it is listed as open.
     fn of(method: &Method, path: &str) -> Self {
         let is_open = matches!(path, "/livez" | "/readyz" | "/metrics");
         match is_open || path.starts_with("/problems/") {
@@ -43,7 +43,7 @@ impl Needs {
     }
 }
 
-/// How often somebody was turned away, by reason.
+/// The denied requests, by reason.
 #[derive(Clone, Debug)]
 pub(super) struct Denials([Counter; DENIALS.len()]);
 
@@ -61,7 +61,7 @@ impl Denials {
     }
 }
 
-/// Lets a request pass, or says why not.
+/// Passes a request on if its caller may send it, else answers why not.
 pub(super) async fn guard(State(admin): State<Admin>, request: Request, next: Next) -> Response {
     let (method, uri) = (request.method(), request.uri());
     if let Err(foreign) = admin.hosts.check(method, uri, request.headers()) {

@@ -1,4 +1,4 @@
-//! `/log`: which log lines are written, seen and changed while the process runs.
+//! `/log`: shows and changes the log filter while the process runs.
 
 use axum::Json;
 use axum::extract::State;
@@ -12,10 +12,10 @@ use waybill_telemetry::chain;
 use super::{Admin, only_field, unread};
 use crate::telemetry::{LogFilter, LogFilterError};
 
-/// The one field.
+/// The only field of the body.
 const FILTER: &str = "filter";
 
-/// Which log lines are written.
+/// The log filter, as shown.
 #[derive(Serialize)]
 pub(super) struct Shown {
     filter: String,
@@ -38,7 +38,7 @@ pub(super) async fn set(
         Problem::invalid(vec![FieldProblem::new(format!("/{FILTER}"), chain(&error))])
     };
     let to_apply: LogFilter = filter.parse().map_err(refused)?;
-    // Said before and after: either filter may leave it out.
+    // Logged before and after the change: either filter may suppress it.
     tracing::info!(filter, "a person changes the log filter");
     admin.telemetry.log().set_filter(to_apply);
     tracing::info!(filter, "the log filter was changed");

@@ -1,4 +1,5 @@
-//! `/partitions`: another number of partitions of the operation topics of a process that has everything to itself.
+//! `/partitions`: adds partitions to the operation topics of a process with embedded broker and
+//! store.
 
 use axum::Json;
 use axum::extract::State;
@@ -11,7 +12,7 @@ use waybill_topology::repartition::{Repartition, RepartitionView};
 
 use super::{Admin, only_field, unread};
 
-/// The one field of what is asked.
+/// The only field of the body.
 const PARTITIONS: &str = "partitions";
 
 pub(super) async fn show(State(admin): State<Admin>) -> Result<Json<RepartitionView>, Problem> {

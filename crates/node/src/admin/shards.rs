@@ -1,4 +1,4 @@
-//! `/shards`: how many shards a partition has, seen and changed.
+//! `/shards`: shows and changes the number of shards per partition.
 
 use axum::Json;
 use axum::extract::State;
@@ -12,7 +12,7 @@ use waybill_topology::shards::show::{LayoutView, SetError, Shards};
 
 use super::{Admin, only_field, unread};
 
-/// The one field of what is asked.
+/// The only field of the body.
 const PER_PARTITION: &str = "perPartition";
 
 pub(super) async fn show(State(admin): State<Admin>) -> Result<Json<LayoutView>, Problem> {

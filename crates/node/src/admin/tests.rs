@@ -10,7 +10,7 @@ use waybill_scheduler::control::{CheckpointView, SchedulerState};
 use super::*;
 use crate::shutdown::Signals;
 
-/// A scheduler of partitions 0 and 1 that does what it is told, and is deaf on partition 1.
+/// A scheduler of partitions 0 and 1 that follows commands, but does not respond on partition 1.
 #[derive(Debug)]
 struct Fake(Mutex<SchedulerState>);
 
@@ -365,7 +365,7 @@ async fn whoever_looks_or_changes_needs_a_token_for_all_and_probes_need_none() {
         assert_eq!(answer.status() == 401, challenged && answer.status() != 403);
         answer.status().as_u16()
     };
-    // By whoever has: read, admin, submit and repair, read for one tenant, nothing.
+    // Callers with the scopes: read, admin, submit and repair, read for one tenant, none.
     for (method, path, expected) in [
         ("GET", "/livez", [200; 5]),
         ("GET", "/readyz", [200; 5]),

@@ -10,8 +10,9 @@
 //! end       0 (u8)  operations (u64)  records (u64)  SHA-256 of everything before
 //! ```
 //!
-//! Numbers are little-endian. Store and broker decide what their entries mean; a segment is record batches as
-//! Kafka has them. The hash tells a file that was cut off or damaged. It does not tell who made the file.
+//! Numbers are little-endian. Store and broker define the meaning of their entries; a segment
+//! contains record batches as Kafka stores them. The hash reveals a truncated or damaged file. It
+//! does not prove who made the file.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek as _, SeekFrom, Write};
@@ -25,12 +26,12 @@ const MAGIC: &[u8; 8] = b"WAYBILLB";
 const VERSION: u32 = 1;
 const HEAD_BYTES: u64 = 8 + 4 + 8;
 const HASH_BYTES: u64 = 32;
-/// What lies behind the last piece.
+/// The size of the end, after the last piece.
 const END_BYTES: u64 = 1 + 8 + 8 + HASH_BYTES;
 const READ_BYTES: usize = 256 << 10;
-/// No piece is longer: the longest rows are far from it.
+/// The largest piece: the largest rows are far smaller.
 const PIECE_BYTES_MAX: u32 = 64 << 20;
-/// How long keys are in either database.
+/// The length of keys in both databases.
 const KEY_BYTES: RangeInclusive<usize> = 1..=65_535;
 
 const END: u8 = 0;
@@ -40,41 +41,41 @@ const ENTRY: u8 = 3;
 const SEGMENT: u8 = 4;
 const LOG_BYTES: u8 = 5;
 
-/// What a backup holds.
+/// The contents of a backup.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Contents {
     /// Operations of the store.
     pub operations: u64,
     /// Records of the logs.
     pub records: u64,
-    /// The instant that it is of.
+    /// The instant of the backup.
     pub at: Timestamp,
 }
 
-/// Why a file is no backup that can be used.
+/// Why a file is no usable backup.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// It cannot be read.
     #[error("it cannot be read")]
     Io(#[from] io::Error),
-    /// It is something else.
+    /// It is not a backup.
     #[error("it is no backup of Waybill's")]
     NoBackup,
-    /// It is of a version that this program does not know.
+    /// Its version is not supported.
     #[error("it is a backup of version {0}, and this program knows version {VERSION}")]
     Version(u32),
-    /// Its hash is not that of its bytes.
+    /// Its hash does not match.
     #[error("it is not as it was written: it was cut off or altered")]
     Altered,
-    /// Its bytes are as they were written, and make no sense.
+    /// Its hash matches, but a piece is invalid.
     #[error("a piece of it, at byte {at}, makes no sense")]
     Piece {
-        /// Where it begins.
+        /// The offset of the piece in the file.
         at: u64,
     },
 }
 
-/// Which table entries are of.
+/// The table of an entry.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Table {
     Store(String),
@@ -90,13 +91,13 @@ pub(super) enum Piece {
         key: Vec<u8>,
         value: Vec<u8>,
     },
-    /// A segment begins.
+    /// The start of a segment.
     Segment {
         topic: String,
         partition: i32,
         base: i64,
     },
-    /// Bytes of the segment that began last.
+    /// More bytes of the current segment.
     LogBytes(Vec<u8>),
 }
 
@@ -120,12 +121,12 @@ impl<W: Write> Writer<W> {
         Ok(writer)
     }
 
-    /// An entry of the store.
+    /// Writes an entry of the store.
     pub(super) fn store_entry(&mut self, table: &str, key: &[u8], value: &[u8]) -> io::Result<()> {
         self.entry(Table::Store(table.to_owned()), key, value)
     }
 
-    /// An entry of the broker's metadata.
+    /// Writes an entry of the broker's metadata.
     pub(super) fn broker_entry(&mut self, table: &str, key: &[u8], value: &[u8]) -> io::Result<()> {
         self.entry(Table::Broker(table.to_owned()), key, value)
     }
@@ -179,28 +180,28 @@ fn length(parts: &[&[u8]]) -> io::Result<[u8; 4]> {
     Ok(length.to_le_bytes())
 }
 
-/// Reads a whole file and says what it holds.
+/// Reads a whole file and returns its contents.
 ///
 /// # Errors
 ///
-/// [`FileError`] if it is not a whole backup as it was written.
+/// [`FileError`] if it is not a complete, unaltered backup.
 pub fn check(path: &Path) -> Result<Contents, FileError> {
     Reader::open(path).map(|reader| reader.contents)
 }
 
-/// Reads a backup that is whole.
+/// Reads a complete backup.
 pub(super) struct Reader {
     file: BufReader<File>,
-    /// Where the next piece begins.
+    /// The offset of the next piece.
     at: u64,
-    /// Where the end lies.
+    /// The offset of the end.
     end: u64,
     contents: Contents,
     table: Option<Table>,
 }
 
 impl Reader {
-    /// Opens a file, once all of it was held against its hash.
+    /// Opens a file after checking all of it against its hash.
     pub(super) fn open(path: &Path) -> Result<Self, FileError> {
         let file = File::open(path)?;
         let bytes = file.metadata()?.len();
@@ -256,7 +257,7 @@ impl Reader {
         Ok(reader)
     }
 
-    /// What it holds.
+    /// The contents of the backup.
     pub(super) fn contents(&self) -> Contents {
         self.contents
     }

@@ -1,4 +1,4 @@
-//! A data directory made of a backup.
+//! Restores a backup into a data directory.
 
 use std::fs::{self, DirBuilder, File};
 use std::io;
@@ -15,41 +15,42 @@ use crate::data_dir;
 /// Why nothing was restored.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// The file cannot be used.
+    /// The file is not usable.
     #[error("{path} cannot be restored")]
     File {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: FileError,
     },
-    /// Something is where it is to be restored to.
+    /// The target already exists.
     #[error("{0} is there already: a backup is restored to a directory that is new or empty")]
     Taken(PathBuf),
-    /// The directory cannot be made.
+    /// The directory cannot be created.
     #[error("{path} cannot be made")]
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// The store cannot be made.
+    /// The store cannot be created.
     #[error("the store cannot be restored")]
     Store(#[from] StoreError),
-    /// The logs cannot be made.
+    /// The logs cannot be created.
     #[error("the logs cannot be restored")]
     Logs(#[from] CopyError),
 }
 
-/// Makes `data_dir` of the backup in `file`, and returns what that holds. The file is held against its hash
-/// first. Everything is made beside it, in `data_dir` with `.partial` behind, and gets its name at last.
+/// Restores the backup in `file` to `data_dir`, and returns its contents. Checks the file against
+/// its hash first. Writes everything to `data_dir` with the suffix `.partial`, and renames that at
+/// the end.
 ///
 /// # Errors
 ///
-/// See [`RestoreError`]. `data_dir` is then as it was.
+/// See [`RestoreError`]. `data_dir` is then unchanged.
 pub fn restore(file: &Path, data_dir: &Path) -> Result<Contents, RestoreError> {
     let unusable = |source| RestoreError::File {
         path: file.to_owned(),
@@ -63,7 +64,7 @@ pub fn restore(file: &Path, data_dir: &Path) -> Result<Contents, RestoreError> {
     if let Some(parent) = partial.parent() {
         fs::create_dir_all(parent).map_err(of(parent))?;
     }
-    // It holds what the file does, which nobody else may read.
+    // The directory holds the backup's content, which other users must not read.
     match DirBuilder::new().mode(0o700).create(&partial) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
             return Err(RestoreError::Taken(partial));
@@ -73,13 +74,13 @@ pub fn restore(file: &Path, data_dir: &Path) -> Result<Contents, RestoreError> {
     let made = fill(&mut backup, &partial, unusable)
         .and_then(|()| put_in_place(&partial, data_dir).map_err(of(data_dir)));
     if made.is_err() {
-        // The reason that it failed for is the one to tell.
+        // The first failure is the one to report.
         let _ = fs::remove_dir_all(&partial);
     }
     made.map(|()| backup.contents())
 }
 
-/// Whether nothing is there, or a directory with nothing in it.
+/// Whether the path does not exist, or is an empty directory.
 fn is_free(dir: &Path) -> bool {
     match fs::read_dir(dir) {
         Ok(mut entries) => entries.next().is_none(),

@@ -1,8 +1,8 @@
 //! Which partitions this process drives.
 //!
-//! On Kubernetes each replica of a StatefulSet drives the one partition of its index; anywhere
-//! else a process drives all, or those that it is told. The index only says which lease to ask
-//! for: it is no proof of ownership, the lease is.
+//! On Kubernetes each replica of a StatefulSet drives the partition of its index. Elsewhere a
+//! process drives all, or the configured ones. The index only determines which lease to acquire:
+//! the lease proves ownership, the index does not.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,32 +14,32 @@ use waybill_scheduler::Own;
 
 use super::Config;
 
-/// The label `apps.kubernetes.io/pod-index`, handed over by the downward API.
+/// The label `apps.kubernetes.io/pod-index`, provided by the downward API.
 const POD_INDEX: &str = "POD_INDEX";
 
-/// The pod's name (`metadata.name`), handed over by the downward API.
+/// The pod's name (`metadata.name`), provided by the downward API.
 const POD_NAME: &str = "POD_NAME";
 
-/// What `scheduler.partitions` can say.
+/// The values of `scheduler.partitions`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PartitionChoice {
-    /// `auto`: that of the pod's index if there is one, else all.
+    /// `auto`: the partition of the pod's index if there is one, else all.
     Auto,
-    /// `all`: every partition, whatever the pod's index is.
+    /// `all`: every partition, whatever the pod's index.
     All,
-    /// `2` or `0-3`: from the first to the last.
+    /// `2` or `0-3`: a partition, or an inclusive range.
     Range {
-        /// The first one.
+        /// The first partition.
         first: u32,
-        /// The last one, included.
+        /// The last partition, included.
         last: u32,
     },
 }
 
-/// Why it is not clear which partitions this process drives.
+/// Why the partitions of this process cannot be determined.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// The shard, or the last of the range, is beyond the number of shards.
+    /// The shard, or the end of the range, does not exist.
     #[error(
         "{source_name} asks for shard {shard}, but there are {shards}: 0 to {}; \
          run at most as many schedulers as there are shards, which is one for each partition or, \
@@ -47,11 +47,11 @@ pub enum IdentityError {
         .shards - 1
     )]
     Beyond {
-        /// What asked for it.
+        /// The source of the number.
         source_name: &'static str,
-        /// The shard; the partition's number where each has one shard.
+        /// The shard; the partition's number if each partition has one shard.
         shard: u32,
-        /// How many there are.
+        /// The number of shards.
         shards: u32,
     },
     /// `POD_INDEX` is not a number.
@@ -65,13 +65,14 @@ pub enum IdentityError {
     Name(String),
 }
 
-/// The shards that this process runs: those that the configuration names, else that of `POD_INDEX`, else
-/// that of the number at the end of `POD_NAME`, else all. Where each partition has one shard, shards have the
-/// numbers of their partitions. They may be those of the configuration, or of how the work `stands` divided.
+/// The shards that this process runs: the configured ones, else that of `POD_INDEX`, else that of
+/// the number at the end of `POD_NAME`, else all. If each partition has one shard, shards have the
+/// numbers of their partitions. The numbers may refer to the configured sharding or to the current
+/// one, `stands`.
 ///
 /// # Errors
 ///
-/// If what is said cannot be read, or one is asked for that does not exist.
+/// If an index is invalid, or a shard does not exist.
 pub fn shards_of_this_process(
     config: &Config,
     environment: &Environment,
@@ -115,13 +116,13 @@ fn index_of_pod(environment: &Environment) -> Result<Option<(&'static str, u32)>
     Ok(None)
 }
 
-/// Digits only: neither a sign nor blanks.
+/// Accepts only digits: neither a sign nor blanks.
 fn number(text: &str) -> Option<u32> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().ok()).flatten()
 }
 
-/// Why a text does not name partitions.
+/// The text does not name partitions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("expected {}", PartitionChoice::EXPECTED)]
 pub struct PartitionChoiceError;
@@ -286,13 +287,13 @@ mod tests {
         let own = Own::Range { first, last };
         let of = |config: &Config, stands| shards_of_this_process(config, &environment, stands);
         assert_eq!(of(&config, ShardingScheme::one_each(4)), Ok(own));
-        // That there are so many may be the layout's doing.
+        // The shard may exist only in the current layout.
         let stands = ShardingScheme {
             partitions: 2,
             shards_per_partition: 4,
         };
         assert_eq!(of(&Config::default(), stands), Ok(own));
-        // Of a layout that does not have it, it runs none.
+        // In a layout without the shard, the process runs none.
         assert_eq!(own.of(ShardingScheme::one_each(4)).count(), 0);
     }
 

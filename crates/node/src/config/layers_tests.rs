@@ -1,4 +1,4 @@
-//! The layers of the whole configuration, and what is said of each error in them.
+//! The layers of the whole configuration, and the message for each error in them.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -403,7 +403,8 @@ fn variables_that_kubernetes_makes_for_services_are_left_alone() {
 #[test]
 fn no_key_of_ours_looks_like_a_variable_of_kubernetes() {
     for variable in variables::<Config>().into_values() {
-        // A value that fits no key: taken for a variable of Kubernetes, it would change nothing.
+        // The value fits no key: if the variable were taken for one of Kubernetes, it would have no
+        // effect.
         let applied = applied(&[(&variable, "tcp://a:1")]);
         assert_ne!(applied.ok(), Some(Config::default()), "{variable}");
     }

@@ -1,4 +1,4 @@
-//! The schema registry, where there is one.
+//! The `schemaRegistry` section.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use waybill_config::{ConfigError, Secret, SecretFiles, read_text, units};
 use waybill_registry::{Login, Registry, RegistrySettings};
 
-/// What writers put before a datum.
+/// The header that writers put before a datum.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum FramingChoice {
@@ -21,24 +21,24 @@ pub enum FramingChoice {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct RegistryConfig {
-    /// Where it is; `None` for no registry.
+    /// The URL; `None` for no registry.
     pub url: Option<String>,
-    /// Who asks; `None` for nobody.
+    /// The user name; `None` for no authentication.
     pub user: Option<String>,
-    /// With which password.
+    /// The password of `user`.
     pub password: Option<Secret>,
     /// The file that the password is read from.
     pub password_file: Option<PathBuf>,
-    /// Certificates (PEM) that are trusted beside those of the system.
+    /// Certificates (PEM) that are trusted in addition to the system's.
     pub ca_file: Option<PathBuf>,
-    /// Whether a role registers schemas that are missing, or ends and says so.
+    /// Whether a role registers missing schemas. If not, it ends with an error.
     pub auto_register: bool,
-    /// How writers frame records; readers take both.
+    /// How writers frame records; readers accept both.
     pub framing: FramingChoice,
-    /// How long one question may take.
+    /// The time limit of one request.
     #[serde(with = "units::duration")]
     pub request_timeout: Duration,
-    /// The certificates' text, once it was read.
+    /// The text of the certificates, once it is read.
     #[serde(skip)]
     ca_pem: Option<String>,
 }
@@ -64,7 +64,7 @@ impl RegistryConfig {
     ///
     /// # Errors
     ///
-    /// If it cannot work as it is configured.
+    /// If its configuration is invalid.
     pub fn client(&self) -> Result<Option<Registry>, ConfigError> {
         let Some(url) = &self.url else {
             return Ok(None);
@@ -101,7 +101,7 @@ impl RegistryConfig {
         Ok(())
     }
 
-    /// Checks what no single key can know.
+    /// Checks the rules that span several keys.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if self.user.is_some() != self.password.is_some() {
             return Err(ConfigError::invalid(

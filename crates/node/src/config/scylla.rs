@@ -1,4 +1,4 @@
-//! The cluster that keeps the state, where it is not the embedded store.
+//! The cluster that holds the state in place of the embedded store.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -12,41 +12,41 @@ use waybill_store::{CqlCertificate, CqlConfig, CqlLogin, CqlReplication, CqlTls}
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct ScyllaConfig {
-    /// Nodes to ask first, as `host:port`; `None` for the embedded store.
+    /// The nodes to contact first, as `host:port`; `None` for the embedded store.
     pub nodes: Option<Vec<String>>,
     /// The keyspace.
     pub keyspace: String,
     /// The datacentre whose replicas are read and written; `None` for the only one.
     pub datacenter: Option<String>,
-    /// Who logs in; `None` for nobody.
+    /// The user to log in as; `None` for no login.
     pub user: Option<String>,
-    /// With which password.
+    /// The password of `user`.
     pub password: Option<Secret>,
     /// The file that the password is read from.
     pub password_file: Option<PathBuf>,
     /// Whether connections are encrypted.
     pub tls: bool,
-    /// Certificates (PEM) that are trusted in place of the system's.
+    /// Certificates (PEM) that are trusted instead of the system's.
     pub ca_file: Option<PathBuf>,
-    /// The certificate (PEM) that is shown to nodes that ask for one.
+    /// The client certificate (PEM), for nodes that require one.
     pub cert_file: Option<PathBuf>,
     /// The file with its key (PEM), without a passphrase.
     pub key_file: Option<PathBuf>,
-    /// How often each row is stored in each datacentre, for a keyspace that is created.
+    /// The number of replicas of each row in each datacentre, for a keyspace that is created.
     pub replication_factor: u8,
     /// Connections to each shard of each node (Cassandra: to each node).
     #[serde(deserialize_with = "units::at_least_one")]
     pub connections_per_shard: NonZeroUsize,
-    /// How long one request may take.
+    /// The time limit of one request.
     #[serde(with = "units::duration")]
     pub request_timeout: Duration,
-    /// How long what was not answered is tried again before it counts as failed.
+    /// How long a request without an answer is retried before it counts as failed.
     #[serde(with = "units::duration")]
     pub patience: Duration,
     /// Requests under way at once.
     #[serde(deserialize_with = "units::at_least_one")]
     pub in_flight_max: NonZeroUsize,
-    /// How long the deadline index keeps an entry: as long may all supervisors be away.
+    /// How long the deadline index keeps an entry: all supervisors may be down for this long.
     #[serde(with = "units::duration")]
     pub due_index_retention: Duration,
 }
@@ -84,8 +84,8 @@ impl Default for ScyllaConfig {
 }
 
 impl ScyllaConfig {
-    /// What the store takes of it; `None` if the store is the embedded one. Without the walk over old
-    /// attention entries, which one role has to add.
+    /// The settings of the CQL store; `None` for the embedded store. One role must add the walk
+    /// over old attention entries.
     #[must_use]
     pub fn cql(&self) -> Option<CqlConfig> {
         let mut cql = CqlConfig::new(self.nodes.clone()?);
@@ -121,8 +121,8 @@ impl ScyllaConfig {
         Some(cql)
     }
 
-    /// Reads the password from its file, and refuses half a certificate, or one that nobody sees. The
-    /// files of the certificate are read with each connection to a cluster.
+    /// Reads the password from its file. Refuses half a certificate, and a certificate that is
+    /// never used. The files of the certificate are read at each connection to a cluster.
     pub(super) fn read_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         let refused = |key: &str, problem: &str| {
             Err(ConfigError::invalid(format!("store.scylla.{key}"), problem))

@@ -28,10 +28,11 @@ const fn local(port: u16) -> SocketAddr {
 pub struct HttpConfig {
     /// The address of the API; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// What it proves itself with.
+    /// The certificate of the listener.
     pub tls: TlsConfig,
-    /// The names that it answers for while nobody is asked for a token, beside IP addresses and `localhost`; `*` for every
-    /// name. Others are refused, so that no web page reaches it by a name of its own.
+    /// The host names that the listener answers for without authentication, in addition to IP
+    /// addresses and `localhost`; `*` for all. Others are refused, so that no web page reaches it
+    /// by its own name.
     pub hosts: Vec<String>,
     /// The largest body of a single request.
     pub request_bytes_max: ByteSize,
@@ -43,18 +44,21 @@ pub struct HttpConfig {
     pub header_bytes_max: ByteSize,
     /// The most header fields of a request.
     pub headers_max: usize,
-    /// Bytes of bodies that may be held at once, over all connections; what would exceed it is
-    /// answered 503.
+    /// Bytes of bodies that may be held at once, over all connections; a request that would exceed
+    /// the limit is answered 503.
     pub body_bytes_max: ByteSize,
-    /// How deep objects and arrays of a body may nest.
+    /// The deepest nesting of a body.
     pub json_depth_max: usize,
-    /// Connections at once. One more replaces the one that has been idle for longest; where none is idle it waits.
+    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
+    /// waits if none is idle.
     pub connections_max: usize,
-    /// Connections of one address (for IPv6, of one /64 network) at once. One more replaces the address's own that has
-    /// been idle for longest; where none is idle it is closed. `None` for three quarters of `connections_max`.
+    /// The limit on open connections from one address (for IPv6, one /64 network). A new one
+    /// replaces the address's own that has been idle for longest, or is closed if none is idle.
+    /// `None` for three quarters of `connections_max`.
     pub connections_per_address_max: Option<usize>,
-    /// Requests under way at once, over all connections, beyond four of each. Those from one address get three quarters of
-    /// them. A further one over HTTP/2 is refused by `REFUSED_STREAM`.
+    /// Requests under way at once on all connections, beyond four that each may always have. One
+    /// address gets at most three quarters. An HTTP/2 request above the limit is refused by
+    /// `REFUSED_STREAM`.
     pub requests_max: usize,
     /// How long a client may take to send a request's head.
     #[serde(with = "units::duration")]
@@ -62,11 +66,11 @@ pub struct HttpConfig {
     /// How long a client may pause while it sends a body, or reads an answer.
     #[serde(with = "units::duration")]
     pub body_read_timeout: Duration,
-    /// How long the body of a single request, or a line of a batch, may take in all.
+    /// How long the body of a single request, or a line of a batch, may take in total.
     #[serde(with = "units::duration")]
     pub body_timeout: Duration,
-    /// How long a connection may be idle before it is closed; at least a little longer than
-    /// `accept_timeout`, whatever stands here.
+    /// How long a connection may be idle before it is closed; always at least a little longer than
+    /// `accept_timeout`.
     #[serde(with = "units::duration")]
     pub idle_timeout: Duration,
     /// How long a request waits for the broker's acknowledgement before it is answered 504.
@@ -77,28 +81,29 @@ pub struct HttpConfig {
     pub drain_timeout: Duration,
     /// Requests that may wait for the broker at once; further ones are answered 503.
     pub producer_queue_records_max: usize,
-    /// Their size in all.
+    /// The total size of those requests.
     pub producer_queue_bytes_max: ByteSize,
-    /// Accepted requests that are remembered, so that a concurrent twin is recognised before the
-    /// scheduler has got there.
+    /// Accepted requests that are remembered, so that a concurrent repeat is recognised before the
+    /// scheduler has read the first one.
     pub recent_accepted_max: usize,
-    /// Questions for pending deliveries that may wait for the request to be read from the topic;
-    /// further ones are answered without it.
+    /// Status requests that may wait for a pending request to be read from the topic; further ones
+    /// are answered without it.
     pub pending_reads_max: usize,
-    /// How long such a question waits at most.
+    /// The longest such wait.
     #[serde(with = "units::duration")]
     pub pending_read_timeout: Duration,
-    /// What the name of a caller's `replyTo` topic must begin with, any of these; none allows no
+    /// The prefixes that the name of a caller's `replyTo` topic may have; an empty list allows no
     /// `replyTo`.
     pub reply_to_prefixes: Vec<String>,
     /// Streams of an operation's events at once; further ones are answered 503. Less than
     /// `connections_max` and `requests_max`.
     pub event_streams_max: usize,
-    /// Lists of operations that may be read, or wait for it, at once; further ones are answered 503. 0 allows none.
+    /// Lists of operations that may be read, or wait, at once; further ones are answered 503. 0
+    /// allows none.
     pub lists_max: usize,
-    /// How much each tenant may send to this process.
+    /// The rate limits of each tenant at this process.
     pub tenant_limits: TenantLimitsConfig,
-    /// Whether high-priority requests go by a topic of their own, ahead of the others.
+    /// Whether high-priority requests have their own topic and start first.
     pub high_priority_topic: bool,
 }
 
@@ -152,18 +157,22 @@ impl HttpConfig {
 pub struct AdminConfig {
     /// The address of livez, readyz, metrics and schedulers; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// What it proves itself with.
+    /// The certificate of the listener.
     pub tls: TlsConfig,
-    /// The names that it answers for while nobody is asked for a token, beside IP addresses and `localhost`; `*` for every
-    /// name. Others are refused, so that no web page reaches it by a name of its own.
+    /// The host names that the listener answers for without authentication, in addition to IP
+    /// addresses and `localhost`; `*` for all. Others are refused, so that no web page reaches it
+    /// by its own name.
     pub hosts: Vec<String>,
-    /// Connections at once. One more replaces the one that has been idle for longest; where none is idle it waits.
+    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
+    /// waits if none is idle.
     pub connections_max: usize,
-    /// Connections of one address (for IPv6, of one /64 network) at once. One more replaces the address's own that has
-    /// been idle for longest; where none is idle it is closed. `None` for three quarters of `connections_max`.
+    /// The limit on open connections from one address (for IPv6, one /64 network). A new one
+    /// replaces the address's own that has been idle for longest, or is closed if none is idle.
+    /// `None` for three quarters of `connections_max`.
     pub connections_per_address_max: Option<usize>,
-    /// Requests under way at once, over all connections, beyond four of each. Those from one address get three quarters of
-    /// them. A further one over HTTP/2 is refused by `REFUSED_STREAM`.
+    /// Requests under way at once on all connections, beyond four that each may always have. One
+    /// address gets at most three quarters. An HTTP/2 request above the limit is refused by
+    /// `REFUSED_STREAM`.
     pub requests_max: usize,
     /// The largest head of a request: request line and headers.
     pub header_bytes_max: ByteSize,
@@ -205,7 +214,7 @@ impl AdminConfig {
     }
 }
 
-/// How many of the connections one address may have: so that no address alone takes all of them.
+/// The limit for one address, so that it cannot take all connections.
 fn per_address(configured: Option<usize>, max: usize) -> usize {
     configured.unwrap_or(max - max / 4)
 }
@@ -216,19 +225,19 @@ fn per_address(configured: Option<usize>, max: usize) -> usize {
 pub struct BrokerConfig {
     /// The address of the Kafka protocol; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// The `host:port` that clients are told to connect to; `None` for the bound address.
+    /// The `host:port` that clients connect to; `None` for the bound address.
     pub advertised: Option<String>,
-    /// When a partition's file is full and the next one begins.
+    /// The size at which a partition's segment is full and the next one begins.
     pub segment_bytes: ByteSize,
     /// The largest request of a client, which bounds the largest batch.
     pub request_bytes_max: ByteSize,
-    /// Memory of produce requests, joins of consumer groups and answers to fetches that are larger than 64 KiB, over all
-    /// connections. At least twice requestBytesMax, and at least 16MiB.
+    /// Memory for produce requests, joins of consumer groups and fetch answers of more than 64 KiB,
+    /// over all connections. At least twice requestBytesMax, and at least 16MiB.
     pub buffer_bytes_max: ByteSize,
-    /// Memory of all other requests of more than about 7 KiB, over all connections; each counts nine times its size, for its
-    /// answer. At least 16MiB.
+    /// Memory for all other requests of more than about 7 KiB, over all connections; each counts
+    /// nine times its size, for its answer. At least 16MiB.
     pub control_buffer_bytes_max: ByteSize,
-    /// Unanswered requests of one connection; the client waits with further ones.
+    /// Unanswered requests of one connection; further ones are read later.
     pub requests_in_flight_max: usize,
     /// Partitions of all topics.
     pub partitions_max: usize,
@@ -240,18 +249,20 @@ pub struct BrokerConfig {
     pub group_bytes_max: ByteSize,
     /// Consumer groups with committed offsets.
     pub stored_groups_max: usize,
-    /// Connections at once. One more replaces the one that has been idle for longest, or is closed if none is idle.
+    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
+    /// is closed if none is idle.
     pub connections_max: usize,
-    /// Connections of one address (for IPv6, of one /64 network) at once. One more replaces the address's own that has
-    /// been idle for longest, or is closed if none is idle. `None` for three quarters of `connections_max`.
+    /// The limit on open connections from one address (for IPv6, one /64 network). A new one
+    /// replaces the address's own that has been idle for longest, or is closed if none is idle.
+    /// `None` for three quarters of `connections_max`.
     pub connections_per_address_max: Option<usize>,
     /// How long a connection may be idle before it is closed.
     #[serde(with = "units::duration")]
     pub idle_timeout: Duration,
-    /// What each of the two topics of requests may take on disk. Beyond it ingestion answers 503.
+    /// The disk bound of each of the two request topics. Beyond it ingestion answers 503.
     pub requests_disk_bytes_max: ByteSize,
-    /// What the topic of recoveries may take on disk. Beyond it verbs are answered 503, and the supervisor tries again
-    /// later.
+    /// The disk bound of the topic of recoveries. Beyond it verbs are answered 503, and the
+    /// supervisor retries later.
     pub recoveries_disk_bytes_max: ByteSize,
 }
 
@@ -287,7 +298,7 @@ impl BrokerConfig {
         per_address(self.connections_per_address_max, self.connections_max)
     }
 
-    /// `advertised` in its two halves; `None` also where it is not `host:port`, which a checked
+    /// The host and port of `advertised`. Also `None` if it is not `host:port`, which a checked
     /// configuration rules out.
     #[must_use]
     pub fn advertised_host_and_port(&self) -> Option<(String, u16)> {
@@ -301,7 +312,7 @@ impl BrokerConfig {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct StorageConfig {
-    /// How much of the file system of `dataDir` stays free: below it new requests are refused.
+    /// How much of the file system of `dataDir` must stay free: below it new requests are refused.
     pub free_min: FreeMin,
 }
 
@@ -309,13 +320,13 @@ pub struct StorageConfig {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct StoreConfig {
-    /// Memory of the embedded store for blocks that were read.
+    /// Memory of the embedded store for cached blocks.
     pub cache_bytes: ByteSize,
-    /// How long an operation can be asked for after it became final. More than
-    /// `kafka.requestsRetention`, so that no request is read again after its row is gone.
+    /// How long the status of a final operation is kept. More than `kafka.requestsRetention`, so
+    /// that no request is read again after its row is deleted.
     #[serde(with = "units::duration")]
     pub retention: Duration,
-    /// The cluster that keeps the state in place of the embedded store.
+    /// The cluster that holds the state in place of the embedded store.
     pub scylla: ScyllaConfig,
 }
 
@@ -333,64 +344,67 @@ impl Default for StoreConfig {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct SchedulerConfig {
-    /// The partitions of this process; where partitions have several shards, the shards.
+    /// The partitions that this process runs; if partitions have several shards, the shards.
     pub partitions: PartitionChoice,
-    /// How many shards a partition has. A new store begins with it; of any other `waybill shards set`
-    /// changes it.
+    /// The number of shards per partition of a new store. `waybill shards set` changes an existing
+    /// one.
     pub shards_per_partition: u32,
     /// Operations in memory, over all partitions of the process.
     pub in_flight_max: usize,
-    /// Their size in all.
+    /// Their total size.
     pub in_flight_bytes_max: ByteSize,
-    /// Requests that are read before there is room for them, of each of their two topics, over all partitions of the
-    /// process. Among these, tenants take turns, and high-priority requests go first (highPriorityWeight).
+    /// Requests that are read ahead of admission, from each of their two topics, over all
+    /// partitions of the process. Among them tenants take turns, and high priority goes first
+    /// (highPriorityWeight).
     pub read_ahead_max: usize,
-    /// Their size in all, of each topic.
+    /// Their total size, for each topic.
     pub read_ahead_bytes_max: ByteSize,
-    /// Requests that are known, of each of their two topics, over all partitions of the process: those that wait or are
-    /// under way, and those that are done behind one of these, which a restart reads again. Where there are so many, no
-    /// more of that topic are read until the one that holds the checkpoint is done or handed off.
+    /// Requests that are tracked, from each of their two topics, over all partitions of the
+    /// process: waiting, under way, or done after one of these, so that a restart reads them again.
+    /// At the limit the topic is not read until the one that holds the checkpoint is done or handed
+    /// off.
     pub tracked_requests_max: usize,
-    /// How many high-priority requests go ahead for each normal one, while both wait.
+    /// How many high-priority requests are admitted for each normal one, while both wait.
     pub high_priority_weight: u32,
-    /// How long an operation stays in memory before it is handed to the deadline index and holds
-    /// the checkpoint no longer. One that only waits, and for longer than this, is handed over at once.
+    /// How long an operation stays in memory before it is handed off to the deadline index and no
+    /// longer holds the checkpoint. An operation that only waits, and for longer than this, is
+    /// handed off at once.
     #[serde(with = "units::duration")]
     pub hand_off_after: Duration,
-    /// How often the checkpoint moves at least, while there is something to move it for.
+    /// The longest time between two moves of the checkpoint, while records are finished.
     #[serde(with = "units::duration")]
     pub checkpoint_every: Duration,
-    /// After how many finished records it moves earlier than that.
+    /// The number of finished records after which it moves earlier.
     pub checkpoint_records: u64,
-    /// How long the ownership of a partition lasts after each renewal.
+    /// How long the lease of a shard lasts after each renewal.
     #[serde(with = "units::duration")]
     pub lease: Duration,
-    /// How long before its end an owner stops acting, and how long after it a candidate waits.
+    /// How long before the end of its lease an owner stops, and how long after it a candidate
+    /// waits.
     #[serde(with = "units::duration")]
     pub lease_margin: Duration,
-    /// How long after complete-by a reply may still be on its way.
+    /// How long after complete-by a reply is still expected.
     #[serde(with = "units::duration")]
     pub timeout_grace: Duration,
-    /// How long a stop waits for operations in flight; those that take longer are resumed at the
-    /// next start.
+    /// How long a stop waits for operations in flight; the rest is resumed at the next start.
     #[serde(with = "units::duration")]
     pub drain: Duration,
-    /// How long the supervisor may take to say what becomes of an operation that failed for good,
-    /// before the deadline index reminds it.
+    /// How long the supervisor may take to decide about an operation that failed for good, before
+    /// the deadline index reminds it.
     #[serde(with = "units::duration")]
     pub supervisor_decision_timeout: Duration,
-    /// Whether every step of every operation is told on the status topic: 7 more records for a
-    /// delivery that has 11. Callers with a topic of their own are told in any case.
+    /// Whether the status topic gets every step of every operation: for a delivery 7 records in
+    /// addition to 11. Reply topics of callers get them in any case.
     pub publish_step_status: bool,
-    /// Whether a partition that the store knows nothing of is begun though its log was run before: every
-    /// request of the log is then run again.
+    /// Whether a partition without state in the store is started although its log was processed
+    /// before: every request in the log then runs again.
     pub start_without_state: bool,
-    /// After how long without an answer of the state store to a write or a read of rows a partition is given up, and
-    /// taken again by this or another scheduler.
+    /// How long the state store may take for a write or a read of rows before the shard is given
+    /// up, to be acquired again by this or another scheduler.
     #[serde(with = "units::duration")]
     pub stuck_after: Duration,
-    /// Whether a partition goes on behind requests or recoveries that were not done and are gone from its log: retention
-    /// took them, or the topic was made anew.
+    /// Whether a partition continues if unfinished requests or recoveries are missing from its log:
+    /// retention deleted them, or the topic was deleted and created again.
     pub skip_deleted_requests: bool,
 }
 
@@ -425,21 +439,20 @@ impl Default for SchedulerConfig {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct AgentsConfig {
-    /// How the scheduler reaches those of this process.
+    /// How the scheduler reaches the agents of this process.
     pub transport: AgentTransport,
     /// Whether the five agents of the drone-delivery application run.
     pub built_in: bool,
-    /// How those call the simulated services.
+    /// How the built-in agents call the simulated services.
     pub built_in_calls: BuiltInCalls,
     /// Files of further declarative HTTP agents.
     pub files: Vec<PathBuf>,
     /// Step requests that one agent holds at once, running and waiting.
     pub in_flight_max: usize,
-    /// A name that stays the same over restarts of this process, so that it gets its share of
-    /// the work back at once, and that no other process has; `None` for one that is kept below
-    /// the data directory.
+    /// A name that stays the same over restarts of this process, so that it gets its share of the
+    /// work back at once. It must be unique; `None` for one that is kept below the data directory.
     pub instance_id: Option<String>,
-    /// How long an agent process may be silent before others take over its share.
+    /// How long an agent process may be silent before other processes take over its share.
     #[serde(with = "units::duration")]
     pub session_timeout: Duration,
 }
@@ -462,9 +475,9 @@ impl Default for AgentsConfig {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum AgentTransport {
-    /// Over their topics, wherever they run.
+    /// By their topics, wherever they run.
     Topics,
-    /// In its own process, without a record.
+    /// Directly, in the same process, without records.
     Direct,
 }
 
@@ -472,9 +485,9 @@ pub enum AgentTransport {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum BuiltInCalls {
-    /// As any service.
+    /// Over HTTP, like any service.
     Http,
-    /// As functions of the same process.
+    /// As functions in the same process.
     Function,
 }
 
@@ -484,8 +497,8 @@ pub enum BuiltInCalls {
 pub struct WorkflowsConfig {
     /// Whether the workflow of the drone-delivery application can be run.
     pub built_in: bool,
-    /// Files of further workflows, one in each. Of a workflow's versions the newest starts new
-    /// operations; keep the older ones while operations run them.
+    /// Files of further workflows, one per file. The newest version of a workflow starts new
+    /// operations; keep older versions while operations run them.
     pub files: Vec<PathBuf>,
 }
 
@@ -504,14 +517,15 @@ impl Default for WorkflowsConfig {
 pub struct ServicesConfig {
     /// The address that they listen on; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// The `host:port` of services that run elsewhere; `None` for those of this process, or at
+    /// The `host:port` of services in another process; `None` for those of this process, or at
     /// `listen`.
     pub address: Option<String>,
-    /// Connections at once. One more replaces the one that has been idle for longest; where none is idle it waits. One
-    /// address gets three quarters of them.
+    /// The limit on open connections. A new one replaces the one that has been idle for longest, or
+    /// waits if none is idle. One address gets at most three quarters.
     pub connections_max: usize,
-    /// Requests under way at once, over all connections, beyond four of each. Those from one address get three quarters of
-    /// them. A further one over HTTP/2 is refused by `REFUSED_STREAM`.
+    /// Requests under way at once on all connections, beyond four that each may always have. One
+    /// address gets at most three quarters. An HTTP/2 request above the limit is refused by
+    /// `REFUSED_STREAM`.
     pub requests_max: usize,
     /// Owners whose id begins with this are suspended: their deliveries are refused.
     pub suspended_prefix: String,
@@ -536,8 +550,7 @@ impl Default for ServicesConfig {
 }
 
 impl ServicesConfig {
-    /// Where services that do not run in this process are: `address`, else where they would
-    /// listen.
+    /// The address of services that do not run in this process: `address`, else `listen`.
     #[must_use]
     pub fn elsewhere(&self) -> String {
         self.address
@@ -550,11 +563,11 @@ impl ServicesConfig {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct TelemetryConfig {
-    /// How log lines look.
+    /// The format of log lines.
     pub log_format: LogFormat,
     /// Which log lines are written: a level, or `target=level` pairs separated by commas.
     pub log_filter: String,
-    /// Where spans go.
+    /// The collector of spans.
     pub traces: TracesConfig,
 }
 

@@ -1,4 +1,4 @@
-//! How much each tenant may send.
+//! The rate limits of tenants.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -11,13 +11,14 @@ use waybill_config::units;
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct TenantLimitsConfig {
-    /// Requests a second of each tenant; those without a tenant count as one. `None`: as many as they want.
+    /// Requests per second of each tenant; requests without a tenant count as one. `None`: no
+    /// limit.
     #[serde(deserialize_with = "units::at_least_one_if_any")]
     pub per_second: Option<NonZeroU32>,
-    /// Requests of a tenant at once; `None`: those of a second.
+    /// The largest burst of a tenant, in requests; `None`: as many as in a second.
     #[serde(deserialize_with = "units::at_least_one_if_any")]
     pub burst: Option<NonZeroU32>,
-    /// Other limits of single tenants, by name.
+    /// The limits of single tenants, by name.
     pub tenants: BTreeMap<String, TenantLimit>,
 }
 
@@ -25,10 +26,10 @@ pub struct TenantLimitsConfig {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct TenantLimit {
-    /// Requests a second.
+    /// Sustained requests per second.
     #[serde(deserialize_with = "units::at_least_one")]
     pub per_second: NonZeroU32,
-    /// Requests at once; `None`: those of a second.
+    /// The largest burst, in requests; `None`: as many as in a second.
     #[serde(default, deserialize_with = "units::at_least_one_if_any")]
     pub burst: Option<NonZeroU32>,
 }
@@ -43,7 +44,7 @@ impl TenantLimit {
 }
 
 impl TenantLimitsConfig {
-    /// What ingestion holds tenants to.
+    /// The limits in the form that ingestion uses.
     pub fn rates(&self) -> TenantRates {
         let each = self.per_second.map(|per_second| TenantLimit {
             per_second,

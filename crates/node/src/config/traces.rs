@@ -1,4 +1,4 @@
-//! Where spans go, if they do.
+//! The collector of spans, if there is one.
 
 use std::path::PathBuf;
 use std::str::FromStr as _;
@@ -15,15 +15,15 @@ use waybill_telemetry::chain;
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct TracesConfig {
-    /// The collector's address for spans by OTLP over HTTP; `None` for no spans.
+    /// The URL of the collector (OTLP over HTTP); `None` to record no spans.
     pub endpoint: Option<String>,
-    /// The share of traces that begin here that are recorded.
+    /// The share of traces started here that are recorded.
     pub sample_ratio: f64,
-    /// The file with the headers that the collector wants, `Name: value` a line.
+    /// The file with the headers for the collector, one `Name: value` per line.
     pub headers_file: Option<PathBuf>,
-    /// Certificates (PEM) that are trusted beside those of the system.
+    /// Certificates (PEM) that are trusted in addition to the system's.
     pub ca_file: Option<PathBuf>,
-    /// How long sending may take, repeats included.
+    /// The time limit for sending, retries included.
     #[serde(with = "units::duration")]
     pub request_timeout: Duration,
     /// How many spans may wait to be sent.
@@ -48,7 +48,7 @@ impl TracesConfig {
     ///
     /// # Errors
     ///
-    /// If a file cannot be read, or the client cannot work as it is configured.
+    /// If a file cannot be read, or the configuration is invalid.
     pub fn client(&self) -> Result<Option<Client>, ConfigError> {
         if self.endpoint.is_none() {
             return Ok(None);
@@ -81,7 +81,7 @@ impl TracesConfig {
         Ok(Some(client))
     }
 
-    /// Checks what no single key can know.
+    /// Checks the rules that span several keys.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
         if !(0.0..=1.0).contains(&self.sample_ratio) {
             let problem = "must be between 0 and 1".to_owned();
@@ -114,7 +114,7 @@ fn check_endpoint(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Reads headers; the problem does not repeat what the file holds.
+/// Reads headers. The error does not repeat the content of the file.
 fn parse_headers(text: &str) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (line, number) in text.lines().zip(1..) {

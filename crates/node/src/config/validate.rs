@@ -1,4 +1,4 @@
-//! What no type can say: ranges, and values that only work together.
+//! Checks that no type can express: ranges, and values that depend on each other.
 
 mod broker;
 mod counts;
@@ -23,17 +23,17 @@ use crate::telemetry::LogFilter;
 /// of its margin and the next renewal.
 const MARGINS_PER_LEASE_MIN: u32 = 3;
 
-/// The largest input that HTTP may take: it grows a little on its way, and has to fit into step requests.
+/// The largest input over HTTP: it grows a little before it is sent, and must fit in step requests.
 const REQUEST_BYTES_MAX: usize = INPUT_BYTES_MAX - 32 * 1024;
 
-/// What the producers of Waybill send in one request, with room for its head. A larger one closes its connection, and is
-/// sent again.
+/// The largest request of Waybill's producers, with room for its head. A larger one closes its
+/// connection, and is sent again.
 const BROKER_REQUEST_BYTES_MIN: ByteSize = ByteSize::mib(2);
 
-/// Positions in a segment fit into 31 bits, as in Apache Kafka.
+/// Positions in a segment fit in 31 bits, as in Apache Kafka.
 const SEGMENT_BYTES_MAX: ByteSize = ByteSize::mib(2047);
 
-/// Reports the first thing that cannot work.
+/// Reports the first invalid value.
 pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     let Config {
         kafka,
@@ -435,7 +435,7 @@ fn is_host_and_port(address: &str) -> bool {
     })
 }
 
-/// Kafka's own rule for names of topics, with room for what follows the prefix.
+/// Kafka's rule for names of topics, with room for the suffixes after the prefix.
 fn is_topic_name(name: &str) -> bool {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
     (1..=100).contains(&name.len()) && name.bytes().all(fits)

@@ -7,7 +7,7 @@ use waybill_engine::{Workflow, WorkflowDefinition, WorkflowError, Workflows};
 
 use super::WorkflowsConfig;
 
-/// What stands for the file name of the workflow that is part of the binary.
+/// The name of the built-in workflow in place of a file name.
 const BUILT_IN: &str = "the built-in drone-delivery workflow";
 
 /// Why the workflows cannot be loaded.
@@ -19,21 +19,21 @@ pub enum WorkflowsError {
     /// A file that the configuration names cannot be read.
     #[error(transparent)]
     Configured(#[from] ConfigError),
-    /// A workflow cannot work.
+    /// A workflow is invalid.
     #[error("{place} cannot work")]
     Workflow {
-        /// The file, or what stands for it, and the line of the step or name that it is about, if it is about one.
+        /// The file or its substitute, and the line of the step or name at fault, if any.
         place: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: WorkflowError,
     },
-    /// The workflows cannot stand beside each other.
+    /// The workflows conflict with each other.
     #[error("the workflows of {files} do not go together")]
     Together {
         /// All files.
         files: String,
-        /// Why not.
+        /// The cause.
         #[source]
         source: WorkflowError,
     },
@@ -43,8 +43,8 @@ pub enum WorkflowsError {
 ///
 /// # Errors
 ///
-/// If a file cannot be read, is not a workflow, or a workflow cannot work, alone or beside the
-/// others.
+/// If a file cannot be read or is not a workflow, or if a workflow is invalid, alone or together
+/// with the others.
 pub fn load_workflows(config: &WorkflowsConfig) -> Result<Workflows, WorkflowsError> {
     let mut names = Vec::new();
     let mut workflows = Vec::new();
@@ -64,11 +64,11 @@ pub fn load_workflows(config: &WorkflowsConfig) -> Result<Workflows, WorkflowsEr
     })
 }
 
-/// Loads and checks one workflow, whatever the configuration names.
+/// Loads and checks one workflow, independent of the configuration.
 ///
 /// # Errors
 ///
-/// If the file cannot be read, is not a workflow, or the workflow cannot work.
+/// If the file cannot be read, is not a workflow, or the workflow is invalid.
 pub fn load_workflow(path: &Path) -> Result<Workflows, WorkflowsError> {
     let name = path.display().to_string();
     let workflow = compile(&name, &read_text(path)?)?;
@@ -87,7 +87,7 @@ fn compile(name: &str, text: &str) -> Result<Workflow, WorkflowsError> {
     })
 }
 
-/// What is wrong of a step, by the key and the value that tell it from others: the step itself, or a name in it.
+/// The key and value in the file that identify the fault: the step, or a name in it.
 fn at_fault(error: &WorkflowError) -> Option<(&str, &str)> {
     let step = match error {
         WorkflowError::Name { field, name, .. } => {
@@ -113,7 +113,7 @@ fn at_fault(error: &WorkflowError) -> Option<(&str, &str)> {
     Some(("name", step.as_str()))
 }
 
-/// The line that gives a step, or what is in it, this value, from 1; the last one where several do.
+/// The line, from 1, on which `key` has this value in a step or in its parts; the last of several.
 fn line_of(key: &str, value: &str, text: &str) -> Option<usize> {
     let gives_it = |entry: &str| {
         let entry = entry.trim_start_matches([' ', '-']);

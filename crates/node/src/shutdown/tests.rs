@@ -4,7 +4,7 @@ use anyhow::anyhow;
 
 use super::*;
 
-/// Generous: only a test that fails waits for it.
+/// A generous limit: only a failing test reaches it.
 const LIMIT: Duration = Duration::from_secs(20);
 
 type Log = Arc<Mutex<Vec<&'static str>>>;

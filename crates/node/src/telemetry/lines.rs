@@ -1,7 +1,7 @@
-//! How log lines look: one line each, visible characters only.
+//! The format of log lines: one line each, visible characters only.
 //!
-//! What must hold: text from outside (a record's fields, a peer's error, a file's name) cannot break the line, and cannot
-//! reverse, hide or colour the text around it.
+//! What must hold: external text (a record's fields, a peer's error, a file's name) cannot break
+//! the line, and cannot reverse, hide or colour the text around it.
 
 use std::fmt;
 use std::io;
@@ -16,7 +16,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use waybill_telemetry::visible::{escaped, escaped_json};
 
-/// The field that a line's message is in.
+/// The field of an event's message.
 const MESSAGE: &str = "message";
 
 /// Lines for people.
@@ -31,7 +31,7 @@ where
         .fmt_fields(debug_fn(write_field).delimited(" "))
 }
 
-/// Lines for programs: a JSON object each.
+/// Lines for programs: one JSON object each.
 pub(super) fn json<S, W>(to: W) -> impl Layer<S>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
@@ -44,12 +44,13 @@ where
         .with_current_span(false)
 }
 
-/// Writes a field of a line for people. The formatter's own way escapes control characters in messages alone.
+/// Writes a field of a line for people. The default formatter escapes control characters only in
+/// messages.
 fn write_field(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     let value = escaped(&format!("{value:?}"));
     match field.name() {
         MESSAGE => writer.write_str(&value),
-        // Name in italics, sign dimmed.
+        // The name in italics, the sign dimmed.
         name if writer.has_ansi_escapes() => {
             write!(writer, "\x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m{value}")
         }
@@ -68,7 +69,7 @@ impl<'a, W: MakeWriter<'a>> MakeWriter<'a> for JsonLines<W> {
     }
 }
 
-/// The formatter writes a line at once.
+/// The formatter writes a whole line at once.
 struct JsonLine<W>(W);
 
 impl<W: io::Write> io::Write for JsonLine<W> {
@@ -93,10 +94,11 @@ mod tests {
     use super::*;
     use waybill_telemetry::visible::is_visible;
 
-    /// Reversed text, an invisible character, a tag, a window's title, hidden text, and a line's end.
+    /// Reversed text, an invisible character, a tag, a window title, hidden text, and a line break.
     const HOSTILE: &str = "a\u{202e}b\u{200b}\u{e0041}\x1b]0;x\x07\x1b[8mé\nERROR forged";
 
-    /// What a layer writes of a line with this text in a span's field, an event's field, and its message.
+    /// What a layer writes for this text in a span's field, in an event's field, and in its
+    /// message.
     fn written<L: Layer<Registry> + Send + Sync>(layer: impl FnOnce(Lines) -> L) -> String {
         let lines = Lines::default();
         let layer = layer(lines.clone());

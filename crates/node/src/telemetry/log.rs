@@ -1,4 +1,4 @@
-//! The log: where its lines go, which are written, and how that is changed while the process runs.
+//! The log: its output, its filter, and changes of the filter while the process runs.
 
 use std::fmt;
 use std::io;
@@ -14,7 +14,7 @@ use super::rate_limit::{self, LogRateLimiter};
 use super::{TelemetryError, lines};
 use crate::config::{LogFormat, TelemetryConfig};
 
-/// Which log lines are written. Clones share it.
+/// The log filter. Clones share it.
 #[derive(Clone)]
 pub struct Log {
     filter: Arc<Mutex<String>>,
@@ -40,13 +40,13 @@ impl Log {
         .map_err(TelemetryError::Logger)?;
         Ok(Self {
             filter: Arc::new(Mutex::new(text)),
-            // The logger lasts as long as the process does.
+            // The logger exists as long as the process.
             apply: Arc::new(move |filter| drop(handle.reload(filter))),
             limiter,
         })
     }
 
-    /// A log that nobody writes to.
+    /// A log without a writer.
     pub(super) fn detached() -> Self {
         Self {
             filter: Arc::new(Mutex::new(TelemetryConfig::default().log_filter)),
@@ -55,25 +55,25 @@ impl Log {
         }
     }
 
-    /// The filter that applies.
+    /// The current filter.
     #[must_use]
     pub fn filter(&self) -> String {
         self.lock().clone()
     }
 
-    /// Lets another filter apply from now on, until the process ends.
+    /// Replaces the filter until the process ends.
     pub fn set_filter(&self, filter: LogFilter) {
         let mut stands = self.lock();
         (self.apply)(applied(filter.targets));
         *stands = filter.text;
     }
 
-    /// Logs the counts of suppressed lines, once their time is over.
+    /// Logs the counts of suppressed lines whose minute is over.
     pub(super) fn tell_held_back(&self) {
         self.limiter.report();
     }
 
-    /// Logs the counts of suppressed lines, at the end of the process.
+    /// Logs all counts of suppressed lines, at the end of the process.
     pub(super) fn tell_all_held_back(&self) {
         self.limiter.report_all();
     }
@@ -91,18 +91,18 @@ impl fmt::Debug for Log {
     }
 }
 
-/// A filter as it applies: counts of suppressed lines are logged whatever it says.
+/// The effective filter: it always passes the counts of suppressed lines.
 fn applied(filter: Targets) -> Targets {
     filter.with_target(rate_limit::OWN_TARGET, LevelFilter::INFO)
 }
 
-/// Whether lines have colours: on a terminal, unless somebody wants none (https://no-color.org).
+/// Whether lines are coloured: on a terminal, unless `NO_COLOR` is set (https://no-color.org).
 fn is_coloured() -> bool {
     let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     !no_color && io::IsTerminal::is_terminal(&io::stderr())
 }
 
-/// Whose lines there are: the crates that write any, and librdkafka, which writes under its own name.
+/// The targets of log lines: the crates that write any, and librdkafka.
 const WRITERS: [&str; 23] = [
     "waybill",
     "waybill_agent",
@@ -129,30 +129,31 @@ const WRITERS: [&str; 23] = [
     "h2",
 ];
 
-/// The modules of the program's own crate. Roles and operator commands log under the names of other crates.
+/// The modules of the program's own crate. Roles and operator commands log with other crates'
+/// names.
 const PROGRAM_MODULES: [&str; 5] = ["broker_access", "catalogue", "cli", "program", "roles"];
 
-/// Why a log filter cannot be read.
+/// Why a log filter is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum LogFilterError {
-    /// A part of it is a word that is no level.
+    /// A word is not a level.
     #[error(
         "{0:?} is neither a level (error, warn, info, debug, trace, off) nor a pair such as \
          waybill=debug"
     )]
     Word(String),
-    /// A pair of it names nobody who writes lines.
+    /// The target of a pair never writes log lines.
     #[error(
         "nothing writes lines as {0:?}; there are {them}, and their modules, such as waybill_scheduler",
         them = WRITERS.join(", ")
     )]
     Target(String),
-    /// A pair of it cannot be read.
+    /// A pair is malformed.
     #[error(transparent)]
     Pair(#[from] ParseError),
 }
 
-/// Which lines are written: levels, or `target=level` pairs, separated by commas.
+/// A log filter: levels, or `target=level` pairs, separated by commas.
 #[derive(Clone, Debug)]
 pub struct LogFilter {
     text: String,
@@ -162,8 +163,8 @@ pub struct LogFilter {
 impl FromStr for LogFilter {
     type Err = LogFilterError;
 
-    /// `Targets` alone would take any word for a target: a misspelt level for one that logs everything, and a misspelt
-    /// target for one that never writes a line.
+    /// `Targets` alone accepts any word as a target. A misspelt level would then log everything,
+    /// and a misspelt target would never write a line.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let word = text
             .split(',')
@@ -183,7 +184,7 @@ impl FromStr for LogFilter {
     }
 }
 
-/// Whether a target is somebody who writes lines, or a part of one.
+/// Whether a target writes lines, or is a module of one that does.
 fn writes(target: &str) -> bool {
     let mut names = target.split("::");
     let name = names.next().unwrap_or_default();

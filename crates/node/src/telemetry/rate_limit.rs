@@ -1,9 +1,10 @@
 //! The limit on repeated log lines.
 //!
-//! While a dependency is unavailable, many parts log it again and again, and a topic full of unreadable records would fill a
-//! disk with lines. So within a minute the same line is written three times at most, and one place of the program writes a
-//! hundred lines; the rest are counted, and their number is logged when the minute is over. Only warnings and errors are
-//! limited: other lines report changes, or were requested.
+//! While a dependency is unavailable, many parts log the failure repeatedly, and a topic full of
+//! poison records could fill a disk with lines. So within a minute the same line is written three
+//! times at most, and one place of the program writes a hundred lines. The rest are counted, and
+//! their number is logged when the minute is over. Only warnings and errors are limited: other
+//! lines report changes, or were requested.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -20,13 +21,13 @@ use tracing_subscriber::layer::Context;
 
 use waybill_telemetry::chain;
 
-/// For how long lines are counted together.
+/// How long lines are counted together.
 const WINDOW: Duration = Duration::from_secs(60);
 /// How often the same line is written within it.
 const SAME_MAX: u64 = 3;
 /// How many lines one place of the program writes within it.
 const PLACE_MAX: u64 = 100;
-/// How much of a line is shown again.
+/// How much of a suppressed line its count repeats.
 const SHOWN_CHARS_MAX: usize = 300;
 /// How many counts of suppressed lines wait to be logged.
 const SUPPRESSED_MAX: usize = 1_000;
@@ -49,7 +50,7 @@ struct Place {
     lines: u64,
     /// Lines by their hash: [`PLACE_MAX`] at most.
     same: HashMap<u64, Same>,
-    /// Further lines, of which nothing else is known.
+    /// The number of further lines, which are not distinguished.
     further: u64,
 }
 
@@ -65,7 +66,7 @@ struct Same {
 struct Suppressed {
     level: Level,
     target: &'static str,
-    /// The line; `None` where there were different ones.
+    /// The line; `None` if there were different ones.
     line: Option<String>,
     times: u64,
 }
@@ -142,7 +143,8 @@ impl LogRateLimiter {
             .entry(metadata.callsite())
             .or_insert_with(|| Place::new(metadata, now));
         if place.is_over(now) {
-            // Nobody has told meanwhile. Not here: whoever tells writes lines.
+            // The minute is over, but its counts are not reported yet. Only stored here: reporting
+            // logs.
             let ended = std::mem::replace(place, Place::new(metadata, now));
             let mut suppressed = self
                 .suppressed
@@ -154,7 +156,7 @@ impl LogRateLimiter {
         place.passes(hash, &text.0)
     }
 
-    /// Forgets what was counted for a minute, and returns the lines that were suppressed in it.
+    /// Ends the minutes that are over, and returns the lines that were suppressed in them.
     fn turn(&self, now: Instant) -> Vec<Suppressed> {
         self.end(|place| place.is_over(now))
     }
@@ -173,14 +175,14 @@ impl LogRateLimiter {
         counts
     }
 
-    /// Logs the counts of suppressed lines, once their minute is over. To be called about once a second.
+    /// Logs the counts of suppressed lines whose minute is over. Call it about once a second.
     pub(super) fn report(&self) {
         for counts in self.turn(Instant::now()) {
             counts.write();
         }
     }
 
-    /// Logs the counts of suppressed lines now, whether their minute is over or not: the process ends.
+    /// Logs all counts of suppressed lines, even within their minute, because the process ends.
     pub(super) fn report_all(&self) {
         for counts in self.end(|_| true) {
             counts.write();
@@ -219,19 +221,19 @@ impl Suppressed {
     }
 }
 
-/// All that an event says, on one line.
+/// The whole text of an event, on one line.
 #[derive(Default)]
 struct Text(String);
 
 impl Visit for Text {
-    /// With its causes, which an error does not say by itself.
+    /// Adds the causes, which the error's own text omits.
     fn record_error(&mut self, field: &Field, value: &(dyn Error + 'static)) {
         self.record_debug(field, &chain(value));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         let gap = if self.0.is_empty() { "" } else { " " };
-        // A String takes everything.
+        // Writing to a `String` cannot fail.
         let _ = match field.name() {
             "message" => write!(self.0, "{gap}{value:?}"),
             name => write!(self.0, "{gap}{name}={value:?}"),
@@ -246,7 +248,7 @@ mod tests {
 
     use super::*;
 
-    /// The lines that `log` leaves.
+    /// The lines that remain of those that `log` writes.
     fn lines(limiter: &LogRateLimiter, log: impl FnOnce()) -> Vec<String> {
         let lines = Lines::default();
         let layer = tracing_subscriber::fmt::layer()
@@ -287,7 +289,7 @@ mod tests {
         let expected = "WARN suppressed repeats of a line of=\"waybill_node::telemetry::rate_limit::tests\" \
                         line=\"is away broker=1\" times=7";
         assert_eq!(counts, [expected]);
-        // And then it may be written again.
+        // After the minute the line may be written again.
         assert_eq!(lines(&limiter, || away(1)).len(), 1);
     }
 

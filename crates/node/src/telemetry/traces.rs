@@ -1,7 +1,7 @@
 //! Sends spans to a collector, by OTLP over HTTP (<https://opentelemetry.io/docs/specs/otlp/>).
 //!
-//! What must hold: no operation ever waits for a collector. A span that there is no room for is dropped and counted,
-//! and so are those that the collector does not take.
+//! What must hold: no operation ever waits for a collector. A span is dropped and counted if the
+//! queue is full or the collector refuses it.
 
 use std::time::Duration;
 
@@ -23,11 +23,11 @@ use waybill_telemetry::{Declared, Metric};
 use super::VERSION;
 use crate::config::TracesConfig;
 
-/// How many spans one request has at most.
+/// The limit on spans in one request.
 const BATCH_MAX: usize = 2_000;
-/// How long spans wait for others to be sent with.
+/// How long a span waits for others to share its request.
 const GATHER: Duration = Duration::from_millis(500);
-/// How long an orderly end waits for the collector.
+/// How long an orderly shutdown waits for the collector.
 const FLUSH_MAX: Duration = Duration::from_secs(3);
 
 const SPANS: Metric<Counter, 1> = Metric::new(
@@ -39,11 +39,12 @@ const SPANS: Metric<Counter, 1> = Metric::new(
 /// The metrics of traces.
 pub(super) const METRICS: &[&dyn Declared] = &[&SPANS];
 
-/// Has spans of `service` recorded from now on, if the configuration says where they go. What is returned sends them.
+/// Records spans of `service` from now on, if a collector is configured. The returned sender sends
+/// them.
 ///
 /// # Errors
 ///
-/// If they cannot be sent as it is configured.
+/// If the configuration is invalid.
 pub fn install(config: &TracesConfig, service: &'static str) -> anyhow::Result<Option<Sender>> {
     let (Some(endpoint), Some(client)) = (&config.endpoint, config.client()?) else {
         return Ok(None);
@@ -70,8 +71,8 @@ pub fn install(config: &TracesConfig, service: &'static str) -> anyhow::Result<O
     }))
 }
 
-/// What the process is called where traces are looked at: `service`, unless OpenTelemetry's own variables,
-/// `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, say otherwise.
+/// The service name in traces: `service`, unless OpenTelemetry's own variables, `OTEL_SERVICE_NAME`
+/// and `OTEL_RESOURCE_ATTRIBUTES`, set another.
 fn resource(service: &'static str) -> Resource {
     let told = Resource::builder().build();
     let is_told = |name: &'static str| {
@@ -85,7 +86,7 @@ fn resource(service: &'static str) -> Resource {
         .build()
 }
 
-/// Where spans wait to be sent.
+/// The queue of spans to send.
 struct Queue {
     queue: mpsc::Sender<Span>,
     sample_ratio: f64,
@@ -104,7 +105,7 @@ impl Recorder for Queue {
     }
 }
 
-/// Sends what waits in the queue.
+/// Sends the spans in the queue.
 pub struct Sender {
     exporter: OtlpExporter,
     spans: mpsc::Receiver<Span>,
@@ -113,7 +114,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Sends spans until `stop` is cancelled, and then what is left.
+    /// Sends spans until `stop` is cancelled, and then the remaining ones.
     ///
     /// # Errors
     ///
@@ -152,8 +153,8 @@ impl Sender {
     }
 }
 
-/// Waits for a span, and for those that come soon behind it. What was taken out of the queue is in the batch also if it
-/// is dropped.
+/// Waits for a span, and for those that follow soon. If the future is dropped, the spans that it
+/// took from the queue are in the batch.
 async fn gather(spans: &mut mpsc::Receiver<Span>, batch: &mut Vec<Span>) {
     spans.recv_many(batch, BATCH_MAX).await;
     let others = async {
@@ -161,7 +162,7 @@ async fn gather(spans: &mut mpsc::Receiver<Span>, batch: &mut Vec<Span>) {
             spans.recv_many(batch, BATCH_MAX - batch.len()).await;
         }
     };
-    // Whether it is full or its time is over, it goes.
+    // A batch is sent when it is full or its time is over.
     _ = tokio::time::timeout(GATHER, others).await;
 }
 

@@ -1,7 +1,7 @@
-//! What the roles of Waybill need of the embedded broker.
+//! The limits of the embedded broker that Waybill's roles need.
 //!
-//! Why it exists: with less, the broker closes the connections of the roles or refuses their groups and topics, and the
-//! process never becomes ready.
+//! Why it exists: with lower limits the broker closes connections of the roles, or refuses their
+//! groups and topics, and the process never becomes ready.
 
 use waybill_config::ConfigError;
 use waybill_engine::Workflows;
@@ -12,10 +12,11 @@ use super::Config;
 /// Connections of one process with every role, without receivers of alerts. `waybill up` has 19, and 21 while it sends
 /// samples; neither partitions, shards nor agents change that.
 const CONNECTIONS_OF_ROLES: usize = 22;
-/// Connections for each receiver of alerts, and each channel to owners: two of its consumer, and one of the producer of
-/// its dead letters.
+/// Connections for each receiver of alerts, and for each channel to owners: two of its consumer,
+/// and one of its producer of dead letters.
 const CONNECTIONS_PER_RECEIVER: usize = 3;
-/// Connections of commands such as `waybill ops` and `waybill doctor`, and of look-ups, which are closed soon.
+/// Connections of commands such as `waybill ops` and `waybill doctor`, and of lookups, which end
+/// soon.
 const CONNECTIONS_OF_COMMANDS: usize = 10;
 /// Consumer groups without those of receivers: two of Waybill's roles, and those of clients.
 const GROUPS: usize = 10;
@@ -33,7 +34,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     );
     let (connections_max_min, per_address_note) = match broker.connections_per_address_max {
         Some(_) => (connections, ""),
-        // One address has the larger part of three quarters.
+        // One address gets the larger part of three quarters.
         None => (
             (connections * 4 - 3).div_ceil(3),
             ", and one address gets three quarters of it unless broker.connectionsPerAddressMax is set",
@@ -80,7 +81,8 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     partitions(config, &Workflows::default())
 }
 
-/// Checks that the embedded broker takes the topics of Waybill and of the agents of these workflows.
+/// Checks that the embedded broker has room for the topics of Waybill and of these workflows'
+/// agents.
 ///
 /// # Errors
 ///
@@ -108,7 +110,7 @@ pub fn partitions(config: &Config, workflows: &Workflows) -> Result<(), ConfigEr
     ))
 }
 
-/// How many followers of alerts and notices there are.
+/// The number of followers of alerts and notices.
 fn receivers(config: &Config) -> usize {
     let owners = &config.alerts.owners;
     let channels = usize::from(owners.email.is_some()) + usize::from(owners.sms.is_some());

@@ -1,7 +1,7 @@
 //! Counts that have a lower and an upper bound.
 //!
-//! Why it exists: a count with some zeros too many is refused at the start, with its key, and not once memory is
-//! exhausted.
+//! Why it exists: a count with some zeros too many is refused at the start, with its key. Without
+//! the check the process would later run out of memory.
 
 use waybill_config::ConfigError;
 
@@ -9,19 +9,21 @@ use super::Config;
 
 /// Connections of the API or the admin port: health probes, a scraper of metrics, a command, and clients.
 const CONNECTIONS_MIN: usize = 8;
-/// Of these, from one address: a browser opens six, which is also what one address gets of the least connections.
+/// Of these, from one address: a browser opens six, which is also the share of one address at the
+/// minimum.
 const CONNECTIONS_PER_ADDRESS_MIN: usize = 6;
-/// Connections of a listener: more than a machine has file descriptors for.
+/// Connections of a listener: a higher limit exceeds the file descriptors of a machine.
 const CONNECTIONS_MAX: usize = 1_000_000;
 /// Requests under way at a listener: each takes some kilobytes.
 const REQUESTS_MAX: usize = 1_000_000;
-/// Connections of the simulated services: each of the five agents keeps one, and needs more for requests at once.
+/// Connections of the simulated services: each of the five agents keeps one, and opens more under
+/// load.
 const SERVICES_CONNECTIONS_MIN: usize = 8;
 /// Requests that wait for the broker: clients send some at once.
 const QUEUE_RECORDS_MIN: usize = 16;
-/// Lines of a batch that wait for the broker, accepted requests that are remembered, alerts and spans that wait.
+/// Waiting lines of a batch, remembered requests, waiting alerts and waiting spans.
 const RECORDS_MAX: usize = 10_000_000;
-/// Reads of pending requests that wait.
+/// Waiting reads of pending requests.
 const READS_MAX: usize = 100_000;
 /// Partitions, groups and members of the embedded broker: each takes some hundred bytes, and a partition an open file.
 const BROKER_MAX: usize = 1_000_000;

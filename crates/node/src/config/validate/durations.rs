@@ -1,7 +1,7 @@
 //! Durations with a lower bound above 0, some also with an upper bound.
 //!
-//! Why it exists: a process whose timeout is shorter than what it bounds answers nothing, or loses its leases or its
-//! connections again and again. It is refused at the start, with the key and the reason.
+//! Why it exists: a process with a time-out that is too short answers nothing, or keeps losing its
+//! leases or connections. It is refused at the start, with the key and the reason.
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// A request to a service on another machine takes tens of milliseconds.
 const REQUEST_TIMEOUT_MIN: Duration = Duration::from_millis(100);
 const REQUEST_TIMEOUT_REASON: &str = "a request to another machine takes tens of milliseconds";
-/// A renewal that waits for a slow disk or a busy CPU still has to arrive in time.
+/// A renewal that waits for a slow disk or a busy CPU must still be in time.
 const LEASE_MIN: Duration = SECOND;
-/// Until its lease expires, nobody takes over what a killed process owned.
+/// No other process takes over from a killed one before its lease expires.
 const LEASE_MAX: Duration = HOUR;
 const LEASE_REASON: &str = "a shorter lease expires while its owner is busy; with a longer one, nobody takes over from a \
     killed process for too long";

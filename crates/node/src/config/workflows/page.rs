@@ -1,4 +1,4 @@
-//! The page about workflows, docs/workflows.md, held against what the program reads.
+//! Compares the page about workflows, docs/workflows.md, with what the program accepts.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ struct Row {
     default: String,
 }
 
-/// The table of keys that stands below a heading, by key.
+/// The table of keys below a heading, by key.
 fn table(heading: &str) -> BTreeMap<String, Row> {
     let heading = format!("\n### {heading}\n");
     let (_, section) = PAGE.split_once(&heading).expect("the heading is there");
@@ -43,7 +43,7 @@ fn in_backticks(text: &str) -> Vec<String> {
     quoted.map(str::to_owned).collect()
 }
 
-/// The keys, or the values, that a type knows: what its refusal of another lists.
+/// The keys or values that a type accepts, as its error for another one lists them.
 fn known<T: DeserializeOwned>(other: Value) -> Vec<String> {
     let refusal = serde_json::from_value::<T>(other);
     let refusal = refusal.err().expect("it is refused").to_string();
@@ -53,7 +53,7 @@ fn known<T: DeserializeOwned>(other: Value) -> Vec<String> {
     known
 }
 
-/// A workflow of one step with more keys at each of its places.
+/// A workflow with one step, with one more key at this place.
 fn with(place: &str, key: &str, value: Value) -> Workflow {
     let mut step = json!({"name": "s", "agent": "a", "compensation": {}, "retry": {}});
     let mut workflow = json!({"name": "w", "version": 1});
@@ -63,7 +63,7 @@ fn with(place: &str, key: &str, value: Value) -> Workflow {
         "`compensation`" => step["compensation"][key] = value,
         "`retry`" => {
             step["retry"][key] = value;
-            // Without it, `longInterval` is refused.
+            // `longInterval` is refused without this.
             step["onFailure"] = json!("retry");
         }
         other => panic!("{other}: no place"),
