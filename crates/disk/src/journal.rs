@@ -1,10 +1,11 @@
-//! Looking at the journals before the key-value store replays them.
+//! Verifies the journals before the key-value store replays them.
 //!
-//! The key-value store takes the first byte of a journal that it does not understand for a torn end: it cuts
-//! the file there, whatever follows, and says so to nobody. A byte that changed in the middle would silently
-//! cost every row that was acknowledged after it. So every journal is read here first.
+//! The key-value store treats the first bytes of a journal that it cannot parse as a torn end: it
+//! silently truncates the file there, whatever follows. A byte that changed in the middle would
+//! cost every acknowledged row after it. So every journal is verified here first.
 //!
-//! What must hold: an end is torn only if no valid batch follows it. Where one does, the store is not opened.
+//! What must hold: an end is torn only if no valid batch follows it. Otherwise the store is not
+//! opened.
 //!
 //! A damaged last batch looks like a torn end. `synced.rs` notices if the batch was synced before.
 //!
@@ -20,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{CheckError, DamagedFile, GiveUp, at, record};
 
-/// How the end marker of a batch ends.
+/// The trailer of a batch's end marker.
 const TRAILER: &[u8] = b"FJL\x03";
 /// A start marker: tag, items, number.
 const START_BYTES: usize = 1 + 4 + 8;
@@ -37,8 +38,8 @@ pub(crate) struct Journal {
     pub(crate) last: Option<u64>,
 }
 
-/// Refuses a store one of whose journals is damaged in front of valid batches. Returns the journals, in the order of their
-/// numbers.
+/// Refuses a store if valid batches follow damage in one of its journals. Returns the journals,
+/// ordered by number.
 ///
 /// # Errors
 ///
@@ -110,7 +111,7 @@ struct Damage {
 ///
 /// # Errors
 ///
-/// Where it is damaged.
+/// The location of the damage.
 fn read(journal: &[u8]) -> Result<Batches, Damage> {
     let (mut at, mut last) = (0, None);
     let found = loop {
@@ -128,7 +129,7 @@ fn read(journal: &[u8]) -> Result<Batches, Damage> {
     };
     let batches = Batches { bytes: at, last };
     let rest = &journal[at..];
-    // Journals are made longer than what is in them.
+    // Journals are preallocated: zeros follow the last batch.
     if rest.iter().all(|byte| *byte == 0) {
         return Ok(batches);
     }
@@ -140,7 +141,7 @@ fn read(journal: &[u8]) -> Result<Batches, Damage> {
             "{found}, and valid batches follow from offset {}",
             at + behind
         ),
-        // The key-value store opens no journal that ends so.
+        // The key-value store refuses a journal that ends like this.
         None if is_whole => format!("{found}, and it is the last one"),
         None => return Ok(batches),
     };
@@ -150,7 +151,7 @@ fn read(journal: &[u8]) -> Result<Batches, Damage> {
     })
 }
 
-/// What the beginning of some bytes holds.
+/// A batch at the start of a byte slice.
 struct Batch {
     number: u64,
     bytes: usize,
@@ -184,7 +185,7 @@ impl Batch {
     }
 }
 
-/// How long the item is that some bytes begin with.
+/// The length of the item at the start of a byte slice.
 fn item_bytes(bytes: &[u8]) -> Option<usize> {
     const ITEM_BYTES: usize = 1 + 1 + 1 + 8 + 2 + 4 + 4;
     match bytes.first()? {
@@ -264,7 +265,7 @@ mod tests {
             let mut damaged = journal.clone();
             damaged[at] ^= 0x80;
             let found = read(&damaged).expect_err("it is damaged");
-            // What the number of a batch was cannot be told from the next one's.
+            // The number of the next batch does not reveal what a damaged number was.
             let of_number = first.len() + 5..first.len() + START_BYTES;
             let offsets = [first.len(), first.len() + second.len()];
             assert_eq!(

@@ -1,4 +1,5 @@
-//! The files of a key-value store, checked before it is opened, and second copies of what opening needs.
+//! Verifies the files of a key-value store before it is opened, and keeps copies of those that
+//! opening needs.
 //!
 //! The key-value store `fjall` keeps a directory for each of its tables (`keyspaces/N`) with a manifest (`vM`), the number
 //! and checksum of the current manifest (`current`), and the table's files (`tables/T`). It does not compare a manifest
@@ -7,16 +8,17 @@
 //!
 //! What must hold:
 //!
-//! * **Opening loses nothing.** A store with a damaged file is not opened unless the file is restored, or `fjall` reads
-//!   on beside the damage.
-//! * **Nothing is restored without proof.** What is put in the place of a damaged file has the checksum that an intact
-//!   file names, and no older version takes the place of a newer one.
+//! * **Opening loses nothing.** A store with a damaged file is opened only if the file was
+//!   restored, or if `fjall` can read past the damage.
+//! * **Nothing is restored without proof.** The content that replaces a damaged file has the
+//!   checksum that an intact file names. An older version never replaces a newer one.
 //!
-//! [`copy`] keeps copies below `copies`: manifests, small table files, and the end of larger ones, which holds the index. They
-//! are not synced. One that is missing, old or damaged does no harm, and is made again at the next start.
+//! [`copy`] keeps copies in `copies`: manifests, small table files, and the end of larger ones,
+//! which holds the index. Copies are not synced. A missing, old or damaged copy does no harm and is
+//! created again at the next start.
 //!
-//! Deliberately absent: any repair by guessing, such as a manifest made of the files that are there. Files that a
-//! compaction has replaced may still be there, and would bring older entries back.
+//! Deliberately absent: repair by guessing, such as a manifest rebuilt from the files on disk.
+//! Files that a compaction has replaced may still exist and would bring back older entries.
 
 mod archive;
 mod manifest;
@@ -50,14 +52,15 @@ const EIO: i32 = 5;
 /// How much of the table files is verified.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Depth {
-    /// What is read to open them. Damaged entries do not matter: their readers meet them.
+    /// The parts that opening reads. Damaged entries are left to their readers.
     Opening,
     /// All of it.
     Whole,
 }
 
-/// Removes what a creation that was cut short has left, as by a kill or a full disk: `fjall` neither creates nor opens such a
-/// store. Nothing was ever written to it. Makes the lock file of a store that has lost it, as `fjall` does not.
+/// Removes an unfinished store, which a kill or a full disk may leave: `fjall` neither completes
+/// nor opens it, and nothing was ever written to it. Creates a missing lock file, which `fjall`
+/// does not do.
 ///
 /// # Errors
 ///
@@ -90,10 +93,10 @@ pub(crate) fn remove_unfinished(dir: &Path) -> Result<(), CheckError> {
     Ok(())
 }
 
-/// Verifies the files of the store in `dir` that are read to open it. Restores those that are damaged or missing where a copy
-/// is proven to be right. Does nothing if there is no store yet.
+/// Verifies the files of the store in `dir` that opening reads. Restores a damaged or missing file
+/// if a copy is proven right. Does nothing if there is no store yet.
 ///
-/// The caller has locked the store, or owns the directory that it lies in, and the store is not open.
+/// The caller has locked the store or owns its directory, and the store is not open.
 ///
 /// # Errors
 ///
@@ -105,14 +108,14 @@ pub(crate) fn check(dir: &Path, depth: Depth) -> Result<(), CheckError> {
     let mut manifests = 0;
     for table in &tables {
         let Some(manifest) = table.manifest()? else {
-            // All of its entries may be in a journal.
+            // All entries of the table may still be in a journal.
             if registry.registers(table.number)? {
                 return Err(damaged(&table.current(), "it is missing"));
             }
             continue;
         };
         manifests += 1;
-        // A table that is not found in the registry is deleted.
+        // `fjall` deletes a table that it does not find in the registry.
         let depth = match table.number {
             REGISTRY => Depth::Whole,
             _ => depth,
@@ -156,13 +159,13 @@ fn copy_changed(dir: &Path, verify: bool) -> Result<(), CheckError> {
     Ok(())
 }
 
-/// Copies what a damaged file could be restored from, where it has changed since the last time. The store may be open. A
-/// failure is logged: earlier copies are still there, or some of them.
+/// Copies the files that damaged ones are restored from, if they have changed since the last copy.
+/// The store may be open. A failure is logged; earlier copies may remain.
 pub fn copy(dir: &Path) {
     copy_logged(dir, false);
 }
 
-/// The same, and replaces copies that are damaged, as a power loss leaves them.
+/// Like [`copy`], and also replaces damaged copies, such as a power loss leaves.
 pub(crate) fn copy_and_verify(dir: &Path) {
     copy_logged(dir, true);
 }
@@ -256,7 +259,7 @@ impl Table {
             .iter()
             .filter_map(|name| name.strip_prefix('v')?.parse().ok())
             .collect();
-        // The number that is named is damaged, if another manifest has the checksum.
+        // If another manifest has the checksum, the number in `current` is damaged.
         for &number in &numbers {
             let Some(checksum) = named.as_ref().map(|current| current.checksum) else {
                 break;
@@ -269,7 +272,7 @@ impl Table {
                 return Ok(bytes);
             }
         }
-        // All of it may be damaged. What was copied still counts if no manifest is newer.
+        // `current` may be damaged as a whole. Its copy still counts if no manifest is newer.
         if let Some(encoded) = copied
             && let Some(current) = Current::parse(encoded)
             // The number of the current manifest never falls.
@@ -300,7 +303,8 @@ impl Table {
         })
     }
 
-    /// Whether a table is in this one, which is the registry. Its files are not compressed and hold each key as it is.
+    /// Whether this table, the registry, names another table. Its files are not compressed and hold
+    /// each key verbatim.
     fn registers(&self, number: u64) -> Result<bool, CheckError> {
         let key = [&b"n"[..], &number.to_be_bytes()].concat();
         let files = self.dir.join("tables");
@@ -313,15 +317,16 @@ impl Table {
         Ok(false)
     }
 
-    /// Whether more was ever written than the first, empty manifest.
+    /// Whether anything was written after the first, empty manifest.
     fn holds_anything(&self) -> Result<bool, CheckError> {
         let is_newer = |name: &String| name.starts_with('v') && name != "v0";
         Ok(!names(&self.dir.join("tables"))?.is_empty() || names(&self.dir)?.iter().any(is_newer))
     }
 
-    /// Copies what has changed since the last time. With `verify` also what is copied, if the copy is damaged.
+    /// Copies the files that have changed since the last copy. With `verify`, also replaces damaged
+    /// copies.
     fn copy(&self, verify: bool) -> Result<(), CheckError> {
-        // What does not match is being changed, or damaged.
+        // A mismatch means that the file is being changed, or is damaged.
         let Some(named) = read(&self.current())? else {
             return Ok(());
         };
@@ -358,7 +363,7 @@ impl Table {
     }
 }
 
-/// The names in a directory; none if it does not exist.
+/// The names in a directory; empty if the directory does not exist.
 fn names(dir: &Path) -> Result<Vec<String>, CheckError> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -370,7 +375,7 @@ fn names(dir: &Path) -> Result<Vec<String>, CheckError> {
     Ok(names.filter_map(|name| name.into_string().ok()).collect())
 }
 
-/// What is in a file; `None` if there is none. A sector that cannot be read counts as damage.
+/// The content of a file; `None` if there is none. A sector that cannot be read counts as damage.
 fn read(path: &Path) -> Result<Option<Vec<u8>>, CheckError> {
     match fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
@@ -380,7 +385,8 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, CheckError> {
     }
 }
 
-/// Replaces a file whole or not at all, by way of one in `beside`. Durable when it returns, unless it is a copy.
+/// Replaces a file atomically, through a file in `beside`. Durable when it returns, unless it is a
+/// copy.
 fn replace(path: &Path, bytes: &[u8], beside: &Path) -> Result<(), CheckError> {
     let is_copy = path.parent() == Some(beside);
     let new = beside.join("new");
@@ -409,7 +415,7 @@ fn damaged(file: &Path, problem: impl Into<String>) -> CheckError {
     })
 }
 
-/// Says that a damaged file was restored.
+/// Logs that a damaged file was restored.
 fn restored(path: &Path) {
     tracing::error!(
         file = %path.display(),

@@ -1,12 +1,13 @@
-//! Work on the files of the embedded stores that `fjall`, their key-value store, does not do.
+//! File handling for the embedded stores that their key-value store, `fjall`, lacks.
 //!
-//! * [`prepare`] verifies all files that are read to open a store, and restores damaged ones from copies.
+//! * [`prepare`] verifies all files that opening a store reads, and restores damaged ones from
+//!   copies.
 //! * [`keyspaces::copy`] keeps these copies.
-//! * [`Synced`] notes how far the journals are synced, and [`prepare`] verifies that they still reach that far.
+//! * [`Synced`] records how far the journals are synced, and [`prepare`] verifies this length.
 //! * [`write_back`] has the kernel write early, so that no sync waits for much.
 //!
-//! What must hold: **a store with a damaged file is not opened** where that would lose entries or end the process, and one
-//! whose creation was cut short is created anew.
+//! What must hold: **a store with a damaged file is not opened** if that would lose entries or end
+//! the process. A store whose creation was interrupted is created again.
 //!
 //! Deliberately absent: the syncs of commits. The caller decides when to sync.
 
@@ -23,11 +24,11 @@ use std::path::{Path, PathBuf};
 pub use self::keyspaces::Depth;
 pub use self::synced::{Prepared, Synced};
 
-/// Prepares the store in `dir` for being opened: verifies its journals and its other files, restores what is damaged from
-/// copies where these are proven to be right, and writes its journals again (see `rewrite.rs`). Does nothing if there is
-/// no store yet. Once the store is open, [`Synced::begin`] takes over.
+/// Prepares the store in `dir` for opening: verifies its journals and its other files, restores
+/// damaged files from copies that are proven right, and rewrites the journals (see `rewrite.rs`).
+/// Does nothing if there is no store yet. Once the store is open, [`Synced::begin`] takes over.
 ///
-/// The caller has locked the store, or owns the directory that it lies in, and the store is not open.
+/// The caller has locked the store or owns its directory, and the store is not open.
 ///
 /// # Errors
 ///
@@ -58,7 +59,7 @@ pub enum CheckError {
     },
 }
 
-/// A file that is damaged or missing. To open the store in spite of it would lose entries.
+/// A file that is damaged or missing. Opening the store in spite of it would lose entries.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
     "{} cannot be used: {problem}. Opening the store in spite of it would lose acknowledged entries. Put a good copy of the file in its \

@@ -1,9 +1,10 @@
 //! The file `synced`: two slots that are written in turn, each with a number that rises and a checksum.
 //!
-//! A slot that was being written when the machine died is not taken, and the other one is only older. A slot is
-//! `"WBJRNLS1" · XXH3 of the body u64 · length of the body u64 · body`, and the body is a list of u64: the slot's number, how many
-//! journals, and for each journal its number, the number of its last batch plus one, how many tables, and for each table its
-//! number and that of its manifest. Numbers are little-endian.
+//! If the machine dies while a slot is being written, the other slot is still valid, only older. A
+//! slot is `"WBJRNLS1" · XXH3 of the body u64 · length of the body u64 · body`, and the body is a
+//! list of u64: the slot's number, how many journals, and for each journal its number, the number
+//! of its last batch plus one, how many tables, and for each table its number and that of its
+//! manifest. Numbers are little-endian.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,10 +19,10 @@ const MAGIC: &[u8; 8] = b"WBJRNLS1";
 /// A slot begins on a block of its own, so that a torn write harms one slot alone.
 const SLOT_BYTES: usize = 64 << 10;
 const HEADER_BYTES: usize = MAGIC.len() + 8 + 8;
-/// With eight tables each, as many journals fill about half of a slot.
+/// With eight tables each, this many journals fill about half of a slot.
 const JOURNALS_MAX: usize = 200;
 
-/// What is known of one journal.
+/// The known state of one journal.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct KnownJournal {
     pub(crate) number: u64,
@@ -31,14 +32,15 @@ pub(crate) struct KnownJournal {
     pub(crate) unflushed: Vec<Unflushed>,
 }
 
-/// A table with entries in memory, and its manifest at that time. Once they are written out, the manifest has a higher number.
+/// A table with entries in memory, and its manifest at that time. A flush of the entries raises the
+/// manifest's number.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Unflushed {
     pub(crate) table: u64,
     pub(crate) manifest: u64,
 }
 
-/// What is stored.
+/// The content of a slot.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(crate) struct Record {
     /// The number of the slot.
@@ -47,7 +49,7 @@ pub(crate) struct Record {
     pub(crate) journals: Vec<KnownJournal>,
 }
 
-/// What a store's directory has of the file.
+/// The state of the file in a store's directory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Stored {
     Missing,
@@ -63,7 +65,7 @@ pub(crate) fn path(store: &Path) -> PathBuf {
 ///
 /// # Errors
 ///
-/// If the file is there and the disk does not give it.
+/// If the file exists but cannot be read.
 pub(crate) fn load(store: &Path) -> io::Result<Stored> {
     let bytes = match fs::read(path(store)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Stored::Missing),
@@ -97,7 +99,7 @@ impl Record {
     }
 
     fn encode(&self) -> Vec<u8> {
-        // Of the oldest journals nothing is known then.
+        // The record leaves out the oldest journals beyond the bound.
         let from = self.journals.len().saturating_sub(JOURNALS_MAX);
         let journals = &self.journals[from..];
         let mut bytes = vec![0; HEADER_BYTES];

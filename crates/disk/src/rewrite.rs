@@ -1,27 +1,28 @@
-//! Writing a journal again before it is read.
+//! Rewrites the journals before they are read.
 //!
-//! After a failed write or sync the key-value store `fjall` refuses every write until it is opened again. It then takes what it
-//! reads of its journal for durable, goes on behind it, and syncs the same file. But what a failed sync has left in
-//! the page cache counts as clean: no later sync writes it, and after a power loss it is a hole, and everything
-//! after it in the journal is lost. So all of the journal is made dirty, and synced, before the store is opened.
+//! After a failed write or sync the key-value store `fjall` refuses every write until it is opened
+//! again. It then assumes that the journal it has read is durable, appends to it, and syncs the
+//! same file. But the kernel counts pages that a failed sync has left in the page cache as clean:
+//! no later sync writes them. A power loss leaves a hole there, and everything after it in the
+//! journal is lost. So the whole journal is made dirty and synced before the store is opened.
 
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// The kernel's pages are no smaller. Those that hold nothing are left alone: the file has holes.
+/// Kernel pages are no smaller. Empty blocks are skipped: the file has holes.
 const BLOCK_BYTES: usize = 4 << 10;
 const READ_BYTES: usize = 256 * BLOCK_BYTES;
 
-/// Writes the journal files (`*.jnl`) of the store in `dir` again, byte for byte, and syncs them. Does nothing if there is no
-/// such directory.
+/// Rewrites the journal files (`*.jnl`) of the store in `dir` byte for byte, and syncs them. Does
+/// nothing if the directory does not exist.
 ///
-/// The caller has locked the store, or owns the directory that it lies in, and the store is not open.
+/// The caller has locked the store or owns its directory, and the store is not open.
 ///
 /// # Errors
 ///
-/// If a file cannot be read, written or synced. What it holds is the same as before.
+/// If a file cannot be read, written or synced. The content of the files stays the same.
 pub(crate) fn rewrite_journals(dir: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(dir) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -1,17 +1,21 @@
-//! How far the journals are synced, kept in a file of their own, so that a journal that lost its end is noticed.
+//! Records how far the journals are synced, to detect a journal that lost its end.
 //!
-//! A journal that was deleted, cut off between two batches, or replaced by an older copy is valid. The key-value store opens it
-//! without a word, and every entry that it has lost is gone. So the last synced batch of each journal is noted in the file
-//! `synced`, and compared before the store is opened.
+//! A journal that was deleted, truncated between two batches, or replaced by an older copy is
+//! valid. The key-value store opens it silently, without the entries that it lost. So the file
+//! `synced` records the last synced batch of each journal, and a start compares the journals with
+//! it.
 //!
 //! What must hold:
 //!
-//! * **The record may lag, but it never leads.** It is written after the sync that it describes, and no other batch is committed
-//!   in between. It is not synced itself: `kill -9` loses nothing of it, and a power loss leaves an older one.
-//! * **No intact store is refused.** The key-value store deletes a journal that is not the last one as soon as everything in it
-//!   is in tables. Each table that had entries in memory has a newer manifest then.
+//! * **The record may lag, but it never leads.** It is written after the sync that it describes,
+//!   and no other batch is committed in between. The record itself is not synced: it survives `kill
+//!   -9`, and a power loss leaves an older one.
+//! * **No intact store is refused.** The key-value store deletes a journal other than the last one
+//!   as soon as all of its entries are in tables. Each table that had entries in memory then has a
+//!   newer manifest.
 //!
-//! A record that is missing or unreadable refuses no start: nothing else is lost by that. A warning says so, and it is made again.
+//! A missing or unreadable record does not prevent a start, because nothing else is lost with it. A
+//! warning reports it, and the record is created again.
 //!
 //! Deliberately absent: a sync of the record, which would double the syncs of a commit.
 
@@ -26,7 +30,7 @@ use crate::journal::{self, Journal};
 use crate::record::{self, KnownJournal, Record, Stored, Unflushed};
 use crate::{CheckError, DamagedFile, GiveUp, at, keyspaces};
 
-/// What was found before a store was opened: its journals, all of them synced by now, and the record of them.
+/// The journals found before a store was opened, all of them synced by now, and their record.
 #[derive(Debug)]
 pub struct Prepared {
     store: PathBuf,
@@ -34,7 +38,7 @@ pub struct Prepared {
     record: Stored,
 }
 
-/// Refuses a store whose journals do not reach as far as they were synced.
+/// Refuses a store if a journal ends before the point up to which it was synced.
 ///
 /// # Errors
 ///
@@ -85,7 +89,7 @@ fn check_journal(
         Some(_) => format!("it has no batch, but batches up to number {last} were synced"),
         None => {
             let is_written_out = |unflushed: &Unflushed| {
-                // A damaged manifest is found, and named, elsewhere.
+                // A damaged manifest is reported elsewhere.
                 keyspaces::manifest_number(store, unflushed.table)
                     .is_none_or(|number| number > unflushed.manifest)
             };
@@ -107,24 +111,26 @@ fn check_journal(
     }))
 }
 
-/// Notes how far the journals of an open store are synced. All its batches are committed through this.
+/// Records how far the journals of an open store are synced. All its batches are committed through
+/// this.
 pub struct Synced {
     store: PathBuf,
     tables: Vec<(u64, AnyTree)>,
-    /// Locked while a batch is committed: what is in memory afterwards is in the journal, and nothing else.
+    /// Locked while a batch is committed, so that memory then holds exactly what the journal holds.
     state: Mutex<State>,
 }
 
 struct State {
     record: Record,
-    /// `None` until it can be made.
+    /// `None` until it can be created.
     file: Option<File>,
-    /// Whether the record could not be written the last time.
+    /// Whether the last write of the record failed.
     is_failing: bool,
 }
 
 impl Synced {
-    /// Begins with what was found before the store was opened. `tables` are all that are written to.
+    /// Starts from the state found before the store was opened. `tables` are all that are written
+    /// to.
     pub fn begin<'a>(
         prepared: Prepared,
         tables: impl IntoIterator<Item = &'a Keyspace>,
@@ -152,7 +158,8 @@ impl Synced {
             }),
             store,
         };
-        // Before the journals are looked at: one that is deleted meanwhile needs none of these tables.
+        // Read before the journals are listed: a journal deleted in between needs none of these
+        // tables.
         let (_, unflushed) = synced.in_memory();
         let mut state = synced.state();
         let journals = synced.journals(&state.record.journals)?;
@@ -186,7 +193,7 @@ impl Synced {
     /// If the disk fails, or a flush or a compaction failed before.
     pub fn commit_synced(&self, batch: OwnedWriteBatch, mode: PersistMode) -> fjall::Result<()> {
         let mut state = self.state();
-        // Nothing is synced for it.
+        // An empty batch causes no sync.
         if batch.is_empty() {
             return Ok(());
         }
@@ -211,7 +218,7 @@ impl Synced {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that all batches are synced. A record that cannot be written lags.
+    /// Records that all batches are synced. If the record cannot be written, it lags.
     fn note(&self, state: &mut State) {
         let (newest, unflushed) = self.in_memory();
         // Everything was written out just now.
@@ -261,7 +268,7 @@ impl Synced {
         journals.retain(exists);
         let mut is_noted = false;
         while let Some(first) = first_batch(&journal::path(&self.store, active.number + 1))? {
-            // What was committed last is in the journal before an empty one.
+            // If the journal is empty, the last batch is in the journal before it.
             if first == FirstBatch::None {
                 active.last = active.last.max(Some(newest));
                 active.unflushed.clone_from(&unflushed);
@@ -279,7 +286,7 @@ impl Synced {
         Ok(())
     }
 
-    /// The journals that are there, with what is known of them.
+    /// The existing journals, with what is known of each.
     fn journals(&self, known: &[KnownJournal]) -> io::Result<Vec<KnownJournal>> {
         let journals = journal::numbers(&self.store)?.into_iter();
         let journals = journals.map(|number| {

@@ -8,8 +8,8 @@
 use std::fs::File;
 use std::ops::Range;
 
-/// Write-back starts each time that a file has grown by this many bytes: little for dozens of files together, and enough for
-/// one write to a disk.
+/// Write-back starts each time a file has grown by this many bytes: little for dozens of files
+/// together, and enough for one disk write.
 pub const WRITE_BACK_BYTES: u64 = 256 << 10;
 
 /// The kernel writes whole pages back.
@@ -23,13 +23,14 @@ pub struct WriteBackProgress {
 }
 
 impl WriteBackProgress {
-    /// Of a file that had this many bytes when it was opened: what was there before is left to the system.
+    /// For a file that had this many bytes when it was opened. Those bytes are left to the system.
     pub fn at(bytes: u64) -> Self {
         Self { bytes }
     }
 
-    /// The bytes for which write-back is due, now that the file has `bytes`, and counts them as started. `None` while they are
-    /// fewer than [`WRITE_BACK_BYTES`]. A last page that is not full is left for later.
+    /// Returns the bytes for which write-back is due now that the file has `bytes`, and counts them
+    /// as started. `None` while they are fewer than [`WRITE_BACK_BYTES`]. A partial last page is
+    /// left for later.
     pub fn take_due(&mut self, bytes: u64) -> Option<Range<u64>> {
         let full = bytes - bytes % PAGE_BYTES;
         let due = self.bytes..full;
@@ -41,9 +42,9 @@ impl WriteBackProgress {
     }
 }
 
-/// Starts write-back of these bytes of a file, normally without waiting: it waits while the disk's queue is
-/// full. The bytes are not durable by that. The kernel reports a write that fails at the next sync of the file. Elsewhere
-/// than on Linux, does nothing.
+/// Starts write-back of these bytes of a file. It waits only while the disk's queue is full. This
+/// does not make the bytes durable. The kernel reports a failed write at the next sync of the file.
+/// Does nothing on systems other than Linux.
 pub fn begin(file: &File, bytes: &Range<u64>) {
     #[cfg(target_os = "linux")]
     {
@@ -53,7 +54,7 @@ pub fn begin(file: &File, bytes: &Range<u64>) {
             signed(bytes.start),
             signed(bytes.end.saturating_sub(bytes.start)),
         );
-        // SAFETY: the file is open for the call, which takes numbers alone.
+        // SAFETY: the file is open during the call, and the other arguments are numbers.
         unsafe {
             libc::sync_file_range(file.as_raw_fd(), from, length, libc::SYNC_FILE_RANGE_WRITE);
         }

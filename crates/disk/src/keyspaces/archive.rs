@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::xxh3_128;
 const TRAILER_BYTES: u64 = 4 + 1 + 1 + 16 + 8 + 8;
 const TRAILER_MAGIC: &[u8] = b"SFA!\x01\x00";
 const DIRECTORY_MAGIC: &[u8] = b"TOC!";
-/// Ten sections or so are a few hundred bytes.
+/// About ten sections take a few hundred bytes.
 const DIRECTORY_BYTES_MAX: u64 = 64 << 10;
 
 /// Where the sections of an archive are.
@@ -25,7 +25,7 @@ impl Archive {
     ///
     /// # Errors
     ///
-    /// What is damaged, in words.
+    /// A description of the damage.
     pub(super) fn read(
         len: u64,
         read: impl Fn(Range<u64>) -> io::Result<Vec<u8>>,
@@ -68,7 +68,7 @@ impl Archive {
         Some(sections)
     }
 
-    /// Where a section is.
+    /// The byte range of a section.
     pub(super) fn section(&self, name: &[u8]) -> Option<Range<u64>> {
         let found = self.sections.iter().find(|(of, _)| of == name);
         found.map(|(_, range)| range.clone())

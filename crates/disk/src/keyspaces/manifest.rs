@@ -7,7 +7,7 @@ use super::archive::{Archive, Bytes};
 
 const CURRENT_BYTES: usize = 8 + 16 + 1;
 
-/// The name and the checksum of the manifest that counts.
+/// The number and the checksum of the current manifest.
 pub(super) struct Current {
     pub(super) number: u64,
     pub(super) checksum: u128,
@@ -41,7 +41,7 @@ pub(super) struct Manifest {
     pub(super) files: Vec<TableFile>,
 }
 
-/// One of them.
+/// A file of a table.
 pub(super) struct TableFile {
     pub(super) number: u64,
     pub(super) checksum: u128,
@@ -53,7 +53,7 @@ impl Manifest {
     ///
     /// # Errors
     ///
-    /// Why it is none, in words.
+    /// Why the bytes are no manifest.
     pub(super) fn parse(bytes: &[u8]) -> Result<Self, String> {
         let slice = |range: std::ops::Range<u64>| {
             let (start, end) = (usize::try_from(range.start), usize::try_from(range.end));
@@ -93,7 +93,7 @@ impl Manifest {
 }
 
 impl TableFile {
-    /// The name of the copy. Numbers are used again after a restart, so it names the checksum as well.
+    /// The name of the copy. Numbers are reused after a restart, so the name includes the checksum.
     pub(super) fn copy_name(&self) -> String {
         format!("{}-{:032x}", self.number, self.checksum)
     }

@@ -1,4 +1,4 @@
-//! The files that hold entries: verifying what is read to open them, and restoring it.
+//! The files that hold entries: verifies the parts that opening reads, and restores them.
 //!
 //! A file is an archive: data blocks first, then the sections that are needed to find them. A block in those is `"LSM\x03" ·
 //! kind u8 · XXH3 of the rest u128 · length of the rest u32 · length unpacked u32 · the low 32 bits of the XXH3 of all
@@ -19,15 +19,15 @@ use crate::{CheckError, at};
 
 /// Files of up to this length are copied whole, and verified whole.
 const SMALL_BYTES: u64 = 256 << 10;
-/// Of files on the first levels the index is read when they are opened, also if it has one part only.
+/// On the first levels, opening a file reads its index even if the index has only one part.
 const LEVELS_OF_INDEX: u8 = 2;
-/// Files on the first level also have their filter read.
+/// On the first level, opening a file also reads its filter.
 const LEVELS_OF_FILTER: u8 = 1;
 const BLOCK_MAGIC: &[u8] = b"LSM\x03";
 const HEADER_BYTES: usize = 4 + 1 + 16 + 4 + 4 + 4;
 
 impl Table {
-    /// Verifies a file, and restores it if a copy is of use.
+    /// Verifies a file, and restores it if a copy helps.
     pub(super) fn check_file(&self, named: &TableFile, depth: Depth) -> Result<(), CheckError> {
         let path = self.dir.join("tables").join(named.number.to_string());
         let Err(problem) = verify(&path, named, depth)? else {
@@ -36,7 +36,7 @@ impl Table {
         if let Some(copy) = Copy::read(&self.copies.join(named.copy_name()))? {
             copy.restore(&path, named, &self.copies)?;
         }
-        // Damaged entries alone do not keep it from being opened.
+        // Damaged entries alone do not prevent opening.
         let opens = match depth {
             Depth::Opening => verify_index(&path, named.level)?,
             Depth::Whole => verify(&path, named, depth)?,
@@ -63,14 +63,14 @@ impl Table {
         match Copy::of(&path, named) {
             Ok(Some(bytes)) => replace(&copy, &bytes, &self.copies),
             Ok(None) => Ok(()),
-            // A compaction has just replaced it.
+            // A compaction has just replaced the file.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(at(&path)(error)),
         }
     }
 }
 
-/// What is wrong with a file, in words.
+/// A description of what is wrong with a file.
 type Verified = Result<(), String>;
 
 /// Verifies small files whole, and larger ones as far as `depth` says.
@@ -93,7 +93,7 @@ fn verify(path: &Path, named: &TableFile, depth: Depth) -> Result<Verified, Chec
     })
 }
 
-/// Verifies what is read to open a file of this level.
+/// Verifies the parts that opening a file of this level reads.
 fn verify_index(path: &Path, level: u8) -> Result<Verified, CheckError> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -105,7 +105,7 @@ fn verify_index(path: &Path, level: u8) -> Result<Verified, CheckError> {
     Ok(index_start(len, level, |range| read_at(&file, range)).map(|_| ()))
 }
 
-/// Verifies the sections behind the data blocks that are read to open a file of this level. Returns where they begin.
+/// Verifies the sections behind the data blocks that opening reads. Returns where they begin.
 fn index_start(
     len: u64,
     level: u8,
@@ -165,8 +165,8 @@ fn are_blocks(bytes: &[u8]) -> bool {
     true
 }
 
-/// What a damaged file is restored from: all of it, or its end from the first section behind the data blocks on. In front
-/// of it is the length of the file.
+/// What a damaged file is restored from: the whole file, or its end from the first section behind
+/// the data blocks on. The length of the file precedes it.
 struct Copy {
     len: u64,
     end: Vec<u8>,
@@ -200,7 +200,7 @@ impl Copy {
         }))
     }
 
-    /// Where in the file it begins; `None` if it is longer than the file.
+    /// Where in the file the copy begins; `None` if the copy is longer than the file.
     fn start(&self) -> Option<u64> {
         self.len.checked_sub(self.end.len() as u64)
     }
@@ -226,7 +226,7 @@ impl Copy {
         found.is_ok()
     }
 
-    /// Restores a file as far as this reaches, if this is intact.
+    /// Restores the part of the file that this copy covers, if the copy is intact.
     fn restore(&self, path: &Path, named: &TableFile, beside: &Path) -> Result<(), CheckError> {
         let Some(start) = self.start().filter(|_| self.is_intact(named)) else {
             return Ok(());

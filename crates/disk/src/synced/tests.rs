@@ -9,7 +9,7 @@ use fjall::KeyspaceCreateOptions;
 use super::*;
 use crate::{Depth, prepare};
 
-/// What a test waits for a flush.
+/// How long a test waits for a flush.
 const PATIENCE: Duration = Duration::from_secs(60);
 const MIB: usize = 1 << 20;
 /// Journals are rotated at 64 MB.
@@ -73,12 +73,12 @@ impl Store {
     }
 }
 
-/// A directory in memory where there is one.
+/// A temporary directory, in memory where the system has one.
 fn temporary() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
 }
 
-/// Every file of a directory, with what it holds.
+/// Every file of a directory, with its content.
 fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(dir).unwrap() {
@@ -149,7 +149,7 @@ fn a_journal_that_lost_synced_batches_refuses_the_start_and_is_named() {
         fs::write(&journal, zeroed).unwrap();
         assert_refused(dir.path(), 0, &format!("zeroed from {at}"));
     }
-    // The command in the refusal.
+    // The refusal names this way to open the store.
     fs::write(&journal, &whole[..whole.len() / 2]).unwrap();
     fs::remove_file(record::path(dir.path())).unwrap();
     let store = Store::open(dir.path()).unwrap();
@@ -233,7 +233,7 @@ fn a_sealed_journal_may_be_missing_once_all_of_it_is_in_tables() {
     drop(store);
     assert!(Store::open(dir.path()).unwrap().has(3));
 
-    // Before the second table was written out, each journal is needed.
+    // Until the second table is flushed, each journal is needed.
     for record in [&before_rotation, &newest] {
         fs::write(record::path(with_both.path()), record).unwrap();
         let sealed = journal::path(with_both.path(), 0);
