@@ -1,7 +1,7 @@
 //! How fast the requests of a connection arrive.
 //!
-//! Deliberately absent: a rate for each request of an HTTP/2 connection. A connection on which requests keep arriving completely
-//! is in use, whatever else drips on it.
+//! Deliberately absent: a rate for each request of an HTTP/2 connection. A connection on which
+//! requests keep arriving completely is in use, even if others on it arrive slowly.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,29 +12,30 @@ use crate::Activity;
 
 /// How long a listener waits for the rest of a request before its client can count as slow.
 pub const SLOW_ARRIVAL: Duration = Duration::from_secs(2);
-/// A client that sends less is slow: at a limit its connection is replaced before idle ones. Only the time in which the
-/// listener waits for the client counts.
+/// A client that sends less is slow: at a limit, its connection is replaced before idle ones. Only
+/// time that the listener spends waiting for the client counts.
 pub const SLOW_BYTES_PER_SECOND: u64 = 8 << 10;
 
 /// A request that the client has not sent all of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Arriving {
-    /// Since when the listener has waited for it.
+    /// When the listener began to wait for it.
     pub since: Instant,
-    /// How much of it is there.
+    /// How many bytes of it have arrived.
     pub bytes: usize,
 }
 
-/// What has arrived of the requests of one connection since a request last arrived completely, or none was incomplete.
+/// How much a connection has received since a request last arrived completely, or none was
+/// incomplete.
 #[derive(Default, Debug)]
 pub(crate) struct Arrivals {
     bytes: u64,
-    /// How long the connection has waited for its client, without the present wait.
+    /// How long the connection has waited for its client, without the current wait.
     waited: Duration,
     waiting_since: Option<Instant>,
     /// Requests that have not arrived completely.
     incomplete: u32,
-    /// Those of them that are waited for.
+    /// Incomplete requests that the listener waits for.
     awaited: u32,
 }
 
@@ -49,7 +50,7 @@ impl From<Option<Arriving>> for Arrivals {
 }
 
 impl Arrivals {
-    /// How many bytes the client sends in a second, if it is slow.
+    /// The bytes per second that the client sends, if it is slow.
     pub(crate) fn slow_rate(&self, now: Instant) -> Option<u64> {
         let waiting = self
             .waiting_since
@@ -163,12 +164,12 @@ mod tests {
         assert_eq!(arrivals.slow_rate(at(3)), Some(0));
         arrivals.bytes = 4 * SLOW_BYTES_PER_SECOND - 1;
         assert_eq!(arrivals.slow_rate(at(4)), Some(SLOW_BYTES_PER_SECOND - 1));
-        // Here it takes its own time.
+        // The listener does not wait for the client here.
         arrivals.end_wait(at(3));
         assert_eq!(arrivals.slow_rate(at(100)), None);
         arrivals.begin_wait(at(100));
         assert_eq!(arrivals.slow_rate(at(101)), Some(SLOW_BYTES_PER_SECOND - 1));
-        // Another one has arrived.
+        // Another request has arrived.
         arrivals.restart(at(101));
         assert_eq!(arrivals.slow_rate(at(103)), None);
         assert_eq!(arrivals.slow_rate(at(104)), Some(0));

@@ -1,13 +1,14 @@
 //! Memory for large requests and answers, which the connections of a listener share.
 //!
-//! What must hold: a client that transfers slowly, or not at all, keeps no memory from others.
+//! What must hold: a client that transfers slowly, or not at all, withholds no memory from others.
 //!
-//! * **Memory follows what arrives, not what is announced.** A request's permit grows with its buffer.
-//! * **Slow transfers share half.** Those that have lasted for [`QUICK`] may have more than half of the memory together while
-//!   nobody waits for it, unless they hardly [move](DRIP_BYTES_PER_SECOND). Beyond half, connections are closed as far as others
-//!   need memory: first those of the slowest transfers; then, of transfers that wait for memory, those of the largest. So
-//!   requests that wait for each other do not wait for good.
-//! * **The smallest need comes first.** What waits does not wait for those that need more.
+//! * **Memory follows the bytes that arrive, not the announced length.** Permits grow with buffers.
+//! * **Slow transfers share half.** Transfers that take longer than [`QUICK`] may together hold
+//!   more than half of the memory while no connection waits for it, unless they hardly
+//!   [move](DRIP_BYTES_PER_SECOND). Beyond half, connections are closed as far as others need
+//!   memory: first those with the slowest transfers; then, among transfers that wait for memory,
+//!   the largest. So requests that wait for each other do not wait forever.
+//! * **The smallest need comes first.** A reservation does not wait behind larger ones.
 //!
 //! Deliberately absent: the buffers themselves.
 
@@ -26,7 +27,8 @@ pub const SMALL_BUFFER_BYTES: usize = 64 << 10;
 
 /// How long a transfer may take before it counts as slow.
 const QUICK: Duration = Duration::from_millis(250);
-/// Transfers below this rate may never hold more than half of the memory together, even if nobody waits.
+/// Transfers below this rate never hold more than half of the memory together, even if no
+/// connection waits for it.
 const DRIP_BYTES_PER_SECOND: u128 = 64 << 10;
 /// How often to look for slow transfers, while memory is short.
 const LOOK_INTERVAL: Duration = Duration::from_millis(50);
@@ -46,7 +48,7 @@ struct Pool {
 #[derive(Default)]
 struct Held {
     bytes: usize,
-    /// The most since the last look.
+    /// The peak since it was last read.
     peak_bytes: usize,
     transfers: HashMap<u64, Transfer>,
     /// Waiting reservations, smallest first.
@@ -55,12 +57,12 @@ struct Held {
     looked_at: Option<Instant>,
 }
 
-/// A request or an answer that is on its way, and holds memory.
+/// A request or an answer in transfer, which holds memory.
 struct Transfer {
     bytes: usize,
     since: Instant,
     is_waiting: bool,
-    /// How long it has waited for memory, without the present wait.
+    /// How long it has waited for memory, without the current wait.
     waited: Duration,
     moved_bytes: Arc<AtomicU64>,
     /// Ends its connection.
@@ -72,7 +74,8 @@ impl Transfer {
         !self.end.is_cancelled() && now.duration_since(self.since) >= QUICK
     }
 
-    /// Sorts first what is ended first. What waits for memory is not slow because of its client.
+    /// Orders transfers by which is ended first. One that waits for memory is not slow because of
+    /// its client.
     fn order(&self, now: Instant) -> (bool, u128) {
         if self.is_waiting {
             return (true, u128::MAX - self.bytes as u128);
@@ -85,7 +88,7 @@ impl Transfer {
 }
 
 impl Buffers {
-    /// Buffers that may take so many bytes together.
+    /// Buffers that may take this many bytes together.
     #[must_use]
     pub fn new(bytes_max: usize) -> Self {
         let pool = Pool {
@@ -121,19 +124,19 @@ impl Buffers {
         self.pool.ended.load(Relaxed)
     }
 
-    /// Whether a buffer of so many bytes needs a permit.
+    /// Whether a buffer of this many bytes needs a permit.
     #[must_use]
     pub fn is_counted(bytes: usize) -> bool {
         bytes > SMALL_BUFFER_BYTES
     }
 
-    /// Waits until a buffer of so many bytes may be used. Small ones need no permit.
+    /// Waits until a buffer of this many bytes may be used. Small ones need no permit.
     #[must_use]
     pub fn reserve(&self, bytes: usize) -> Option<Reservation> {
         Self::is_counted(bytes).then(|| self.grow(None, bytes))
     }
 
-    /// Waits until the buffer of `permit` may have so many bytes.
+    /// Waits until the buffer of `permit` may have this many bytes.
     #[must_use]
     pub fn grow(&self, permit: Option<Permit>, bytes: usize) -> Reservation {
         let permit = permit.unwrap_or_else(|| Permit {
@@ -160,8 +163,8 @@ impl Pool {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends the slowest transfers while slow ones hold more than half, as far as others need memory. Those that hardly move end
-    /// before others have to wait.
+    /// Ends the slowest transfers while slow ones hold more than half, as far as others need
+    /// memory. Transfers that hardly move end before others have to wait.
     fn end_slow(&self, held: &mut Held, now: Instant) {
         let is_early = |at| now.duration_since(at) < LOOK_INTERVAL;
         if held.bytes <= self.bytes_max / 2 || held.looked_at.is_some_and(is_early) {
@@ -197,7 +200,8 @@ impl Held {
         self.peak_bytes = self.peak_bytes.max(self.bytes);
     }
 
-    /// How much the waiting reservations need beyond what is free, or will be free once ended transfers are gone.
+    /// How much the waiting reservations need beyond what is free, or will be once ended transfers
+    /// have released their memory.
     fn missing(&self, bytes_max: usize) -> usize {
         let needed: usize = self.waiting.keys().map(|&(more, _)| more).sum();
         let ended = self
@@ -217,7 +221,7 @@ impl Held {
 
 /// Waits for memory. Dropping it drops the permit that it adds to.
 pub struct Reservation {
-    /// What it adds to; gone once it is ready.
+    /// The permit that it adds to; taken once it is ready.
     permit: Option<Permit>,
     more: usize,
     id: u64,
@@ -292,7 +296,8 @@ impl Permit {
         self.bytes
     }
 
-    /// Keeps what a buffer of so many bytes needs, and returns the rest to others; `None` if that needs no permit.
+    /// Keeps what a buffer of this many bytes needs, and releases the rest; `None` if that needs no
+    /// permit.
     #[must_use]
     pub fn shrink(mut self, bytes: usize) -> Option<Self> {
         if !Buffers::is_counted(bytes) {
@@ -304,8 +309,8 @@ impl Permit {
         Some(self)
     }
 
-    /// Starts to time the transfer of this buffer, of which `moved_bytes` have already moved. If it is too slow, `end` is
-    /// cancelled.
+    /// Starts to time the transfer of this buffer, of which `moved_bytes` have already moved.
+    /// Cancels `end` if the transfer is too slow.
     pub fn begin_transfer(&mut self, moved_bytes: usize, end: &CancellationToken) {
         self.end_transfer();
         let moved_bytes = Arc::new(AtomicU64::new(moved_bytes as u64));

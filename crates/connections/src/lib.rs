@@ -1,12 +1,15 @@
-//! The connections that a listener has open, and which of them makes room for a new one.
+//! The open connections of a listener, and which of them makes room for a new one.
 //!
-//! What must hold: idle connections keep nobody out. At the limit a new connection replaces the one that has been idle
-//! for longest; at the limit of one address, the longest idle one of that address. A connection on which a request is
-//! under way, or arrives, is not idle, unless nothing has moved on it for longer than the listener allows, or its client
-//! has left answers unread for so long. Connections whose clients send a request [slowly](SLOW_BYTES_PER_SECOND) are
-//! replaced first: a client that drips bytes keeps no place from one that is quiet. Each connection may have a few
-//! requests under way; further ones count against a limit that all connections share. Slow clients do not keep the
-//! memory for large requests and answers from others: see [`Buffers`].
+//! What must hold: idle connections do not block new ones. At the limit a new connection replaces
+//! the one that has been idle longest; at the limit of one address, the longest idle one of that
+//! address. A connection on which a request is under way or arriving is not idle, unless it has had
+//! no traffic for longer than the listener allows, or its client has left answers unread for that
+//! long. Connections whose clients send a request [slowly](SLOW_BYTES_PER_SECOND) are replaced
+//! first, before idle ones.
+//!
+//! Each connection may have a few requests under way; further ones count against a limit that all
+//! connections share. Slow clients do not withhold the memory for large requests and answers from
+//! others: see [`Buffers`].
 //!
 //! Deliberately absent: sockets. A listener asks for a [`Place`] per connection, reports what happens on it,
 //! and closes the connection once the place is cancelled.
@@ -38,14 +41,15 @@ use self::sources::{Sources, source_of};
 pub struct Limits {
     /// In all.
     pub max: usize,
-    /// From one address. For IPv6 that is a network of 64 bits, the smallest that a site is given.
+    /// From one address. For IPv6 that is a /64 network, the smallest that a site is assigned.
     pub per_address_max: usize,
-    /// A connection on which nothing has moved for longer counts as idle, although a request is under way on it.
-    /// `None` where the connection ends such requests itself.
+    /// A connection without traffic for longer than this counts as idle even if a request is under
+    /// way on it. `None` if the connection ends such requests itself.
     pub stall_timeout: Option<Duration>,
-    /// A connection whose client has not read on for longer, though an answer is there for it, counts as idle.
+    /// A connection counts as idle if its client has left a ready answer unread for longer than
+    /// this.
     pub unread_timeout: Option<Duration>,
-    /// How many requests may be under way; `None` where connections have one at a time.
+    /// How many requests may be under way; `None` if connections have one at a time.
     pub requests: Option<RequestLimits>,
 }
 
@@ -80,20 +84,21 @@ struct Connection {
 struct Activity {
     /// Microseconds since the set of connections was made.
     last_traffic_us: AtomicU64,
-    /// Requests that are under way, or arrive.
+    /// Requests that are under way or arriving.
     requests: AtomicU32,
     arrivals: Mutex<Arrivals>,
-    /// Answers of which a part is ready, and waits for the client to read on.
+    /// Answers with a part that is ready and waits for the client to read on.
     unread: AtomicU32,
     closing: CancellationToken,
 }
 
-/// A limit that is reached. Where it is the error of a new connection, none is idle or slow that could be closed instead.
+/// A limit that is reached. If it refuses a new connection, no idle or slow one could be closed
+/// instead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Full {
-    /// The address of the connection has as many as it may have.
+    /// The address has as many connections as it may have.
     Address,
-    /// There are as many as there may be.
+    /// There are as many connections as there may be.
     All,
 }
 
@@ -106,13 +111,13 @@ pub struct Counts {
     pub per_address: usize,
     /// Idle or slow connections that were closed to make room for a new one, so far.
     pub replaced: u64,
-    /// How often there was no place, so far.
+    /// New connections that were refused, so far.
     pub refused: u64,
     /// Requests under way beyond the few that each connection may have.
     pub requests_shared: usize,
-    /// Those of them of the address that has the most.
+    /// The shared requests of the address that has the most.
     pub requests_shared_per_address: usize,
-    /// How often there was no room for a request, so far.
+    /// Requests that were refused for lack of room, so far.
     pub requests_refused: u64,
 }
 
@@ -138,8 +143,8 @@ impl Connections {
         self.limits
     }
 
-    /// A place for a connection that `peer` opened at `now`, and that has to end once `closing` is cancelled. Warns when
-    /// a limit is reached.
+    /// Returns a place for a connection that `peer` opened at `now`. The connection must end once
+    /// `closing` is cancelled. Warns when a limit is reached.
     ///
     /// # Errors
     ///
@@ -155,7 +160,7 @@ impl Connections {
         admitted.map(|(place, _)| place)
     }
 
-    /// A place, and the limit at which another connection was closed to make it.
+    /// A place, and the limit at which another connection was closed for it.
     fn place(
         self: &Arc<Self>,
         now: Instant,
@@ -197,8 +202,8 @@ impl Connections {
         Ok((place, replaced_at))
     }
 
-    /// Warns of a limit that is reached. Each line says the same of every connection at one limit, so that the log holds
-    /// back what repeats.
+    /// Warns of a reached limit. The line is the same for every connection at one limit, so that
+    /// the log suppresses repetitions.
     fn log_full(&self, address: IpAddr, replaced_at: Result<Option<Full>, &Full>) {
         let (listener, max) = (self.listener, self.limits.max);
         let per_address_max = self.limits.per_address_max;
@@ -291,7 +296,7 @@ impl Connections {
             let is_busy = is_unread || entry.activity.requests.load(Relaxed) > 0;
             !is_busy || silent_us > stall_us || is_unread && silent_us > unread_us
         };
-        // Those whose clients send slowly come first, the slowest before all.
+        // Slow senders come first, the slowest before the others.
         let order = |entry: &Connection| match entry.activity.arrivals().slow_rate(now) {
             Some(bytes_per_second) => Some((0, bytes_per_second)),
             None => is_idle(entry).then(|| (1, silent_since(entry))),
@@ -313,7 +318,7 @@ impl Connections {
         self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Warns that a request was refused for want of room.
+    /// Warns that a request was refused for lack of room.
     fn log_no_room(&self, address: IpAddr, limits: RequestLimits, full: Full) {
         let listener = self.listener;
         match full {
@@ -348,7 +353,7 @@ impl Open {
     }
 }
 
-/// A time-out in microseconds; that of none is never reached.
+/// A time-out in microseconds; an absent one is never reached.
 fn micros_of(timeout: Option<Duration>) -> u64 {
     let micros = timeout.map(|timeout| u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX));
     micros.unwrap_or(u64::MAX)
@@ -361,20 +366,20 @@ pub struct Place {
     source: IpAddr,
     all: Arc<Connections>,
     activity: Arc<Activity>,
-    /// How many connections there were with this one when it came.
+    /// How many connections were open when this one was admitted, including it.
     open_then: usize,
 }
 
 impl Place {
-    /// The part of `total` that this connection may be promised for as long as it lives, within the bounds of each: `total`
-    /// divided by how many connections were open when it came.
+    /// The part of `total` that this connection may count on for its lifetime: `total` divided by
+    /// the number of connections that were open when it was admitted, within `each`.
     #[must_use]
     pub fn part_of(&self, total: usize, each: RangeInclusive<usize>) -> usize {
         (total / self.open_then).clamp(*each.start(), *each.end())
     }
 
-    /// Reports when bytes were last received or sent, how many requests are under way, or arrive, and the one that the
-    /// client has not sent all of, if one is awaited.
+    /// Reports when bytes were last received or sent, how many requests are under way or arriving,
+    /// and the incomplete request that the connection waits for, if there is one.
     pub fn report(&self, last_traffic: Instant, requests: usize, arriving: Option<Arriving>) {
         *self.activity.arrivals() = Arrivals::from(arriving);
         let at = self.all.micros(last_traffic);
@@ -388,7 +393,7 @@ impl Place {
     ///
     /// # Errors
     ///
-    /// If as many are under way as there may be. Warns of it.
+    /// If the limit of requests is reached, which is also logged.
     pub fn begin_request(&self) -> Result<RequestGuard, Full> {
         self.all.begin(&self.activity, self.source)?;
         Ok(RequestGuard {
@@ -411,7 +416,7 @@ impl Place {
         self.activity.requests.load(Relaxed)
     }
 
-    /// Where the connection reports whether the client keeps it from writing. One is enough.
+    /// The [`Outlet`] on which the connection reports a client that keeps it from writing.
     #[must_use]
     pub fn outlet(&self) -> Outlet {
         Outlet {
@@ -421,7 +426,7 @@ impl Place {
         }
     }
 
-    /// Resolves once the client has not read on for `timeout`, though an answer is there for it.
+    /// Resolves once the client has left a ready answer unread for `timeout`.
     pub async fn unread_for(&self, timeout: Duration) {
         let timeout_us = micros_of(Some(timeout));
         loop {
@@ -446,7 +451,7 @@ impl Drop for Place {
     }
 }
 
-/// What a connection's socket does with what is written to it.
+/// Whether a connection's socket accepts what is written to it.
 #[derive(Debug)]
 pub struct Outlet {
     all: Arc<Connections>,
@@ -455,8 +460,8 @@ pub struct Outlet {
 }
 
 impl Outlet {
-    /// Reports that bytes were taken (`false`), or could not be, because the client has not read those before them. What
-    /// is written to a client that reads is no sign that it reads answers: it may be a reply to its pings.
+    /// Reports whether the client's unread bytes keep the socket from accepting more. A client that
+    /// reads need not read answers: what it reads may be a reply to its pings.
     pub fn set_blocked(&mut self, is_blocked: bool) {
         if self.is_blocked == is_blocked {
             return;

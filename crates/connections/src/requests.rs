@@ -1,4 +1,4 @@
-//! The requests that connections share room for.
+//! Limits the requests that connections have under way.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -13,15 +13,15 @@ use crate::{Activity, Connections, Full};
 /// How many requests may be under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestLimits {
-    /// On each connection, whatever happens on others; at least 1.
+    /// On each connection, regardless of the others; at least 1.
     pub each: u32,
     /// Beyond those, on all connections together.
     pub shared: usize,
-    /// Of the shared ones, on the connections from one address.
+    /// The part of the shared ones that connections from one address may use.
     pub shared_per_address: usize,
 }
 
-/// The requests under way that are none of the few that each connection may have.
+/// The requests under way beyond the few that each connection may have.
 #[derive(Default, Debug)]
 pub(crate) struct Shared {
     pub(crate) requests: usize,
@@ -54,8 +54,8 @@ impl Shared {
 }
 
 impl Connections {
-    /// Counts one more request of a connection in, if there is room for it. What is shared are those of each connection
-    /// beyond `each`: their number changes under the lock alone.
+    /// Counts one more request of a connection, if there is room for it. Requests of a connection
+    /// beyond `each` are shared; their number changes only under the lock.
     pub(crate) fn begin(&self, activity: &Activity, source: IpAddr) -> Result<(), Full> {
         let Some(limits) = self.limits.requests else {
             activity.requests.fetch_add(1, Relaxed);
@@ -67,7 +67,7 @@ impl Connections {
             return Ok(());
         }
         let mut shared = self.shared();
-        // One of the few may have ended meanwhile.
+        // A request within `each` may have ended meanwhile.
         if requests.fetch_update(Relaxed, Relaxed, one_of_each).is_ok() {
             return Ok(());
         }
@@ -87,7 +87,7 @@ impl Connections {
         Ok(())
     }
 
-    /// Counts a request of a connection out.
+    /// Removes a request of a connection from the count.
     fn end(&self, activity: &Activity, source: IpAddr) {
         let requests = &activity.requests;
         let Some(limits) = self.limits.requests else {
@@ -119,8 +119,8 @@ pub struct RequestGuard {
 }
 
 impl RequestGuard {
-    /// Reports that a part of the answer was handed over, and that the next one waits for the client to read on; or that
-    /// there is none yet.
+    /// Reports whether a part of the answer was handed over and the next one waits for the client
+    /// to read on.
     pub fn set_unread(&mut self, is_unread: bool) {
         if is_unread || self.is_unread {
             self.touch();

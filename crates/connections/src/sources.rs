@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv6Addr};
 #[derive(Default, Debug)]
 pub(crate) struct Sources {
     connections: HashMap<IpAddr, usize>,
-    /// How many addresses have as many connections as the index says.
+    /// Element `n` counts the addresses that have `n` connections.
     addresses_with: Vec<usize>,
     /// The connections of the address that has the most.
     pub(crate) most: usize,
@@ -53,7 +53,7 @@ impl Sources {
     }
 }
 
-/// Whom connections from an address are counted with.
+/// The address that a peer's connections count for: an IPv6 address counts as its /64 network.
 pub(crate) fn source_of(peer: IpAddr) -> IpAddr {
     match peer.to_canonical() {
         IpAddr::V6(address) => {

@@ -41,7 +41,7 @@ fn the_longest_idle_connection_is_replaced_and_a_busy_one_is_not() {
     assert_eq!(closed, [false, false, true, false]);
     assert_eq!(all.requests_of_busiest(), 3);
 
-    // While all of them are busy none is replaced, before one has stalled.
+    // While all are busy, none is replaced until one has stalled.
     places[1].report(later, 1, None);
     fourth.report(later, 1, None);
     let next = |at| all.admit(at, address(1), CancellationToken::new());
@@ -97,11 +97,11 @@ fn each_connection_has_requests_of_its_own_and_shares_room_for_more_with_the_oth
     let begin = |place: &Place| place.begin_request();
     let held: Vec<_> = (0..5).map(|_| begin(&greedy).unwrap()).collect();
     assert_eq!(begin(&greedy).err(), Some(Full::Address));
-    // Another connection from there has its own, and no more.
+    // Another connection from that address has only its own requests.
     let neighbour = admit(1);
     let _own = [(); 2].map(|()| begin(&neighbour).unwrap());
     assert_eq!(begin(&neighbour).err(), Some(Full::Address));
-    // One from elsewhere gets what is left.
+    // A connection from another address gets the rest.
     let other = admit(2);
     let _all_but_one = [(); 4].map(|()| begin(&other).unwrap());
     assert_eq!(begin(&other).err(), Some(Full::All));
@@ -254,7 +254,7 @@ fn a_connection_that_drips_a_request_is_replaced_before_a_quiet_one() {
     let closed = || closing.each_ref().map(CancellationToken::is_cancelled);
     let new = admit(3, later).unwrap();
     assert_eq!(closed(), [false, true, false, false, false]);
-    // The quick one has not taken long, and none else sends.
+    // The quick client has not sent for long, and no other client is sending.
     new.report(later, 0, None);
     let _next = admit(4, later).unwrap();
     assert_eq!(closed(), [true, true, false, false, false]);

@@ -7,7 +7,7 @@ use super::*;
 
 const MIB: usize = 1 << 20;
 
-/// A transfer that has moved so many bytes, and whose client could move them all the time.
+/// A transfer that has moved this many bytes, without waiting for memory.
 async fn transfer(buffers: &Buffers, bytes: usize, moved: usize) -> (Permit, CancellationToken) {
     let end = CancellationToken::new();
     let mut permit = buffers.grow(None, bytes).await;
