@@ -1,8 +1,8 @@
-//! What a row costs in instructions, to encode and to decode; held to `.ci/budgets`.
+//! Counts the instructions that encode and decode a row. `.ci/budgets` holds the limits.
 //!
 //! What must hold: a benchmark does the same whenever and wherever it runs. Its allocator is linked in.
 //!
-//! Deliberately absent: the database, whose threads and syncs are counted nowhere the same.
+//! Deliberately absent: the database. Its threads and syncs cannot be counted reproducibly.
 //!
 //! `.ci/budgets/check store` runs it.
 
@@ -108,7 +108,7 @@ fn later_write() -> RowWrite {
     write(3)
 }
 
-/// The state of a delivery with so many steps completed.
+/// The state of a delivery with `completed` steps completed.
 fn write(completed: usize) -> RowWrite {
     let steps = (0..STEPS.len()).map(|index| {
         if index < completed {

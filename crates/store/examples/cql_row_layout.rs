@@ -6,9 +6,9 @@
 //! cargo run --release -p waybill-store --example cql_row_layout -- 127.0.0.1:9042 [server's pid]
 //! ```
 //!
-//! Both ways write the same rows, turn by turn in one run, so that whatever else the machine does
-//! falls on both. With the pid of a server on this machine its CPU time is measured, too. The
-//! keyspace `waybill_row_layout` is made, and dropped at the end.
+//! Both layouts write the same rows in alternating turns of one run, so that other load on the
+//! machine affects both. With the pid of a server on this machine its CPU time is measured, too.
+//! The keyspace `waybill_row_layout` is created, and dropped at the end.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -54,7 +54,7 @@ enum Layout {
     Slots(u64),
 }
 
-/// What a way cost.
+/// The cost of a layout.
 #[derive(Clone, Copy, Default)]
 struct Cost {
     rows: usize,

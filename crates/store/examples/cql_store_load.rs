@@ -7,7 +7,7 @@
 //!
 //! Both kinds of commits alternate in one run. Each operation is created and then changed once, as
 //! two commits. With the pid of a server on this machine its CPU time is measured, too. The keyspace
-//! `waybill_store_load` is made anew, and dropped at the end.
+//! `waybill_store_load` is created again, and dropped at the end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,14 +40,14 @@ const TURNS: usize = 6;
 /// How often a lease is renewed.
 const RENEWALS: u64 = 200;
 
-/// Who made the ids.
+/// The source of the ids.
 #[derive(Clone, Copy, Debug)]
 enum Ids {
     Server,
     Caller,
 }
 
-/// What commits cost.
+/// The cost of commits.
 #[derive(Default)]
 struct Cost {
     rows: usize,

@@ -1,4 +1,4 @@
-//! What a row write costs in the embedded store: CPU, latency, memory and disk.
+//! Measures the cost of a row write in the embedded store: CPU, latency, memory and disk.
 //!
 //! ```text
 //! cargo run --release -p waybill-store --example store_throughput -- [OPERATIONS] [MEMTABLE_MIB] [WORKERS] [GROUP]
@@ -89,7 +89,7 @@ async fn run(store: &EmbeddedStore, operations: usize, group: usize) -> Outcome 
     Ok(())
 }
 
-/// An id as the server makes them: the time first, then what looks random.
+/// An id like the server's own: the time first, then pseudo-random bits.
 fn id(n: usize) -> OperationId {
     let random = (n as u128).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
     OperationId(Uuid::from_u128(

@@ -1,8 +1,8 @@
 //! The attention table: operations that linger, failed or are parked, and how they are listed.
 //!
-//! An entry is a hint: it names an operation and since when it needs attention. Whoever lists reads
-//! the operations' rows to see how they stand now; one may have gone on since, or stand under
-//! several instants.
+//! An entry is a hint: it names an operation and when it began to need attention. Listings read the
+//! operations' rows for their current state: an operation may have progressed since, or have
+//! entries at several instants.
 
 use std::cmp::Ordering;
 
@@ -12,7 +12,7 @@ use waybill_engine::{OperationId, Timestamp};
 /// An entry of the attention table: an operation that lingers, failed or is parked.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct AttentionEntry {
-    /// Since when it needs attention; decides the day that it is listed under.
+    /// When it began to need attention; determines the day that it is listed under.
     pub at: Timestamp,
     /// The operation.
     pub operation: OperationId,
@@ -38,10 +38,10 @@ impl AttentionOrder {
     }
 }
 
-/// Where a listing stands: which entries it has yet to give. Says all that the next page needs but
-/// the index shards, so that a caller may hand it out, encoded, and take it back later.
+/// The position of a listing: which entries it has yet to return. Holds everything that the next
+/// page needs except the index shards, so a caller may encode it, hand it out and take it back.
 ///
-/// Whatever it holds is safe: bounds that hold nothing between them list nothing.
+/// Any content is safe: bounds that hold nothing between them list nothing.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct AttentionCursor {
     /// The order of the listing.
@@ -50,7 +50,7 @@ pub struct AttentionCursor {
     pub since: Timestamp,
     /// The last instant that is listed.
     pub until: Timestamp,
-    /// The last entry that was given; `None` before the first.
+    /// The last entry that was returned; `None` before the first.
     pub after: Option<AttentionEntry>,
 }
 
@@ -66,8 +66,8 @@ impl AttentionCursor {
         }
     }
 
-    /// The outermost entries that are still to be given, and might be there, the older one first.
-    /// The one that was given last is to be left out.
+    /// The outermost entries that may still have to be returned, the older one first. They include
+    /// the entry that was returned last, which is to be left out.
     pub(crate) fn bounds(self) -> (AttentionEntry, AttentionEntry) {
         let first = AttentionEntry {
             at: self.since,

@@ -1,11 +1,11 @@
-//! How the stores' values look as bytes.
+//! The byte format of the stores' values.
 //!
-//! Every value begins with the number of its format, so that a newer program can read what an
-//! older one wrote, and an older one refuses what it does not know. Stamp and expiry stand in front
-//! of the body, big-endian. Bodies are postcard.
+//! Every value begins with the number of its format, so that a newer program can read what an older
+//! one wrote, and an older one refuses a format that it does not know. Stamp and expiry precede the
+//! body, big-endian. Bodies are postcard.
 //!
-//! A value of which any part cannot be read counts as unreadable as a whole: a stamp in front of a
-//! broken body is not trusted, since a wrong one that is too high would keep every later write out.
+//! A value counts as unreadable as a whole if any part of it is. The stamp of a broken body is not
+//! trusted, since a stamp that is wrong and too high would block every later write.
 //!
 //! ```text
 //! state    format u8 = 1 · stamp i64 · expires at i64 (i64::MAX: never) · OperationState · CRC-32C u32
@@ -16,19 +16,19 @@
 //! secret   format u8 = 1 · ReplyKey (32 bytes) · CRC-32C u32
 //! ```
 //!
-//! Where the database itself keeps stamp and expiry of a value (CQL), it is written bare:
+//! If the database itself keeps stamp and expiry of a value (CQL), the value is written bare:
 //!
 //! ```text
 //! state, created    format u8 = 1 · OperationState, Created · CRC-32C u32
 //! lease, layout, secret  as above
 //! ```
 //!
-//! The checksum is over all bytes before it, big-endian, and is verified whenever a value is read: a byte that changed
-//! makes a value that cannot be read, and never another one.
+//! The checksum covers all bytes before it, is big-endian, and is verified at every read. A changed
+//! byte makes a value unreadable, and never turns it into another one.
 //!
-//! What must hold: reading never panics, whatever the bytes, nor does what is read later on: a
-//! sharding scheme without shards, or with too many to count, is refused here. The golden bytes in the tests
-//! change only together with the format's number.
+//! What must hold: reading never panics, whatever the bytes, and neither does later use of the
+//! result: a sharding scheme without shards, or with too many to count, is refused here. The golden
+//! bytes in the tests change only together with the format's number.
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -42,7 +42,7 @@ use crate::reply_key::ReplyKey;
 /// The format that this program writes, and the only one that it reads.
 const FORMAT: u8 = 1;
 
-/// The value of a part of a row that lay in a damaged block when the store was made anew.
+/// The value of a row's part that was in a damaged block when the store was rebuilt.
 pub(crate) const LOST: [u8; 1] = [0];
 
 /// How long the checksum at the end of a value is.
@@ -74,7 +74,7 @@ pub(crate) enum Malformed {
     ShardingScheme(ShardingScheme),
 }
 
-/// What stands in front of a state's body.
+/// The fields in front of a state's body.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(crate) struct StateHeader {
     /// The stamp of the write.
@@ -145,7 +145,7 @@ impl Encoder {
         self.checksum()
     }
 
-    /// A value without stamp and expiry: the database keeps those of rows itself.
+    /// Writes a value without stamp and expiry: the database keeps those of rows itself.
     pub(crate) fn bare(&mut self, value: &impl Serialize) -> &[u8] {
         self.start();
         self.body(value);
@@ -250,7 +250,7 @@ pub(crate) fn reply_key(bytes: &[u8]) -> Result<ReplyKey, Malformed> {
     Ok(ReplyKey::new(*key))
 }
 
-/// What is left to read of a value whose format is known.
+/// The unread rest of a value whose format is known.
 struct Reader<'a> {
     len: usize,
     rest: &'a [u8],
@@ -269,7 +269,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Of a value whose checksum is right.
+    /// Verifies the checksum of a value, and reads the rest.
     fn with_checksum(bytes: &'a [u8]) -> Result<Self, Malformed> {
         let mut reader = Self::new(bytes)?;
         let (rest, written) = reader

@@ -1,16 +1,17 @@
 //! The store on a cluster: ScyllaDB or Apache Cassandra, over CQL.
 //!
-//! * **Rows are written without transactions.** The database lets the higher write timestamp stand,
-//!   and that is the stamp; who may use which stamps is the leases' affair. See `cql/rows.rs`.
-//! * **Leases and the layout are changed by lightweight transactions only**, and the reply key is inserted by one.
-//!   Nothing else is. See `cql/leases.rs`, `cql/layouts.rs` and `cql/secrets.rs`.
-//! * **A batch goes in two rounds**: when every index entry is acknowledged, the rows follow. Each
-//!   round is many requests at once, within [`CqlConfig::in_flight_max`].
-//! * **Reads and writes are of a local quorum.** What was acknowledged is read by whoever comes
-//!   after.
-//! * **No tombstones where anyone reads.** Rows and deadline entries expire and are not read again;
-//!   attention entries go in ranges, see `cql/walk.rs`.
-//! * **Unknown is not failed.** See `cql/link.rs` for repeats, time-outs and what errors say.
+//! * **Rows are written without transactions.** The database keeps the value with the higher write
+//!   timestamp, which is the stamp. The leases determine who may use which stamps. See
+//!   `cql/rows.rs`.
+//! * **Only lightweight transactions change leases and the layout**, and one inserts the reply key.
+//!   Nothing else uses them. See `cql/leases.rs`, `cql/layouts.rs` and `cql/secrets.rs`.
+//! * **A batch goes in two rounds**: the rows follow once every index entry is acknowledged. Each
+//!   round is many concurrent requests, within [`CqlConfig::in_flight_max`].
+//! * **Reads and writes use a local quorum.** Every later reader sees what was acknowledged.
+//! * **Reads meet no tombstones.** Rows and deadline entries expire and are not read again;
+//!   attention entries are deleted in ranges, see `cql/walk.rs`.
+//! * **Unknown is not failed.** `cql/link.rs` describes repeats, time-outs and the meaning of
+//!   errors.
 //!
 //! Rows that are under way together share a partition. Measured on one Cassandra 5.0.8 that syncs
 //! its commit log, on two cores, rows of 1 KB, commits of 10, 100 and 500 rows
@@ -61,7 +62,7 @@ use crate::{
 
 /// The state store on ScyllaDB or Apache Cassandra. See the [module](crate) for what holds.
 ///
-/// Dropping it ends its connections; what was under way then may still happen.
+/// Dropping it ends its connections; requests under way may still take effect.
 pub struct CqlStore {
     keyspace: String,
     link: Arc<Link>,
@@ -75,15 +76,16 @@ pub struct CqlStore {
 }
 
 impl CqlStore {
-    /// Makes the keyspace and its tables, or what is missing of them. A keyspace that exists is left
-    /// as it is, so that one which others made will do. Changes nothing where nothing is missing.
+    /// Creates the keyspace and its tables, or the missing ones. An existing keyspace is left as it
+    /// is, so that others may create it. Changes nothing if nothing is missing.
     ///
     /// The future is boxed, so that this crate compiles it rather than the crate that awaits it.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Schema`] if servers or keyspace will not do, or the schema is newer than this
-    /// program; [`StoreError::Unavailable`] or [`StoreError::Unknown`] if it could not be made.
+    /// [`StoreError::Schema`] if the servers or the keyspace are unsuitable, or the schema is newer
+    /// than this program; [`StoreError::Unavailable`] or [`StoreError::Unknown`] if it could not be
+    /// created.
     pub fn migrate(config: &CqlConfig) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(Self::migrated(config))
     }
@@ -93,14 +95,14 @@ impl CqlStore {
         schema::migrate(&link, config).await
     }
 
-    /// Asks the servers what they are and what there is of the store. Changes nothing.
+    /// Queries the servers' versions and settings, and the state of the store's schema. Changes
+    /// nothing.
     ///
     /// The future is boxed, so that this crate compiles it rather than the crate that awaits it.
     ///
     /// # Errors
     ///
-    /// If they cannot be asked. What is wrong with what they say is in
-    /// [`CqlReport::problems`].
+    /// If the servers cannot be queried. Problems that they report are in [`CqlReport::problems`].
     pub fn check(config: &CqlConfig) -> BoxFuture<'_, Result<CqlReport, StoreError>> {
         Box::pin(Self::checked(config))
     }
@@ -110,13 +112,13 @@ impl CqlStore {
         schema::report(&link, config).await
     }
 
-    /// Connects to a store that was made by [`migrate`](Self::migrate).
+    /// Connects to a store that [`migrate`](Self::migrate) created.
     ///
     /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Schema`] if it cannot be used as it is, and what to do about it;
+    /// [`StoreError::Schema`] if the store cannot be used as it is, with what to do about it;
     /// [`StoreError::Unavailable`] if the servers do not answer.
     pub fn connect(config: CqlConfig) -> BoxFuture<'static, Result<Self, StoreError>> {
         Box::pin(Self::connected(config))
@@ -147,12 +149,12 @@ impl CqlStore {
         })
     }
 
-    /// Every row that is there now, in no order that means anything, each readable or not. It reads the whole
-    /// table, page by page: for whoever moves a store elsewhere, and nobody else.
+    /// Every row that exists now, in no particular order, each readable or not. Reads the whole
+    /// table, page by page: only for moving a store elsewhere.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unavailable`] if the servers do not answer, also in the place of a page.
+    /// [`StoreError::Unavailable`] if the servers do not answer, also in place of a page.
     pub async fn rows(
         &self,
     ) -> Result<impl Stream<Item = Result<Result<KeptRow, CorruptRow>, StoreError>>, StoreError>

@@ -1,4 +1,4 @@
-//! What of a store cannot be read, for readiness, `doctor` and the log.
+//! The unreadable parts of a store, for readiness, `doctor` and the log.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ pub struct DamagedPart {
     pub entries: String,
     /// The files that hold it, as far as that is known.
     pub files: Vec<String>,
-    /// What the disk or the checksum said.
+    /// The error of the disk or the checksum.
     pub cause: String,
 }
 
@@ -34,7 +34,7 @@ impl fmt::Display for DamagedPart {
 /// Everything in a store that was found to be damaged since the store was opened.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct DamageReport {
-    /// Why the store no longer accepts writes, if it does not.
+    /// Why the store no longer accepts writes; `None` if it does.
     pub refused: Option<String>,
     /// The parts, oldest first, up to [`DamageReport::PARTS_MAX`] of them.
     pub parts: Vec<DamagedPart>,
@@ -46,7 +46,7 @@ impl DamageReport {
     /// How many parts are named. Of more, only the number is known.
     pub const PARTS_MAX: usize = 100;
 
-    /// Whether nothing is known to be damaged.
+    /// Whether no damage is known.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use waybill_engine::{OperationId, Timestamp};
 
-/// How many buckets behind an index shard's cursor are looked at by whoever goes on from there; what lies before
-/// them may be forgotten.
+/// How many buckets before an index shard's cursor a supervisor that continues there reads again.
+/// Entries before these may be forgotten.
 pub const DUE_BUCKETS_AGAIN: i64 = 30;
 
 /// An entry of the deadline index: a hint that something is due for an operation.

@@ -1,20 +1,21 @@
 //! The store of one machine: an embedded key-value store (fjall) in one directory, owned by one
 //! process.
 //!
-//! * **One writer.** Every change goes through one thread, which takes all that waits, writes it as
-//!   one atomic, synced batch and then answers each caller. So changes need no locks to be compared
-//!   with what is stored, and concurrent callers share a sync. See `embedded/writer.rs`.
+//! * **One writer.** One thread makes every change: it takes all waiting calls, writes them as one
+//!   atomic, synced batch and then answers each caller. So changes are compared with stored values
+//!   without locks, and concurrent callers share a sync. See `embedded/writer.rs`.
 //! * **Readers read snapshots.** They see a batch whole or not at all, and only once it is synced.
-//! * **Nothing that cannot be read is destroyed.** A write takes the place of a corrupt row, whose
-//!   bytes are kept aside; the purge leaves it alone.
+//! * **Nothing unreadable is destroyed.** A write that replaces a corrupt row keeps its bytes
+//!   aside; the purge skips it.
 //! * **A damaged block harms only its entries.** See `embedded/damage.rs`.
-//! * **No damaged file is opened at the cost of rows.** See the crate `disk`.
-//! * **A full disk is waited for.** Writes fail while it lasts and reads go on; once there is room the store is
-//!   opened again in place. See `embedded/reopening.rs`.
-//! * **Flushes and compactions do not stall for good.** Full memtables are rotated after a commit, and a commit waits for the
-//!   worker beforehand, by rules of our own. See `embedded/flushing.rs`.
-//! * **Retention is read, then purged.** A row past its retention reads as absent at once; its bytes
-//!   go later, in bounded steps. See `embedded/purge.rs`. No wall clock ends it: see `embedded/retention.rs`.
+//! * **A damaged file is never opened at the cost of rows.** See the crate `disk`.
+//! * **A full disk is temporary.** Meanwhile writes fail and reads go on. Once there is room the
+//!   store is opened again in place. See `embedded/reopening.rs`.
+//! * **Flushes and compactions never stall for good.** Full memtables are rotated after a commit,
+//!   and a commit first waits for the worker, by our own rules. See `embedded/flushing.rs`.
+//! * **Retention affects reads first.** A row past its retention reads as absent at once. Its bytes
+//!   are purged later, in bounded steps: see `embedded/purge.rs`. Retention does not depend on the
+//!   wall clock: see `embedded/retention.rs`.
 //!
 //! Deliberately absent: settings that trade durability for speed.
 
@@ -71,30 +72,30 @@ pub struct EmbeddedConfig {
     /// larger it is, the more of an operation's short-lived states never reach a table on disk.
     /// Default: 4 MiB.
     pub memtable_bytes: u64,
-    /// From how many bytes of full journal files on the tables that still hold the oldest one back
-    /// are written out; at least 64 MiB. Another 64 MiB or so are the file that is being written.
-    /// Default: 64 MiB.
+    /// The bytes of full journal files from which on the tables that still need the oldest one are
+    /// flushed; at least 64 MiB. The file being written takes about another 64 MiB. Default: 64
+    /// MiB.
     pub journal_bytes_max: u64,
-    /// How many threads write out and compact tables. With more than one, the first only writes
-    /// out, and spins while another compacts: it costs about a fifth more CPU per row, and is of
-    /// use where compactions are so long that full tables pile up. Default: 1.
+    /// How many threads flush and compact tables. With more than one, the first only flushes, and
+    /// spins while another compacts. That costs about a fifth more CPU per row, and helps only if
+    /// compactions are so long that full tables pile up. Default: 1.
     pub worker_threads: usize,
-    /// How many calls may wait for the writer; past it callers wait for room. Default: 64.
+    /// How many calls may wait for the writer; further callers wait for room. Default: 64.
     pub queued_calls_max: usize,
     /// After how many rows the writer stops taking more calls into one synced batch. A single call
     /// is never split. Default: 4096.
     pub group_rows_max: usize,
-    /// Of how many operations the stamp is remembered, so that their next write needs no read; at
+    /// For how many operations the stamp is remembered, so that their next write needs no read; at
     /// most twice as many are held. Should exceed what is in flight. Default: 32,768.
     pub recent_stamps: usize,
-    /// How often rows past their retention and deadline entries behind the cursor are looked for.
+    /// How often to look for rows past their retention and deadline entries behind the cursor.
     /// Default: 10 s.
     pub purge_interval: Duration,
     /// How many rows, and how many deadline entries per index shard, one such pass removes at most.
     /// Default: 65,536.
     pub purge_entries_max: usize,
     /// How many attention entries that are over a day old one such pass looks at, each with its
-    /// row, to remove those whose operation is gone or `Processed`. A walk over all of them begins
+    /// row, to remove those with a purged or `Processed` operation. A walk over all of them begins
     /// once an hour. Default: 4,096.
     pub attention_checks_max: usize,
 }
@@ -121,7 +122,7 @@ impl EmbeddedConfig {
 
 /// The state store of one machine. See the [module](crate) for what holds.
 ///
-/// Dropping it closes it, and waits until what was queued is written.
+/// Dropping it closes it, and waits until queued changes are written.
 pub struct EmbeddedStore {
     path: PathBuf,
     tables: Arc<Reopening>,
@@ -136,8 +137,8 @@ struct Running {
 }
 
 impl EmbeddedStore {
-    /// Opens the store, and makes it if it does not exist. Blocks while the journal of an unclean
-    /// end is replayed.
+    /// Opens the store, or creates it. Blocks while the journal is replayed after an unclean
+    /// shutdown.
     ///
     /// # Errors
     ///
@@ -160,18 +161,19 @@ impl EmbeddedStore {
         })
     }
 
-    /// Waits until the store takes no more writes, because a compaction met a damaged block or the disk fails.
-    /// Returns why. The next [`EmbeddedStore::open`] makes a new store of what can be read.
+    /// Waits until the store refuses writes because a compaction met a damaged block or the disk
+    /// fails. Returns why. The next [`EmbeddedStore::open`] rebuilds the store from what can be
+    /// read.
     pub async fn refuses_writes(&self) -> String {
         self.tables.damages().refused().await
     }
 
-    /// Every row that is there now, in no order that means anything, each readable or not. Blocks while the
+    /// Every row that exists now, in no particular order, each readable or not. Blocks while the
     /// disk is read.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unavailable`] in the place of what the disk does not give.
+    /// [`StoreError::Unavailable`] in place of rows that the disk fails to read.
     pub fn rows(&self) -> impl Iterator<Item = Result<Result<KeptRow, CorruptRow>, StoreError>> {
         let (tables, failed) = match self.tables.get() {
             Ok(tables) => (Some(tables), None),
@@ -181,15 +183,15 @@ impl EmbeddedStore {
         failed.into_iter().chain(rows.into_iter().flatten())
     }
 
-    /// Why every write fails at the moment, if it does. It ends by itself: a later write opens the store again, once there
-    /// is room.
+    /// Why every write currently fails; `None` if writes do not fail. The failure ends by itself: a
+    /// later write opens the store again, once there is room.
     #[must_use]
     pub fn write_failure(&self) -> Option<WriteFailure> {
         self.tables.failure()
     }
 
-    /// Closes the store: refuses new writes, finishes those that wait, and stops its threads. The
-    /// directory is free for another once the store is dropped, too.
+    /// Closes the store: refuses new writes, completes waiting ones, and stops its threads. The
+    /// directory is free for another process once the store is dropped, too.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Why the store could not do what it was asked.
+//! Errors of the store.
 
 use std::error::Error;
 
@@ -8,7 +8,7 @@ use waybill_engine::OperationId;
 use crate::WriteFailure;
 use crate::cql::{CqlProblem, CqlServer};
 
-/// Why the store could not do what it was asked.
+/// Why a store operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The disk or the database failed.
@@ -20,8 +20,8 @@ pub enum StoreError {
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// The disk of the embedded store is full. Nothing is lost, and what was attempted may be repeated: the store goes on
-    /// by itself once there is room. Of a change it is not known whether it was made.
+    /// The disk of the embedded store is full. Nothing is lost, and the action may be repeated: the
+    /// store resumes by itself once there is room. Whether a change was made is unknown.
     #[error(
         "{action} failed in the state store: its disk is full; writes resume once there is free space"
     )]
@@ -32,8 +32,8 @@ pub enum StoreError {
         #[source]
         source: Option<Box<dyn Error + Send + Sync>>,
     },
-    /// The embedded store could not write for another reason than a full disk, and opens its files again. Nothing was written.
-    /// What was attempted may be repeated.
+    /// The embedded store could not write for a reason other than a full disk, and opens its files
+    /// again. Nothing was written. The action may be repeated.
     #[error("{action} failed in the state store, which opens its files again")]
     Reopening {
         /// What was attempted.
@@ -42,8 +42,8 @@ pub enum StoreError {
         #[source]
         source: WriteFailure,
     },
-    /// The database did not say what became of a change within the time that was allowed for it:
-    /// it may have been made, in whole or in part, or may be yet.
+    /// The database did not report the outcome of a change in time: it may have been made, in whole
+    /// or in part, or may still be.
     #[error("whether {action} has happened in the state store is unknown")]
     Unknown {
         /// What was attempted.
@@ -52,7 +52,7 @@ pub enum StoreError {
         #[source]
         source: Box<dyn Error + Send + Sync>,
     },
-    /// A row is longer than the store takes. Nothing of its batch was written.
+    /// A row exceeds the store's limit. Nothing of its batch was written.
     #[error("the row of operation {id} has {bytes} bytes, and the store takes {bytes_max}")]
     RowTooLong {
         /// The operation.
@@ -62,7 +62,8 @@ pub enum StoreError {
         /// How long it may be.
         bytes_max: usize,
     },
-    /// It is held in another datacentre, whose lightweight transactions are not seen here.
+    /// The lease or the layout is held in another datacentre, whose lightweight transactions are
+    /// not visible here.
     #[error("{what} is held in datacentre {holder}, and this one is {local}")]
     ElsewhereHeld {
         /// The lease, or the layout of shards.
@@ -72,10 +73,10 @@ pub enum StoreError {
         /// The datacentre of this process.
         local: String,
     },
-    /// The store's place in the database is missing or unfit.
+    /// The store's place in the database is missing or unsuitable.
     #[error("the state store cannot be used")]
     Schema(#[from] SchemaError),
-    /// A stored value that is no row cannot be decoded.
+    /// A stored value other than a row cannot be decoded.
     #[error("the stored {what} of {key} cannot be read: {cause}")]
     Corrupt {
         /// What kind of value it is.
@@ -88,7 +89,7 @@ pub enum StoreError {
     /// A file of the embedded store is damaged, and opening the store would lose acknowledged rows.
     #[error(transparent)]
     Damaged(DamagedFile),
-    /// Someone else has the embedded store open: usually another process.
+    /// The embedded store is already open, usually in another process.
     #[error("the data directory {path} is in use by another process")]
     Locked {
         /// The directory.
@@ -108,7 +109,7 @@ impl StoreError {
         }
     }
 
-    /// `action` cannot be done before there is room.
+    /// `action` fails until there is room.
     pub(crate) fn full(action: &'static str) -> Self {
         Self::Full {
             action,
@@ -135,7 +136,7 @@ pub enum SchemaError {
         /// Why not.
         why: &'static str,
     },
-    /// A keyspace that were made like this could not be used.
+    /// A keyspace created like this could not be used.
     #[error(
         "each row would be stored {factor} times in datacentre {datacenter}, which has {nodes} nodes: \
          set the replication factor (store.scylla.replicationFactor)"
@@ -148,13 +149,13 @@ pub enum SchemaError {
         /// How many nodes it has.
         nodes: usize,
     },
-    /// There are several datacentres, and which one is to be used is not said, or is none of them.
+    /// There are several datacentres, and none is configured, or the configured one does not exist.
     #[error("the datacentre to use must be one of {}", known.join(", "))]
     Datacenter {
-        /// Those that there are.
+        /// The existing datacentres.
         known: Vec<String>,
     },
-    /// The servers or the keyspace are unfit.
+    /// The servers or the keyspace are unsuitable.
     #[error("keyspace {keyspace} on {server}: {problem}")]
     Unfit {
         /// The keyspace.

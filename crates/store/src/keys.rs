@@ -39,7 +39,8 @@ pub(crate) const RETENTION: [u8; 1] = [4];
 /// The key of the reply key, among those of the leases.
 pub(crate) const REPLY_KEY: [u8; 1] = [5];
 
-/// The key of a lease. Those of the first layout are what they were before there were others.
+/// The key of a lease. Leases of the first layout keep the keys that they had before there were
+/// others.
 pub(crate) fn lease(key: LeaseKey) -> Vec<u8> {
     let role = match (key.role, key.generation) {
         (LeaseRole::Scheduler, LayoutGeneration(0)) => 0,
@@ -83,7 +84,7 @@ pub(crate) fn aside(id: OperationId, at: Timestamp, part: RowPart) -> [u8; ASIDE
     key
 }
 
-/// The key of what is kept once per index shard.
+/// The key of a value that exists once per index shard.
 pub(crate) fn partition(partition: PartitionId) -> [u8; 4] {
     partition.0.to_be_bytes()
 }

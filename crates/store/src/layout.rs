@@ -1,19 +1,23 @@
 //! Which sharding scheme is in force, and the steps to another one.
 //!
 //! What must hold: a layout is only ever replaced by its own [`successor`](Layout::successor), by a
-//! conditional write. So all processes agree on the sharding scheme of every generation, and the leases of
-//! different generations have nothing to do with each other.
+//! conditional write. So all processes agree on the sharding scheme of every generation, and the
+//! leases of different generations are independent.
 //!
-//! To another number of partitions it goes in several generations. The first says what is
-//! [intended](Layout::intended), which nobody goes by yet. If there are to be fewer, the next says where those that
-//! stay are [cut](Layout::cut): their shards leave what lies beyond to those who will come. Then it is
-//! [announced](Layout::announced): whoever writes spreads the operations by the new number, and there are as many
-//! shards as will be needed. When nobody can still write by the old number, the next says where the old partitions
-//! [ended](Layout::moved): shards that have another partition from then on read their old one to there, in the
-//! generation before, and then begin. When all have, the last [forgets](Layout::settled) how it came.
+//! A change of the number of partitions takes several generations:
 //!
-//! Partitions that are left over stay on the topics: what anybody still writes there is rerouted, from the place
-//! that the layout [keeps](Layout::retired).
+//! * The first records the [intended](Layout::intended) number, which no process uses yet.
+//! * If the number falls, the next records where the remaining partitions are [cut](Layout::cut):
+//!   their shards leave the records beyond the cut to the shards that follow them.
+//! * The next [announces](Layout::announced) the change: producers spread operations by the new
+//!   number, and there are as many shards as will be needed.
+//! * Once no process can write by the old number, the next records where the old partitions
+//!   [ended](Layout::moved). Shards that get another partition read their old one up to there, in
+//!   the generation before, and then begin.
+//! * Once all shards have done so, the last [forgets](Layout::settled) the change.
+//!
+//! Partitions that are no longer used stay on the topics. Records that are still written to them
+//! are rerouted, from the offsets that the layout [keeps](Layout::retired).
 
 mod change;
 mod error;
@@ -31,7 +35,7 @@ use self::change::{Begins, Change, Step};
 pub use self::change::Retired;
 pub use self::error::LayoutError;
 
-/// The number of a layout, counted from 0: of the one that holds until another was ever chosen.
+/// The number of a layout, counted from 0, which is the layout before any was stored.
 #[derive(
     Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Default, Serialize, Deserialize,
 )]
@@ -60,20 +64,21 @@ const GENERATIONS_OF_CHANGE: usize = 5;
 /// The sharding scheme that is in force, and those that were before it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Layout {
-    /// Those before, the oldest first: one for each generation.
+    /// The earlier ones, the oldest first: one for each generation.
     past: Vec<ShardingScheme>,
     /// The one in force.
     scheme: ShardingScheme,
-    /// How the number of partitions is being changed.
+    /// The change of the number of partitions, if one is in progress.
     change: Option<Change>,
-    /// Where partitions were cut when their number was changed for the first time, in order.
+    /// Where partitions were cut when their number first changed, in order.
     boundaries: Vec<TopicOffsets>,
-    /// Partitions that nobody reads any more, or that were once so: for each time, in their order.
+    /// Partitions that no shard reads, now or at an earlier time: one entry for each time, in
+    /// order.
     retired: Vec<Retired>,
 }
 
 impl Layout {
-    /// What holds where no layout is stored: one shard for each partition.
+    /// The layout if none is stored: one shard for each partition.
     #[must_use]
     pub const fn first(partitions: u32) -> Self {
         Self {
@@ -85,7 +90,7 @@ impl Layout {
         }
     }
 
-    /// The layout after this one, of as many partitions.
+    /// The next layout, with the same number of partitions.
     ///
     /// # Errors
     ///
@@ -101,16 +106,16 @@ impl Layout {
         self.next(scheme)
     }
 
-    /// The layout after this one, by which so many partitions are intended. Another number may be intended as long
-    /// as nobody goes by it.
+    /// The next layout, which intends this number of partitions. The intention may be changed as
+    /// long as no process uses it.
     ///
     /// # Errors
     ///
-    /// If that is neither a multiple nor a part of what there is, each partition would have too many shards
-    /// meanwhile, or another is on its way.
+    /// If the number is neither a multiple nor a divisor of the current one, each partition would
+    /// have too many shards meanwhile, or another change is in progress.
     pub fn intended(&self, partitions: u32) -> Result<Self, LayoutError> {
         self.is_gone_by_none()?;
-        // A change that was begun can be ended.
+        // Leaves enough generations to complete the change.
         if self.past.len() + GENERATIONS_OF_CHANGE > GENERATIONS_MAX {
             return Err(LayoutError::Generations);
         }
@@ -142,11 +147,11 @@ impl Layout {
         })
     }
 
-    /// The layout after this one, in which no other number of partitions is intended.
+    /// The next layout, without the intended number of partitions.
     ///
     /// # Errors
     ///
-    /// If none is, or somebody goes by it.
+    /// If none is intended, or a process already uses it.
     pub fn withdrawn(&self) -> Result<Self, LayoutError> {
         self.is_gone_by_none()?;
         self.change.as_ref().ok_or(LayoutError::Step)?;
@@ -156,12 +161,12 @@ impl Layout {
         })
     }
 
-    /// The layout after this one, in which shards know that each of the fewer partitions that were intended is cut
-    /// at `begins`.
+    /// The next layout, which cuts the partitions that remain of a smaller intended number at
+    /// `begins`.
     ///
     /// # Errors
     ///
-    /// If no fewer were intended, or there is not one offset for each that stay.
+    /// If no smaller number is intended, or `begins` does not have one offset for each of them.
     pub fn cut(&self, begins: Vec<TopicOffsets>) -> Result<Self, LayoutError> {
         let change = self.at(&Step::Intended)?;
         if !change.is_to_fewer() || begins.len() != change.begun() as usize {
@@ -178,12 +183,13 @@ impl Layout {
         Ok(next)
     }
 
-    /// The layout after this one, by which operations are spread over as many partitions as were intended, and which
-    /// has as many shards as will read them. Of more, those that come are read from `begins` on.
+    /// The next layout, which spreads operations over the intended number of partitions and has as
+    /// many shards as will read them. Added partitions are read from `begins` on.
     ///
     /// # Errors
     ///
-    /// If none were intended, or fewer that are not cut, or there is not one offset for each that come.
+    /// If none is intended, or a smaller number that is not cut, or `begins` does not have one
+    /// offset for each added partition.
     pub fn announced(&self, begins: Vec<TopicOffsets>) -> Result<Self, LayoutError> {
         if let Ok(change) = self.at(&Step::Cut) {
             if !begins.is_empty() {
@@ -208,7 +214,7 @@ impl Layout {
             begins: Some(Begins { since, at: begins }),
             ..change.clone()
         };
-        // What comes to a partition from there on is read again.
+        // Records from there on are read again.
         for retired in &mut next.retired {
             retired.until = retired.until.or(change.begin(retired.partition));
         }
@@ -216,8 +222,8 @@ impl Layout {
         Ok(next)
     }
 
-    /// The partitions that there are, with as many shards as there will be of so many: the least multiple of what
-    /// there are of which each partition gets as many.
+    /// The current partitions, with as many shards as `partitions` will have: the least multiple of
+    /// the current number of shards that gives each of `partitions` equally many.
     fn shared_by_as_many_as(&self, partitions: u32) -> ShardingScheme {
         let shards = self.scheme.shards_per_partition;
         let times = (partitions / self.scheme.partitions).max(1);
@@ -231,12 +237,12 @@ impl Layout {
         }
     }
 
-    /// The layout after this one, in which the partitions that were announced are read, and the old ones
-    /// ended at `ends`.
+    /// The next layout, in which shards read the announced partitions, and the old ones ended at
+    /// `ends`.
     ///
     /// # Errors
     ///
-    /// If none were announced, or these are not the ends of all.
+    /// If none are announced, or `ends` does not have one offset for each old partition.
     pub fn moved(&self, ends: Vec<TopicOffsets>) -> Result<Self, LayoutError> {
         let change = self.at(&Step::Announced)?;
         if ends.len() != change.from as usize {
@@ -261,12 +267,12 @@ impl Layout {
         Ok(next)
     }
 
-    /// The layout after this one, once all shards have gone over: how they came there is forgotten, and so are the
-    /// times in which partitions were left over that are `through`.
+    /// The next layout, once all shards have moved. It forgets the change, and those times without
+    /// use of a partition that are in `through`.
     ///
     /// # Errors
     ///
-    /// If they are not going over.
+    /// If no shards are moving.
     pub fn settled(&self, through: &[Retired]) -> Result<Self, LayoutError> {
         self.going_over().ok_or(LayoutError::Step)?;
         let mut next = self.next(self.scheme)?;
@@ -295,7 +301,7 @@ impl Layout {
         })
     }
 
-    /// Whether nobody reads or writes by another number yet.
+    /// Fails if a process already uses another number.
     fn is_gone_by_none(&self) -> Result<(), LayoutError> {
         match &self.change {
             Some(Change { from, to, step, .. }) if *step != Step::Intended => {
@@ -321,7 +327,7 @@ impl Layout {
         }
     }
 
-    /// Over how many partitions operations are spread by whoever writes.
+    /// The number of partitions over which producers spread operations.
     #[must_use]
     pub fn partitions_written(&self) -> u32 {
         match &self.change {
@@ -340,8 +346,8 @@ impl Layout {
         ever
     }
 
-    /// How many partitions the topics may have: as many as operations are spread over, or more, that are left over
-    /// or intended.
+    /// How many partitions the topics may have: as many as operations are spread over, or more if
+    /// some are retired or intended.
     #[must_use]
     pub fn topics_may_have(&self) -> Vec<u32> {
         let written = self.partitions_written();
@@ -353,50 +359,51 @@ impl Layout {
         numbers
     }
 
-    /// How many partitions are intended, while nobody goes by them yet.
+    /// The intended number of partitions, while no process uses it.
     #[must_use]
     pub fn partitions_intended(&self) -> Option<u32> {
         self.at(&Step::Intended).ok().map(|change| change.to)
     }
 
-    /// How many partitions there will be, while their number is being changed.
+    /// The number of partitions at the end of the change in progress.
     #[must_use]
     pub fn becomes(&self) -> Option<u32> {
         self.change.as_ref().map(|change| change.to)
     }
 
-    /// Whether shards know that there will be fewer partitions, and nobody writes by it yet.
+    /// Whether partitions are cut for a smaller number that producers do not use yet.
     #[must_use]
     pub fn is_cut(&self) -> bool {
         self.at(&Step::Cut).is_ok()
     }
 
-    /// Whether another number of partitions was announced, and is not read yet.
+    /// Whether another number of partitions is announced, but not read yet.
     #[must_use]
     pub fn is_announced(&self) -> bool {
         self.at(&Step::Announced).is_ok()
     }
 
-    /// Whether another number of partitions is read, and not all shards have gone over.
+    /// Whether another number of partitions is read, but not all shards have moved.
     #[must_use]
     pub fn is_moving(&self) -> bool {
         self.going_over().is_some()
     }
 
-    /// Times in which operations were not spread over a partition, and what came to it is to be rerouted, in their
-    /// order.
+    /// Times in which operations were not spread over a partition, so that its records have to be
+    /// rerouted, in order.
     #[must_use]
     pub fn retired(&self) -> &[Retired] {
         &self.retired
     }
 
-    /// The numbers of partitions that somebody divides by, besides those of the sharding schemes.
+    /// The numbers of partitions that processes divide by, besides those of the sharding schemes.
     pub(crate) fn numbers(&self) -> Vec<u32> {
         let change = self.change.iter();
         change.flat_map(|change| [change.from, change.to]).collect()
     }
 
-    /// To where a shard of a generation reads its partition, if the next one gives it another.
+    /// The end up to which a shard of a generation reads its partition, if the next one gives it
+    /// another.
     #[must_use]
     pub fn end_of(&self, generation: LayoutGeneration, shard: ShardId) -> Option<TopicOffsets> {
         let (_, into, ends) = self.going_over()?;
@@ -410,7 +417,7 @@ impl Layout {
         end.filter(|_| before != after)
     }
 
-    /// Where a shard begins that this generation gives a partition that it did not read before.
+    /// Where a shard begins if this generation gives it a partition that it did not read before.
     #[must_use]
     pub fn begin_of(&self, generation: LayoutGeneration, partition: PartitionId) -> TopicOffsets {
         let change = self.going_over().filter(|(_, into, _)| *into == generation);
@@ -418,8 +425,8 @@ impl Layout {
         begin.unwrap_or_default()
     }
 
-    /// Where shards will begin that are still to come to a partition which others read: those pass over what
-    /// lies beyond.
+    /// Where future shards of a partition will begin that others read now: those skip the records
+    /// beyond.
     #[must_use]
     pub fn to_begin(&self, partition: PartitionId) -> Option<TopicOffsets> {
         let change = self.at(&Step::Cut).or(self.at(&Step::Announced)).ok()?;
@@ -427,7 +434,7 @@ impl Layout {
         begin.filter(|_| change.is_to_fewer())
     }
 
-    /// Where a partition was cut that shards of this generation read.
+    /// Where a partition that shards of this generation read was cut.
     #[must_use]
     pub fn boundary_of(
         &self,
@@ -438,7 +445,7 @@ impl Layout {
         (since <= generation).then_some(boundary)
     }
 
-    /// Where a partition was cut, for those who begin to read it in the first generation after that.
+    /// Where a partition was cut, for shards that read it from the first generation after that on.
     #[must_use]
     pub fn boundary_into(
         &self,
@@ -449,15 +456,16 @@ impl Layout {
         (since == generation).then_some(boundary.ends)
     }
 
-    /// Where a partition was cut when the number of partitions was changed for the first time: beyond may lie what
-    /// belongs elsewhere, and is, or was, sent there.
+    /// Where a partition was cut when the number of partitions first changed. Records beyond may
+    /// belong to other partitions, and are, or were, rerouted there.
     #[must_use]
     pub fn first_boundary(&self, partition: PartitionId) -> Option<TopicOffsets> {
         self.boundaries.get(partition.0 as usize).copied()
     }
 
-    /// By which sharding scheme shards of a generation take the records of a partition. Of fewer partitions, those that
-    /// stay are divided among as many shards as they will have as soon as they are cut.
+    /// The sharding scheme by which shards of a generation select the records of a partition.
+    /// Partitions that remain of a larger number have their future number of shards as soon as they
+    /// are cut.
     #[must_use]
     pub fn taken_by(&self, generation: LayoutGeneration, partition: PartitionId) -> ShardingScheme {
         let of = self.of(generation).unwrap_or(self.scheme);
@@ -471,8 +479,8 @@ impl Layout {
         }
     }
 
-    /// Shards of the generation before the number of partitions changed which read `partition` to its end, and
-    /// then had another: each with its lease's generation.
+    /// Shards of the generation before the change that read `partition` to its end and then got
+    /// another one, each with its lease's generation.
     #[must_use]
     pub fn left(&self, partition: PartitionId) -> Vec<(LayoutGeneration, ShardId)> {
         let before = self.going_over().and_then(|(_, into, _)| into.previous());
@@ -487,7 +495,7 @@ impl Layout {
         left.map(|shard| (generation, shard)).collect()
     }
 
-    /// Its number.
+    /// The number of this layout.
     #[must_use]
     pub fn generation(&self) -> LayoutGeneration {
         LayoutGeneration(self.past.len() as u64)
@@ -499,7 +507,7 @@ impl Layout {
         self.scheme
     }
 
-    /// The sharding scheme of a generation; `None` of one that is yet to come.
+    /// The sharding scheme of a generation; `None` for a future one.
     #[must_use]
     pub fn of(&self, generation: LayoutGeneration) -> Option<ShardingScheme> {
         let at = usize::try_from(generation.0).ok()?;
@@ -510,7 +518,7 @@ impl Layout {
     }
 }
 
-/// So many partitions with so many shards in all.
+/// A scheme with this many partitions and this many shards in all.
 fn among(partitions: u32, shards: u32) -> ShardingScheme {
     ShardingScheme {
         partitions,

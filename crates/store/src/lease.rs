@@ -1,4 +1,4 @@
-//! Who owns a shard's work or an index shard, and how far it has got.
+//! The owner of a shard or of an index shard, and the progress of its work.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use waybill_engine::{
 
 use crate::layout::LayoutGeneration;
 
-/// In which role a process owns something.
+/// The role in which a process owns a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub enum LeaseRole {
     /// Runs the operations of a shard.
@@ -20,8 +20,8 @@ pub enum LeaseRole {
     Supervisor,
 }
 
-/// What a lease is for. The leases of different roles have nothing to do with each other, nor have
-/// those of different layouts.
+/// What a lease is for. Leases of different roles are independent, and so are those of different
+/// layouts.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct LeaseKey {
     /// The role.
@@ -43,7 +43,7 @@ impl LeaseKey {
         }
     }
 
-    /// The lease of the supervisor that looks after `index_shard`.
+    /// The lease of the supervisor of `index_shard`.
     #[must_use]
     pub fn supervisor(index_shard: PartitionId) -> Self {
         Self {
@@ -75,14 +75,15 @@ impl fmt::Display for LeaseKey {
 
 /// The offsets below which every record of a shard is done, on each of its topics.
 ///
-/// The fingerprints tell the next owner whether the topics of requests are still the same. The others
-/// need none: replies can be derived again, and a recovery that is read twice applies once. At a log's start, where no
-/// record lies below the offset, the owner may give the fingerprint of the topic itself.
+/// The fingerprints let the next owner check whether the topics of requests are still the same. The
+/// other topics need none: replies can be derived again, and a recovery that is read twice applies
+/// once. At a log's start, with no record below the offset, the owner may give the fingerprint of
+/// the topic itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Checkpoint {
     /// The offsets.
     pub at: TopicOffsets,
-    /// Of the last request record below each of them, or, at the log's start, of the topic, if that is known.
+    /// Those of the last request record below each or, at the log's start, of the topic, if known.
     pub fingerprints: ByPriority<Option<u64>>,
 }
 
@@ -93,7 +94,7 @@ impl Checkpoint {
         self.at.on(source)
     }
 
-    /// At these offsets, with nothing known of what lies below.
+    /// A checkpoint at these offsets, with nothing known of the records below.
     #[must_use]
     pub const fn at(offsets: TopicOffsets) -> Self {
         Self {
@@ -122,9 +123,9 @@ impl Checkpoint {
     }
 }
 
-/// A lease: who owns the work of a shard, or an index shard, until when, and how far it has got. A supervisor
-/// leaves all but owner, epoch and renewal as they are by default: it writes no rows and reads no
-/// partition in order.
+/// A lease: who owns the work of a shard or an index shard, until when, and its progress. A
+/// supervisor sets only owner, epoch and renewal, and leaves the rest at the defaults: it writes no
+/// rows and reads no partition in order.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Lease {
     /// What it is for.
@@ -133,30 +134,31 @@ pub struct Lease {
     pub owner: Option<OwnerId>,
     /// The number of this ownership.
     pub epoch: Epoch,
-    /// Counts renewals: a lease whose `epoch` and `renewal` stand still has a silent owner.
+    /// Counts renewals: while `epoch` and `renewal` do not change, the owner is silent.
     pub renewal: u64,
     /// How long the owner may act after each renewal.
     pub duration: Duration,
-    /// Stamps of the owner's writes lie below this.
+    /// The owner's writes use stamps below this.
     pub stamp_limit: Stamp,
     /// Below these offsets everything is done.
     pub checkpoint: Checkpoint,
     /// The offset of the next request record that the owner has not yet consumed durably.
     pub consumed: ByPriority<Offset>,
-    /// The partition that the offsets are of.
+    /// The partition that the offsets belong to.
     pub partition: PartitionId,
-    /// What those that a merging shard follows had done beyond its checkpoint.
+    /// What the predecessors of a merging shard had done beyond its checkpoint.
     pub handover: ShardHandover,
-    /// Whether its shard was taken for good by those of the next layout: nobody owns it any more.
+    /// Whether the shards of the next layout have taken it over for good: it gets no owner any
+    /// more.
     pub is_ended: bool,
-    /// Whether the checkpoint says where the shard begins: from the first owner on, which stores where each log began
-    /// when it took the lease, and in every lease that follows such a one. Until then nobody has run the shard, and
-    /// a checkpoint of 0 means nothing.
+    /// Whether the checkpoint says where the shard begins. The first owner stores where each log
+    /// began when it took the lease, and every lease that follows keeps this. Before that the shard
+    /// has never run, and a checkpoint of 0 means nothing.
     pub is_begun: bool,
 }
 
 impl Lease {
-    /// A lease that nobody has ever held, of a shard or index shard of `partition` that has done nothing.
+    /// A lease that was never held, of a shard or index shard of `partition` that has done nothing.
     #[must_use]
     pub fn new(key: LeaseKey, partition: PartitionId) -> Self {
         Self {
@@ -175,7 +177,7 @@ impl Lease {
         }
     }
 
-    /// The lease of the first owner of all: it begins where the logs did when it was taken.
+    /// The lease of the very first owner: it begins where the logs began when it was taken.
     #[must_use]
     pub fn beginning_at(self, first: TopicOffsets) -> Self {
         Self {
@@ -186,8 +188,7 @@ impl Lease {
         }
     }
 
-    /// What is written when its shard is taken for good. It has an epoch of its own, so that no owner
-    /// can renew it.
+    /// The lease that ends its shard for good. Its epoch is its own, so that no owner can renew it.
     #[must_use]
     pub fn ended(&self) -> Self {
         Self {
@@ -199,9 +200,9 @@ impl Lease {
         }
     }
 
-    /// What a shard goes on from that follows those of `parents`, all of which have ended: at the lowest
-    /// of their offsets, with stamps and epochs above all of theirs, or where `begins` says. Nobody has held it
-    /// yet.
+    /// Where a shard starts that follows those of `parents`, all of which have ended: at the lowest
+    /// of their offsets, with stamps and epochs above all of theirs, or where `begins` says. It has
+    /// had no owner yet.
     #[must_use]
     pub fn following(
         key: LeaseKey,
@@ -222,7 +223,8 @@ impl Lease {
             return Self {
                 consumed: begins.unread.on_requests(),
                 checkpoint: Checkpoint::at(begins.unread),
-                // The layout has kept where a partition begins that was added; of the first ones nobody knows it yet.
+                // The layout records where an added partition begins. For the first ones this is
+                // not known yet.
                 is_begun: !parents.is_empty(),
                 ..all
             };
@@ -245,23 +247,24 @@ impl Lease {
                 .unwrap_or_default(),
             handover: ShardHandover::new(resume, |source| checkpoint.on(source)),
             checkpoint,
-            // One of them that nobody has run has done nothing: its part is read from offset 0 on.
+            // A parent that never ran has done nothing: its part is read from offset 0 on.
             is_begun: leases().any(|lease| lease.is_begun),
             ..all
         }
     }
 }
 
-/// Where a shard begins that follows others, other than where they ended.
+/// Where a shard that follows others begins, if that is not where they ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Begins {
-    /// Where its partition was cut: it begins no later, for what they passed over beyond, others have left to it.
+    /// Where its partition was cut: it begins no later, because its parents left the records beyond
+    /// to it.
     pub boundary: Option<TopicOffsets>,
-    /// If none of them has read its partition.
+    /// The start if none of its parents has read its partition.
     pub unread: TopicOffsets,
 }
 
-/// One of those that a shard follows.
+/// A parent of a shard.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Followed {
     /// Its lease, which has ended.
@@ -456,7 +459,7 @@ mod tests {
             high: Offset(21),
         };
         assert_eq!((lease.checkpoint, lease.consumed), (expected, consumed));
-        // What it had done itself beyond is not done again.
+        // Its own work beyond the checkpoint is not repeated.
         assert_eq!(lease.handover.resume_offsets(), [parent.resume]);
     }
 }

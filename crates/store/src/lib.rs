@@ -7,26 +7,27 @@
 //! * **Durable means synced.** A write that returned `Ok` survives `kill -9` and a power loss.
 //! * **A batch is whole.** Of a [`WriteBatch`] that returned `Ok` everything is there; of one that
 //!   returned an error, what is there is unknown, and the batch may be repeated.
-//! * **The higher stamp stands.** Of two writes of one row the one with the higher [`Stamp`] is
-//!   what is read afterwards, whichever arrived first. State and immutable part are weighed each
-//!   by itself, so that a write without [`RowWrite::created`] leaves the immutable part as it is.
-//! * **A corrupt row harms only itself.** Reads answer for each row by itself, and a write with a
-//!   higher stamp takes the place of what cannot be read, without failing its batch.
-//! * **A damaged block harms only its entries.** Rows in it are corrupt; a listing goes on behind it. What
-//!   was passed over is in [`Store::damage`].
-//! * **What is reopened stays.** A final row that is written again without retention is kept for
-//!   good, and no purge that was due for it takes it away.
+//! * **The higher stamp wins.** Of two writes of one row, reads return the one with the higher
+//!   [`Stamp`], whichever arrived first. State and immutable part are compared separately, so that
+//!   a write without [`RowWrite::created`] leaves the immutable part as it is.
+//! * **A corrupt row harms only itself.** Reads return a result for each row, and a write with a
+//!   higher stamp replaces an unreadable row without failing its batch.
+//! * **A damaged block harms only its entries.** Rows in it are corrupt; a listing continues behind
+//!   it. [`Store::damage`] reports what was skipped.
+//! * **A reopened row stays.** A final row that is written again without retention is kept for
+//!   good, and no pending purge removes it.
 //! * **Index before row.** No row of a [`WriteBatch`] is visible before every index entry of the
 //!   same batch is durable.
 //! * **A lease has one owner.** [`Store::take_lease`] and [`Store::renew_lease`] are conditional:
 //!   of two contenders for one epoch at most one succeeds. One that has ended is never taken again.
 //! * **A layout has one successor.** [`Store::set_layout`] is conditional likewise.
-//! * **There is one reply key.** [`Store::reply_key`] gives every caller the same one, for as long as the store exists. (Two
-//!   datacentres of a CQL cluster that create it at the same moment are the exception: see `cql/secrets.rs`.)
+//! * **There is one reply key.** [`Store::reply_key`] returns the same one to every caller, for as
+//!   long as the store exists. (Two datacentres of a CQL cluster that create it at the same moment
+//!   are the exception: see `cql/secrets.rs`.)
 //!
 //! Deliberately absent: any query by state, tenant or age over the rows. Lists read the attention
-//! table; due work is read from the deadline index. (Whoever moves a whole store elsewhere reads all of it, by
-//! [`EmbeddedStore::rows`] and [`CqlStore::rows`].)
+//! table; due work is read from the deadline index. ([`EmbeddedStore::rows`] and [`CqlStore::rows`]
+//! read all rows, to move a whole store elsewhere.)
 
 mod attention;
 mod codec;
@@ -79,25 +80,25 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// processes are known to be dead.
     fn is_exclusive(&self) -> bool;
 
-    /// How many parts were found to be damaged since the store was opened. Cheap.
+    /// How many damaged parts were found since the store was opened. Cheap.
     fn damaged_parts(&self) -> u64 {
         0
     }
 
-    /// What was found to be damaged since the store was opened. A database answers for its own disks and
+    /// The damage found since the store was opened. A database looks after its own disks and
     /// reports nothing here.
     fn damage(&self) -> DamageReport {
         DamageReport::default()
     }
 
     /// Writes a batch durably. A row whose stamp is below the stored one changes nothing, and
-    /// neither does one that is repeated as it was. Whoever writes other content under a stamp that
-    /// was used cannot know which of the two stands. Rows that could not be read fail nothing: they
-    /// are replaced, and named in the answer.
+    /// neither does an exact repetition. If different content is written under a used stamp, either
+    /// of the two may be kept. Unreadable rows fail nothing: they are replaced, and named in the
+    /// answer.
     fn write(&self, batch: WriteBatch) -> BoxFuture<'_, Result<Written, StoreError>>;
 
-    /// Reads rows, each with an answer of its own, in the order of `ids`. A row is corrupt if it
-    /// cannot be decoded, or has a state but no immutable part.
+    /// Reads rows, with a result for each, in the order of `ids`. A row is corrupt if it cannot be
+    /// decoded, or has a state but no immutable part.
     fn get_many(&self, ids: Vec<OperationId>) -> BoxFuture<'_, Result<Vec<RowRead>, StoreError>>;
 
     /// Reads a lease; `None` if it was never taken.
@@ -116,7 +117,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// stored now: repeating a renewal that was written, word for word, is `true` again.
     fn renew_lease(&self, lease: Lease) -> BoxFuture<'_, Result<bool, StoreError>>;
 
-    /// Reads the layout; `None` if none was ever written, and there is [`Layout::first`].
+    /// Reads the layout; `None` if none was ever written, so that [`Layout::first`] applies.
     fn layout(&self) -> BoxFuture<'_, Result<Option<Layout>, StoreError>>;
 
     /// Replaces the layout: writes `layout` if the stored one is still `seen`. Returns whether `layout`
@@ -127,8 +128,8 @@ pub trait Store: fmt::Debug + Send + Sync {
         layout: Layout,
     ) -> BoxFuture<'_, Result<bool, StoreError>>;
 
-    /// The reply key of the installation. Where there is none yet, `candidate` becomes it; of several callers at once,
-    /// one succeeds and all get its key.
+    /// The reply key of the installation. If there is none yet, `candidate` becomes it; of several
+    /// callers at once, one succeeds and all get its key.
     fn reply_key(&self, candidate: ReplyKey) -> BoxFuture<'_, Result<ReplyKey, StoreError>>;
 
     /// Reads up to `limit` entries of one bucket of an index shard, in order, after `after`.
@@ -140,8 +141,9 @@ pub trait Store: fmt::Debug + Send + Sync {
         limit: usize,
     ) -> BoxFuture<'_, Result<Vec<DueEntry>, StoreError>>;
 
-    /// The first bucket of an index shard that was not swept to its end; `None` before the first advance. An entry
-    /// before it may not be found, unless it was written before the cursor got there.
+    /// The first bucket of an index shard that is not completely swept; `None` before the first
+    /// advance. An entry before it may not be found, unless it was written before the cursor got
+    /// there.
     fn due_cursor(
         &self,
         index_shard: PartitionId,
@@ -155,16 +157,17 @@ pub trait Store: fmt::Debug + Send + Sync {
         cursor: DueBucket,
     ) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Lists attention entries of `index_shards` page by page, merged into the cursor's order. Begin with
-    /// [`AttentionCursor::new`], and go on with [`AttentionPage::next`] until that is `None`.
+    /// Lists attention entries of `index_shards` page by page, merged into the cursor's order.
+    /// Begin with [`AttentionCursor::new`], and continue with [`AttentionPage::next`] until that is
+    /// `None`.
     ///
-    /// A page has at most `limit` entries. The work of one call is bounded, so it may have fewer, or
-    /// none, though more follow. What is written meanwhile behind the cursor is not listed; nothing
-    /// is listed twice.
+    /// A page has at most `limit` entries. The work of one call is bounded, so it may have fewer,
+    /// or none, although more follow. Entries written behind the cursor meanwhile are not listed;
+    /// nothing is listed twice.
     ///
-    /// An entry may be forgotten from a day after its instant on, if the operation's row is gone by
-    /// then, or is final without being parked. So whoever reopens an operation writes a new entry once it needs
-    /// attention again.
+    /// An entry may be forgotten from a day after its instant on, if the operation's row no longer
+    /// exists by then, or is final without being parked. So a caller that reopens an operation
+    /// writes a new entry once it needs attention again.
     fn attention_page(
         &self,
         index_shards: Vec<PartitionId>,

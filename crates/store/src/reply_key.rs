@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// The secret of an installation that proves replies: whoever has it can make the nonce of any step request. `Debug` does
-/// not show it.
+/// The secret of an installation that proves replies: its holder can make the nonce of any step
+/// request. `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ReplyKey([u8; ReplyKey::BYTES]);
 

@@ -1,4 +1,4 @@
-//! What one group commit writes, and what is read of a row.
+//! The content of a group commit, and of rows that are read.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::attention::AttentionEntry;
 use crate::due::DueEntry;
 use crate::error::CorruptRow;
 
-/// What was read for one operation: its row, `None` where there is none or its retention has
+/// The result of reading one operation: its row, `None` if there is none or its retention has
 /// passed, or why it cannot be read.
 pub type RowRead = Result<Option<OperationRow>, CorruptRow>;
 
@@ -38,7 +38,7 @@ pub struct RowWrite {
     /// The write's stamp.
     pub stamp: Stamp,
     /// For a final state: how long the whole row is kept from now. A write with a higher stamp and
-    /// without it keeps the row for good again, if it comes before the retention has passed.
+    /// without this keeps the row for good again, if it comes before the retention has passed.
     pub keep_for: Option<Duration>,
 }
 
@@ -61,10 +61,10 @@ impl WriteBatch {
     }
 }
 
-/// What a [`WriteBatch`] met that is now durable.
+/// The outcome of a durable [`WriteBatch`].
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Written {
-    /// Rows that could not be read and were replaced by what the batch says. A store that would
-    /// otherwise lose the old bytes keeps them aside.
+    /// Unreadable rows that the batch replaced. A store that would otherwise lose the old bytes
+    /// keeps them aside.
     pub replaced: Vec<CorruptRow>,
 }

@@ -1,7 +1,7 @@
 //! A row and its bytes, without a store around them.
 //!
-//! It is there for the benchmarks, which count what the codec costs: `codec` itself stays private, so that its
-//! formats can change.
+//! For the benchmarks, which measure the codec: `codec` itself stays private, so that its formats
+//! can change.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub struct RowBytes {
 }
 
 impl RowCodec {
-    /// Writes a row's values into `bytes`, in place of what is there. It is kept for good.
+    /// Writes a row's values into `bytes`, replacing its content. The row is kept for good.
     pub fn encode(&mut self, row: &RowWrite, bytes: &mut RowBytes) {
         let header = StateHeader {
             stamp: row.stamp,

@@ -1,4 +1,4 @@
-//! When a candidate may take a lease that another owner has.
+//! When a candidate may take another owner's lease.
 //!
 //! What must hold: **a silent owner is waited for.** A candidate takes another owner's lease only after it has seen it unchanged
 //! for its duration and the margin, on a clock that also counts the time for which the machine was suspended. An exclusive store
@@ -14,8 +14,8 @@ use crate::{Lease, LeaseKey, Store, StoreError};
 /// How often a candidate reads a lease that another owner has.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Waits until the lease may be taken and returns it as it then stands. One of `me`, if that is given,
-/// has a living owner even where no other process can have the store open.
+/// Waits until the lease may be taken, and returns it in its current state. A lease of `me`, if
+/// that is given, has a living owner even if no other process can have the store open.
 ///
 /// # Errors
 ///

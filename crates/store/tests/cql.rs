@@ -1,4 +1,4 @@
-//! The store on a CQL server: the contract of every store, and what only a cluster can get wrong.
+//! The store on a CQL server: the contract of every store, and the faults of a cluster.
 //!
 //! The server is named by `WAYBILL_TEST_SCYLLA=HOST:PORT`. Each test has a keyspace of its own, and
 //! drops it at its end.
@@ -25,7 +25,7 @@ use waybill_store::{
     Store, StoreError,
 };
 
-/// Names the server.
+/// The environment variable that names the server.
 const SERVER: &str = "WAYBILL_TEST_SCYLLA";
 
 /// A keyspace of its own on the server, if there is one.
@@ -42,7 +42,7 @@ impl Cql {
         }
     }
 
-    /// The keyspace for one test; `None`, and a word about it, where there is no server.
+    /// The keyspace for one test; `None`, with a message, if there is no server.
     fn new_or_skip() -> Option<Self> {
         let subject = Self::new();
         if let Some(why) = subject.why_skipped() {
@@ -66,7 +66,7 @@ impl Cql {
         CqlStore::connect(self.config()).await.unwrap()
     }
 
-    /// A session behind the store's back.
+    /// A session that bypasses the store.
     async fn session(&self) -> Session {
         let server = self.server.as_ref().unwrap();
         // Dropping a keyspace takes a server long that shares the machine with a build.
@@ -77,7 +77,7 @@ impl Cql {
         session.build().await.unwrap()
     }
 
-    /// Runs a statement behind the store's back; `{ks}` stands for the keyspace.
+    /// Runs a statement that bypasses the store; `{ks}` is the keyspace.
     async fn run(&self, statement: &str, values: impl SerializeRow) {
         let statement = statement.replace("{ks}", &self.keyspace);
         let session = self.session().await;
@@ -90,7 +90,7 @@ impl Subject for Cql {
         Arc::new(self.store().await)
     }
 
-    /// At the stamp that stands there, of two values the greater one is kept.
+    /// At an equal stamp, the greater of two values is kept.
     async fn spoil(&self, id: OperationId) {
         let session = self.session().await;
         let table = format!("{}.operations", self.keyspace);
@@ -268,7 +268,7 @@ async fn a_lease_that_is_held_in_another_datacentre_is_refused_until_it_is_relea
     subject.clean_up().await;
 }
 
-/// Each cell of a row with what is left of its TTL.
+/// Each cell of a row with the rest of its TTL.
 async fn ttls(subject: &Cql, id: OperationId) -> Vec<(&'static str, Option<i32>)> {
     const CELLS: [&str; 7] = [
         "body",
@@ -404,7 +404,7 @@ async fn an_unreadable_row_that_was_read_is_kept_aside_and_named_by_the_write_th
     subject.clean_up().await;
 }
 
-/// A server that does not answer is told apart from one that refuses, within the patience.
+/// A server that does not answer is distinguished from one that refuses, within the patience.
 #[tokio::test]
 async fn what_cannot_be_reached_is_said_within_patience() {
     let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -424,7 +424,7 @@ async fn what_cannot_be_reached_is_said_within_patience() {
     assert!(began.elapsed() < Duration::from_secs(60));
 }
 
-/// With room for one request at a time everything still goes on.
+/// With room for one request at a time, everything still makes progress.
 #[tokio::test]
 async fn a_store_with_room_for_one_request_writes_and_reads_batches() {
     let Some(subject) = Cql::new_or_skip() else {

@@ -1,4 +1,4 @@
-//! The embedded store: the contract of every store, and what only a store on disk can get wrong.
+//! The embedded store: the contract of every store, and the faults of a store on disk.
 
 #[path = "embedded/backup.rs"]
 mod backup;
@@ -64,7 +64,7 @@ fn it_is_exclusive() {
     assert!(Embedded::new().store().is_exclusive());
 }
 
-/// With a memory of one stamp nearly every write has to read what is stored.
+/// With a memory of one stamp, nearly every write has to read the stored row.
 #[tokio::test]
 async fn the_higher_stamp_stands_also_when_recent_stamps_are_forgotten() {
     let subject = Embedded::new();
@@ -88,7 +88,7 @@ async fn the_higher_stamp_stands_also_when_recent_stamps_are_forgotten() {
     }
 }
 
-/// Small tables, so that what was written has been through flushes and compactions.
+/// Small tables, so that all writes have been through flushes and compactions.
 #[tokio::test]
 async fn rows_are_right_after_they_went_through_compactions() {
     let subject = Embedded::new();
@@ -155,7 +155,7 @@ async fn closing_finishes_the_writes_that_wait() {
         .iter()
         .map(|&id| store.write(rows([write(id, 1, true)])))
         .collect::<futures_util::future::JoinAll<_>>();
-    // Polled once, each stands in the queue, which has room for all of them.
+    // Each is polled once and is then in the queue, which has room for all of them.
     let finished_already = (&mut writes).now_or_never();
     store.close().await.unwrap();
     let written = match finished_already {
@@ -245,7 +245,7 @@ fn a_path_that_is_a_file_is_an_error_with_its_cause() {
     assert!(std::error::Error::source(&error).is_some());
 }
 
-/// Tells a child process of this test which directory to use, and so that it is one.
+/// Marks a child process of this test, and names its directory.
 const CHILD_DIR: &str = "WAYBILL_STORE_TEST_DIR";
 
 /// The directory of this process, if it is a child of [`child`].
@@ -289,8 +289,8 @@ fn another_process_is_refused_while_the_store_is_open() {
     drop(subject.store());
 }
 
-/// A child writes from several tasks and says what was acknowledged; it is killed at some moment,
-/// again and again, and all that it ever said must be there.
+/// A child writes from several tasks and prints what was acknowledged. It is killed at random
+/// moments, again and again, and everything that it ever printed must be there.
 #[test]
 fn what_was_acknowledged_survives_kill_9() {
     const TEST: &str = "what_was_acknowledged_survives_kill_9";
@@ -306,7 +306,7 @@ fn what_was_acknowledged_survives_kill_9() {
         let mut child = child(TEST, subject.dir.path());
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let start = Instant::now();
-        // What stands in the pipe when the child dies was said before: it counts, too.
+        // Lines in the pipe when the child dies were printed before: they count, too.
         let mut is_killed = false;
         while let Some(Ok(line)) = lines.next() {
             match line.split(' ').collect::<Vec<_>>()[..] {

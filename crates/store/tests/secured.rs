@@ -59,7 +59,7 @@ impl Site {
         })
     }
 
-    /// All that the server wants.
+    /// A configuration with everything that the server requires.
     fn config(&self) -> CqlConfig {
         let mut config = CqlConfig::new([&self.server]);
         config.keyspace.clone_from(&self.name);
@@ -90,7 +90,7 @@ impl Site {
         }
     }
 
-    /// What is said where a connection with this configuration fails.
+    /// The error of a connection with this configuration.
     async fn refusal(&self, config: &CqlConfig) -> String {
         let error = CqlStore::check(config).await.unwrap_err();
         let said = told(&error);
@@ -107,7 +107,7 @@ async fn the_store_is_reached_over_tls_with_a_certificate_and_a_login() {
         return;
     };
     let config = site.config();
-    // Whoever prepares the store may do more than whoever uses it.
+    // The user that prepares the store needs more rights than the one that uses it.
     let statement = format!(
         "CREATE ROLE {}_migrator WITH LOGIN = true AND PASSWORD = '{}'",
         site.name, site.password
@@ -212,7 +212,7 @@ async fn a_certificate_without_tls_is_refused() {
     assert!(said.contains("over TLS only"), "{said}");
 }
 
-/// All that an error says, to people and to programmers.
+/// An error in its debug form, and with its causes.
 fn told(error: &(dyn Error + 'static)) -> String {
     let mut said = format!("{error:?}\n{error}");
     let mut cause = error.source();

@@ -140,7 +140,7 @@ fn values_read_back_as_what_was_written() {
     assert_eq!(cursor(bytes), Ok(DueBucket(-5)));
 }
 
-/// Changes only together with [`FORMAT`]: what is on disk must stay readable.
+/// Changes only together with [`FORMAT`]: stored values must stay readable.
 #[test]
 fn the_format_has_not_changed_by_accident() {
     let mut encoder = Encoder::default();
@@ -165,10 +165,10 @@ const GOLDEN: [&[&str]; 4] = [
         "0000000000000000", // never failed for good, nor undone; no history, nor records that led to it
         "02",               // two steps
         "020001000000000000000000000000", // Completed, by running, attempt 1, nothing else
-        "01016b01760000",   // one output; never told
+        "01016b01760000",   // one output; no status record
         "01000201140116020000000000000000", // Running, attempt 2, its times, two failures
         "01046275737900",   // busy
-        "000000",           // no output; never told
+        "000000",           // no output; no status record
         "2dac36a4",         // checksum
     ],
     &[
@@ -301,7 +301,7 @@ fn a_layout_that_is_or_was_impossible_is_refused() {
         let now = (vec![possible], possible, None::<()>, &nothing, &nothing);
         assert!(layout(encoder.bare(&now)).is_ok());
     }
-    // From none to two, intended, with no beginnings.
+    // From none to two, intended, without starts.
     let change = Some((0_u32, 2_u32, 0_u32, None::<()>));
     let nothing = Vec::<()>::new();
     let changing = (
@@ -376,7 +376,7 @@ fn a_value_cut_anywhere_is_refused() {
     }
 }
 
-/// Also where the changed value would decode.
+/// Even if the changed value would decode.
 #[test]
 fn a_bit_that_changed_anywhere_in_a_row_or_a_lease_is_found() {
     let mut encoder = Encoder::default();

@@ -1,10 +1,10 @@
-//! The attention table: a partition for each day of each index shard, and which of them there are.
+//! The attention table: a partition for each day of each index shard, and tables that list these.
 //!
-//! * **No empty day is read.** `attention_days` names the days, `attention_shards` the index shards of
-//!   each; both are written before the first entry that they lead to. So a listing over years costs
-//!   what there is to list.
-//! * **Entries have no TTL.** An operation may linger or wait for a person for longer than any that
-//!   could be set. The walk in `walk.rs` takes away what leads to nothing.
+//! * **No empty day is read.** `attention_days` names the days, `attention_shards` the index shards
+//!   of each. Both are written before the first entry of their partition. So the cost of a listing
+//!   over years depends only on its entries.
+//! * **Entries have no TTL.** An operation may linger, or wait for a person, for longer than any
+//!   TTL. The walk in `walk.rs` removes entries that lead to nothing.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::{Mutex, PoisonError};
@@ -19,10 +19,10 @@ use super::due::{read_entries, write_batch};
 use super::link::Link;
 use crate::{AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage, StoreError, keys};
 
-/// What is attempted here, for errors.
+/// The action that errors name.
 const ACTION: &str = "reading the attention table";
 
-/// What else is attempted here.
+/// The action that errors of writes name.
 const WRITING: &str = "writing the attention table";
 
 /// Microseconds of a day.
@@ -56,7 +56,7 @@ pub(super) struct Attention {
     oldest_first: Listing,
     newest_first: Listing,
     select_index_shards: PreparedStatement,
-    /// Days and index shards that are known to be named.
+    /// Days and index shards that are known to be listed.
     named: Mutex<HashSet<(i64, i64)>>,
 }
 
@@ -66,7 +66,7 @@ struct Listing {
     entries: PreparedStatement,
 }
 
-/// What one step of a listing found.
+/// The result of one step of a listing.
 struct Step {
     entries: Vec<AttentionEntry>,
     /// Everything up to here, in the listing's order, was found.
@@ -102,7 +102,7 @@ impl Attention {
         })
     }
 
-    /// Writes entries, and before them what leads to them.
+    /// Writes entries, after the rows that list their partitions.
     pub(super) async fn write(
         &self,
         link: &Link,
@@ -150,7 +150,8 @@ impl Attention {
         partition.1 >= day_of(wall_clock()) && named.contains(&partition)
     }
 
-    /// Remembers what is named, for its day: afterwards a walk may take the name away.
+    /// Remembers listed partitions until their day is over: a walk may remove their names
+    /// afterwards.
     fn were_named(&self, partitions: &[(i64, i64)]) {
         let today = day_of(wall_clock());
         let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
@@ -208,7 +209,7 @@ impl Attention {
             AttentionOrder::OldestFirst => &self.oldest_first,
             AttentionOrder::NewestFirst => &self.newest_first,
         };
-        // A day that was read to its end is not looked for again.
+        // A day that was read to its end is skipped.
         let (begin, end) = (day_of(first.at), day_of(last.at));
         let begin = begin.saturating_add(i64::from(first == outermost_of(begin)[1]));
         let end = end.saturating_sub(i64::from(last == outermost_of(end)[0]));
@@ -234,7 +235,7 @@ impl Attention {
             Ok(())
         });
         link.all(parts.collect()).await?;
-        // What an index shard that was not read to its end may still hold comes after its last entry.
+        // Further entries of an index shard that was not read to its end follow its last entry.
         let order = cursor.order;
         let cut_off = reads
             .iter()
@@ -249,7 +250,7 @@ impl Attention {
             .filter(|entry| order.compare(entry, &until).is_le())
             .collect();
         entries.sort_unstable_by(|one, other| order.compare(one, other));
-        // An operation stands once in a listing, however many index shards name it at one instant.
+        // An operation appears once in a listing, however many index shards name it at one instant.
         entries.dedup();
         let until = match entries.get(room) {
             Some(_) => entries[room - 1],

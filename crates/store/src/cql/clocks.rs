@@ -1,4 +1,4 @@
-//! What the servers' clocks show, held against this machine's.
+//! The servers' clocks, compared with this machine's.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,16 +8,16 @@ use scylla::cluster::Node;
 use scylla::policies::load_balancing::{NodeIdentifier, SingleTargetLoadBalancingPolicy};
 use scylla::statement::unprepared::Statement;
 
-/// What the clock of a node showed.
+/// The clock of a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CqlClock {
     /// The address of the node.
     pub node: String,
-    /// How far it is ahead of this machine's, in milliseconds; negative where it is behind.
+    /// How far it is ahead of this machine's, in milliseconds; negative if it is behind.
     pub ahead_ms: i64,
 }
 
-/// The clocks of the nodes that are connected. A node that does not answer has none to tell.
+/// The clocks of the connected nodes, without those that do not answer.
 pub(super) async fn clocks(session: &Session) -> Vec<CqlClock> {
     let cluster = session.get_cluster_state();
     let mut clocks = Vec::new();
@@ -30,7 +30,7 @@ pub(super) async fn clocks(session: &Session) -> Vec<CqlClock> {
     clocks
 }
 
-/// Asked once: an answer says what the clock showed when half of its time had passed.
+/// Asked once: the answer counts as the clock's time in the middle of the round trip.
 async fn ahead_ms(session: &Session, node: &Arc<Node>) -> Option<i64> {
     if !node.is_connected() {
         return None;

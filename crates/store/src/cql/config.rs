@@ -11,34 +11,34 @@ use crate::SchemaError;
 /// How a [`CqlStore`](crate::CqlStore) is reached and used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CqlConfig {
-    /// Some of the cluster's nodes, `host` or `host:port` (9042 if there is none). The others are
-    /// learnt from them.
+    /// Some of the cluster's nodes, `host` or `host:port` (default port: 9042). The driver
+    /// discovers the others.
     pub contact_points: Vec<String>,
     /// The keyspace: a lower-case letter, then up to 47 of `a-z`, `0-9` and `_`. Default: `waybill`.
     pub keyspace: String,
-    /// The datacentre whose replicas are read and written. Must be given where there are several:
-    /// one keyspace's schedulers run in one datacentre. Default: the only one.
+    /// The datacentre whose replicas are read and written. Required if there are several: the
+    /// schedulers of one keyspace run in one datacentre. Default: the only one.
     pub local_datacenter: Option<String>,
-    /// Who logs in. Default: nobody.
+    /// The login. Default: none.
     pub login: Option<CqlLogin>,
     /// Whether connections are encrypted. Default: they are not.
     pub tls: CqlTls,
-    /// The certificate that is shown to servers that ask for one, over TLS. Default: none.
+    /// The client certificate for servers that require one over TLS. Default: none.
     pub client_certificate: Option<CqlCertificate>,
-    /// How often each row is stored. Applies to a keyspace that [`migrate`](crate::CqlStore::migrate)
-    /// makes. Default: three times in each datacentre.
+    /// How often each row is stored. Applies to a keyspace that
+    /// [`migrate`](crate::CqlStore::migrate) creates. Default: three times in each datacentre.
     pub replication: CqlReplication,
     /// How many connections there are to each shard of each node (Cassandra: to each node).
     /// Default: 1.
     pub connections_per_shard: NonZeroUsize,
     /// How long one request to the servers may take. Should exceed the servers' own time-outs, so
-    /// that these speak first. Default: 5 s.
+    /// that their errors come first. Default: 5 s.
     pub request_timeout: Duration,
-    /// How long connecting may take. The driver waits for every node that it finds, and for ten seconds where one takes
-    /// connections and says nothing. Default: 90 s.
+    /// How long connecting may take. The driver waits for every node that it finds, and for ten
+    /// seconds if one accepts connections but does not answer. Default: 90 s.
     pub connect_timeout: Duration,
-    /// How long a read or a write is tried again while the servers do not answer, or do not say
-    /// what became of it; then the call fails. Default: 30 s.
+    /// How long a read or a write is retried while the servers do not answer or its outcome is
+    /// unknown; then the call fails. Default: 30 s.
     pub patience: Duration,
     /// How many requests of this store may be under way. Default: 256.
     pub in_flight_max: NonZeroUsize,
@@ -47,10 +47,10 @@ pub struct CqlConfig {
     /// segment has 32 MiB, and so has ScyllaDB's) and below their largest frame (16 MiB). Default:
     /// 8 MiB.
     pub row_bytes_max: usize,
-    /// How long an entry of the deadline index is kept after its instant. The supervisors may be
-    /// away so long without missing one. Default: 30 days.
+    /// How long an entry of the deadline index is kept after its instant. Supervisors may be
+    /// unavailable for this long without missing one. Default: 30 days.
     pub due_index_retention: Duration,
-    /// How often a walk over the attention entries that are over a day old begins, to remove those
+    /// How often a walk begins over the attention entries that are over a day old, to remove those
     /// that lead to nothing; `None` in processes that leave this to others. Default: 1 h.
     pub attention_walk_interval: Option<Duration>,
 }
@@ -78,7 +78,7 @@ impl CqlConfig {
         }
     }
 
-    /// Refuses what can't work whatever the servers say, and what would not be safe to put into a
+    /// Refuses settings that cannot work with any server, and values that are unsafe in a
     /// statement.
     pub(super) fn validate(&self) -> Result<(), SchemaError> {
         let is_lower = |c: char| c.is_ascii_lowercase();
@@ -141,10 +141,10 @@ impl fmt::Debug for CqlLogin {
     }
 }
 
-/// Whether connections are encrypted, and whose certificates are trusted.
+/// Whether connections are encrypted, and which authorities are trusted.
 ///
-/// A node's certificate has to name the IP address that it is reached at: the driver learns
-/// addresses from the cluster, and so knows no host names.
+/// A node's certificate must name the IP address that it is reached at: the driver learns addresses
+/// from the cluster, not host names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CqlTls {
     /// They are not encrypted.
@@ -167,9 +167,9 @@ pub struct CqlCertificate {
 /// How often each row is stored, and where.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CqlReplication {
-    /// So often in each datacentre that there is when the keyspace is made.
+    /// This often in each datacentre that exists when the keyspace is created.
     Everywhere(u8),
-    /// So often in each of these datacentres.
+    /// This often in each of these datacentres.
     Datacenters(BTreeMap<String, u8>),
 }
 

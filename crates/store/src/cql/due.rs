@@ -1,9 +1,9 @@
 //! The deadline index: a partition for each bucket of each index shard.
 //!
-//! Entries are hints that are never deleted: each expires a while after its instant, and of the buckets
-//! that were swept only the last ones are read again, so that nobody meets what has expired. The cursor of an index shard
-//! is written at the timestamp of its bucket, so that of two cursors the later one stands, without a
-//! transaction.
+//! Entries are hints that are never deleted: each expires a while after its instant. Only the last
+//! of the swept buckets are read again, so that no reader meets expired entries. The cursor of an
+//! index shard is written at the timestamp of its bucket, so that the later of two cursors wins
+//! without a transaction.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -92,7 +92,7 @@ impl Due {
         link.all(writes.collect()).await
     }
 
-    /// An entry is kept until its instant, and then for as long as a supervisor may be away.
+    /// An entry is kept until its instant, and then for as long as supervisors may be unavailable.
     fn ttl_s(&self, due: Timestamp, now: Timestamp) -> i32 {
         ttl_s(due.since(now).saturating_add(self.kept), now)
     }

@@ -7,7 +7,7 @@ use super::link::Link;
 use crate::codec::{self, Encoder};
 use crate::{Layout, StoreError};
 
-/// Whose layout it is.
+/// The name of the schedulers' layout, the only one.
 const NAME: &str = "schedulers";
 
 /// Reads and replaces the layout.
@@ -46,8 +46,9 @@ impl Layouts {
         Ok(stored.map(|(layout, _)| layout))
     }
 
-    /// Replaces exactly the layout that was seen, in the datacentre that has it: transactions of another are
-    /// not seen there. A generation has one layout, so its number is enough to compare.
+    /// Replaces exactly the layout that was seen, in the datacentre that holds it: transactions of
+    /// another one are not visible there. A generation has one layout, so comparing its number is
+    /// enough.
     pub(super) async fn set(
         &self,
         link: &Link,
@@ -74,7 +75,7 @@ impl Layouts {
             };
             match attempt(answer)? {
                 Attempt::Made => return Ok(true),
-                // An earlier attempt may be what stands in the way.
+                // An earlier attempt of this call may have succeeded.
                 Attempt::Refused => {
                     let Some((stored, holder)) = self.stored(link, &self.select).await? else {
                         return Ok(false);

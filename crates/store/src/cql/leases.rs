@@ -1,13 +1,13 @@
-//! Leases: the one table that is changed by lightweight transactions, and by nothing else.
+//! Leases: only lightweight transactions change their table.
 //!
-//! * **Taking** compares the bytes that were read, whole, so that a lease is taken only from exactly
-//!   what was seen. **Renewing** compares owner, epoch and number, and needs no read.
-//! * **A transaction that timed out**, or found too few replicas at one of its phases, may have been
-//!   made. It is read back at serial consistency, which also ends what is still under way: if what
-//!   stands there is what was to be written, it was made; else it is tried again, and its own condition
-//!   judges it.
-//! * **One datacentre.** Serial consistency is that of the local datacentre, so a lease that is held
-//!   in another one is refused. A released lease may be taken anywhere.
+//! * **Taking** compares all bytes that were read, so that only exactly the lease that was seen is
+//!   taken. **Renewing** compares owner, epoch and number, and needs no read.
+//! * **A transaction that timed out**, or found too few replicas at one of its phases, may have
+//!   been applied. It is read back at serial consistency, which also completes pending ones. If the
+//!   stored lease is the one to be written, the transaction was applied. Otherwise it is tried
+//!   again, under its own condition.
+//! * **One datacentre.** Serial consistency covers the local datacentre only, so a lease that is
+//!   held in another one is refused. A released lease may be taken anywhere.
 
 use scylla::errors::ExecutionError;
 use scylla::response::query_result::QueryResult;
@@ -36,13 +36,13 @@ struct Stored {
     datacenter: String,
 }
 
-/// What one attempt at a transaction came to.
+/// The outcome of one attempt at a transaction.
 pub(super) enum Attempt {
     /// The condition did not hold.
     Refused,
-    /// It was made.
+    /// It was applied.
     Made,
-    /// The attempt failed; the caller judges whether it may have been made.
+    /// The attempt failed; the caller judges whether it may have been applied.
     Failed(Box<ExecutionError>),
 }
 
@@ -75,9 +75,9 @@ impl Leases {
         })
     }
 
-    /// Reads a lease as a quorum has it. It may be an older one while a transaction is under way, which
-    /// harms nobody: whoever takes or renews it is held against the newest. A serial read would be a
-    /// round of consensus, and stand in the way of renewals.
+    /// Reads a lease from a quorum. It may be outdated while a transaction is under way, which is
+    /// harmless: taking and renewing compare with the newest. A serial read would need a round of
+    /// consensus and delay renewals.
     pub(super) async fn read(
         &self,
         link: &Link,
@@ -87,7 +87,7 @@ impl Leases {
         Ok(stored.map(|stored| stored.lease))
     }
 
-    /// Takes a lease from exactly what was seen.
+    /// Takes exactly the lease that was seen.
     pub(super) async fn take(
         &self,
         link: &Link,
@@ -98,7 +98,7 @@ impl Leases {
         loop {
             let error = match self.try_take(link, seen, lease).await? {
                 Attempt::Made => return Ok(true),
-                // An earlier attempt may be what stands in the way.
+                // An earlier attempt of this call may have succeeded.
                 Attempt::Refused if repeats.may_be_done => return self.stands(link, lease).await,
                 Attempt::Refused => return Ok(false),
                 Attempt::Failed(error) => error,
@@ -184,14 +184,14 @@ impl Leases {
             let renew = link.session.execute_unpaged(&self.renew, values);
             match attempt(link.attempt(renew).await)? {
                 Attempt::Made => return Ok(true),
-                // A repeat, of this call or of the caller, meets what it has written itself.
+                // A repeat, of this call or by the caller, may find its own write.
                 Attempt::Refused => return self.stands(link, lease).await,
                 Attempt::Failed(error) => repeats.after(*error).await?,
             }
         }
     }
 
-    /// Whether a lease is what is stored, word for word.
+    /// Whether a lease is exactly the stored one.
     async fn stands(&self, link: &Link, lease: &Lease) -> Result<bool, StoreError> {
         let stored = self.stored(link, &self.select, lease.key).await?;
         Ok(stored.is_some_and(|stored| stored.lease == *lease))
@@ -243,8 +243,8 @@ pub(super) fn attempt(answer: Result<QueryResult, ExecutionError>) -> Result<Att
     })
 }
 
-/// The role and the number that a lease lies under. Those of the first layout lie where they lay before
-/// there were others.
+/// The role and the number under which a lease is stored. Leases of the first layout keep the keys
+/// that they had before there were others.
 fn key(key: LeaseKey) -> (String, i64) {
     let role = match (key.role, key.generation) {
         (LeaseRole::Scheduler, LayoutGeneration(0)) => "scheduler".to_owned(),
@@ -254,7 +254,7 @@ fn key(key: LeaseKey) -> (String, i64) {
     (role, i64::from(key.number))
 }
 
-/// Owners are random; nobody is the nil id.
+/// Owners are random; the nil id means that there is none.
 fn owner(owner: Option<OwnerId>) -> Uuid {
     owner.map_or(Uuid::nil(), |owner| owner.0)
 }

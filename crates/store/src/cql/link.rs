@@ -1,16 +1,17 @@
-//! The way to the servers: one driver session, a bound on what is under way, and what happens when
-//! the servers do not answer.
+//! The connection to the servers: one driver session, a bound on concurrent requests, and retries
+//! while the servers do not answer.
 //!
-//! * **Which node.** Requests go to a replica of their partition in the local datacentre, on
-//!   ScyllaDB to the very shard, and never to another datacentre.
+//! * **Which node.** Requests go to a replica of their partition in the local datacentre (on
+//!   ScyllaDB to the owning shard), and never to another datacentre.
 //! * **Repeats.** Every plain statement here is idempotent: a write carries its own timestamp, or
-//!   inserts the same key again. So whatever failed without a refusal is sent again, for
+//!   inserts the same key again. So a statement that failed without a refusal is sent again, for
 //!   [`CqlConfig::patience`](super::CqlConfig); the driver's own policy tries the next node at once
-//!   where that may help. Lightweight transactions are not repeated blindly, see `leases.rs`.
-//! * **No speculative execution.** It would send a group commit twice just when the servers are
+//!   if that may help. Lightweight transactions are not repeated blindly, see `leases.rs`.
+//! * **No speculative execution.** It would send a group commit twice exactly when the servers are
 //!   slow.
-//! * **Unknown is said.** A write that timed out, or whose connection broke, may have been made.
-//!   Once patience has run out this is [`StoreError::Unknown`], never "failed".
+//! * **Unknown outcomes are reported as such.** A write that timed out, or whose connection broke,
+//!   may have been applied. Once patience has run out this is [`StoreError::Unknown`], never
+//!   "failed".
 
 use std::future::Future;
 use std::path::Path;
@@ -46,11 +47,12 @@ const BACKOFF_MIN: Duration = Duration::from_millis(20);
 /// The longest wait before a repeat.
 const BACKOFF_MAX: Duration = Duration::from_secs(1);
 
-/// So long no request has failed when the trouble counts as over.
+/// How long no request must have failed until the trouble counts as over.
 const QUIET: Duration = Duration::from_secs(5);
 
-/// How often each connection is probed, and how long the answer may take. The driver's own half a minute each would have all
-/// that connect wait a minute for a node that takes connections and says nothing.
+/// How often each connection is probed, and how long the answer may take. With the driver's own
+/// half a minute each, connecting would wait a minute for a node that accepts connections but does
+/// not answer.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
 /// A session with its servers.
@@ -64,10 +66,10 @@ pub(super) struct Link {
     trouble: Trouble,
 }
 
-/// What an error says about the request that met it.
+/// What an error implies for the request that met it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Failure {
-    /// It was refused, and would be again.
+    /// The servers refused it, and would refuse it again.
     Refused,
     /// It was not carried out.
     NotDone,
@@ -76,7 +78,7 @@ pub(super) enum Failure {
 }
 
 impl Link {
-    /// Connects, or says that the servers did not answer in time.
+    /// Connects, or reports that the servers did not answer in time.
     pub(super) async fn new(config: &CqlConfig) -> Result<Self, StoreError> {
         const ACTION: &str = "connecting";
         config.validate()?;
@@ -233,7 +235,7 @@ impl Link {
     }
 }
 
-/// Servers that take connections, or seem to, and say nothing.
+/// Servers that accept connections, or seem to, but do not answer.
 #[derive(Debug, thiserror::Error)]
 #[error("no answer from {contact_points} within {} s", .waited.as_secs_f64())]
 struct NoAnswer {
@@ -241,7 +243,7 @@ struct NoAnswer {
     waited: Duration,
 }
 
-/// Whether requests fail, told once when it begins and once when it is over.
+/// Whether requests fail; logged once when it begins and once when it is over.
 #[derive(Default)]
 struct Trouble {
     is_there: AtomicBool,
@@ -268,14 +270,14 @@ impl Trouble {
     }
 }
 
-/// How long a request is still repeated, and what is known of it.
+/// How long a request is still repeated, and what is known about it.
 pub(super) struct Repeats {
     action: &'static str,
     until: Instant,
     backoff: Duration,
-    /// What an error says of the kind of request that is repeated.
+    /// What an error implies for the kind of request that is repeated.
     judge: fn(&ExecutionError) -> Failure,
-    /// Whether an attempt ended without saying what became of it.
+    /// Whether an attempt ended with an unknown outcome.
     pub(super) may_be_done: bool,
 }
 
@@ -284,12 +286,12 @@ impl Repeats {
     ///
     /// # Errors
     ///
-    /// If there is to be none.
+    /// If there is no next attempt.
     pub(super) async fn after(&mut self, error: ExecutionError) -> Result<(), StoreError> {
         let failure = (self.judge)(&error);
         self.may_be_done |= failure == Failure::Unknown;
         if failure != Failure::Refused && Instant::now() + self.backoff < self.until {
-            // Contenders that failed together are not to meet again.
+            // Random, so that contenders that failed together do not collide again.
             let share = f64::from(uuid::Uuid::new_v4().as_u128() as u8) / 255.0;
             tokio::time::sleep(self.backoff.mul_f64(0.5 + share / 2.0)).await;
             self.backoff = (self.backoff * 2).min(BACKOFF_MAX);
@@ -304,7 +306,8 @@ impl Repeats {
     }
 }
 
-/// What an error says about the request that met it. What is not known to be harmless is unknown.
+/// What an error implies for the request that met it. An error that is not known to be harmless
+/// means that the outcome is unknown.
 pub(super) fn failure(error: &ExecutionError) -> Failure {
     use scylla::errors::DbError;
     match error {
@@ -333,7 +336,7 @@ pub(super) fn failure(error: &ExecutionError) -> Failure {
             | DbError::WriteFailure { .. }
             | DbError::ServerError
             | DbError::Other(_) => Failure::Unknown,
-            // The driver may learn of errors that this program does not know.
+            // The driver may report errors that this program does not know.
             _ => Failure::Unknown,
         },
         ExecutionError::LastAttemptError(error) => match error {
@@ -346,11 +349,12 @@ pub(super) fn failure(error: &ExecutionError) -> Failure {
     }
 }
 
-/// What an error says about a lightweight transaction. A coordinator looks anew at each phase whether
-/// replicas enough are alive, so that `Unavailable` may follow after they accepted the proposal: the
-/// transaction then is made by whoever touches the partition next. (Cassandra 5.0: `commitPaxos` in
-/// `StorageProxy` plans an ordinary write, and `ReplicaPlans.forWrite` refuses without live replicas. The
-/// protocol's error 0x1000 does not tell the phases apart, and the errors of reads do so as little.)
+/// What an error implies for a lightweight transaction. A coordinator checks at each phase whether
+/// enough replicas are alive, so `Unavailable` may follow after they accepted the proposal: the
+/// next access to the partition then completes the transaction. (Cassandra 5.0: `commitPaxos` in
+/// `StorageProxy` plans an ordinary write, and `ReplicaPlans.forWrite` refuses without live
+/// replicas. Error 0x1000 of the protocol does not distinguish the phases, and neither do the
+/// errors of reads.)
 fn failure_of_transaction(error: &ExecutionError) -> Failure {
     use scylla::errors::DbError;
     if let ExecutionError::LastAttemptError(RequestAttemptError::DbError(
@@ -363,8 +367,8 @@ fn failure_of_transaction(error: &ExecutionError) -> Failure {
     failure(error)
 }
 
-/// A server ended the connection before it could be used. Servers that want TLS, or a certificate, say no
-/// more than that.
+/// A server closed the connection before it could be used. Servers that require TLS, or a
+/// certificate, give no other sign.
 #[derive(Debug, thiserror::Error)]
 #[error("a server hung up; {hint}")]
 struct HungUp {
@@ -373,7 +377,7 @@ struct HungUp {
     error: NewSessionError,
 }
 
-/// What a server may have missed that hung up.
+/// What a server that closed the connection may have required.
 fn hint(config: &CqlConfig, error: &NewSessionError) -> Option<&'static str> {
     let NewSessionError::MetadataError(MetadataError::ConnectionPoolError(
         ConnectionPoolError::Broken {
@@ -425,7 +429,7 @@ fn tls(config: &CqlConfig) -> Result<Option<OpenSsl010Config>, StoreError> {
     Ok(Some(OpenSsl010Config::new(connector)))
 }
 
-/// The certificates of a file, none other trusted.
+/// The certificates in a file; no others are trusted.
 fn authorities(path: &Path) -> Result<X509Store, Cause> {
     let certificates = X509::stack_from_pem(&std::fs::read(path)?)?;
     if certificates.is_empty() {
@@ -438,7 +442,7 @@ fn authorities(path: &Path) -> Result<X509Store, Cause> {
     Ok(trusted.build())
 }
 
-/// A key without a passphrase; one with a passphrase is refused, and not asked for on the terminal.
+/// A key without a passphrase. One with a passphrase is refused; the terminal shows no prompt.
 fn key(path: &Path) -> Result<PKey<Private>, Cause> {
     let pem = std::fs::read(path)?;
     Ok(PKey::private_key_from_pem_callback(&pem, |_| Ok(0))?)
@@ -450,7 +454,7 @@ fn tls_failed(error: impl Into<Cause>) -> StoreError {
     StoreError::unavailable("loading the certificates", error)
 }
 
-/// A file for TLS is missing, or is not what it should be.
+/// A file for TLS is missing or invalid.
 fn unfit(path: &Path, cause: impl Into<Cause>) -> StoreError {
     tls_failed(format!("{}: {}", path.display(), cause.into()))
 }

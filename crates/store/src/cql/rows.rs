@@ -1,15 +1,14 @@
-//! Operation rows: where each lies, how a group commit is written, how rows are read.
+//! Operation rows: their partitions, how a group commit is written, how rows are read.
 //!
-//! * **The database weighs stamps.** Each write carries its stamp as CQL's write timestamp, and
-//!   state and immutable part are cells of their own: of each the highest stamp stands. The stamp
-//!   that is read back is the write time of the state's cell. The state is one blob, so that it is
-//!   never a mixture of two writes; the columns beside it are for people.
-//! * **Nothing is deleted, and no null is written**, so that rows leave no tombstones. What a write
-//!   does not give stays unset. Retention is a TTL on all cells of the last write; a write of all
-//!   cells without one takes it off.
-//! * **Rows of one slot share a partition**, and those of one commit and slot go as one unlogged
-//!   batch, which is one mutation: what a server does for each request costs it more than what it
-//!   does for each row. See [`slot`].
+//! * **The database compares stamps.** Each write carries its stamp as CQL's write timestamp. State
+//!   and immutable part are cells of their own, and each keeps the value with the highest stamp.
+//!   The stamp that is read back is the write time of the state's cell. The state is one blob, so
+//!   that it is never a mixture of two writes; the columns beside it are for people.
+//! * **Nothing is deleted, and no null is written**, so that rows leave no tombstones. Columns that
+//!   a write does not give stay unset. Retention is a TTL on all cells of the last write; a write
+//!   of all cells without a TTL removes it.
+//! * **Rows of one slot share a partition.** Those of one commit and slot form one unlogged batch,
+//!   which is one mutation: each request costs a server more than each row. See [`slot`].
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,7 +30,7 @@ use crate::codec::{self, Encoder};
 use crate::{CorruptRow, KeptRow, RowRead, RowWrite, StoreError};
 
 /// How many slots there are at a time. Divides usual numbers of partitions, so that the rows of one
-/// scheduler's commit lie in few slots.
+/// scheduler's commit fall into few slots.
 const SLOTS: u32 = 8;
 
 /// How much time one slot spans.
@@ -66,10 +65,10 @@ pub(super) struct Rows {
 
 /// The partition of an operation's row. Never changes: rows are found by it.
 ///
-/// The server's own ids (UUIDv7) say when they were made: those of some seconds share a few slots,
-/// so that what is under way together lies together, and a slot stops growing after its time. At
-/// 5,000 operations a second a slot holds 2,500 rows. A caller's id (UUIDv5) says nothing; it has a
-/// slot of its own. The numbers of the one kind are not negative, those of the other are.
+/// The server's own ids (UUIDv7) contain their time of creation. Those of some seconds share a few
+/// slots, so that rows under way together are stored together, and a slot stops growing after its
+/// time. At 5,000 operations a second a slot holds 2,500 rows. A caller's id (UUIDv5) contains no
+/// time and has a slot of its own. Slots of the former are not negative, those of the latter are.
 fn slot(id: OperationId) -> i64 {
     if id.0.get_version_num() == 7 {
         let (high, _) = id.0.as_u64_pair();
@@ -114,10 +113,10 @@ type Values<'a> = (
     Uuid,
 );
 
-/// What is read of a row: body, its write time, immutable part, its write time.
+/// The cells of a row that is read: body, its write time, immutable part, its write time.
 type Cells<'a> = (Option<&'a [u8]>, Option<i64>, Option<&'a [u8]>, Option<i64>);
 
-/// What a scan reads of a row: id, body, its write time, its TTL, immutable part.
+/// The cells of a scanned row: id, body, its write time, its TTL, immutable part.
 type Scanned = (
     Uuid,
     Option<Vec<u8>>,
@@ -179,7 +178,7 @@ impl Rows {
         link.all(writes.collect()).await
     }
 
-    /// Those of the rows that were found unreadable before, and are written by now.
+    /// The rows that were found unreadable before and are now replaced.
     pub(super) fn replaced(&self, rows: &[RowWrite]) -> Vec<CorruptRow> {
         self.unreadable.replaced(rows)
     }
@@ -219,7 +218,7 @@ impl Rows {
         Ok(answers)
     }
 
-    /// Reads every row that is there, page by page. What is written meanwhile may be among them or not.
+    /// Reads every stored row, page by page. Rows written meanwhile may or may not be included.
     pub(super) async fn all(
         &self,
         link: &Link,
@@ -333,7 +332,7 @@ impl Encoded {
                 .map(|created| encoder.bare(created).to_vec()),
             state: state.state.as_str(),
             epoch: i64::try_from(state.epoch.0).unwrap_or(i64::MAX),
-            // For people the epoch of time says "never": a null would be a tombstone.
+            // For people, the Unix epoch means "never": a null would be a tombstone.
             next_due: state.next_due.map_or(CqlTimestamp(0), millis),
             failure_count: i32::try_from(state.failure_count).unwrap_or(i32::MAX),
             updated_at: millis(state.updated_at),
@@ -362,8 +361,8 @@ impl Encoded {
     }
 }
 
-/// A time as CQL's TTL: whole seconds, at least one, rounded up. What would end after the last
-/// instant that all servers know is kept for good.
+/// A duration as CQL's TTL: whole seconds, at least one, rounded up. A row that would expire after
+/// the last instant that all servers support is kept for good.
 pub(super) fn ttl_s(keep_for: Duration, now: Timestamp) -> i32 {
     let now_s = now.since(Timestamp(0)).as_secs();
     let whole_s = keep_for.as_secs();

@@ -1,4 +1,4 @@
-//! The tables, their versions, and what is asked of the servers before they are used.
+//! The tables, their versions, and the checks of the servers before they are used.
 //!
 //! ```text
 //! operations       (slot), id       body, created, state, epoch, next_due, failure_count, updated_at
@@ -14,12 +14,12 @@
 //! schema_versions  (name)           version                                      by transactions only
 //! ```
 //!
-//! Migrations are numbered and never change once they were released. Several processes may migrate
-//! at once: each statement makes only what is missing, and the version moves by a lightweight
-//! transaction. (On Cassandra up to 5.0 two nodes that make one table at the same moment may
+//! Migrations are numbered and never change once they are released. Several processes may migrate
+//! at once: each statement creates only what is missing, and a lightweight transaction moves the
+//! version. (On Cassandra up to 5.0, two nodes that create one table at the same moment may
 //! disagree about it; begin one migration there, from one place.) Processes of the older version
-//! continue while a migration is made, so each one may only add. Whether they may continue after it is
-//! another matter: the values in the tables have formats of their own (`codec`).
+//! continue during a migration, so a migration may only add. Whether they may continue after it
+//! depends on the formats of the stored values (`codec`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -41,22 +41,22 @@ use crate::{SchemaError, StoreError};
 /// The version that this program needs.
 pub(super) const VERSION: u32 = 1;
 
-/// What is attempted here, for errors.
+/// The action that errors name.
 const MIGRATING: &str = "migrating the schema";
 
-/// What else is attempted here.
+/// The action that errors of queries name.
 const ASKING: &str = "asking the servers about themselves";
 
-/// How often it is asked at most.
+/// How often a query is tried at most.
 const ASKED_MAX: u32 = 5;
 
-/// How long after the first try that failed it is asked again; after others, so much longer each time.
+/// The wait after the first failed try of a query; each further wait is longer by as much.
 const ASK_AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 /// The name of the schema in its table of versions.
 const NAME: &str = "waybill";
 
-/// What makes each version out of the one before; `{ks}` stands for the keyspace.
+/// The statements from each version to the next; `{ks}` is the keyspace.
 const MIGRATIONS: [&[&str]; VERSION as usize] = [&[
     "CREATE TABLE IF NOT EXISTS {ks}.operations (slot bigint, id uuid, body blob, created blob, \
      state text, epoch bigint, next_due timestamp, failure_count int, updated_at timestamp, \
@@ -94,7 +94,7 @@ const MIGRATIONS: [&[&str]; VERSION as usize] = [&[
      WITH comment = 'the key that proves replies; inserted once, and never changed'",
 ]];
 
-/// Makes what is missing of the keyspace and its tables.
+/// Creates the missing parts of the keyspace and its tables.
 pub(super) async fn migrate(link: &Link, config: &CqlConfig) -> Result<(), StoreError> {
     let keyspace = &config.keyspace;
     let server = server(&link.session).await?;
@@ -118,7 +118,7 @@ pub(super) async fn migrate(link: &Link, config: &CqlConfig) -> Result<(), Store
     let found = report(link, config).await?;
     let problems = found.problems_of_keyspace();
     refuse_fatal(config, &found, problems)?;
-    // Where a version stands, its table does: nodes are not asked to agree on what they have.
+    // A stored version proves that its table exists: nodes need not agree on the schema again.
     let mut version = match found.schema_version {
         Some(version) => version,
         None => {
@@ -149,8 +149,8 @@ pub(super) async fn migrate(link: &Link, config: &CqlConfig) -> Result<(), Store
     refuse_fatal(config, &found, problems)
 }
 
-/// Refuses to make a keyspace whose rows had more copies than there are nodes for them: nothing could
-/// be read from it.
+/// Refuses to create a keyspace with more copies of each row than there are nodes for them: nothing
+/// could be read from it.
 fn refuse_too_few_nodes(link: &Link, config: &CqlConfig) -> Result<(), SchemaError> {
     let cluster = link.session.get_cluster_state();
     let nodes_of = |datacenter: &str| {
@@ -178,7 +178,7 @@ fn refuse_too_few_nodes(link: &Link, config: &CqlConfig) -> Result<(), SchemaErr
     Ok(())
 }
 
-/// Refuses servers or a keyspace that will not do, and says what else a person has to know.
+/// Refuses unsuitable servers or keyspaces, and logs their other problems.
 pub(super) async fn require(link: &Link, config: &CqlConfig) -> Result<(), StoreError> {
     let found = report(link, config).await?;
     let problems = found.problems();
@@ -190,7 +190,7 @@ pub(super) async fn require(link: &Link, config: &CqlConfig) -> Result<(), Store
     Ok(())
 }
 
-/// Asks the servers what there is.
+/// Queries the servers and the keyspace.
 pub(super) async fn report(link: &Link, config: &CqlConfig) -> Result<CqlReport, StoreError> {
     let session = &link.session;
     let keyspace = find_keyspace(session, &config.keyspace).await?;
@@ -291,7 +291,7 @@ fn as_int(version: u32) -> i32 {
     i32::try_from(version).unwrap_or(i32::MAX)
 }
 
-/// Which database it is. ScyllaDB says its own version in a table that Cassandra does not have,
+/// Which database it is. ScyllaDB reports its own version in a table that Cassandra does not have,
 /// and a Cassandra version for compatibility in `system.local`.
 async fn server(session: &Session) -> Result<CqlServer, StoreError> {
     let is_scylladb: Vec<(String,)> = rows(
@@ -314,7 +314,7 @@ fn first(version: Vec<(String,)>) -> String {
     version.map_or_else(|| "of unknown version".to_owned(), |(version,)| version)
 }
 
-/// Cassandra from 4.0 on says its settings in a virtual table.
+/// Cassandra from 4.0 on reports its settings in a virtual table.
 async fn commitlog_sync(session: &Session) -> Result<Option<String>, StoreError> {
     let setting = "SELECT value FROM system_views.settings WHERE name = 'commitlog_sync'";
     let value: Vec<(String,)> = match ask(session, setting).await {
@@ -374,11 +374,12 @@ async fn schema_version(session: &Session, keyspace: &str) -> Result<Option<u32>
     statement.set_consistency(Consistency::LocalSerial);
     let answer = match ask(session, statement).await {
         Ok(answer) => answer,
-        // Who may not read it is told so, and not that there is none.
+        // A login that may not read the table gets an error, not the answer that there is no
+        // version.
         Err(error) if is_unauthorized(&error) => {
             return Err(StoreError::unavailable(ASKING, error));
         }
-        // The tables of tables may name one that the server is only about to know.
+        // The schema tables may name a table that the server does not serve yet.
         Err(error) if failure(&error) == Failure::Refused => return Ok(None),
         Err(error) => return Err(StoreError::unavailable(ASKING, error)),
     };
@@ -395,7 +396,7 @@ fn is_unauthorized(error: &ExecutionError) -> bool {
     )
 }
 
-/// Asks for a few rows.
+/// Queries a few rows.
 async fn rows<R>(session: &Session, statement: impl Into<Statement>) -> Result<Vec<R>, StoreError>
 where
     R: for<'frame> DeserializeRow<'frame, 'frame>,
@@ -404,7 +405,8 @@ where
     decode(answer.map_err(|error| StoreError::unavailable(ASKING, error))?)
 }
 
-/// Asks a few times, unless it is refused: a server that is changing its tables may not answer at once.
+/// Tries a query a few times, unless it is refused: a server that is changing its tables may not
+/// answer at once.
 async fn ask(
     session: &Session,
     statement: impl Into<Statement>,

@@ -1,8 +1,8 @@
 //! The reply key: one row, inserted by a lightweight transaction and never changed.
 //!
-//! The transaction is serial in the local datacentre only. If schedulers of two datacentres create the key at the same
-//! moment, the older of the two is lost: a scheduler that has begun with it refuses replies to the requests of others,
-//! and they are asked for again. That ends when it starts again.
+//! The transaction is serial in the local datacentre only. If schedulers of two datacentres create
+//! the key at the same moment, the older key is lost. A scheduler that started with it refuses
+//! replies to the requests of others, which are then requested again, until it restarts.
 
 use scylla::statement::prepared::PreparedStatement;
 

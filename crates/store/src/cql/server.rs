@@ -1,5 +1,5 @@
-//! What the servers say of themselves, and whether the store can be kept there. Pure: what is
-//! asked of the servers is in `schema.rs`.
+//! What the servers report about themselves, and whether they can hold the store. Pure: the queries
+//! are in `schema.rs`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -34,7 +34,7 @@ impl CqlServer {
     const SCYLLADB_TABLETS_MIN: (u32, u32) = (2025, 4);
 
     /// Whether a keyspace with tablets would have no lightweight transactions here. An unreadable
-    /// version counts as one that has them: the first lease would say otherwise.
+    /// version counts as one that has them: if it does not, the first lease fails.
     pub(super) fn must_avoid_tablets(&self) -> bool {
         match self {
             Self::Cassandra(_) => false,
@@ -44,7 +44,7 @@ impl CqlServer {
         }
     }
 
-    /// Whether the version has tablets at all, so that a keyspace may be told to do without.
+    /// Whether the version has tablets at all, so that a keyspace can opt out of them.
     pub(super) fn knows_tablets(&self) -> bool {
         match self {
             Self::Cassandra(_) => false,
@@ -59,7 +59,7 @@ fn numbers(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-/// What was found of a keyspace.
+/// A keyspace as the servers report it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CqlKeyspace {
     /// The replication options as the servers have them.
@@ -81,17 +81,17 @@ impl CqlKeyspace {
     }
 }
 
-/// A server's clock may be this far from this machine's before a person is told.
+/// How far a server's clock may be ahead of this machine's before that is reported.
 const CLOCK_AHEAD_MS_MAX: i64 = 1_000;
 
-/// What the servers said about themselves and about the store's keyspace.
+/// What the servers report about themselves and about the store's keyspace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CqlReport {
     /// The database.
     pub server: CqlServer,
     /// The datacentre whose replicas are used.
     pub datacenter: String,
-    /// How the server that answered syncs its commit log; `None` where it does not say.
+    /// How the server that answered syncs its commit log; `None` if it does not report this.
     pub commitlog_sync: Option<String>,
     /// The keyspace, if there is one.
     pub keyspace: Option<CqlKeyspace>,
@@ -99,11 +99,11 @@ pub struct CqlReport {
     pub schema_version: Option<u32>,
     /// The version of the schema that this program needs.
     pub schema_version_known: u32,
-    /// What the clocks of the nodes that answered showed.
+    /// The clocks of the nodes that answered.
     pub clocks: Vec<CqlClock>,
 }
 
-/// Something about the servers or the keyspace that a person has to know.
+/// A problem of the servers or the keyspace that a person has to know.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CqlProblem {
     /// The version is too old.
@@ -123,9 +123,9 @@ pub enum CqlProblem {
         "the schema has version {found}, and this program needs {known}: run `waybill store migrate`"
     )]
     OldSchema {
-        /// What there is.
+        /// The version found.
         found: u32,
-        /// What is needed.
+        /// The version needed.
         known: u32,
     },
     /// The schema is newer than this program knows.
@@ -133,9 +133,9 @@ pub enum CqlProblem {
         "the schema has version {found}, and this program knows {known} only: use a newer program"
     )]
     NewSchema {
-        /// What there is.
+        /// The version found.
         found: u32,
-        /// What is known.
+        /// The newest version known.
         known: u32,
     },
     /// No row is stored where the program reads and writes.
@@ -144,7 +144,7 @@ pub enum CqlProblem {
         /// The datacentre.
         datacenter: String,
     },
-    /// A row is lost with its only machine, or with one of its two a quorum.
+    /// One lost machine loses rows (with one replica) or the quorum (with two).
     #[error(
         "each row is stored {factor} times in {datacenter}: one machine's loss stops the store, or loses rows"
     )]
@@ -154,13 +154,13 @@ pub enum CqlProblem {
         /// How often a row is stored there.
         factor: u32,
     },
-    /// Leases and deadlines go by the clocks of all machines.
+    /// Leases and deadlines depend on the clocks of all machines.
     #[error(
         "the clock of {} is {} ms ahead of this machine's: clocks must agree better than leases and \
          supervisor.clockSkew allow for", .0.node, .0.ahead_ms
     )]
     ClocksApart(CqlClock),
-    /// A power loss takes acknowledged writes that are on no other machine.
+    /// A power loss would lose acknowledged writes that are on no other machine.
     #[error(
         "the commit log is synced {how}: a power loss takes rows with it that were acknowledged and are on no other machine"
     )]
@@ -171,7 +171,7 @@ pub enum CqlProblem {
 }
 
 impl CqlProblem {
-    /// Whether the store cannot be used like this, rather than not be relied on.
+    /// Whether it prevents the use of the store, rather than making it unreliable.
     #[must_use]
     pub fn is_fatal(&self) -> bool {
         match self {
@@ -189,7 +189,7 @@ impl CqlProblem {
 }
 
 impl CqlReport {
-    /// What is wrong, the gravest first.
+    /// The problems, the most serious first.
     #[must_use]
     pub fn problems(&self) -> Vec<CqlProblem> {
         let mut problems = self.problems_of_keyspace();
@@ -202,7 +202,7 @@ impl CqlReport {
         problems
     }
 
-    /// What is wrong with the servers and the keyspace, apart from its schema.
+    /// The problems of the servers and the keyspace, apart from its schema.
     pub(super) fn problems_of_keyspace(&self) -> Vec<CqlProblem> {
         let mut problems = Vec::new();
         if let CqlServer::Cassandra(version) = &self.server
@@ -228,8 +228,8 @@ impl CqlReport {
         problems
     }
 
-    /// With three replicas a write is on two machines before it counts; with fewer only the commit
-    /// log keeps it. (ScyllaDB does not say how it syncs.)
+    /// With three replicas a write is on two machines before it is acknowledged; with fewer only
+    /// the commit log protects it. (ScyllaDB does not report how it syncs.)
     fn unsynced_commit_log(&self) -> Option<CqlProblem> {
         let how = self.commitlog_sync.clone()?;
         (how == "periodic").then_some(CqlProblem::UnsyncedCommitLog { how })

@@ -1,12 +1,12 @@
-//! Rows that could not be read: their bytes are kept aside when they are read, for a write is blind
-//! and would lose them.
+//! Keeps the bytes of unreadable rows aside when they are read, because a blind write would lose
+//! them.
 //!
-//! A scheduler reads a row before it goes on with it, and so does whoever asks for one; what was
-//! damaged behind their backs and is overwritten unread is lost. Which rows were found is
-//! remembered, within bounds, so that the write that replaces one can name it.
+//! A scheduler reads a row before it continues an operation, and a request for an operation reads
+//! its row. A row that is damaged and then overwritten without a read is lost. The rows that were
+//! found are remembered, within bounds, so that the write that replaces one can name it.
 //!
-//! What is aside expires after 90 days, counted anew by each process that finds the row as it was: while
-//! nobody replaces it, its bytes stand in their own table, too.
+//! The copies expire after 90 days, counted again by each process that finds the row unchanged:
+//! until the row is replaced, its own table still holds its bytes, too.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -21,7 +21,7 @@ use waybill_engine::OperationId;
 use super::link::Link;
 use crate::{CorruptRow, RowWrite, StoreError};
 
-/// How many unreadable rows are remembered; of more the write that replaces one does not name it.
+/// How many unreadable rows are remembered. A write that replaces a further one does not name it.
 const REMEMBERED_MAX: usize = 10_000;
 
 /// How long the bytes of an unreadable row are kept for a person.
@@ -52,11 +52,11 @@ pub(super) struct Damage<'a> {
     pub(super) created: Option<(&'a [u8], i64)>,
 }
 
-/// A row whose bytes are aside.
+/// A row whose bytes are kept aside.
 struct Known {
     corrupt: CorruptRow,
     part: Part,
-    /// Of the part that cannot be read.
+    /// The stamp of the part that cannot be read.
     stamp: i64,
 }
 
@@ -79,8 +79,8 @@ impl Unreadable {
         })
     }
 
-    /// A row was found unreadable: keeps all of it aside, once. If that fails the row is still
-    /// answered for, and the next read tries again.
+    /// Keeps an unreadable row aside, once. If that fails, the read still returns the row's error,
+    /// and the next read tries again.
     pub(super) async fn found(&self, link: &Link, damage: Damage<'_>) -> CorruptRow {
         let corrupt = damage.corrupt.clone();
         let stamp = match (damage.part, damage.created) {

@@ -1,14 +1,14 @@
-//! The walk over old attention entries: takes away those that lead to nothing.
+//! The walk over old attention entries: removes those that lead to nothing.
 //!
-//! An entry over a day old leads to nothing once its operation's row is gone, or is final without
-//! being parked. Whoever reopens an operation writes a new entry.
+//! An entry over a day old leads to nothing once its operation's row no longer exists, or is final
+//! without being parked. A caller that reopens an operation writes a new entry.
 //!
-//! * **Runs go as one range**, so that a day of which little is left holds few tombstones, and a
-//!   listing of it stays cheap. What is deleted may come back on a replica that was away: it is a
-//!   hint, and the next walk finds it again. So the tables need no long grace.
-//! * **No delete meets a later write.** Each carries a timestamp of some minutes before its reads
-//!   began: what was written meanwhile stands.
-//! * Several processes may walk at once; they delete the same.
+//! * **Runs are deleted as one range**, so that an almost empty day holds few tombstones and a
+//!   listing of it stays cheap. A deleted entry may return on a replica that was unavailable. It is
+//!   a hint, and the next walk finds it again, so the tables need no long grace.
+//! * **No delete affects a later write.** Each carries a timestamp of some minutes before its reads
+//!   began, so that entries written meanwhile stay.
+//! * Several processes may walk at once; they delete the same entries.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,19 +23,19 @@ use super::rows::Rows;
 use crate::{RowRead, StoreError, keys};
 use waybill_clock::wall_clock;
 
-/// What is attempted here, for errors.
+/// The action that errors name.
 const ACTION: &str = "purging the attention table";
 
 /// How old an entry is when it is looked at for the first time.
 const AGE: Duration = Duration::from_secs(24 * 3_600);
 
-/// How far before a walk's reads its deletes stand: more than clocks differ and than a write takes.
+/// How far before its reads a walk dates its deletes: more than clocks differ and a write takes.
 const MARGIN: Duration = Duration::from_secs(300);
 
 /// How many entries, each with its row, are looked at together.
 const PAGE: usize = 256;
 
-/// The pause after each page, so that a walk takes little of what the servers can do.
+/// The pause after each page, so that a walk takes little of the servers' capacity.
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// The walk's statements and what it reads rows with.
@@ -187,7 +187,7 @@ impl Walk {
 /// An entry of the table.
 type Entry = (Timestamp, OperationId);
 
-/// Cuts entries into runs of such as lead to nothing, and of others.
+/// Splits entries into runs that lead to nothing, and others.
 fn runs<'a>(
     entries: &'a [Entry],
     rows: &'a [RowRead],

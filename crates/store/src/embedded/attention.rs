@@ -1,4 +1,4 @@
-//! Reading the attention table: pages of a listing over index shards, and what of it has had its time.
+//! Reads the attention table: pages of a listing over index shards, and entries that are spent.
 
 use fjall::Snapshot;
 use waybill_engine::{PartitionId, Timestamp};
@@ -9,8 +9,8 @@ use crate::keys::{self, INDEX_KEY_LEN};
 use crate::{AttentionCursor, AttentionEntry, AttentionOrder, AttentionPage, StoreError};
 
 impl Tables {
-    /// Reads a page of a listing: merges the index shards' entries, of which it reads as many as it gives
-    /// and one more an index shard.
+    /// Reads a page of a listing: merges the index shards' entries. Reads as many entries as it
+    /// returns, plus one per index shard.
     pub(super) fn attention_page(
         &self,
         mut index_shards: Vec<PartitionId>,
@@ -54,7 +54,7 @@ impl Tables {
         }
     }
 
-    /// The entries of one index shard that a listing has yet to give, in its order.
+    /// The entries of one index shard that a listing has yet to return, in its order.
     fn listed(
         &self,
         snapshot: &Snapshot,
@@ -85,10 +85,9 @@ impl Tables {
         }))
     }
 
-    /// Looks at up to `limit` entries from the key `from` on and finds those that have had their
-    /// time: that are no younger than `until`, and whose row is gone or final without being
-    /// parked. A row that
-    /// cannot be read needs attention.
+    /// Looks at up to `limit` entries from the key `from` on and finds the spent ones: those that
+    /// are not younger than `until`, and whose row no longer exists or is final without being
+    /// parked. A row that cannot be read needs attention.
     pub(super) fn spent_attention(
         &self,
         from: IndexKey,
@@ -136,12 +135,12 @@ impl Tables {
 /// The key of an entry.
 pub(super) type IndexKey = [u8; INDEX_KEY_LEN];
 
-/// What one look at old entries found.
+/// The result of one look at old entries.
 pub(super) struct Spent {
     /// The entries to remove.
     pub(super) keys: Vec<IndexKey>,
     /// How many were looked at.
     pub(super) looked_at: usize,
-    /// Where to go on; `None` at the end of the table.
+    /// Where to continue; `None` at the end of the table.
     pub(super) next: Option<IndexKey>,
 }

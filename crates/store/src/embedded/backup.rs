@@ -1,12 +1,13 @@
-//! The whole store as it is at one instant, entry by entry, and a new store made of that.
+//! The whole store at one instant, entry by entry, and a new store built from that.
 //!
 //! What must hold:
 //!
-//! * **Of one instant.** While the caller of [`EmbeddedStore::while_held`] notes what else belongs to the
-//!   instant, no change is under way and none begins.
-//! * **Commits are never held back for long.** The writer goes on after [`HOLD_MAX`] whatever the caller
-//!   does, who is told so, and has nothing then.
-//! * **Entries are bytes.** They are neither decoded nor judged: what cannot be read travels as well.
+//! * **One instant.** While the caller of [`EmbeddedStore::while_held`] records what else belongs
+//!   to the instant, no change is under way and none begins.
+//! * **Commits are never held back for long.** The writer continues after [`HOLD_MAX`] whatever the
+//!   caller does. The caller then gets an error and no snapshot.
+//! * **Entries are bytes.** They are neither decoded nor validated: unreadable ones are copied,
+//!   too.
 
 use std::path::Path;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -24,19 +25,20 @@ use crate::StoreError;
 /// How long commits are held back at most. A lease lives many times as long.
 const HOLD_MAX: Duration = Duration::from_secs(2);
 
-/// What a change is gathered up to before it is handed to the database, in bytes.
+/// How many bytes of entries are gathered before they are handed to the database.
 const GATHERED_BYTES: usize = 1 << 20;
 
-/// What the writer is told to stand still by.
+/// A request to the writer to pause.
 pub(super) struct Hold {
-    /// Gets what the store holds by then.
+    /// Receives the tables and their snapshot at that moment.
     held: oneshot::Sender<(Arc<Tables>, Snapshot)>,
-    /// Says that the writer may go on.
+    /// Signals that the writer may continue.
     go_on: mpsc::Receiver<()>,
 }
 
 impl Hold {
-    /// Stands still until it is told to go on, or for too long. Called by the writer between two commits.
+    /// Pauses until the caller releases the writer, or for too long. Called by the writer between
+    /// two commits.
     pub(super) fn stand_still(self, tables: Arc<Tables>) {
         let snapshot = tables.db.snapshot();
         if self.held.send((tables, snapshot)).is_ok()
@@ -47,8 +49,8 @@ impl Hold {
     }
 }
 
-/// The store as it was at one instant. While it is there, the space of what was written over or removed
-/// since is not given back.
+/// The store at one instant. While it exists, the space of entries that were overwritten or removed
+/// since is not freed.
 pub struct EmbeddedSnapshot {
     tables: Arc<Tables>,
     snapshot: Snapshot,
@@ -66,13 +68,14 @@ pub struct StoreEntry {
 }
 
 impl EmbeddedStore {
-    /// Holds commits back, has `note` look at whatever belongs to the same instant, and lets them go on.
-    /// Returns the store as it was then, and what was noted. Blocks; not to be called from asynchronous code.
+    /// Holds commits back, lets `note` record whatever belongs to the same instant, and resumes
+    /// commits. Returns the store at that instant and the result of `note`. Blocks; do not call it
+    /// from asynchronous code.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unavailable`] if the store is closed, or `note` took longer than two seconds: commits
-    /// went on, and what was noted is of no one instant.
+    /// [`StoreError::Unavailable`] if the store is closed, or `note` took longer than two seconds:
+    /// commits resumed, so that what it recorded belongs to no single instant.
     pub fn while_held<T>(
         &self,
         note: impl FnOnce() -> T,
@@ -92,7 +95,7 @@ impl EmbeddedStore {
         drop(commands);
         let (tables, snapshot) = snapshot.blocking_recv().map_err(|_| closed())?;
         let noted = note();
-        // Nobody hears it who has gone on before.
+        // The writer may have continued already.
         release
             .send(())
             .map_err(|_| StoreError::unavailable(ACTION, "it took too long"))?;
@@ -105,7 +108,7 @@ impl EmbeddedSnapshot {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unavailable`] in the place of what the disk does not give.
+    /// [`StoreError::Unavailable`] in place of entries that the disk fails to read.
     pub fn entries(&self) -> impl Iterator<Item = Result<StoreEntry, StoreError>> {
         self.tables.all().into_iter().flat_map(|(table, keyspace)| {
             self.snapshot.iter(keyspace).map(move |entry| {
@@ -119,7 +122,7 @@ impl EmbeddedSnapshot {
         })
     }
 
-    /// Whether an entry is an operation's: there is one such for each.
+    /// Whether an entry is an operation's. Each operation has one such entry.
     #[must_use]
     pub fn is_operation(entry: &StoreEntry) -> bool {
         entry.table == "state"
@@ -132,7 +135,7 @@ impl std::fmt::Debug for EmbeddedSnapshot {
     }
 }
 
-/// A new store, filled entry by entry. It is of use once it is [finished](Self::finish).
+/// A new store, filled entry by entry. It is usable once it is [finished](Self::finish).
 pub struct EmbeddedRestore {
     tables: Tables,
     batch: OwnedWriteBatch,
@@ -140,11 +143,11 @@ pub struct EmbeddedRestore {
 }
 
 impl EmbeddedRestore {
-    /// Begins a store in `path`, where none may be.
+    /// Begins a store in `path`, which must not hold one.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Locked`] or [`StoreError::Unavailable`] if it cannot be made.
+    /// [`StoreError::Locked`] or [`StoreError::Unavailable`] if it cannot be created.
     pub fn begin(path: &Path) -> Result<Self, StoreError> {
         let tables = Tables::open(&EmbeddedConfig::new(path))?;
         Ok(Self {
@@ -176,7 +179,7 @@ impl EmbeddedRestore {
         Ok(())
     }
 
-    /// Writes what is left, and syncs everything.
+    /// Writes the rest, and syncs everything.
     ///
     /// # Errors
     ///

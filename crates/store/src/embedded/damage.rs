@@ -1,15 +1,14 @@
-//! Reading on beside damaged blocks.
+//! Reads past damaged blocks.
 //!
 //! A block of a table on disk carries a checksum, and the key-value store refuses to read one that does
 //! not match. What must hold here:
 //!
-//! * A damaged block makes only its own entries unreadable. A read of one key fails for that key; a walk
-//!   goes on with the first key behind the block.
-//! * Whatever is skipped is noted, and logged once with the file that holds it.
+//! * A damaged block makes only its own entries unreadable. A read of one key fails for that key; a
+//!   walk continues with the first key behind the block.
+//! * Skipped entries are recorded, and logged once with the file that holds them.
 //!
-//! Keys say where a block ends only by trial, since the key-value store does not tell: [`Walk`] halves the
-//! key space until it knows. Entries of other files that lie between the same two keys are passed over as
-//! well.
+//! The key-value store does not report where a block ends, so [`Walk`] finds the end by trial: it
+//! halves the key space. Entries of other files between the same two keys are skipped as well.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -60,11 +59,11 @@ fn io_cause(error: &io::Error) -> Option<String> {
     is_damage.then(|| error.to_string())
 }
 
-/// The damage that was met since the store was opened.
+/// The damage that was found since the store was opened.
 #[derive(Debug, Default)]
 pub(super) struct Damages {
     met: Mutex<Met>,
-    /// Tells that no more writes are taken.
+    /// Signals that writes are refused.
     refused: Notify,
 }
 
@@ -73,7 +72,7 @@ struct Met {
     /// By table and last key.
     parts: BTreeMap<(&'static str, Vec<u8>), Part>,
     more: u64,
-    /// Why no more writes are taken.
+    /// Why writes are refused.
     refused: Option<String>,
 }
 
@@ -85,7 +84,7 @@ struct Part {
 }
 
 impl Damages {
-    /// Everything, in the order in which it was met.
+    /// All damage, in the order in which it was found.
     pub(super) fn report(&self) -> DamageReport {
         let met = self.met();
         let mut parts: Vec<&Part> = met.parts.values().collect();
@@ -97,13 +96,13 @@ impl Damages {
         }
     }
 
-    /// How many parts were met.
+    /// How many parts were found.
     pub(super) fn count(&self) -> u64 {
         let met = self.met();
         met.parts.len() as u64 + met.more
     }
 
-    /// Notes that the key-value store takes no more writes.
+    /// Records that the key-value store refuses writes.
     pub(super) fn writes_are_refused(&self, cause: &str) {
         let mut met = self.met();
         if met.refused.is_some() {
@@ -118,12 +117,12 @@ impl Damages {
         self.refused.notify_waiters();
     }
 
-    /// Whether no more writes are taken.
+    /// Whether writes are refused.
     pub(super) fn are_writes_refused(&self) -> bool {
         self.met().refused.is_some()
     }
 
-    /// Waits until no more writes are taken.
+    /// Waits until writes are refused.
     pub(super) async fn refused(&self) -> String {
         loop {
             let notified = self.refused.notified();
@@ -134,7 +133,7 @@ impl Damages {
         }
     }
 
-    /// Notes that the entries from `first` to `last` cannot be read.
+    /// Records that the entries from `first` to `last` cannot be read.
     pub(super) fn note(
         &self,
         table: &'static str,
@@ -173,7 +172,7 @@ impl Damages {
         met.parts.insert(key, part);
     }
 
-    /// The last key of the damage that `key` is known to lie in.
+    /// The last key of the known damage that includes `key`.
     fn known_end(&self, table: &'static str, key: &[u8]) -> Option<Vec<u8>> {
         let met = self.met();
         let mut behind = met.parts.range((table, key.to_vec())..);
@@ -186,8 +185,8 @@ impl Damages {
     }
 }
 
-/// The files of a table whose entries between two keys cannot be read. If each of them can be read now, the
-/// damage lies beside the entries: those that may hold any.
+/// The files of a table in which entries between two keys cannot be read. If all of them can be
+/// read now, those that may hold such entries.
 fn files(keyspace: &Keyspace, first: &[u8], last: &[u8]) -> Vec<String> {
     let version = keyspace.tree.current_version();
     let holding = version.iter_tables().filter(|table| {
@@ -213,7 +212,7 @@ pub(super) enum Order {
     Descending,
 }
 
-/// The keys of a table between two keys, in order, without those that cannot be read. All keys of the table
+/// The readable keys of a table between two keys, in order. All keys of the table
 /// are as long as the two.
 pub(super) struct Walk {
     damages: Arc<Damages>,
@@ -221,13 +220,13 @@ pub(super) struct Walk {
     table: &'static str,
     keyspace: Keyspace,
     order: Order,
-    /// What was left when `items` was made: both ends included.
+    /// The range that was left when `items` was made, both ends included.
     first: Vec<u8>,
     last: Vec<u8>,
     items: fjall::Iter,
-    /// The last key that `items` gave.
+    /// The last key that `items` returned.
     given: Option<UserKey>,
-    /// What comes before `items`.
+    /// Keys that precede `items`.
     before: VecDeque<UserKey>,
     is_over: bool,
 }
@@ -261,7 +260,7 @@ impl Walk {
         }
     }
 
-    /// Leaves out what is damaged next, and goes on behind it. Returns whether anything is left.
+    /// Skips the next damage and continues behind it. Returns whether anything is left.
     fn pass_over(&mut self, cause: &str) -> Result<bool, StoreError> {
         if let Some(given) = self.given.take() {
             let (end, next) = match self.order {
@@ -285,7 +284,7 @@ impl Walk {
             self.items = self.snapshot.range(&self.keyspace, range);
             return Ok(true);
         }
-        // Nothing is left but what was read before the damage.
+        // Nothing is left except what was read before the damage.
         self.items = self
             .snapshot
             .range(&self.keyspace, [].as_slice()..=[].as_slice());
@@ -350,7 +349,8 @@ impl Walk {
         Ok(is_any)
     }
 
-    /// A key that can be read by itself, though no span that ends with it can: the last one before a damaged block.
+    /// A key that can be read alone, though no range that ends with it can: the last one before a
+    /// damaged block.
     fn alone(&self, key: &[u8]) -> Result<Option<UserKey>, StoreError> {
         match self.snapshot.get(&self.keyspace, key) {
             Ok(value) => Ok(value.map(|_| UserKey::from(key))),
@@ -359,8 +359,8 @@ impl Walk {
         }
     }
 
-    /// The keys of a span; `None` if any of it is damaged. (What is read ahead of a key that is given can be
-    /// damaged, and then that key is not given either.)
+    /// The keys of a range; `None` if any of it is damaged. (Damage that is read ahead of a key
+    /// makes the key unreadable in a range, too.)
     fn keys(&self, first: &[u8], last: &[u8]) -> Result<Option<Vec<UserKey>>, StoreError> {
         let mut keys = Vec::new();
         for item in self.snapshot.range(&self.keyspace, first..=last) {
@@ -448,7 +448,7 @@ impl Iterator for Walk {
     }
 }
 
-/// Whether what a range gave is damage.
+/// Whether a range returned damage.
 fn is_damaged(item: Option<fjall::Guard>) -> Result<bool, StoreError> {
     match item.map(fjall::Guard::key) {
         None | Some(Ok(_)) => Ok(false),

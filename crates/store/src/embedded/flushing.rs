@@ -1,16 +1,17 @@
-//! When memtables are written out, and what a commit waits for.
+//! When memtables are flushed, and what a commit waits for.
 //!
-//! The key-value store would do both itself, each in a way that can stop for good:
+//! The key-value store would do both itself, but each in a way that can stall for good:
 //!
 //! * A commit to a full memtable asks the worker to rotate it. Every commit asks again until the worker has done so, and the
 //!   worker's queue is bounded. Once it is full, the worker waits for room in the queue that only the worker itself empties:
 //!   <https://github.com/fjall-rs/fjall/pull/323>.
 //! * A commit that finds many full memtables, or many runs of files that are not compacted, waits until they are fewer. It does
 //!   not notice that the worker has ended.
-//! * The worker compacts once for each flush. Where that is not enough, runs pile up until commits wait for compactions that
-//!   nobody has asked for.
+//! * The worker compacts once for each flush. If that is not enough, runs pile up until commits
+//!   wait for compactions that nothing has requested.
 //!
-//! So all three are done here: memtables are rotated once, commits wait beforehand, and what waits for runs compacts them.
+//! So this module does all three: memtables are rotated once, commits wait beforehand, and a commit
+//! that waits for runs compacts them.
 
 use std::thread;
 use std::time::Duration;
@@ -19,15 +20,17 @@ use fjall::{AbstractTree as _, Keyspace, OwnedWriteBatch, PersistMode};
 
 use super::tables::Tables;
 
-/// From how many full memtables on a commit waits, and none is rotated. The key-value store's own wait begins at four.
+/// With this many full memtables a commit waits, and none is rotated. The key-value store's own
+/// wait begins at four.
 const FULL_MEMTABLES_MAX: usize = 3;
-/// From how many runs of files that are not compacted on a commit waits. The key-value store's own wait begins at thirty.
+/// With this many uncompacted runs of files a commit waits. The key-value store's own wait begins
+/// at thirty.
 const RUNS_MAX: usize = 20;
 /// How long a commit waits before it looks again.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(2);
 
 impl Tables {
-    /// Commits a batch without a sync, once what was written before is written out.
+    /// Commits a batch without a sync, after it has waited for the worker.
     ///
     /// # Errors
     ///
@@ -37,7 +40,7 @@ impl Tables {
         self.synced.commit(|| batch.commit())
     }
 
-    /// The same, and syncs it.
+    /// Like [`Self::commit`], and syncs the batch.
     ///
     /// # Errors
     ///
@@ -47,12 +50,12 @@ impl Tables {
         self.synced.commit_synced(batch, PersistMode::SyncData)
     }
 
-    /// Has full memtables written out. Called after each commit.
+    /// Flushes full memtables. Called after each commit.
     ///
     /// # Errors
     ///
-    /// If a file that is of no use any more cannot be removed. Memtables that were not looked at are rotated after a later
-    /// commit.
+    /// If an obsolete file cannot be removed. Memtables that were not checked are rotated after a
+    /// later commit.
     pub(super) fn write_out_full(&self) -> Result<(), fjall::Error> {
         for (name, keyspace) in self.all() {
             if keyspace.tree.active_memtable().size() > self.memtable_bytes(name)
@@ -82,7 +85,7 @@ impl Tables {
                     self.wake_write_back();
                     compact(keyspace)?;
                 }
-                // Another thread may be at it, which does not count as active.
+                // Another thread may be compacting, which does not count as active.
                 thread::sleep(LOOK_AGAIN_AFTER);
             }
         }
@@ -90,7 +93,8 @@ impl Tables {
     }
 }
 
-/// Compacts what the table needs most. Old versions of entries are kept: which snapshots need them is not known here.
+/// Compacts what the table needs most. Keeps old versions of entries, because it does not know
+/// which of them snapshots need.
 fn compact(keyspace: &Keyspace) -> Result<(), fjall::Error> {
     let strategy = keyspace.config.compaction_strategy.clone();
     Ok(keyspace.tree.compact(strategy, 0)?)
@@ -137,7 +141,7 @@ mod tests {
         }
     }
 
-    /// As a store that has more compactions to make than flushes.
+    /// Like a store that needs more compactions than flushes.
     #[test]
     fn runs_that_nobody_compacts_do_not_end_all_commits() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,15 +1,15 @@
-//! One group commit: what several callers change, weighed against what is stored and against each
+//! One group commit: the changes of several callers, compared with stored values and with each
 //! other, and then written as one atomic, synced batch.
 //!
 //! What must hold:
 //!
-//! * Only the writer's thread makes groups, one after the other, so nothing that was weighed can
+//! * Only the writer's thread makes groups, one after the other, so nothing that was compared can
 //!   change before it is written.
-//! * A key stands in the database's batch at most once: rows, leases and cursors are merged here
+//! * A key occurs in the database's batch at most once: rows, leases and cursors are merged here
 //!   first.
-//! * A call that fails while it is weighed leaves nothing of itself in the group.
-//! * A row that cannot be read fails no call. A write is weighed against what can be read of it; if
-//!   it stands, what it takes the place of is kept aside in the same batch.
+//! * A call that fails while it is compared leaves nothing in the group.
+//! * An unreadable row fails no call. A write is compared with the readable part; if it wins, the
+//!   values that it replaces are kept aside in the same batch.
 //! * [`RecentStamps`] learns stamps only after they are durable.
 
 use std::collections::HashMap;
@@ -90,7 +90,7 @@ impl EncodedBatch {
     }
 }
 
-/// How an operation's row stands: what is stored of it, and what the group makes of it.
+/// The state of an operation's row: what is stored, and what the group writes.
 struct Standing {
     /// The stamp of the state, if there is one.
     state_stamp: Option<Stamp>,
@@ -98,26 +98,26 @@ struct Standing {
     created_stamp: Option<Stamp>,
     /// Whether `created_stamp` is known and not a bound.
     created_stamp_is_exact: bool,
-    /// Whether this process wrote the row lately, so that its immutable part is readable.
+    /// Whether this process wrote the row recently, so that its immutable part is readable.
     is_recent: bool,
     /// The state to write.
     state: Option<EncodedState>,
     /// The immutable part to write.
     created: Option<UserValue>,
-    /// What was found, if that cannot be read.
+    /// The damage found in the stored row, if any.
     damage: Option<Box<Damage>>,
 }
 
-/// A stored row of which a part cannot be read, and its old values, to be kept aside. What lies in a damaged
-/// block has none.
+/// A stored row with an unreadable part, and its old values, to be kept aside. A row in a damaged
+/// block has no values.
 struct Damage {
-    /// What cannot be read; taken once it is reported.
+    /// The unreadable part; taken once it is reported.
     unreported: Option<CorruptRow>,
     old_state: Option<UserValue>,
     old_created: Option<UserValue>,
 }
 
-/// What is gathered for one commit.
+/// The changes gathered for one commit.
 pub(super) struct Group<'a> {
     tables: &'a Tables,
     recent: &'a mut RecentStamps,
@@ -146,7 +146,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Adds a batch. Of each row it keeps what has the higher stamp.
+    /// Adds a batch. Of each row, it keeps the part with the higher stamp.
     pub(super) fn write(&mut self, batch: EncodedBatch) -> Result<Written, StoreError> {
         self.rows.reserve(batch.rows.len());
         for row in &batch.rows {
@@ -164,7 +164,7 @@ impl<'a> Group<'a> {
         Ok(written)
     }
 
-    /// Finds out how a row stands, as far as `row` has to be weighed against it.
+    /// Loads what is stored of a row, as far as `row` has to be compared with it.
     fn load(&mut self, row: &EncodedRow) -> Result<(), StoreError> {
         if !self.rows.contains_key(&row.id) {
             let standing = self.stored(row.id)?;
@@ -342,7 +342,8 @@ impl<'a> Group<'a> {
                     batch.insert(&tables.expiry, keys::expiry(keys::hour(expires_at), id), []);
                 }
             }
-            // Of a row that stays damaged no stamp is remembered: the next write must find it so.
+            // The stamp of a row that stays damaged is not remembered: the next write must find the
+            // damage.
             if standing.damage.is_none() {
                 written.extend(standing.state_stamp.map(|stamp| (id, stamp)));
             }
@@ -371,7 +372,7 @@ impl Standing {
         }
     }
 
-    /// Takes in what is stored of the immutable part.
+    /// Records what is stored of the immutable part.
     fn found_created(&mut self, created: Option<Stored>) {
         self.created_stamp_is_exact = true;
         self.created_stamp = match created {
@@ -393,7 +394,7 @@ impl Standing {
         };
     }
 
-    /// What could not be read and is replaced now, the first time that it is asked for.
+    /// The unreadable row that is now replaced. Returned by the first call only.
     fn replaced(&mut self) -> Option<CorruptRow> {
         if !self.is_replaced() {
             return None;
@@ -401,7 +402,7 @@ impl Standing {
         self.damage.as_mut()?.unreported.take()
     }
 
-    /// Whether anything is written.
+    /// Whether the group writes a part of the row.
     fn is_replaced(&self) -> bool {
         self.state.is_some() || self.created.is_some()
     }

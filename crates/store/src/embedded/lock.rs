@@ -1,4 +1,4 @@
-//! The lock on a store's directory, for what is done to its files before the key-value store opens them.
+//! The lock on a store's directory, for work on its files before the key-value store opens them.
 
 use std::fs::{File, TryLockError};
 use std::io;

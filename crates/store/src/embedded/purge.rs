@@ -1,11 +1,11 @@
-//! Removes what nobody reads any more: rows past their retention, deadline entries behind the
-//! sweep cursor, and attention entries that lead to nothing. After each pass it copies what damaged files are restored
-//! from.
+//! Removes entries that are no longer read: rows past their retention, deadline entries behind the
+//! sweep cursor, and attention entries that lead to nothing. After each pass it copies the files
+//! that damaged ones are restored from.
 //!
-//! Runs on its own thread, in bounded passes of small pages, so that it never holds up a write for
-//! long. Rows are removed by the writer, which looks at each once more: it may have been written
-//! again. Index entries are removed from here: whoever repeats a deadline entry behind the cursor
-//! loses nothing when it goes, and an operation that needs attention anew gets a new entry, of
+//! Runs on its own thread, in bounded passes of small pages, so that it never delays a write for
+//! long. The writer removes the rows and checks each once more: it may have been written again.
+//! This thread removes the index entries. A deadline entry that is written again behind the cursor
+//! may be removed without loss, and an operation that needs attention again gets a new entry, of
 //! another instant.
 
 use std::collections::HashMap;
@@ -85,7 +85,7 @@ struct Purger {
     stopped: mpsc::Receiver<()>,
     entries_max: usize,
     attention_checks_max: usize,
-    /// Everything in earlier hours is purged: spares a walk over what was removed from there.
+    /// Everything in earlier hours is purged. The next pass does not read it again.
     first_hour: i64,
     /// Likewise per index shard of the deadline index.
     due_from: HashMap<PartitionId, Timestamp>,
@@ -97,12 +97,12 @@ struct Purger {
 struct Walk {
     /// When the last one began.
     began: Option<Timestamp>,
-    /// Where it goes on; `None` once it is through.
+    /// Where it continues; `None` once it is complete.
     next: Option<IndexKey>,
 }
 
 impl Walk {
-    /// Where to go on at `now`, if it is time to.
+    /// Where to continue at `now`, if it is time to.
     fn next(&mut self, now: Timestamp) -> Option<IndexKey> {
         // A wall clock that was set back must not keep the next walk waiting.
         let is_over = |began| !(began..began + WALK_INTERVAL).contains(&now);
@@ -150,8 +150,8 @@ impl Purger {
         tables.lasting.retention.save(&tables)
     }
 
-    /// Removes what has had its time: rows by the time of retention, `now`, and attention entries of a certain age
-    /// by the wall clock.
+    /// Removes expired entries: rows by the retention clock, `now`, and attention entries of a
+    /// certain age by the wall clock.
     fn pass(&mut self, now: Timestamp, wall: Timestamp) -> Result<(), StoreError> {
         self.purge_rows(now)?;
         for (index_shard, cursor) in self.tables.get()?.cursors()? {

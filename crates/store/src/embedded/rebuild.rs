@@ -1,17 +1,19 @@
-//! A store that takes no more writes because of a damaged block, and a new one made of what can be read.
+//! Rebuilds a store that refuses writes because of a damaged block from the data that can be read.
 //!
-//! The key-value store ends its work for good when a compaction meets a damaged block: every write fails from
-//! then on, and would fail again after each start. So the writer leaves a mark in the directory when that
-//! happens, and whoever opens the store next copies what can be read to a new one. The damaged one is kept.
+//! The key-value store stops for good when a compaction meets a damaged block: every write fails
+//! from then on, and again after each start. So the writer leaves a mark in the directory, and the
+//! next open copies the readable data to a new store. The damaged one is kept.
 //!
 //! What must hold:
 //!
-//! * **No row comes back as it was before.** A row whose newest state lay in the damaged block is unreadable
-//!   in the new store, as it was in the old one, also where an older state of it can be read.
-//! * **Whole or not at all.** The new store takes the place of the old one by renaming, when it is complete.
-//! * **Leases are not guessed.** Where one is damaged, the store does not open.
+//! * **No row reverts to an older state.** A row whose newest state was in the damaged block is
+//!   unreadable in the new store, as it was in the old one, even if an older state of it can be
+//!   read.
+//! * **All or nothing.** Once the new store is complete, a rename puts it in the place of the old
+//!   one.
+//! * **Leases are not guessed.** If one is damaged, the store does not open.
 //!
-//! Lost are the entries of the deadline index and of the attention table that lay in a damaged block.
+//! Entries of the deadline index and of the attention table in a damaged block are lost.
 
 use std::fs::{self, File};
 use std::io;
@@ -101,13 +103,13 @@ fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<u64, StoreError> {
         };
         for key in keys_of(&old.lasting.damages, &snapshot, (name, table), key_bytes) {
             let key = key?;
-            // One that is damaged is among what is said to be lost.
+            // A damaged one is reported among the lost parts.
             if let Some(value) = read(&snapshot, table, &key)?.flatten() {
                 new.put(name, &key, &value)?;
             }
         }
     }
-    // Every table that names operations says of which a part may be lost, or was passed over.
+    // Every table that names operations shows which rows have parts that are lost or were skipped.
     for (name, table) in old.all() {
         let Some(key_bytes) = key_bytes(name) else {
             continue;
@@ -127,7 +129,7 @@ fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<u64, StoreError> {
                         new.put(part, &row, &codec::LOST)?;
                         lost += 1;
                     }
-                    // It may lie between the keys of a damaged block, in another file.
+                    // It may be between the keys of a damaged block, but in another file.
                     Some(Some(value)) => new.put(part, &row, &value)?,
                     Some(None) => {}
                 }
@@ -137,7 +139,7 @@ fn copy(old: &Tables, new: &mut EmbeddedRestore) -> Result<u64, StoreError> {
     Ok(lost)
 }
 
-/// A value, or that there is none; `None` if that lies in a damaged block.
+/// A value, or its absence; `None` if it is in a damaged block.
 fn read(
     snapshot: &Snapshot,
     table: &Keyspace,
@@ -173,7 +175,7 @@ fn key_bytes(table: &str) -> Option<usize> {
     })
 }
 
-/// Puts a complete new store in the place of the old one, which is kept.
+/// Replaces the old store with the complete new one. The old one is kept.
 fn take_place(store: &Path, made: &Path) -> io::Result<()> {
     if store.exists() {
         let kept = format!("damaged-{}", wall_clock().as_millis());

@@ -1,8 +1,7 @@
-//! The stamps of the operations that were written lately.
+//! The stamps of recently written operations.
 //!
-//! Exists so that the writes of an operation in flight are weighed against its stored stamp without
-//! reading it. A stamp that is not here is read from the table: what is forgotten costs a read, no
-//! more.
+//! Lets the writes of an operation in flight be compared with its stored stamp without a read. A
+//! stamp that is not here is read from the table, so forgetting one costs no more than a read.
 
 use std::collections::HashMap;
 

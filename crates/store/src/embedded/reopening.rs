@@ -1,15 +1,16 @@
 //! The open tables, and how they are opened again after a write failed.
 //!
-//! After a write, flush or compaction that failed, the key-value store takes no more writes until it is opened
-//! anew; reads go on. So the writer opens it again in place, once there is room: the journal holds every
-//! acknowledged commit, as after a crash.
+//! After a failed write, flush or compaction, the key-value store refuses writes until it is opened
+//! again; reads go on. So the writer opens it again in place, once there is room: as after a crash,
+//! the journal holds every acknowledged commit.
 //!
-//! If writing or opening again fails a second time within an hour though there is room, the disk is failing, or a compaction has
-//! met a damaged block: no more writes are taken, and the next start makes the store anew of what can be read if it finds damage
-//! (`rebuild.rs`).
+//! If writing or opening fails a second time within an hour although there is room, the disk is
+//! failing or a compaction has met a damaged block. Then no more writes are accepted. If the next
+//! start finds damage, it rebuilds the store from what can be read (`rebuild.rs`).
 //!
-//! What must hold: the old tables are gone before the new ones open (they flush their buffer at their end); the journal is
-//! written again before it is read (`waybill_disk::prepare`), because what a failed sync left in the page cache may not be on disk.
+//! What must hold: the old tables are closed before the new ones open, since closing flushes their
+//! buffer. The journal is rewritten before it is read (`waybill_disk::prepare`), because the pages
+//! of a failed sync may not be on disk.
 
 use std::error::Error;
 use std::io;
@@ -27,11 +28,11 @@ use crate::StoreError;
 
 /// How long after an attempt the tables are opened again at the earliest.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// How much must be free on the file system before they are: less would be gone with the next flush.
+/// How much must be free on the file system before that: less would be used up by the next flush.
 const ROOM_MIN: u64 = 16 << 20;
 /// A write that fails again within this time though there is room has the same cause: a disk that fails, or a damaged file.
 const SAME_CAUSE_WITHIN: Duration = Duration::from_secs(60 * 60);
-/// How long those who read the old tables are waited for.
+/// How long to wait for readers of the old tables.
 const READERS_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Why the embedded store cannot write at the moment.
@@ -45,7 +46,7 @@ pub struct WriteFailure {
 }
 
 impl WriteFailure {
-    /// That `action` fails until the tables are open again.
+    /// The error of `action`, which fails until the tables are open again.
     fn refuse(&self, action: &'static str) -> StoreError {
         match self.is_full {
             true => StoreError::full(action),
@@ -57,16 +58,16 @@ impl WriteFailure {
     }
 }
 
-/// The open tables, shared by those who read and the one who writes.
+/// The open tables, shared by readers and the writer.
 pub(super) struct Reopening {
     config: EmbeddedConfig,
-    /// Or why they could not be opened again.
+    /// The tables, or why they could not be opened again.
     tables: RwLock<Result<Arc<Tables>, WriteFailure>>,
     /// Why no write succeeds before they are opened again.
     failure: Mutex<Option<WriteFailure>>,
-    /// When that was tried last.
+    /// When opening them again was last tried.
     tried: Mutex<Option<Instant>>,
-    /// When a write, a flush or a compaction failed last though there was room.
+    /// When a write, a flush or a compaction last failed although there was room.
     failed_with_room: Mutex<Option<Instant>>,
     lasting: Lasting,
 }
@@ -85,17 +86,18 @@ impl Reopening {
         })
     }
 
-    /// What was found to be damaged since the store was opened first.
+    /// The damage found since the store was first opened.
     pub(super) fn damages(&self) -> &Damages {
         &self.lasting.damages
     }
 
-    /// The time by which rows are kept. It is there while the tables are not.
+    /// The retention clock. It exists even while the tables do not.
     pub(super) fn retention(&self) -> &Retention {
         &self.lasting.retention
     }
 
-    /// The tables, for a short while: they are not opened again before everyone has let go. Does not block.
+    /// The tables, for a short while: they are not opened again until every holder has released
+    /// them. Does not block.
     pub(super) fn get(&self) -> Result<Arc<Tables>, StoreError> {
         const ACTION: &str = "opening it again";
         let tables = match self.tables.try_read() {
@@ -113,7 +115,8 @@ impl Reopening {
         tables.cloned().map_err(|why| self.refuse(why, ACTION))
     }
 
-    /// That `action` fails while the tables are not open: until they are opened again, or for good.
+    /// The error of `action` while the tables are not open: until they are opened again, or for
+    /// good.
     fn refuse(&self, failure: &WriteFailure, action: &'static str) -> StoreError {
         match self.lasting.damages.are_writes_refused() {
             true => StoreError::unavailable(action, failure.clone()),
@@ -121,7 +124,7 @@ impl Reopening {
         }
     }
 
-    /// Why writes fail until the tables are opened again, if they do.
+    /// Why writes fail until the tables are opened again; `None` if they do not fail.
     pub(super) fn failure(&self) -> Option<WriteFailure> {
         self.failure_now().clone()
     }
@@ -130,7 +133,7 @@ impl Reopening {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes note of why `action` failed, which was a write. Called by the writer.
+    /// Records why the write `action` failed. Called by the writer.
     pub(super) fn failed(&self, action: &'static str, error: Arc<fjall::Error>) -> StoreError {
         let failure = self.failure().unwrap_or_else(|| {
             let failure = self.why(action, &*error);
@@ -157,15 +160,15 @@ impl Reopening {
 
     /// Why `action` failed.
     fn why(&self, action: &str, error: &(dyn Error + 'static)) -> WriteFailure {
-        // A flush or a compaction failed, and the key-value store does not say of what. Nothing that was acknowledged rests
-        // on these.
+        // A flush or a compaction failed; the key-value store does not report its cause. No
+        // acknowledged data depends on it.
         if is_poisoned(error) {
             return WriteFailure {
                 cause: "a flush or a compaction failed".to_owned(),
                 is_full: !self.has_room(),
             };
         }
-        // What the system says is enough: the key-value store repeats it with its own names.
+        // The system's message is enough: the key-value store repeats it with its own names.
         let cause = io_error(error).map_or_else(|| chain(error), ToString::to_string);
         WriteFailure {
             cause: format!("{action} failed: {cause}"),
@@ -173,14 +176,14 @@ impl Reopening {
         }
     }
 
-    /// Takes no more writes if something failed shortly before, too, though there was room.
+    /// Stops accepting writes if a failure came shortly before, too, although there was room.
     fn end_if_repeated(&self, failure: &WriteFailure) {
         if !failure.is_full && self.is_repeated() {
             self.end(failure);
         }
     }
 
-    /// Notes that a write failed though there is room. Returns whether one did shortly before.
+    /// Records that a write failed although there is room. Returns whether one did shortly before.
     fn is_repeated(&self) -> bool {
         let mut last = self
             .failed_with_room
@@ -190,7 +193,7 @@ impl Reopening {
         before.is_some_and(|before| before.elapsed() < SAME_CAUSE_WITHIN)
     }
 
-    /// Takes no more writes, and has the next start look for damage.
+    /// Stops accepting writes, and requests that the next start look for damage.
     fn end(&self, failure: &WriteFailure) {
         if let Err(error) = rebuild::ask(&self.config.path) {
             tracing::warn!(%error, "could not request a rebuild; the next start will not look for damage");
@@ -227,7 +230,7 @@ impl Reopening {
             Ok(tables) => match let_go(tables) {
                 Ok(()) => None,
                 Err(tables) => {
-                    // A backup is being read, say.
+                    // The old tables are in use, for example by a backup.
                     *open = Ok(tables);
                     return Err(failure.refuse(ACTION));
                 }
@@ -258,7 +261,7 @@ impl Reopening {
         Ok(())
     }
 
-    /// Whether so much is free that it is worth trying. What cannot be told does not stop anything.
+    /// Whether enough is free to try again; if that is unknown, it is worth a try.
     fn has_room(&self) -> bool {
         let stat = rustix::fs::statvfs(&self.config.path);
         stat.map_or(true, |stat| {
@@ -278,7 +281,7 @@ fn chain(error: &(dyn Error + 'static)) -> String {
     texts.join(": ")
 }
 
-/// Ends the tables once nobody else uses them; gives them back if somebody goes on to.
+/// Closes the tables once nothing else uses them; returns them if they stay in use.
 fn let_go(mut tables: Arc<Tables>) -> Result<(), Arc<Tables>> {
     let until = Instant::now() + READERS_PATIENCE;
     loop {
@@ -310,7 +313,7 @@ fn is_full(error: &(dyn Error + 'static)) -> bool {
     )
 }
 
-/// What the system said, where it is the cause.
+/// The system's error, if it is the cause.
 fn io_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a io::Error> {
     causes(error).find_map(|cause| cause.downcast_ref())
 }

@@ -1,12 +1,12 @@
-//! The time by which rows are kept.
+//! The clock that ends the retention of rows.
 //!
-//! A row says when its retention ends. By the wall clock, a row that was written while the clock was far behind
-//! would be gone as soon as the clock is set right. So the end is given in a time of the store's own: it begins
-//! with the wall clock when the store is made, and then counts how long the store has been open. It is saved at
-//! each purge and goes on from there.
+//! A row records when its retention ends. By the wall clock, a row that was written while the clock
+//! was far behind would expire as soon as the clock is corrected. So the end is given in the
+//! store's own time. It begins with the wall clock when the store is created, and then counts how
+//! long the store has been open. It is saved at each purge and continues from there.
 //!
-//! What must hold: a row is never removed before the store has been open for its retention. Rows may stay longer:
-//! while the store is closed their time does not pass.
+//! What must hold: a row is never removed before the store has been open for its retention. Rows
+//! may stay longer: while the store is closed, no retention passes.
 
 use fjall::{Database, Keyspace, OwnedWriteBatch};
 use waybill_clock::{BootTime, wall_clock};
@@ -24,7 +24,7 @@ pub(super) struct Retention {
 }
 
 impl Retention {
-    /// Goes on where it was saved, or begins with the wall clock, and saves where that is.
+    /// Continues from the saved time, or begins with the wall clock and saves that.
     pub(super) fn open(
         db: &Database,
         leases: &Keyspace,
@@ -47,7 +47,7 @@ impl Retention {
             None => wall_clock(),
             Some(Ok(saved)) => saved,
             Some(Err(cause)) => {
-                // What is kept for too long does no harm.
+                // Keeping rows for too long does no harm.
                 tracing::error!(
                     cause,
                     "the stored retention time cannot be read; rows written before are kept"
@@ -72,7 +72,7 @@ impl Retention {
         self.began + self.opened.elapsed()
     }
 
-    /// Saves the time, without waiting for the disk: what is lost makes rows stay longer.
+    /// Saves the time without a sync: a lost save makes rows stay longer.
     pub(super) fn save(&self, tables: &Tables) -> Result<(), StoreError> {
         let mut batch = tables.db.batch();
         self.put(&mut batch, &tables.leases);

@@ -14,7 +14,7 @@
 //! | `cursors` | index shard | first bucket that was not swept to its end |
 //! | `corrupt` | operation, instant, part | a value of `state` or `created` as it was before that instant, when a write took the place of a row that could not be read |
 //!
-//! Nothing reads or removes what is in `corrupt`: it is there for a person, and holds no more than
+//! Nothing reads or removes the entries of `corrupt`: they are for a person, and there is at most
 //! one row for each that was damaged.
 
 use std::fmt::Display;
@@ -40,13 +40,13 @@ use crate::{
     StoreError, keys,
 };
 
-/// What the tables other than the row tables gather in memory each, in bytes: little is written to
-/// them.
+/// How much each table other than the row tables gathers in memory, in bytes: these receive few
+/// writes.
 const SMALL_MEMTABLE_BYTES: u64 = 1 << 20;
 
-/// Target size of a compacted file, in bytes. A larger one makes a compaction write more at a time, beside which syncs take
-/// longer. The size must be
-/// several times as long as a memtable: there is one compaction for each flush, and one between lower levels moves about a file.
+/// Target size of a compacted file, in bytes. A larger one makes a compaction write more at a time,
+/// which slows syncs down. It must be several times the size of a memtable: there is one compaction
+/// for each flush, and one between lower levels moves about a file.
 const FILE_BYTES: u64 = 32 << 20;
 
 /// The key-value store never rotates a memtable by itself: see `flushing.rs`.
@@ -57,7 +57,8 @@ const JOURNAL_BYTES_LEAST: u64 = 64 << 20;
 
 /// The open tables.
 pub(super) struct Tables {
-    /// `None` where nothing is written out. The first field: its thread holds a handle to `db`, which must go before.
+    /// `None` if nothing is flushed. The first field, because its thread holds a handle to `db`
+    /// that must be dropped before.
     write_back: Option<WriteBack>,
     pub(super) db: Database,
     /// All batches are committed through this.
@@ -71,11 +72,11 @@ pub(super) struct Tables {
     pub(super) cursors: Keyspace,
     pub(super) corrupt: Keyspace,
     pub(super) lasting: Lasting,
-    /// What a row table gathers in memory, in bytes.
+    /// How much a row table gathers in memory, in bytes.
     row_memtable_bytes: u64,
 }
 
-/// What stays the same when the tables are opened again.
+/// State that is kept when the tables are opened again.
 #[derive(Clone)]
 pub(super) struct Lasting {
     /// The time by which rows are kept.
@@ -86,11 +87,11 @@ pub(super) struct Lasting {
 /// A stored state with its header, or why it cannot be read.
 pub(super) type StateRead = Result<(StateHeader, OperationState), CorruptRow>;
 
-/// A part of a row as the write path finds it.
+/// A part of a row, as the write path sees it.
 pub(super) struct Stored {
-    /// Its bytes; `None` if they lie in a damaged block.
+    /// Its bytes; `None` if they are in a damaged block.
     pub(super) bytes: Option<UserValue>,
-    /// Its stamp, or why there is none to weigh.
+    /// Its stamp, or why there is none to compare.
     pub(super) stamp: Result<Stamp, CorruptRow>,
 }
 
@@ -118,12 +119,12 @@ impl Tables {
         Self::open_with(config, config.worker_threads.max(1), None)
     }
 
-    /// Opens the tables once more, after those that `lasting` is from have been closed.
+    /// Opens the tables again, after those that `lasting` is from were closed.
     pub(super) fn reopen(config: &EmbeddedConfig, lasting: Lasting) -> Result<Self, StoreError> {
         Self::open_with(config, config.worker_threads.max(1), Some(lasting))
     }
 
-    /// Opens tables that are only read: nothing is written out, and nothing compacted.
+    /// Opens tables for reading only: nothing is flushed or compacted.
     pub(super) fn open_idle(config: &EmbeddedConfig) -> Result<Self, StoreError> {
         Self::open_with(config, 0, None)
     }
@@ -202,7 +203,7 @@ impl Tables {
         Ok(tables)
     }
 
-    /// All of them, by name. The names are part of what backups are made of.
+    /// All tables, by name. The names are part of the backup format.
     pub(super) fn all(&self) -> [(&'static str, &Keyspace); 8] {
         [
             ("state", &self.state),
@@ -231,7 +232,7 @@ impl Tables {
         }
     }
 
-    /// Reads rows in the order of `ids`, those whose retention is not over.
+    /// Reads rows within their retention, in the order of `ids`.
     pub(super) fn rows(&self, ids: &[OperationId]) -> Result<Vec<RowRead>, StoreError> {
         let now = self.lasting.retention.now();
         let snapshot = self.db.snapshot();
@@ -272,7 +273,7 @@ impl Tables {
         }))
     }
 
-    /// Reads every row whose retention is not over, and when that ends by the wall clock if the store stays open.
+    /// Reads every row within its retention, and the wall time of its end if the store stays open.
     pub(super) fn kept_rows(
         self: Arc<Self>,
     ) -> impl Iterator<Item = Result<Result<KeptRow, CorruptRow>, StoreError>> {
@@ -316,7 +317,7 @@ impl Tables {
         )
     }
 
-    /// What was read of a part of a row; a damaged block is a corrupt row.
+    /// The result of reading a part of a row; a damaged block makes the row corrupt.
     fn of_row(
         &self,
         part: RowPart,
@@ -346,7 +347,7 @@ impl Tables {
         }))
     }
 
-    /// Walks over the keys of a table, and goes on behind what is damaged.
+    /// Walks over the keys of a table, and skips damage.
     pub(super) fn walk(
         &self,
         snapshot: &Snapshot,
@@ -366,7 +367,7 @@ impl Tables {
         )
     }
 
-    /// Reads what the write path weighs of a stored state.
+    /// Reads what the write path compares of a stored state.
     pub(super) fn stored_state(&self, id: OperationId) -> Result<Option<Stored>, StoreError> {
         let found = self.state.get(keys::row(id));
         let found = self.of_row(RowPart::State, id, found, "reading a stamp")?;
@@ -377,7 +378,7 @@ impl Tables {
         }))
     }
 
-    /// Reads what the write path weighs of a stored immutable part.
+    /// Reads what the write path compares of a stored immutable part.
     pub(super) fn stored_created(&self, id: OperationId) -> Result<Option<Stored>, StoreError> {
         let found = self.created.get(keys::row(id));
         let found = self.of_row(RowPart::Created, id, found, "reading a stamp")?;
@@ -397,8 +398,8 @@ impl Tables {
             .transpose()
     }
 
-    /// What was read of the table of leases. What lies in a damaged block is not guessed: a checkpoint that is
-    /// too low or too high does harm.
+    /// The result of reading the table of leases. Entries in a damaged block are not guessed: a
+    /// checkpoint that is too low or too high does harm.
     fn of_leases(
         &self,
         key: &[u8],
@@ -441,8 +442,8 @@ impl Tables {
             .transpose()
     }
 
-    /// Reads an index shard's sweep cursor. One that lies in a damaged block counts as being at the first entry of
-    /// the index shard's deadline index: everything that is still there is looked at again.
+    /// Reads an index shard's sweep cursor. A damaged one counts as being at the first entry of the
+    /// index shard's deadline index, so that all remaining entries are read again.
     pub(super) fn cursor(&self, index_shard: PartitionId) -> Result<Option<DueBucket>, StoreError> {
         let key = keys::partition(index_shard);
         let error = match self.cursors.get(key) {
@@ -483,7 +484,7 @@ impl Tables {
         Ok(Some(DueBucket::of(due)))
     }
 
-    /// Reads all sweep cursors, but for those that are damaged.
+    /// Reads all sweep cursors except damaged ones.
     pub(super) fn cursors(&self) -> Result<Vec<(PartitionId, DueBucket)>, StoreError> {
         let first = keys::partition(PartitionId(0));
         let last = keys::partition(PartitionId(u32::MAX));

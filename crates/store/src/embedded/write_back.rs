@@ -1,7 +1,8 @@
 //! Starts write-back of tables' files while they grow.
 //!
-//! The key-value store writes a file of up to 32 MiB in one go and syncs it when it is complete. All of it would go to the disk
-//! at once, and the syncs of requests on that disk would wait for it.
+//! The key-value store writes a file of up to 32 MiB in one go and syncs it when it is complete.
+//! Without early write-back, all of it would go to the disk at once, and the syncs of requests on
+//! that disk would wait for it.
 //!
 //! The thread looks at files only while some may grow: it wakes when memtables are rotated or a commit compacts, and
 //! sleeps again a second after the last flush, compaction and growth. Files that the key-value store begins while it
@@ -19,7 +20,7 @@ use waybill_disk::write_back::{self, WriteBackProgress};
 
 use crate::StoreError;
 
-/// How long between two looks at the files that may grow. A compaction writes a megabyte or two meanwhile.
+/// The interval of checks for growth. A compaction writes a megabyte or two in between.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// How long after the last growth a file is no longer followed, and the thread sleeps.
 const AT_REST_AFTER: Duration = Duration::from_secs(1);
@@ -31,7 +32,7 @@ pub(super) struct WriteBack {
 }
 
 impl WriteBack {
-    /// Starts it.
+    /// Starts the thread.
     pub(super) fn start<'a>(
         db: &Database,
         tables: impl Iterator<Item = &'a Keyspace>,
@@ -52,7 +53,7 @@ impl WriteBack {
         })
     }
 
-    /// Has the thread look at files again: one is about to grow.
+    /// Wakes the thread because a file is about to grow.
     pub(super) fn wake(&self) {
         if let Some(thread) = &self.thread {
             thread.thread().unpark();

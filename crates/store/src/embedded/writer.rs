@@ -1,7 +1,7 @@
 //! The one thread that changes the embedded store.
 //!
-//! It takes a call, and with it all others that wait by then, commits them as one group and answers
-//! each. It never lingers for more: what arrives during a sync forms the next group.
+//! It takes a call and all others that are waiting, commits them as one group and answers each. It
+//! never waits for more: calls that arrive during a sync form the next group.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -20,7 +20,7 @@ use crate::{DueBucket, Layout, Lease, ReplyKey, StoreError, Written, keys};
 /// Where the answer to a call goes.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
 
-/// A change that the writer is asked for.
+/// A change requested from the writer.
 pub(super) enum Command {
     /// Write rows and index entries.
     Write(EncodedBatch, Reply<Written>),
@@ -76,7 +76,7 @@ enum Pending {
 }
 
 impl Writer {
-    /// Starts the thread. It ends once every sender is gone and the queue is empty.
+    /// Starts the thread. It ends once every sender is dropped and the queue is empty.
     pub(super) fn spawn(
         tables: Arc<Reopening>,
         queue: mpsc::Receiver<Command>,
@@ -105,7 +105,7 @@ impl Writer {
                 }
             };
             if had_failed {
-                // What failed may have been written in part.
+                // The failed group may have been written in part.
                 self.recent.clear();
             }
             match self.commit_group(&tables, command) {
@@ -120,7 +120,7 @@ impl Writer {
         self.sync();
     }
 
-    /// Syncs what was purged. The key-value store would sync it as well, but would not record it.
+    /// Syncs purged entries. The key-value store would sync them as well, but would not record it.
     fn sync(&self) {
         if let Ok(tables) = self.tables.get()
             && self.tables.failure().is_none()
@@ -131,7 +131,8 @@ impl Writer {
         }
     }
 
-    /// Commits `first` and what waits behind it, up to what is done between two groups, which it returns.
+    /// Commits `first` and the calls behind it, up to a call that is handled between two groups,
+    /// which it returns.
     fn commit_group(&mut self, tables: &Tables, first: Command) -> Option<Between> {
         let mut group = Group::new(tables, &mut self.recent);
         let mut pending = Vec::new();
@@ -209,7 +210,8 @@ impl Writer {
         between
     }
 
-    /// Removes rows past their retention. Not synced: what comes back after a crash is purged again.
+    /// Removes rows past their retention. Not synced: rows that return after a crash are purged
+    /// again.
     fn purge(&mut self, tables: &Tables, call: PurgeCall) {
         let outcome = self.remove_expired(tables, &call.entries, call.now);
         answer(call.reply, outcome);
@@ -251,7 +253,7 @@ impl Writer {
 }
 
 impl Command {
-    /// Answers that nothing can be written now.
+    /// Answers the call with an error, because writes fail now.
     fn refuse(self, error: StoreError) {
         match self {
             Self::Write(_, reply) => answer(reply, Err(error)),
@@ -262,13 +264,13 @@ impl Command {
             Self::AdvanceCursor { reply, .. } | Self::Purge { reply, .. } => {
                 answer(reply, Err(error));
             }
-            // Without a snapshot, whoever waits for one is told that the store is closed.
+            // Dropping it reports to the waiting caller that the store is closed.
             Self::Hold(hold) => drop(hold),
         }
     }
 }
 
-/// What the writer does when no group is under way.
+/// The work of the writer between two groups.
 enum Between {
     Purge(PurgeCall),
     Hold(Hold),
@@ -282,7 +284,7 @@ struct PurgeCall {
 }
 
 impl Pending {
-    /// Answers the call: with why the commit failed, if it has.
+    /// Answers the call, with the commit's error if it failed.
     fn answer(self, failed: Option<StoreError>) {
         let outcome = failed.map_or(Ok(()), Err);
         match self {
@@ -294,7 +296,7 @@ impl Pending {
     }
 }
 
-/// Answers a call; a caller that has gone away needs no answer.
+/// Answers a call. A caller that no longer waits needs no answer.
 fn answer<T>(reply: Reply<T>, outcome: Result<T, StoreError>) {
     drop(reply.send(outcome));
 }

@@ -1,4 +1,4 @@
-//! Another number of partitions, step by step.
+//! The steps of a change of the number of partitions.
 
 use serde::{Deserialize, Serialize};
 use waybill_engine::{Offset, PartitionId, RepartitionBoundary, Source, TopicOffsets};
@@ -11,20 +11,20 @@ pub(super) struct Change {
     pub(super) from: u32,
     pub(super) to: u32,
     pub(super) step: Step,
-    /// Where other shards begin, once that is said.
+    /// Where other shards begin, once that is recorded.
     pub(super) begins: Option<Begins>,
 }
 
-/// How far a change has come.
+/// The progress of a change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) enum Step {
-    /// Topics may have so many.
+    /// Topics may have the new number.
     Intended,
-    /// Of fewer: who reads leaves what lies beyond the cut to those who come.
+    /// For a smaller number: shards leave records beyond the cut to those that follow them.
     Cut,
-    /// Who writes goes by it.
+    /// Producers use the new number.
     Announced,
-    /// It is read.
+    /// Shards read by the new number.
     Moved {
         /// The first generation of the new number.
         into: LayoutGeneration,
@@ -33,13 +33,13 @@ pub(super) enum Step {
     },
 }
 
-/// Where the shards begin that get another partition.
+/// Where shards that get another partition begin.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Begins {
-    /// The generation that said it.
+    /// The generation that recorded it.
     pub(super) since: LayoutGeneration,
-    /// Of more partitions for those that come, of fewer for those that stay, in order: nothing that was written by
-    /// the new number lies before.
+    /// One for each added partition or, for a smaller number, each remaining one, in order. No
+    /// record that was written by the new number is before it.
     pub(super) at: Vec<TopicOffsets>,
 }
 
@@ -48,7 +48,8 @@ impl Change {
         self.to < self.from
     }
 
-    /// How many partitions get shards that did not read them before: those that come, or of fewer those that stay.
+    /// How many partitions get other shards: the added ones or, for a smaller number, the remaining
+    /// ones.
     pub(super) fn begun(&self) -> u32 {
         match self.is_to_fewer() {
             true => self.to,
@@ -56,7 +57,7 @@ impl Change {
         }
     }
 
-    /// Where shards begin that come to a partition, once that is said.
+    /// Where the new shards of a partition begin, once that is recorded.
     pub(super) fn begin(&self, partition: PartitionId) -> Option<TopicOffsets> {
         let first = match self.is_to_fewer() {
             true => 0,
@@ -66,7 +67,7 @@ impl Change {
         self.begins.as_ref()?.at.get(nth as usize).copied()
     }
 
-    /// Where a partition is cut, and the first generation whose shards go by that.
+    /// Where a partition is cut, and the first generation whose shards use that.
     pub(super) fn boundary(
         &self,
         partition: PartitionId,
@@ -86,16 +87,16 @@ impl Change {
 /// A time in which the sharding scheme did not use a partition that the topics have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Retired {
-    /// Which one.
+    /// The partition.
     pub partition: PartitionId,
-    /// What was written from here on is rerouted.
+    /// Records from here on are rerouted.
     pub from: TopicOffsets,
-    /// To where, since the partition is read again.
+    /// The end of that, once the partition is read again.
     pub until: Option<TopicOffsets>,
 }
 
 impl Retired {
-    /// Whether what lies at this place is rerouted.
+    /// Whether a record at this offset is rerouted.
     #[must_use]
     pub fn has(&self, source: Source, offset: Offset) -> bool {
         self.from.on(source) <= offset && !self.is_over(source, offset)
@@ -107,7 +108,7 @@ impl Retired {
         self.until.is_some_and(|until| offset >= until.on(source))
     }
 
-    /// Whether everything of it lies below these.
+    /// Whether all of it is below these offsets.
     #[must_use]
     pub fn is_over_below(&self, done: &TopicOffsets) -> bool {
         self.until.is_some_and(|until| done.reach(&until))

@@ -7,7 +7,7 @@ use super::GENERATIONS_MAX;
 /// Why a layout has no such successor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum LayoutError {
-    /// Its shards could not follow.
+    /// The shards of the scheme could not follow the current ones.
     #[error(transparent)]
     Sharding(#[from] ShardingError),
     /// The number of partitions is being changed.
@@ -16,9 +16,9 @@ pub enum LayoutError {
          on with that", verb = if to > from { "grow" } else { "shrink" }
     )]
     Changing {
-        /// From how many.
+        /// The number before.
         from: u32,
-        /// To how many.
+        /// The number after.
         to: u32,
     },
     /// Each partition would have too many shards meanwhile.
@@ -34,7 +34,7 @@ pub enum LayoutError {
         /// How many shards each would have.
         shards: u32,
     },
-    /// That is neither a multiple nor a part of what there is.
+    /// The number is neither a multiple nor a divisor of the current one.
     #[error("cannot change {now} partitions to {wanted}: {}", possible(*.now))]
     Partitions {
         /// How many there are.
@@ -42,15 +42,15 @@ pub enum LayoutError {
         /// How many were asked for.
         wanted: u32,
     },
-    /// The change of the number has not come so far, or further.
+    /// The change is not at the step before this one.
     #[error("this step of changing the number of partitions is not the next one")]
     Step,
-    /// It was replaced too often.
+    /// The layout was replaced too often.
     #[error("the layout was changed {GENERATIONS_MAX} times, and cannot be changed again")]
     Generations,
 }
 
-/// The numbers that so many partitions can become.
+/// The possible numbers after `now` partitions.
 fn possible(now: u32) -> String {
     let [twice, thrice] = [2, 3].map(|times| now.saturating_mul(times));
     let divisor = (1..now).rev().find(|&other| now.is_multiple_of(other));

@@ -28,7 +28,7 @@ fn offsets(requests: i64) -> TopicOffsets {
     }
 }
 
-/// Why nothing else is done meanwhile.
+/// The error of other changes during this one.
 fn to(from: u32, to: u32) -> LayoutError {
     LayoutError::Changing { from, to }
 }
@@ -126,7 +126,7 @@ fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_th
     assert_eq!(intended.cut(vec![offsets(5)]), Err(LayoutError::Step));
     let known = intended.cut(vec![offsets(5), offsets(6)]).unwrap();
     assert_eq!((known.scheme(), known.partitions_written()), (of(6, 1), 6));
-    // Whoever reads leaves something to others from then on: nobody can take that back.
+    // Shards leave records to others from then on, which cannot be undone.
     assert_eq!(known.withdrawn(), Err(to(6, 2)));
     assert_eq!(known.intended(3), Err(to(6, 2)));
     let since = known.generation();
@@ -179,7 +179,7 @@ fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_th
         [2, 3, 4, 5].map(|of| (of, offsets(i64::from(of) + 10)))
     );
 
-    // Some of them are read again, by those shards that there are for them.
+    // Some of them are read again, by the existing shards.
     let again = settled.intended(4).unwrap();
     let again = again.announced(vec![offsets(20), offsets(21)]).unwrap();
     let until: Vec<_> = again.retired().iter().map(|of| of.until).collect();
@@ -190,7 +190,7 @@ fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_th
         offsets(21)
     );
 
-    // And are left over once more: what was written there the first time is remembered, too.
+    // They are retired once more. The records of the first time are remembered, too.
     let once_more = moved.settled(&[]).unwrap().intended(2).unwrap();
     let once_more = once_more.cut(vec![offsets(50); 2]).unwrap();
     let once_more = once_more.announced(Vec::new()).unwrap();
@@ -207,7 +207,7 @@ fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_th
     let first = once_more.retired()[0];
     let has = [11, 12, 19, 20].map(|at| first.has(Source::Requests, Offset(at)));
     assert_eq!(has, [false, true, true, false]);
-    // Until that was rerouted.
+    // Until those records are rerouted.
     let below = [19, 20].map(|at| first.is_over_below(&offsets(at)));
     assert_eq!(below, [false, true]);
     let forgotten = once_more.settled(&[first]).unwrap();

@@ -1,5 +1,5 @@
-//! The layout: one successor, whoever contends. There is one in a store, so that each rule begins with
-//! what the one before it has left.
+//! The layout: one successor under contention. A store has one layout, so each rule begins with the
+//! result of the one before.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{Subject, reopen};
 
 const PARTITIONS: u32 = 4;
 
-/// The layout as it stands, and the one after it with so many shards.
+/// The current layout, and the next one with this many shards.
 async fn next(store: &dyn Store, shards_per_partition: u32) -> (Option<Layout>, Layout) {
     let seen = store.layout().await.unwrap();
     let scheme = ShardingScheme {
@@ -45,7 +45,7 @@ pub async fn a_layout_is_replaced_only_from_what_was_seen_and_read_back(subject:
     assert!(!store.set_layout(None, three).await.unwrap());
     let store = reopen(subject, store).await;
     assert_eq!(store.layout().await.unwrap(), Some(two.clone()));
-    // For whoever comes next.
+    // For the next rule.
     let (seen, one) = next(&*store, 1).await;
     assert_eq!(seen, Some(two));
     assert!(store.set_layout(seen, one).await.unwrap());

@@ -1,4 +1,4 @@
-//! Leases: one owner, whoever contends, in every role; the checkpoint travels with them.
+//! Leases: one owner under contention, in every role; the checkpoint travels with them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ fn fresh_keys() -> [LeaseKey; 2] {
     .map(|key| key(0, fresh_partition()))
 }
 
-/// Of a shard with the number of a partition, in some layout.
+/// The lease of a shard with the number of a partition, in some layout.
 fn scheduler(generation: u64, partition: PartitionId) -> LeaseKey {
     LeaseKey::scheduler(LayoutGeneration(generation), ShardId(partition.0))
 }

@@ -1,6 +1,6 @@
-//! What every [`Store`] must do, whatever it keeps its rows in.
+//! The contract of every [`Store`], whatever holds its rows.
 //!
-//! An implementation says through [`Subject`] how it is opened, and runs every rule with
+//! An implementation defines in [`Subject`] how it is opened, and runs every rule with
 //! [`contract_tests!`](crate::contract_tests). Rules use fresh ids, partitions and index shards of their
 //! own, so that they may share one database.
 
@@ -29,11 +29,10 @@ pub trait Subject {
     /// Opens the store, and again after it was closed by dropping what this returned before.
     fn open(&self) -> impl Future<Output = Arc<dyn Store>> + Send;
 
-    /// Makes the stored state of an operation unreadable, behind the back of the store, which is
-    /// closed.
+    /// Makes the stored state of an operation unreadable without the store, which is closed.
     fn spoil(&self, id: OperationId) -> impl Future<Output = ()> + Send;
 
-    /// Why the rules cannot be tried where the tests run, if they cannot.
+    /// Why the rules cannot run here; `None` if they can.
     fn why_skipped(&self) -> Option<String> {
         None
     }
@@ -178,7 +177,7 @@ impl Random {
     }
 }
 
-/// An id that nobody else has.
+/// An id that no other test uses.
 pub fn fresh_id() -> OperationId {
     OperationId(Uuid::new_v4())
 }
@@ -189,7 +188,7 @@ pub fn fresh_partition() -> PartitionId {
     PartitionId(NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// An immutable part that `mark` tells from others.
+/// An immutable part that `mark` distinguishes from others.
 pub fn created(mark: i64) -> Arc<Created> {
     Arc::new(Created {
         workflow: "drone-delivery".into(),
@@ -217,7 +216,7 @@ pub fn created(mark: i64) -> Arc<Created> {
     })
 }
 
-/// A state that `mark` tells from others.
+/// A state that `mark` distinguishes from others.
 pub fn state(mark: i64) -> OperationState {
     OperationState {
         state: ProcessState::Processing,

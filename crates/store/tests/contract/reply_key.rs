@@ -1,4 +1,4 @@
-//! The reply key: one for a store, whoever creates it. A store that rules share may have one from the rule before.
+//! The reply key: one for a store, under contention. A store that rules share may have one already.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Rows: the higher stamp stands, whatever comes first; reads are in order; retention ends.
+//! Rows: the higher stamp wins, in any order; reads are in order; retention ends.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ async fn read_one(store: &dyn Store, id: OperationId) -> Option<OperationRow> {
     store.get_many(vec![id]).await.unwrap().remove(0).unwrap()
 }
 
-/// What must be read after `writes`, in whatever order they came.
+/// The expected row after `writes`, in any order.
 fn expected(id: OperationId, writes: &[RowWrite]) -> OperationRow {
     let highest = |with_created: bool| {
         writes
@@ -225,7 +225,7 @@ pub async fn a_final_row_that_is_reopened_is_kept_for_good_again(subject: &impl 
     store.write(batch).await.unwrap();
     let batch = rows([of(twice, 13, None)]);
     store.write(batch).await.unwrap();
-    // What comes late with a lower stamp reopens nothing.
+    // A late write with a lower stamp reopens nothing.
     store.write(rows([of(left, 9, None)])).await.unwrap();
 
     let start = Instant::now();

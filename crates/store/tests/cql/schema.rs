@@ -1,4 +1,4 @@
-//! Migrations, and what is refused before anything is used.
+//! Migrations, and what is refused before the store is used.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ use waybill_store::{
 use super::Cql;
 use super::contract::{Subject, fresh_id, row, rows, write};
 
-/// What an error says is unfit.
+/// The problem that an error reports.
 fn problem(error: StoreError) -> CqlProblem {
     match error {
         StoreError::Schema(SchemaError::Unfit { problem, .. }) => problem,
@@ -60,7 +60,7 @@ async fn a_schema_that_is_there_is_defined_no_second_time() {
     subject.clean_up().await;
 }
 
-/// What clients say on a line to a server.
+/// What clients send to a server.
 struct Overheard {
     address: SocketAddr,
     bytes: Arc<Mutex<Vec<u8>>>,
@@ -165,7 +165,7 @@ async fn a_schema_that_is_newer_than_the_program_is_refused_and_left_alone() {
     subject.clean_up().await;
 }
 
-/// As a migration leaves it that is killed before it ends.
+/// The state after a migration that was killed.
 #[tokio::test]
 async fn an_older_schema_is_refused_and_migrated_with_what_the_keyspace_holds() {
     let Some(subject) = Cql::new_or_skip() else {
@@ -208,7 +208,7 @@ async fn an_older_schema_is_refused_and_migrated_with_what_the_keyspace_holds() 
     subject.clean_up().await;
 }
 
-/// Where others make the keyspaces, the program need not.
+/// If others create the keyspaces, the program need not.
 #[tokio::test]
 async fn a_keyspace_that_exists_is_used_as_it_is() {
     let Some(subject) = Cql::new_or_skip() else {

@@ -1,4 +1,4 @@
-//! The walk over old attention entries: what leads to nothing goes, and nothing else.
+//! The walk over old attention entries: removes those that lead to nothing, and no others.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -38,7 +38,7 @@ async fn listed(store: &CqlStore, index_shard: PartitionId) -> Vec<OperationId> 
     listed
 }
 
-/// Moves what is stored of entries to a time before the one that a walk may delete.
+/// Rewrites entries with timestamps that a walk may delete.
 async fn age(subject: &Cql, index_shard: PartitionId, entries: &[AttentionEntry]) {
     let stamp = now_us() - 3_600_000_000;
     let index_shard = i64::from(index_shard.0);

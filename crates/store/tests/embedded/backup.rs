@@ -1,4 +1,4 @@
-//! What is copied of a store while it is written to.
+//! Backups of a store that is being written to.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -50,7 +50,7 @@ async fn a_restored_store_has_all_of_the_snapshot_and_nothing_that_came_later() 
         .await
         .unwrap();
     let (snapshot, ()) = held(&store, || ()).await.unwrap();
-    // What comes later: another row, and another state of the one that is there.
+    // Later changes: another row, and another state of the existing one.
     let later = rows([write(after, 2, true), write(before, 2, false)]);
     store.write(later).await.unwrap();
 

@@ -1,4 +1,4 @@
-//! Values on disk that cannot be read: they are named, and what a write replaces is kept aside.
+//! Unreadable values on disk: they are named, and kept aside when a write replaces them.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -68,7 +68,7 @@ async fn a_value_that_cannot_be_read_is_corrupt_and_named() {
     );
 }
 
-/// The whole old row, so that a person can still see what was asked for and how far it had got.
+/// The whole old row, so that a person can still see the request and its progress.
 #[tokio::test]
 async fn what_a_write_replaces_of_an_unreadable_row_is_kept_aside() {
     let subject = Embedded::new();
@@ -181,10 +181,10 @@ async fn an_unreadable_immutable_part_is_kept_aside_whatever_the_stamp_of_the_wr
     }
 }
 
-/// No value of any format.
+/// A value of no format.
 pub const UNREADABLE: [u8; 3] = [77, 1, 2];
 
-/// Writes a value into a table behind the store's back.
+/// Writes a value into a table, bypassing the store.
 pub fn damage(path: &Path, table: &str, key: &[u8], value: &[u8]) {
     let db = fjall::Database::builder(path).open().unwrap();
     let table = db
@@ -194,7 +194,7 @@ pub fn damage(path: &Path, table: &str, key: &[u8], value: &[u8]) {
     db.persist(fjall::PersistMode::SyncAll).unwrap();
 }
 
-/// Reads a whole table behind the store's back.
+/// Reads a whole table, bypassing the store.
 fn stored(path: &Path, table: &str) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let db = fjall::Database::builder(path).open().unwrap();
     let table = db
@@ -268,7 +268,7 @@ async fn a_damaged_block_makes_its_rows_unreadable_and_no_others() {
             assert!(text.contains(part), "{part:?} is not in {text:?}");
         }
 
-        // The export goes on behind it, too.
+        // The export continues behind it, too.
         let listed = store.rows().filter_map(|row| row.unwrap().ok()).count();
         assert_eq!(listed, ids.len() - damaged.len(), "{table}");
 

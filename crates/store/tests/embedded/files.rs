@@ -26,7 +26,7 @@ struct Sample {
     lease: Lease,
 }
 
-/// What became of a store with a damaged file.
+/// The outcome of opening a store with a damaged file.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Outcome {
     /// It has all entries.
@@ -91,7 +91,7 @@ impl Sample {
         }
         // Journals are damaged in another way, and nothing is in the lock.
         found.retain(|path| path.extension().is_none_or(|of| of != "jnl") && path != "lock");
-        // Of each kind of table one: the registry, leases, states, the deadline index.
+        // One table of each kind: the registry, leases, states, the deadline index.
         let is_other = |path: &PathBuf| {
             let number = path.iter().nth(1).and_then(|number| number.to_str());
             number.is_some_and(|number| !["0", "1", "2", "5"].contains(&number))
@@ -114,7 +114,7 @@ impl Sample {
         dir
     }
 
-    /// Opens a store and compares everything that is in it with what was written.
+    /// Opens a store and compares its content with everything that was written.
     async fn outcome(&self, dir: &Path, file: &Path) -> Outcome {
         let opened = catch_unwind(AssertUnwindSafe(|| open(dir)));
         let opened = opened.unwrap_or_else(|_| panic!("opening panics: {}", file.display()));
@@ -155,7 +155,8 @@ impl Sample {
     }
 }
 
-/// A directory in memory where there is one: hundreds of stores are opened, each with many syncs.
+/// A directory in memory if the system has one: hundreds of stores are opened, each with many
+/// syncs.
 fn temporary() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
 }
@@ -201,7 +202,7 @@ enum Change {
 }
 
 impl Change {
-    /// Those of a file: both cuts, and a bit here and there, more densely at its end.
+    /// The changes of a file: both cuts, and single bits, more densely at its end.
     fn all(len: usize) -> Vec<Self> {
         let mut bytes = vec![0, 3, 12, len / 3, len / 2];
         bytes.extend((0..6).map(|part| len.saturating_sub(9 + part * 50)));
@@ -223,7 +224,7 @@ impl Change {
     }
 }
 
-/// What a file is.
+/// The kind of a file.
 fn kind(file: &Path) -> &'static str {
     let name = file.file_name().unwrap().to_str().unwrap();
     let is_registry = file.starts_with("keyspaces/0");
@@ -282,14 +283,14 @@ async fn a_damaged_file_without_a_copy_is_named_and_no_row_is_lost_silently() {
     let of = |kind: &str| -> Vec<Outcome> { found[kind].keys().copied().collect() };
     assert_eq!(of("format"), [Outcome::Whole]);
     assert_eq!(of("record of the journals"), [Outcome::Whole]);
-    // A number that no longer matches is found by the checksum beside it.
+    // The checksum beside a number reveals that it no longer matches.
     assert_eq!(of("current"), [Outcome::Whole, Outcome::Refused]);
     assert_eq!(of("manifest"), [Outcome::Refused]);
     assert_eq!(of("table of the registry"), [Outcome::Refused]);
     assert_eq!(of("table"), [Outcome::DamageNamed, Outcome::Refused]);
 }
 
-/// Only the end of a large file is copied: what is needed to find its rows.
+/// Only the end of a large file is copied, which is needed to find its rows.
 #[tokio::test]
 async fn a_large_file_whose_end_is_damaged_is_restored_and_loses_no_more_than_its_damaged_rows() {
     let sample = Sample::new(12_000).await;

@@ -1,4 +1,4 @@
-//! A disk that is full: the store on a small file system that a foreign file fills.
+//! A full disk: the store is on a small file system that another file fills.
 
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -13,13 +13,13 @@ use crate::contract::{created, fresh_id, rows, state, write};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A file system of 64 MiB in memory. Dropping it takes it away.
+/// A file system of 64 MiB in memory. Dropping it unmounts it.
 struct Disk {
     at: PathBuf,
 }
 
 impl Disk {
-    /// Mounts one; `None`, and a line that says so, where that cannot be done.
+    /// Mounts one; `None`, with a message, if that is not possible.
     fn mount(at: PathBuf) -> Option<Self> {
         let mounted = Command::new("mount")
             .args(["-t", "tmpfs", "-o", "size=64m", "tmpfs"])
@@ -49,7 +49,7 @@ impl Drop for Disk {
     }
 }
 
-/// Writes as many rows under new ids, and returns these once the write is acknowledged.
+/// Writes `count` rows under new ids, and returns these once the write is acknowledged.
 async fn wrote(store: &EmbeddedStore, count: usize) -> Option<Vec<OperationId>> {
     let ids: Vec<_> = (0..count).map(|_| fresh_id()).collect();
     let batch = rows(ids.iter().map(|&id| write(id, 1, true)));

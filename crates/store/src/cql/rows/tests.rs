@@ -1,4 +1,4 @@
-//! Where rows lie, how long they are kept, and how a commit is cut.
+//! The slots of rows, how long they are kept, and how a commit is split.
 
 use super::*;
 

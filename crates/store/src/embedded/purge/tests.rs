@@ -242,7 +242,7 @@ async fn a_reopened_row_survives_the_purge_that_was_due_for_it_with_its_immutabl
         ..row(2, 2, None)
     };
     fixture.write(vec![row(1, 2, None), without_created]).await;
-    // What comes late with a lower stamp reopens nothing.
+    // A late write with a lower stamp reopens nothing.
     fixture.write(vec![row(3, 0, None)]).await;
     let now = wall_clock();
     let mut fixture = fixture;
@@ -397,7 +397,7 @@ async fn attention_entries_that_lead_to_nothing_are_forgotten_a_day_later() {
 async fn a_pass_looks_at_no_more_attention_entries_than_its_bound_and_the_next_goes_on() {
     let fixture = fixture(300);
     let now = wall_clock();
-    // Those that lead to nothing stand behind 400 that still need attention.
+    // Entries that lead to nothing follow 400 that still need attention.
     let parked = (0..400).map(|n| row_in(n, ProcessState::Error, None));
     fixture.write(parked.collect()).await;
     let entries: Vec<_> = (0..700)
