@@ -1,5 +1,6 @@
-//! What requests cost in instructions in the embedded broker, from the bytes of a frame to those of its answer:
-//! produce requests that are appended to a log, fetch requests that read it. Held to `.ci/budgets`.
+//! Counts the instructions of requests in the embedded broker, from the bytes of a frame to those
+//! of its answer: produce requests that append to a log, and fetch requests that read it.
+//! `.ci/budgets` holds the limits.
 //!
 //! What must hold: a benchmark does the same whenever and wherever it runs. Its allocator is linked in; the
 //! benchmark's own thread alone is counted, and no request of it waits for another one.
@@ -41,7 +42,7 @@ const REQUESTS: usize = 100;
 /// How large a record's value is, in bytes.
 const VALUE_BYTES: usize = 600;
 
-/// The highest versions that librdkafka speaks with this broker, but for what is not counted.
+/// The highest versions that librdkafka speaks with this broker, except for requests not counted.
 const PRODUCE_VERSION: i16 = 9;
 const FETCH_VERSION: i16 = 11;
 const CREATE_TOPICS_VERSION: i16 = 7;
@@ -68,7 +69,7 @@ library_benchmark_group!(name = broker, benchmarks = [produce, fetch]);
 
 main!(library_benchmark_groups = broker);
 
-/// A broker, and what it will be asked. What it needs is dropped after it.
+/// A broker, and the requests to send to it. Their prerequisites are dropped after it.
 struct Scene {
     requests: Vec<Bytes>,
     answers: Vec<Bytes>,
@@ -78,7 +79,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// A broker with an empty topic of one partition, which is asked nothing yet.
+    /// A broker with an empty topic of one partition, and no requests yet.
     fn new() -> Self {
         let dir = tempfile::tempdir().expect("there is room for a log");
         let runtime = runtime::Builder::new_current_thread()
@@ -87,7 +88,7 @@ impl Scene {
             .expect("a runtime needs little");
         let mut config = BrokerConfig::new(dir.path());
         config.listen = ([127, 0, 0, 1], 0).into();
-        // Nothing happens by itself while instructions are counted.
+        // No background work runs while instructions are counted.
         config.retention_interval = Duration::from_secs(24 * 60 * 60);
         let broker = runtime
             .block_on(Broker::start(config))
@@ -111,7 +112,7 @@ impl Scene {
         }
     }
 
-    /// Has every request answered, one after the other.
+    /// Sends every request and waits for its answer, one after the other.
     fn ask_all(mut self) -> Self {
         for request in std::mem::take(&mut self.requests) {
             let answer = pin!(self.broker.answer(request));
@@ -134,7 +135,7 @@ impl Drop for Scene {
 
 fn to_produce(records: usize) -> Scene {
     let mut scene = Scene::new();
-    // The first request meets what is made on demand.
+    // The first request creates what the broker creates on demand.
     scene.requests = vec![produce_request(records)];
     scene = scene.ask_all();
     check_produced(scene.answers.remove(0));
@@ -142,7 +143,7 @@ fn to_produce(records: usize) -> Scene {
     scene
 }
 
-/// A log of batches of so many records, and requests for so many bytes of it, each from where a batch begins.
+/// A log of batches of `records` records, and requests for `bytes` of it from the start of a batch.
 fn to_fetch(records: usize, bytes: i32) -> Scene {
     let mut scene = to_produce(records).ask_all();
     scene.requests = vec![fetch_request(0, bytes)];
@@ -160,7 +161,7 @@ fn to_fetch(records: usize, bytes: i32) -> Scene {
     scene
 }
 
-/// Refuses a broker that has not taken the records: then something else would be counted.
+/// Fails unless the broker took the records: otherwise something else would be counted.
 fn check_produced(mut answer: Bytes) {
     // Its length; the correlation id and the tags of its header.
     answer.advance(4 + 5);

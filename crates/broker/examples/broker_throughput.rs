@@ -1,4 +1,4 @@
-//! What a record costs: `cargo run --release --example broker_throughput -- [RECORDS] [BYTES]`.
+//! The cost of a record: `cargo run --release --example broker_throughput -- [RECORDS] [BYTES]`.
 //!
 //! Produces through librdkafka and reads back, to a topic without and with `flush.messages=1`, and
 //! prints the CPU time of the whole process (clients and broker) per record, as the kernel counts
@@ -175,7 +175,7 @@ fn cpu() -> Cpu {
             field(11) + field(12),
         )
     };
-    // Clients end with their threads, so theirs is what is left of the whole.
+    // The clients' threads have ended, so their share is the rest of the process's time.
     let (_, whole) = ticks("/proc/self/stat".as_ref());
     let mut broker = 0;
     for thread in std::fs::read_dir("/proc/self/task")

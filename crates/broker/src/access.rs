@@ -31,13 +31,13 @@ pub trait Logins: fmt::Debug + Send + Sync {
     fn log_in(&self, user: &str, password: &str) -> Option<Arc<dyn Rights>>;
 }
 
-/// What one login may do.
+/// The rights of one login.
 pub trait Rights: fmt::Debug + Send + Sync {
-    /// Whether it may do this now. Asked for every request and topic; must not block.
+    /// Whether it may do this now. Called for every request and topic; must not block.
     fn allow(&self, action: Action<'_>) -> bool;
 }
 
-/// What a request does.
+/// The action of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Action<'a> {
     /// Reads records, offsets and settings of this topic.
@@ -52,12 +52,12 @@ pub enum Action<'a> {
     Administer,
 }
 
-/// How far a connection's login has come.
+/// The progress of a connection's login.
 #[derive(Debug)]
 pub(crate) enum Login {
     /// The broker has no logins.
     NotNeeded,
-    /// Nothing was sent yet.
+    /// The client has sent nothing yet.
     Missing,
     /// The mechanism was agreed on.
     Started,
@@ -68,7 +68,7 @@ pub(crate) enum Login {
 }
 
 impl Login {
-    /// Where a new connection begins.
+    /// The state of a new connection.
     pub(crate) fn new(logins: Option<&Arc<dyn Logins>>) -> Self {
         match logins {
             None => Self::NotNeeded,

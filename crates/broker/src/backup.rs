@@ -1,13 +1,13 @@
-//! Everything that a broker keeps as it is at one instant, and a new data directory made of that.
+//! A broker's data at one instant, and a new data directory built from that.
 //!
 //! What must hold:
 //!
-//! * **Offsets before logs.** What groups have committed is noted before the ends of the logs, so that no
-//!   offset leads beyond the end of its log, and what was produced before an offset was committed is there.
-//! * **What is noted stays readable.** Every segment is open from then on: what retention deletes meanwhile
-//!   is read all the same.
-//! * **No name leads out of the directory.** What is restored goes to places that this broker would choose
-//!   itself.
+//! * **Offsets before logs.** Committed offsets are recorded before the ends of the logs. So no
+//!   offset is beyond its log, and what was produced before a commit is included.
+//! * **Recorded data stays readable.** Every segment is kept open, so that it can be read even if
+//!   retention deletes it meanwhile.
+//! * **No name leads out of the directory.** Restored data goes only to places that this broker
+//!   would choose itself.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -25,7 +25,7 @@ pub enum CopyError {
     /// The broker has stopped.
     #[error("the broker has stopped")]
     Stopped,
-    /// A partition cannot be used, so that a copy would be without its records.
+    /// A partition cannot be used, so that a copy would lack its records.
     #[error("partition {partition} of topic {topic} is offline")]
     Offline {
         /// The topic.
@@ -33,7 +33,7 @@ pub enum CopyError {
         /// The partition.
         partition: i32,
     },
-    /// A name or number that this broker would not give.
+    /// A name or number that this broker would not assign.
     #[error("{what} is nothing that this broker keeps")]
     Unknown {
         /// What it is.
@@ -42,7 +42,7 @@ pub enum CopyError {
     /// The broker's metadata could not be read or written.
     #[error("the broker's metadata cannot be copied")]
     Meta(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A batch is not as it was written.
+    /// A batch is damaged.
     #[error("a log is damaged")]
     Damaged(#[source] DamagedBatch),
     /// The disk failed.
@@ -62,7 +62,7 @@ impl From<MetaError> for CopyError {
     }
 }
 
-/// Where copies of a running broker are begun. It does not keep the broker running.
+/// Begins copies of a running broker. It does not keep the broker running.
 #[derive(Clone)]
 pub struct Logs(Weak<Server>);
 
@@ -71,11 +71,12 @@ impl Logs {
         Self(Arc::downgrade(server))
     }
 
-    /// Notes everything as it is now. No topic is made, changed or deleted meanwhile; clients go on. Blocks.
+    /// Records everything at this instant. No topic is created, changed or deleted meanwhile;
+    /// clients go on. Blocks.
     ///
     /// # Errors
     ///
-    /// If the broker has stopped, or something of it cannot be read.
+    /// If the broker has stopped, or some of its data cannot be read.
     pub fn snapshot(&self) -> Result<LogsSnapshot, CopyError> {
         let server = self.0.upgrade().ok_or(CopyError::Stopped)?;
         server.topics.while_unchanged(|topics| {
@@ -122,7 +123,7 @@ impl std::fmt::Debug for Logs {
     }
 }
 
-/// What a broker kept at one instant.
+/// A broker's data at one instant.
 pub struct LogsSnapshot {
     meta: MetaSnapshot,
     segments: Vec<Segment>,
@@ -134,7 +135,7 @@ impl LogsSnapshot {
     ///
     /// # Errors
     ///
-    /// [`CopyError::Meta`] in the place of what cannot be read.
+    /// [`CopyError::Meta`] in place of an entry that cannot be read.
     pub fn meta(
         &self,
     ) -> impl Iterator<Item = Result<(&'static str, Vec<u8>, Vec<u8>), CopyError>> {
@@ -162,10 +163,10 @@ impl std::fmt::Debug for LogsSnapshot {
     }
 }
 
-/// A segment as far as it was filled at one instant.
+/// A segment up to its end at one instant.
 #[derive(Debug)]
 pub struct Segment {
-    /// Whose it is.
+    /// Its topic.
     pub topic: Arc<str>,
     /// The number of its partition.
     pub partition: i32,
@@ -181,13 +182,13 @@ impl Segment {
     ///
     /// # Errors
     ///
-    /// [`CopyError::Damaged`] if a batch is not as it was written, [`CopyError::Disk`] if the disk fails.
+    /// [`CopyError::Damaged`] if a batch is damaged, [`CopyError::Disk`] if the disk fails.
     pub fn verify(&self) -> Result<(), CopyError> {
         let damaged = verify(&self.file, self.base, self.bytes).map_err(of(self.file.path()))?;
         damaged.map_or(Ok(()), |batch| Err(CopyError::Damaged(batch)))
     }
 
-    /// Reads the bytes from `at` on into all of `buffer`, which is not to reach beyond [`bytes`](Self::bytes).
+    /// Reads all of `buffer` from `at` on, which must not go beyond [`bytes`](Self::bytes).
     ///
     /// # Errors
     ///
@@ -197,8 +198,7 @@ impl Segment {
     }
 }
 
-/// A new data directory of a broker, filled piece by piece. It is of use once it is
-/// [finished](Self::finish).
+/// A broker's new data directory, built piece by piece. Usable once [finished](Self::finish).
 pub struct LogsRestore {
     dir: PathBuf,
     meta: Meta,
@@ -206,7 +206,7 @@ pub struct LogsRestore {
 }
 
 impl LogsRestore {
-    /// Begins a data directory in `dir`, where none may be.
+    /// Begins a data directory in `dir`, which must not hold one.
     ///
     /// # Errors
     ///
@@ -224,7 +224,7 @@ impl LogsRestore {
     ///
     /// # Errors
     ///
-    /// [`CopyError::Unknown`] if there is no such table, or can be no such topic, others if it cannot be written.
+    /// [`CopyError::Unknown`] for an impossible table or topic, others if it cannot be written.
     pub fn put_meta(&mut self, table: &str, key: &[u8], value: &[u8]) -> Result<(), CopyError> {
         if let Some(topic) = key.strip_prefix(TOPIC_PREFIX)
             && !std::str::from_utf8(topic).is_ok_and(is_topic_name)
@@ -245,7 +245,8 @@ impl LogsRestore {
     ///
     /// # Errors
     ///
-    /// [`CopyError::Unknown`] if no segment could be called so, [`CopyError::Disk`] if the disk fails.
+    /// [`CopyError::Unknown`] if no segment can have this name, [`CopyError::Disk`] if the disk
+    /// fails.
     pub fn begin_segment(
         &mut self,
         topic: &str,
@@ -278,8 +279,9 @@ impl LogsRestore {
         file.write_all(bytes).map_err(of(path))
     }
 
-    /// Ends the last segment, notes that producers of the broker that was copied may still be at work, and syncs
-    /// everything. No record ages between the copy and its restore: retention counts the time for which a broker runs.
+    /// Ends the last segment, records that producers of the copied broker may still be active, and
+    /// syncs everything. Records do not age before a restore: retention counts a broker's running
+    /// time.
     ///
     /// # Errors
     ///

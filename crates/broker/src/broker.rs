@@ -33,7 +33,7 @@ use crate::topics::{OpenTopicsError, Topics};
 
 /// How often partitions that a full disk has stopped are tried again.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
-/// How long to wait after the system refused to accept a connection (it has no more files, say).
+/// How long to wait after the system refused a connection, for example for lack of files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Why the broker did not start.
@@ -63,7 +63,7 @@ pub enum StartError {
         #[source]
         source: io::Error,
     },
-    /// A log is not as it was written, and to go on would lose records that may have been acknowledged.
+    /// A log is damaged, and a start would lose records that may have been acknowledged.
     #[error("the log of partition {partition} of topic {topic} is damaged")]
     Damaged {
         /// The topic.
@@ -74,7 +74,7 @@ pub enum StartError {
         #[source]
         damage: Damage,
     },
-    /// What is stored cannot be read.
+    /// Stored data cannot be read.
     #[error("cannot open the broker's data in {path}")]
     Open {
         /// The data directory.
@@ -197,14 +197,14 @@ impl Broker {
         self.address
     }
 
-    /// Where copies of it are begun.
+    /// A handle that begins copies of it.
     #[must_use]
     pub fn logs(&self) -> Logs {
         Logs::of(&self.server)
     }
 
-    /// What it has done since it started. `buffer_bytes` and `control_buffer_bytes` are peaks since the
-    /// last call, which resets them: call it from one place.
+    /// Its statistics since the start. `buffer_bytes` and `control_buffer_bytes` are peaks since
+    /// the last call, which resets them: call it from one place.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let server = &*self.server;
@@ -237,9 +237,10 @@ impl Broker {
         })
     }
 
-    /// Handles one request (the bytes of a frame, behind its length) as a connection does on which nothing
-    /// else is under way, and returns the answer's frame. `None` if there is no answer, or the connection
-    /// would be closed. It is there for the benchmarks, which count what a request costs beside its socket.
+    /// Handles one request (the bytes of a frame, behind its length) as an otherwise idle
+    /// connection does, and returns the answer's frame. `None` if there is no answer, or the
+    /// connection would be closed. For the benchmarks, which count the cost of a request without
+    /// its socket.
     #[doc(hidden)]
     pub async fn answer(&self, request: Bytes) -> Option<Bytes> {
         let ends = Ends {
@@ -256,16 +257,16 @@ impl Broker {
         }
     }
 
-    /// Resolves when a disk or a part of the broker has failed. The broker goes on with the partitions that still work;
-    /// the process that owns it should stop in order.
+    /// Resolves when a disk or a part of the broker has failed. Partitions that still work stay in
+    /// service; the process that owns the broker should stop in order.
     pub async fn failed(&self) -> BrokerFailure {
         BrokerFailure {
             cause: self.syncs.failed().await,
         }
     }
 
-    /// Stops: takes no more requests, answers those that it has, syncs everything and lets go of
-    /// the data directory. Answers `false` if something could not be synced (it is logged).
+    /// Stops: accepts no more requests, answers pending ones, syncs everything and releases the
+    /// data directory. Returns `false` if something could not be synced (it is logged).
     pub async fn shutdown(self) -> bool {
         let Self {
             server,
@@ -317,8 +318,8 @@ impl Broker {
     }
 }
 
-/// Where the partitions of a topic end, in the data directory of a broker that does not run; none if there is no
-/// such topic. The logs are recovered as at a start. Blocks.
+/// The ends of a topic's partitions in the data directory of a stopped broker; none if there is no
+/// such topic. Recovers the logs as at a start. Blocks.
 ///
 /// # Errors
 ///
@@ -462,7 +463,7 @@ async fn serve(stream: TcpStream, peer: SocketAddr, server: Arc<Server>, place: 
     let closed = Connection::new(stream, Ends { peer, local }, server, place)
         .run()
         .await;
-    // Without the port where a peer may cause many lines, so that the log recognises them as the same.
+    // Without the port if a peer may cause many lines, so that the log suppresses repetitions.
     match closed {
         Closed::Malformed(cause) => {
             add(&counters.malformed, 1);
@@ -505,7 +506,7 @@ async fn apply_retention(server: Arc<Server>) {
     }
 }
 
-/// Opens partitions again that a full disk has stopped.
+/// Reopens partitions that a full disk has stopped.
 async fn reopen_full(server: Arc<Server>) {
     let stopping = &server.stopping;
     while stopping

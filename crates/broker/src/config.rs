@@ -16,7 +16,7 @@ pub(crate) const CONTROL_GROWTH: usize = 8;
 pub struct BrokerConfig {
     /// Where to listen; port 0 picks a free one. Default: 127.0.0.1:9092.
     pub listen: SocketAddr,
-    /// The host and port that clients are told to connect to. `None` (the default) tells each
+    /// The host and port that clients receive for connections. `None` (the default) gives each
     /// client the address that it reached the broker at.
     pub advertised: Option<(String, u16)>,
     /// Where everything is kept. One process owns it at a time.
@@ -25,15 +25,15 @@ pub struct BrokerConfig {
     pub default_partitions: u32,
     /// Create a topic when a client that allows it asks for its metadata. Default: no.
     pub auto_create_topics: bool,
-    /// Settings of topics that do not say otherwise.
+    /// Settings of topics that do not set their own.
     pub topic_defaults: TopicConfig,
     /// Partitions of all topics together (each holds a file open). Default: 4,000.
     pub partitions_max: usize,
-    /// Open connections. One more takes the place of the one that has been idle for longest; where none is idle it is
-    /// closed itself. Default: 1,000.
+    /// Open connections. A further one replaces the one that has been idle longest; if none is
+    /// idle, it is closed itself. Default: 1,000.
     pub connections_max: usize,
-    /// Open connections of one address (for IPv6, of one /64 network). One more takes the place of the address's own
-    /// that has been idle for longest, or is closed itself. Default: 750.
+    /// Open connections of one address (for IPv6, of one /64 network). A further one replaces the
+    /// address's own longest idle one, or is closed itself. Default: 750.
     pub connections_per_address_max: usize,
     /// The largest request. Default: 16 MiB.
     pub request_bytes_max: usize,
@@ -46,12 +46,12 @@ pub struct BrokerConfig {
     /// together under load. It does not apply where 512 records, or a partition's `max_bytes`, can be read, and is at most the
     /// fetch's own maximum wait. Default: 5 ms.
     pub fetch_gather: Duration,
-    /// Unanswered requests per connection; further ones stay in the socket: the client waits, and none is refused.
-    /// Default: 128.
+    /// Unanswered requests per connection. Further ones stay in the socket: the client waits, and
+    /// none is refused. Default: 128.
     pub requests_in_flight_max: usize,
-    /// Buffers of more than 64 KiB of all connections together, for produce requests, members that join groups and answers
-    /// to fetches; a connection that needs more waits, and connections whose transfers
-    /// are slow are closed while those hold more than half. At least [`Self::buffer_bytes_min`]. Default: 64 MiB.
+    /// Buffers of more than 64 KiB of all connections together, for produce requests, members that
+    /// join groups and fetch answers. A connection that needs more waits. Slow ones are closed
+    /// while they hold over half. At least [`Self::buffer_bytes_min`]. Default: 64 MiB.
     pub buffer_bytes_max: usize,
     /// The same for all other requests with their answers, so that none waits for what the answer before it holds.
     /// At least [`Self::control_buffer_bytes_min`]. Default: 32 MiB.

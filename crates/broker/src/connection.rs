@@ -1,11 +1,12 @@
 //! One client's connection: frames in, answers out, in order.
 //!
-//! A connection is one task. Requests are handled as they arrive, so that later produce requests
-//! are appended while earlier ones wait for their sync; their answers wait in line. What must
-//! hold: answers leave in the order of their requests; memory is bounded, because reading stops
-//! while too many answers are waiting, large buffers are counted over all connections
-//! ([`Buffers`](waybill_connections::Buffers); a control request counts with its answer), and an idle connection holds no
-//! buffer.
+//! A connection is one task. It handles requests as they arrive, so that later produce requests are
+//! appended while earlier ones wait for their sync; their answers wait in line.
+//!
+//! What must hold: answers leave in the order of their requests. Memory is bounded: reading stops
+//! while too many answers wait, large buffers count over all connections
+//! ([`Buffers`](waybill_connections::Buffers); a control request counts with its answer), and an
+//! idle connection holds no buffer.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -31,13 +32,13 @@ use waybill_wire::{self as wire, Malformed};
 
 /// How often the time-outs are looked at, at least.
 const WATCH_INTERVAL: Duration = Duration::from_secs(5);
-/// What is read at once where nothing larger is expected.
+/// How much is read at once if nothing larger is expected.
 const READ_BYTES: usize = 16 << 10;
 /// The largest request before the login.
 const LOGIN_REQUEST_BYTES_MAX: usize = 32 << 10;
-/// While so many answered bytes are unsent, no more requests are handled.
+/// While this many answered bytes are unsent, no more requests are handled.
 const UNSENT_BYTES_MAX: usize = 1 << 20;
-/// The same for answers that have no permit: a thousand connections may each keep so much.
+/// The same for answers without a permit: a thousand connections may each keep this much.
 const UNCOUNTED_BYTES_MAX: usize = 16 << 10;
 /// The API, its version, the correlation id and the client's.
 const HEAD_BYTES_MIN: usize = 8;
@@ -50,7 +51,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// Its transfer begins: it waits to be sent, or, once more, it is the next to be sent.
+    /// Begins its transfer: first when it starts to wait, and again when it is the next to be sent.
     fn begin(&mut self, slow: &CancellationToken) {
         if let Some(permit) = &mut self.permit {
             permit.begin_transfer(0, slow);
@@ -75,7 +76,6 @@ impl From<Bytes> for Frame {
     }
 }
 
-/// A future answer.
 pub(crate) type Pending = Pin<Box<dyn Future<Output = Result<Frame, Malformed>> + Send>>;
 
 /// Why a connection ended.
@@ -123,7 +123,7 @@ enum Queued {
     Waiting {
         answer: Pending,
         exclusive: bool,
-        /// That of the request, or a part of it: kept for an answer without one of its own.
+        /// The request's, or a part of it: kept for an answer without one of its own.
         permit: Option<Permit>,
     },
 }
@@ -142,7 +142,7 @@ pub(crate) struct Connection<'a> {
     /// The frame at the front of `input`, once its beginning is known.
     expected: Option<Expected>,
     permit: Option<Permit>,
-    /// More memory that is waited for.
+    /// The memory that the connection waits for.
     permit_wait: Option<Reservation>,
     /// Cancelled if a transfer of the connection is too slow.
     slow: CancellationToken,
@@ -157,8 +157,8 @@ pub(crate) struct Connection<'a> {
     watch: Pin<Box<Sleep>>,
     watch_interval: Duration,
     last_traffic: Instant,
-    /// Since when the frame at the front of `input` has been incomplete because of the client: without the time in which the
-    /// connection did not receive.
+    /// Since when the frame at the front of `input` has been incomplete because of the client,
+    /// without the time in which the connection did not receive.
     incomplete_since: Option<Instant>,
     /// When it was last seen not to receive.
     paused_since: Option<Instant>,
@@ -269,12 +269,12 @@ impl<'a> Connection<'a> {
             && self.unanswered() < self.server.config.requests_in_flight_max
     }
 
-    /// Reads what has arrived and handles whole requests.
+    /// Reads the bytes that have arrived and handles whole requests.
     fn receive(&mut self, cx: &mut Context<'_>) -> Result<bool, Closed> {
         let mut progress = false;
         loop {
             progress |= self.handle_frames()?;
-            // Also where there is no room: a reservation that is not polled would keep its place and block larger ones.
+            // Even without room: a reservation that is not polled would block larger ones.
             if let Some(wait) = &mut self.permit_wait {
                 let Poll::Ready(mut permit) = Pin::new(wait).poll(cx) else {
                     return Ok(progress);
@@ -343,7 +343,7 @@ impl<'a> Connection<'a> {
             self.expected = None;
             self.incomplete_since = None;
             let permit = self.permit.take();
-            // That of a control request is kept for its answer.
+            // The permit of a control request is kept for its answer.
             let mut permit = permit.filter(|_| api::is_control(expected.key));
             if let Some(permit) = &mut permit {
                 permit.end_transfer();
@@ -411,17 +411,17 @@ impl<'a> Connection<'a> {
         permit.max(SMALL_BUFFER_BYTES)
     }
 
-    /// Asks for the memory to receive more of the frame at the front, or to handle it. That of a control
-    /// request is kept until its answer was sent, so it is asked for once the connection owes no other answer. A
-    /// fetch that waits for records keeps a small part of its own, or none.
+    /// Requests the memory to receive more of the frame at the front, or to handle it. A control
+    /// request keeps it until its answer is sent, so it waits until the connection owes no other
+    /// answer. A fetch that waits for records keeps a small part of its own, or none.
     fn reserve(&mut self, mut expected: Expected, is_whole: bool) {
         let is_control = api::is_control(expected.key);
         let covered = self.covered_bytes();
         let needed = match is_whole {
-            // Those before the login are short.
+            // Frames before the login are short.
             _ if self.login.is_awaited() => 0,
             true if is_control => expected.length.saturating_mul(1 + CONTROL_GROWTH),
-            // It was read already.
+            // The frame was read already.
             true => 0,
             false if self.input.len() < covered => 0,
             false => expected.bytes().min(2 * covered),
@@ -599,7 +599,7 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Whether a frame that is incomplete waits for its client: not for this connection's own answers or for memory.
+    /// Whether an incomplete frame waits for its client, and not for answers or memory.
     fn is_receiving(&self) -> bool {
         self.has_room() && self.permit_wait.is_none() && !self.waits_for_answers()
     }
@@ -623,7 +623,7 @@ impl<'a> Connection<'a> {
         {
             return Err(Closed::Stalled);
         }
-        // A connection that has sent nothing yet is given no longer than a request.
+        // A connection that has sent nothing yet gets no longer than a request.
         let has_begun = self.last_traffic > self.opened;
         let idle = if has_begun { idle } else { idle.min(stall) };
         if self.queue.is_empty() && self.last_traffic.elapsed() > idle {

@@ -1,9 +1,8 @@
 //! An embedded, single-node broker that speaks the Kafka protocol over TCP.
 //!
-//! **What it is for:** development, tests and one machine. It has no replication, no
-//! transactions and no encryption: bind it to addresses that you trust. It requires a login if
-//! [`BrokerConfig::logins`] is set.
-//! Beyond one machine, Apache Kafka takes its place by configuration alone, because everything
+//! **Purpose:** development, tests and one machine. It has no replication, no transactions and no
+//! encryption: bind it to addresses that you trust. It requires a login if [`BrokerConfig::logins`]
+//! is set. Beyond one machine, Apache Kafka replaces it by configuration alone, because everything
 //! that talks to it uses an ordinary Kafka client (librdkafka, kcat, the Java client).
 //!
 //! What must hold:
@@ -27,10 +26,10 @@
 //! * **No bytes make it panic, and memory is bounded.** Malformed frames close the one
 //!   connection that sent them; frame sizes, connections, requests per connection and the bytes
 //!   in flight are limited by [`BrokerConfig`].
-//! * **What it takes, every client can read.** Compressed batches are decompressed within the bound of their topic and kept
-//!   uncompressed, and the records of each are counted.
-//! * **With logins, every request is checked**: a connection does nothing before it has logged in, and nothing that its
-//!   rights do not allow at that moment.
+//! * **Every client can read what it accepts.** It decompresses batches within the bound of their
+//!   topic, keeps them uncompressed, and counts the records of each.
+//! * **With logins, every request is checked**: before its login a connection can do nothing, and
+//!   then only what its rights allow at that moment.
 //!
 //! Deliberately absent: looking into the records of a batch beyond their number, fetch sessions, log compaction, quotas,
 //! the consumer group protocol of KIP-848, message formats older than version 2.
@@ -68,8 +67,8 @@ pub use topic_config::{TopicConfig, TopicConfigError};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks `mutex`. The guarded values are valid between any two statements, so that a panic
-/// elsewhere while one was held harms nobody else.
+/// Locks `mutex`. The guarded values are valid between any two statements, so that a panic that
+/// held one harms nothing else.
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,9 @@
-//! What the broker knows beside the logs: topics, log starts, producer ids and group offsets, in
-//! an embedded key-value store.
+//! The broker's metadata: topics, log starts, producer ids and group offsets, in an embedded
+//! key-value store.
 //!
-//! Topics and blocks of producer ids are synced before they are used. Group offsets and log
-//! starts survive the death of the process; after a power loss they may be up to ten seconds old, as a
-//! consumer that repeats records and a log that begins earlier can both bear.
+//! Topics and blocks of producer ids are synced before they are used. Group offsets and log starts
+//! survive the death of the process. After a power loss they may be up to ten seconds old:
+//! consumers then repeat records, and logs begin earlier.
 
 mod store;
 
@@ -25,13 +25,13 @@ const PRODUCER_ID_BLOCK: i64 = 1_000;
 const CLUSTER_ID: &[u8] = b"cluster-id";
 const NEXT_PRODUCER_ID: &[u8] = b"next-producer-id";
 const RUN_TIME: &[u8] = b"run-time";
-/// By how much the ids of producers leap where a backup is restored: further than any process gets.
+/// How far producer ids skip ahead when a backup is restored: further than any process gets.
 const PRODUCER_ID_LEAP: i64 = 1 << 40;
 pub(crate) const TOPIC_PREFIX: &[u8] = b"topic/";
 const LOG_START_PREFIX: &[u8] = b"start/";
 const AGES_PREFIX: &[u8] = b"ages/";
 
-/// Why the store could not do what it was asked.
+/// Why a metadata operation failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MetaError {
     #[error("cannot {action} the broker's metadata in {path}")]
@@ -61,7 +61,6 @@ pub(crate) struct CommittedOffset {
     pub(crate) metadata: String,
 }
 
-/// The store.
 pub(crate) struct Meta {
     path: PathBuf,
     store: Reopening,
@@ -120,8 +119,8 @@ impl Meta {
         Ok(first)
     }
 
-    /// Notes that all of this is the copy of another broker. Producers of that one may go on with ids that it has
-    /// given out since.
+    /// Records that this is a copy of another broker's metadata. That broker's producers may
+    /// continue with ids that it has issued since.
     pub(crate) fn note_restored(&self) -> Result<(), MetaError> {
         let store = self.store()?;
         let first: i64 = self.get(&store.cluster, NEXT_PRODUCER_ID)?.unwrap_or(0);
@@ -129,19 +128,19 @@ impl Meta {
         self.put_synced(NEXT_PRODUCER_ID, &first.saturating_add(PRODUCER_ID_LEAP))
     }
 
-    /// For how many milliseconds brokers had run on this store when it was last noted.
+    /// How many milliseconds brokers had run on this store when it was last recorded.
     pub(crate) fn run_time_ms(&self) -> Result<u64, MetaError> {
         Ok(self.get(&self.store()?.cluster, RUN_TIME)?.unwrap_or(0))
     }
 
-    /// The ages of a partition's segments, as they were last noted.
+    /// The ages of a partition's segments, as last recorded.
     pub(crate) fn ages(&self, topic: [u8; 16], partition: i32) -> Result<SegmentAges, MetaError> {
         let key = partition_key(AGES_PREFIX, topic, partition);
         Ok(self.get(&self.store()?.cluster, &key)?.unwrap_or_default())
     }
 
-    /// Notes how long brokers have run and which ages changed, and syncs all metadata, committed offsets included. After a power
-    /// loss both may be those of a little earlier, which makes segments younger.
+    /// Records how long brokers have run and which ages changed. Syncs all metadata, offsets
+    /// included. After a power loss both may be slightly older, which makes segments younger.
     pub(crate) fn put_ages<'a>(
         &self,
         run_time_ms: u64,
@@ -205,7 +204,7 @@ impl Meta {
             .unwrap_or(0))
     }
 
-    /// Remembers where the log of a partition starts.
+    /// Stores where the log of a partition starts.
     pub(crate) fn put_log_start(
         &self,
         topic: [u8; 16],
@@ -243,7 +242,7 @@ impl Meta {
         (at_most < usize::MAX).then_some(at_most)
     }
 
-    /// Counts the groups that have committed offsets if some may be gone since they were last counted. Blocks.
+    /// Counts the groups with committed offsets again if some may have been removed. Blocks.
     pub(crate) fn recount_groups(&self) -> Result<(), MetaError> {
         let mut groups = locked(&self.stored_groups);
         if groups.is_outdated {
@@ -507,7 +506,7 @@ mod tests {
         assert_eq!(stored(), Some(2));
         assert_eq!(meta.groups().unwrap(), ["a", "c"]);
 
-        // What is counted and does not commit takes no place from others.
+        // A group that is counted but does not commit takes no place from others.
         meta.remove_group("c").unwrap();
         assert!(meta.takes_group("d", 2).unwrap());
         assert!(commit("e"));

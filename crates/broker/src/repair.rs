@@ -1,4 +1,4 @@
-//! Dropping what is damaged of the logs in a data directory on which no broker runs, knowingly.
+//! Drops damaged data from the logs of a stopped broker, on request.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use crate::log::{LogError, Repair, SyncedEnds, aside_path};
 use crate::meta::{Meta, MetaError};
 use crate::topics::{logs_dir, partition_dir};
 
-/// What a repair drops in one place.
+/// The data that a repair drops in one place.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LogRepair {
     /// The topic.
@@ -31,13 +31,13 @@ pub struct LogRepair {
 /// Why logs were not repaired.
 #[derive(Debug, thiserror::Error)]
 pub enum RepairError {
-    /// The data directory cannot be used, by another process's lock for instance.
+    /// The data directory cannot be used: another process may hold its lock.
     #[error(transparent)]
     Start(#[from] StartError),
     /// There is no such topic or partition.
     #[error("there is no {what}")]
     Unknown {
-        /// What is not there.
+        /// The missing topic or partition.
         what: String,
     },
     /// The disk failed.
@@ -53,10 +53,10 @@ pub enum RepairError {
     },
 }
 
-/// Reads the logs in the data directory of a broker that does not run, verifies every batch, and says what is damaged:
-/// of all topics, or of one, or of one partition of it. With `apply` it drops that: in the place of
-/// lost records stands a batch without records, and damaged bytes are kept aside, in `damaged/` of the data directory.
-/// Without it nothing of the logs is changed or made. Blocks.
+/// Reads the logs in the data directory of a stopped broker, verifies every batch, and returns the
+/// damage: of all topics, of one, or of one partition of it. With `apply` it drops the damage: a
+/// batch without records replaces lost records, and damaged bytes go to `damaged/` in the data
+/// directory. Without it no log is changed. Blocks.
 ///
 /// # Errors
 ///

@@ -1,12 +1,11 @@
-//! How old the segments of a log are, measured by the time that this broker has watched pass.
+//! The ages of a log's segments, measured by the time for which this broker has run.
 //!
-//! What must hold: **a segment is deleted late, never early**, whatever the clocks of this machine and
-//! of the producers say. So neither the wall clock nor the timestamps of records are asked. A broker
-//! counts the time for which it has run on a monotonic clock, over all its runs; a segment is as old as
-//! the time that has been counted since the broker first saw it end where it ends now. Time in which no
-//! broker ran does not count. Whether time counts in which the machine was suspended is up to the system's
-//! monotonic clock ([`Instant`]): on Linux and macOS it stands still meanwhile. Either way no more is counted
-//! than has passed.
+//! What must hold: **a segment is deleted late, never early**, whatever the clocks of this machine
+//! and of the producers show. So neither the wall clock nor the records' timestamps are used. A
+//! broker counts its running time on a monotonic clock, over all its runs. A segment's age is the
+//! time counted since the broker first saw it end where it ends now. Time without a running broker
+//! does not count, and neither does suspension of the machine on Linux and macOS, where the
+//! monotonic clock ([`Instant`]) stops. Elsewhere it may count; no more is counted than has passed.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -21,7 +20,7 @@ pub(crate) struct RunTime {
 }
 
 impl RunTime {
-    /// Goes on from what was counted before this start.
+    /// Continues from the time counted before this start.
     pub(crate) fn since(before_ms: u64) -> Self {
         Self {
             before_ms,
@@ -29,7 +28,7 @@ impl RunTime {
         }
     }
 
-    /// The time that has been counted by now.
+    /// The time counted so far.
     pub(crate) fn now_ms(self) -> u64 {
         self.before_ms
             .saturating_add(millis(self.started.elapsed()))
@@ -48,8 +47,8 @@ struct SeenEnd {
 pub(crate) struct SegmentAges(BTreeMap<i64, SeenEnd>);
 
 impl SegmentAges {
-    /// Takes note of the `segments` that there are, each by its base offset and the offset after its
-    /// last record, at the run time `now_ms`. Forgets all others.
+    /// Records the current `segments`, each by its base offset and the offset after its last
+    /// record, at the run time `now_ms`. Forgets all others.
     pub(crate) fn look(&mut self, segments: impl Iterator<Item = (i64, i64)>, now_ms: u64) {
         let before = std::mem::take(&mut self.0);
         self.0 = segments

@@ -1,4 +1,4 @@
-//! What all connections share.
+//! The parts that all connections share.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ pub(crate) struct Server {
     pub(crate) coordinator: Coordinator,
     pub(crate) counters: Arc<Counters>,
     pub(crate) buffers: Buffers,
-    /// Those of control requests and their answers. Apart, so that no request waits for what the answer before it holds.
+    /// Those of control requests and their answers, so that none waits for an answer before it.
     pub(crate) control_buffers: Buffers,
-    /// No more requests are taken; whoever waits is answered.
+    /// No more requests are accepted; waiting ones are answered.
     pub(crate) stopping: CancellationToken,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Ends {
 }
 
 impl Server {
-    /// The address that a client is told to connect to.
+    /// The address that a client receives for connections.
     pub(crate) fn advertised(&self, ends: Ends) -> (StrBytes, i32) {
         match &self.config.advertised {
             Some((host, port)) => (StrBytes::from_string(host.clone()), i32::from(*port)),

@@ -1,9 +1,9 @@
-//! Counters: atomics that the hot paths add to, and a plain copy of them for whoever shows them.
+//! Counters: atomics that the hot paths add to, and a plain copy of them for readers.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// What the broker has done since it started, and what it holds now.
+/// The broker's activity since it started, and its current use of resources.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Stats {
     /// Bytes read from clients.
@@ -130,7 +130,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// A copy of the counters. What is not counted here is as in `held`.
+            /// A copy of the counters. All other fields are those of `held`.
             pub(crate) fn snapshot(&self, held: Stats) -> Stats {
                 let refused = self.batches_refused.each_ref();
                 Stats {

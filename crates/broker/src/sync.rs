@@ -1,12 +1,12 @@
-//! Group commit: one thread syncs whatever waits, all of it at once.
+//! Group commit: one thread syncs all waiting partitions at once.
 //!
-//! A partition that has to be synced queues itself, once. The sync thread takes all queued
-//! partitions, syncs each and wakes everyone who waited; what is appended meanwhile goes into the
-//! next round. So the disk's own pace decides how much one sync covers, and no timer is needed.
+//! A partition that needs a sync queues itself, once. The sync thread takes all queued partitions,
+//! syncs each and wakes all waiting requests; later appends go into the next round. So the disk's
+//! own pace decides how much one sync covers, and no timer is needed.
 //!
-//! A second thread does what nobody waits for: it indexes closed segments, syncs those of topics that are not synced
-//! while they are written, starts write-back of those that still grow, and stores how far partitions are synced. What fails
-//! for want of space it tries again.
+//! A second thread does what no request waits for: it indexes closed segments, syncs those of
+//! topics that are not synced, starts write-back of growing ones, and stores how far partitions are
+//! synced. It retries what failed for lack of space.
 
 use std::collections::VecDeque;
 use std::io;
@@ -23,7 +23,7 @@ use crate::locked;
 use crate::log::{Closing, NotClosed, Partition, STORE_EVERY, SyncedEnds, Unwritten};
 use crate::stats::Counters;
 
-/// What the two threads have to do.
+/// The work of the two threads.
 pub(crate) struct SyncQueue {
     /// How far partitions are synced.
     pub(crate) ends: SyncedEnds,
@@ -36,13 +36,13 @@ pub(crate) struct SyncQueue {
     full: Notify,
 }
 
-/// What the second thread does.
+/// The work of the second thread.
 enum Chore {
     /// Index a closed segment.
     Close(Closing),
     /// Store how far a partition is synced.
     StoreEnd(Arc<Partition>),
-    /// Start write-back of what no sync waits for.
+    /// Start write-back of bytes that no sync waits for.
     WriteBack(Unwritten),
 }
 
@@ -79,8 +79,8 @@ impl SyncQueue {
         self.chores.push(Chore::WriteBack(unwritten));
     }
 
-    /// Stores how far partitions are synced. Answers whether it is stored; a start can do without, and then only reads
-    /// and writes more.
+    /// Stores how far partitions are synced. Returns whether it succeeded; without it, a start only
+    /// reads and writes more.
     pub(crate) fn store_ends(&self) -> bool {
         let stored = self.ends.store();
         if let Err(error) = &stored {
@@ -116,7 +116,7 @@ impl SyncQueue {
         self.failed.cancel();
     }
 
-    /// A part of the broker panicked: what waits for it would wait for ever. The first cause is kept.
+    /// A part of the broker panicked, which would block its waiters. The first cause is kept.
     pub(crate) fn report_panic(&self, part: &'static str) {
         let cause = format!("{part} panicked");
         tracing::error!(%cause, "the broker failed");
@@ -131,7 +131,6 @@ impl SyncQueue {
     }
 }
 
-/// The two threads.
 pub(crate) struct SyncThreads {
     queue: Arc<SyncQueue>,
     threads: Vec<JoinHandle<()>>,
@@ -169,7 +168,7 @@ impl SyncThreads {
 impl Drop for SyncThreads {
     /// Lets the threads finish what is queued.
     fn drop(&mut self) {
-        // The first thread gives the second one to do.
+        // The first thread queues work for the second one.
         let stops: [fn(&SyncQueue); 2] = [|queue| queue.dirty.stop(), |queue| queue.chores.stop()];
         for (stop, thread) in stops.iter().zip(self.threads.drain(..)) {
             stop(&self.queue);
@@ -219,11 +218,11 @@ fn sync_until_stopped(queue: &SyncQueue) {
 /// The second thread.
 struct Chores<'a> {
     queue: &'a SyncQueue,
-    /// Segments whose index there was no room for.
+    /// Segments whose index did not fit on the disk.
     unindexed: Vec<Closing>,
     /// Partitions whose synced end has moved. It is stored for many at once.
     moved: Vec<Arc<Partition>>,
-    /// Whether ends were noted that are not stored.
+    /// Whether some recorded ends are not stored.
     is_unstored: bool,
 }
 
@@ -278,7 +277,7 @@ impl<'a> Chores<'a> {
         }
     }
 
-    /// Stores the ends; those that are not stored now are stored with the next ones.
+    /// Stores the ends. Those that fail are stored with the next ones.
     fn store_ends(&mut self) {
         self.is_unstored |= !self.moved.is_empty();
         for partition in self.moved.drain(..) {
@@ -291,8 +290,8 @@ impl<'a> Chores<'a> {
     }
 }
 
-/// A queue that is taken whole. A partition stands in it once, a segment when it is full and once for each
-/// 256 KiB that were appended since the queue was taken.
+/// A queue that is taken as a whole. It holds a partition once, and a segment when it is full and
+/// once per 256 KiB appended since the queue was taken.
 struct Queue<T> {
     state: Mutex<QueueState<T>>,
     filled: Condvar,

@@ -32,7 +32,7 @@ pub struct TopicConfig {
 }
 
 impl Default for TopicConfig {
-    /// As Kafka's, with smaller segments: they are what a restart after a crash reads again.
+    /// Like Kafka's, with smaller segments: a restart after a crash reads them again.
     fn default() -> Self {
         Self {
             flush_messages: None,
@@ -80,10 +80,10 @@ pub(crate) const NAMES: [&str; 9] = [
     "waybill.disk.low.refuse",
 ];
 
-/// How batches are kept, whatever their producer compresses.
+/// How batches are stored, whatever compression their producer uses.
 const UNCOMPRESSED: &str = "uncompressed";
 
-/// What Kafka answers for `flush.messages` where no sync is asked for.
+/// Kafka's answer for `flush.messages` if no sync is configured.
 const FLUSH_NEVER: u64 = i64::MAX as u64;
 
 impl TopicConfig {

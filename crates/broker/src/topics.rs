@@ -33,7 +33,6 @@ pub(crate) struct Topic {
 }
 
 impl Topic {
-    /// The partition with this number.
     pub(crate) fn partition(&self, index: i32) -> Option<&Arc<Partition>> {
         self.partitions.get(usize::try_from(index).ok()?)
     }
@@ -77,7 +76,6 @@ pub(crate) enum TopicError {
     Disk,
 }
 
-/// The registry.
 pub(crate) struct Topics {
     logs: PathBuf,
     graves: PathBuf,
@@ -92,7 +90,7 @@ pub(crate) struct Topics {
 }
 
 impl Topics {
-    /// Opens all topics. Everything that was not yet deleted of deleted topics goes now.
+    /// Opens all topics. Completes the deletion of deleted ones.
     pub(crate) fn open(
         data_dir: &Path,
         partitions_max: usize,
@@ -166,7 +164,6 @@ impl Topics {
         Ok(registry)
     }
 
-    /// The topic with this name.
     pub(crate) fn get(&self, name: &str) -> Option<Arc<Topic>> {
         self.topics
             .read()
@@ -303,7 +300,7 @@ impl Topics {
         }
         let id = *topic.id.as_bytes();
         self.limits.syncs.ends.retain(|(known, _)| *known != id);
-        // Log before list: a log is never taken for that of another topic of the same name.
+        // Log before list: no log is ever taken for that of another topic of the same name.
         let grave = self.graves.join(Uuid::new_v4().simple().to_string());
         match fs::rename(self.logs.join(name), &grave) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(disk(error)),
@@ -322,7 +319,7 @@ impl Topics {
         Ok(())
     }
 
-    /// Has `look` look at all topics, by name, while none is made, changed or deleted. Blocks.
+    /// Passes all topics to `look`, by name. None is created, changed or deleted meanwhile. Blocks.
     pub(crate) fn while_unchanged<T>(&self, look: impl FnOnce(&[Arc<Topic>]) -> T) -> T {
         let _changing = locked(&self.changing);
         look(&self.all())
@@ -352,7 +349,7 @@ impl Topics {
             }
         }
         *known = ages;
-        // Nothing is noted of a topic that is deleted meanwhile.
+        // Records nothing for a topic that is deleted meanwhile.
         let _changing = locked(&self.changing);
         let changed = changed.iter().filter(|(id, _)| self.by_id(*id).is_some());
         let changed = changed.map(|key| (*key.0.as_bytes(), key.1, &known[key]));
@@ -404,7 +401,7 @@ impl Topics {
     }
 }
 
-/// Whether a topic can be called so.
+/// Whether this is a valid name of a topic.
 pub(crate) fn is_topic_name(name: &str) -> bool {
     (1..=NAME_CHARS_MAX).contains(&name.len())
         && name != "."
@@ -414,12 +411,12 @@ pub(crate) fn is_topic_name(name: &str) -> bool {
             .all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
 }
 
-/// Where the logs lie in a broker's directory.
+/// The directory of the logs in a broker's data directory.
 pub(crate) fn logs_dir(data_dir: &Path) -> PathBuf {
     data_dir.join("logs")
 }
 
-/// Where a partition's log lies among the logs.
+/// The directory of a partition's log.
 pub(crate) fn partition_dir(logs: &Path, topic: &str, index: i32) -> PathBuf {
     logs.join(topic).join(index.to_string())
 }
@@ -440,7 +437,7 @@ fn topic_of(
     })
 }
 
-/// Logs the cause of a failed disk; clients are told the kind only.
+/// Logs the cause of a failed disk; clients receive only the kind.
 fn disk(error: impl std::error::Error) -> TopicError {
     let cause = error.source().map(ToString::to_string);
     tracing::error!(%error, cause, "a topic could not be changed");

@@ -5,9 +5,9 @@
 //! hold buffers at the same time. There are no fetch sessions: every answer names session 0, after
 //! which clients list all their partitions each time.
 //!
-//! **A fetch that waits keeps no part of its request.** It keeps partitions that exist, each once; a fetch of anything else
-//! is answered at once. One of more than some 1,600 partitions still needs a permit for what it keeps, and waits no longer
-//! than [`COUNTED_WAIT_MAX`], so that others get their turn.
+//! **A waiting fetch keeps no part of its request.** It keeps existing partitions, each once; a
+//! fetch of anything else is answered at once. With more than some 1,600 partitions it still needs
+//! a permit for them, and waits no longer than [`COUNTED_WAIT_MAX`], so that others get one.
 //!
 //! The answer is written by hand: records are read from the file straight into it.
 
@@ -28,10 +28,10 @@ use crate::stats::add;
 use waybill_connections::Buffers;
 use waybill_wire::{self as wire, Malformed};
 
-/// What the fetches of one connection share.
+/// The state that the fetches of one connection share.
 #[derive(Debug, Default)]
 pub(crate) struct LongPoll {
-    /// Wakes a fetch that waits.
+    /// Wakes a waiting fetch.
     appended: Arc<Notify>,
     answered: Mutex<Answered>,
 }
@@ -46,7 +46,7 @@ struct Answered {
 }
 
 impl Answered {
-    /// What is left at `now` of `pause` since this answer. Zero if few records could be read then.
+    /// The rest of `pause` since this answer, at `now`. Zero if few records could be read then.
     fn remaining_pause(self, pause: Duration, now: Instant) -> Duration {
         match self.at {
             Some(at) if self.records >= MANY_RECORDS => {
@@ -57,14 +57,14 @@ impl Answered {
     }
 }
 
-/// A consumer that finds this many records at a time is busy, and does not miss those that gather meanwhile.
+/// A consumer that finds this many records at a time is busy, and can wait for further ones.
 const MANY_RECORDS: u64 = 8;
-/// From this many readable records on, the answer is sent at once: more would not make a record cheaper.
+/// With this many readable records the answer is sent at once: more would not make one cheaper.
 const ENOUGH_RECORDS: u64 = 512;
 
 impl LongPoll {
-    /// Lets records gather until `pause` after the last answer, if many could be read then and few can be now: the more
-    /// travel together, the less each costs.
+    /// Waits for records until `pause` after the last answer, if many could be read then and few
+    /// can be now: the more travel together, the less each costs.
     async fn gather(&self, pause: Duration, wanted: &[WantedTopic]) {
         let rest = self.answered().remaining_pause(pause, Instant::now());
         if !rest.is_zero() && is_gathering(wanted) {
@@ -102,16 +102,16 @@ fn readable(wanted: &[WantedTopic]) -> u64 {
     readable.fold(0, u64::saturating_add)
 }
 
-/// The longest that a fetch waits, whatever it asks for: Kafka's clients wait half a second by default.
+/// The longest wait of a fetch, whatever it asks for: Kafka's clients wait 0.5 s by default.
 const WAIT_MAX: Duration = Duration::from_secs(300);
-/// The longest that a fetch waits that holds a permit.
+/// The longest wait of a fetch that holds a permit.
 const COUNTED_WAIT_MAX: Duration = Duration::from_secs(1);
-/// What a partition adds to the answer beside its records, in the newest version.
+/// The bytes that a partition adds to the answer besides its records, in the newest version.
 const PARTITION_HEAD_BYTES: usize = 42;
-/// What a topic adds beside its name and partitions.
+/// The bytes that a topic adds besides its name and partitions.
 const TOPIC_HEAD_BYTES: usize = 6;
 
-/// A partition as it was asked for.
+/// A requested partition.
 struct Wanted {
     partition: Result<Arc<Partition>, ResponseError>,
     index: i32,
@@ -120,14 +120,14 @@ struct Wanted {
     bytes_max: usize,
 }
 
-/// The partitions of a topic as they were asked for, at least one.
+/// The requested partitions of a topic, at least one.
 struct WantedTopic {
     /// The topic's own name where it exists, otherwise a copy.
     name: Arc<str>,
     partitions: Vec<Wanted>,
 }
 
-/// What `wanted` takes in memory.
+/// The memory of `wanted`, in bytes.
 fn kept_bytes(wanted: &Vec<WantedTopic>) -> usize {
     let topics = wanted
         .iter()
@@ -143,7 +143,7 @@ fn collect_exact<T>(items: impl Iterator<Item = T>) -> Vec<T> {
     list
 }
 
-/// What the answer takes beside the records.
+/// The bytes of the answer besides the records.
 fn head_bytes(wanted: &[WantedTopic]) -> usize {
     let topics = wanted.iter().map(|topic| {
         TOPIC_HEAD_BYTES + topic.name.len() + topic.partitions.len() * PARTITION_HEAD_BYTES
@@ -151,7 +151,7 @@ fn head_bytes(wanted: &[WantedTopic]) -> usize {
     topics.sum()
 }
 
-/// Answers when `min_bytes` can be read, or the time is over.
+/// Answers once `min_bytes` can be read, or the time is over.
 pub(super) fn fetch(
     call: Call,
     long_poll: Arc<LongPoll>,
@@ -224,10 +224,10 @@ fn resolve(call: &Call, request: FetchRequest) -> Vec<WantedTopic> {
     collect_exact(topics)
 }
 
-/// Takes back what the login no longer allows: it may have waited for long.
+/// Denies what the login no longer allows: the fetch may have waited for long.
 fn deny_withdrawn(call: &Call, wanted: &mut [WantedTopic]) {
     for topic in wanted {
-        // What was denied at once is counted already.
+        // Partitions that were denied at once are counted already.
         if topic
             .partitions
             .iter()
@@ -261,7 +261,7 @@ async fn wait_for_records(
         for partition in all().filter_map(|wanted| wanted.partition.as_ref().ok()) {
             partition.wake(appended);
         }
-        // Look again: an append before the registration has woken nobody.
+        // Look again: an append before the registration did not wake this fetch.
         if enough(wanted, bytes_min) {
             return;
         }
@@ -276,7 +276,7 @@ async fn wait_for_records(
     }
 }
 
-/// Whether there is something to answer with: enough bytes, or an error.
+/// Whether the answer is ready: enough bytes, or an error.
 fn enough(wanted: &[WantedTopic], bytes_min: usize) -> bool {
     if bytes_min == 0 {
         return true;
@@ -309,9 +309,9 @@ fn check(wanted: &Wanted) -> Result<&Arc<Partition>, ResponseError> {
 }
 
 async fn answer(call: &Call, wanted: &[WantedTopic], bytes_max: usize) -> Result<Frame, Malformed> {
-    // No more than can be there is reserved; what is appended after this is left for later.
+    // Reserve no more than can be there; later appends are left for the next fetch.
     let mut readable = 0_u64;
-    // A batch that is larger than what is asked for is read where it is the first.
+    // The first batch is read even if it is larger than the requested bytes.
     let mut batch_bytes_max = 0;
     for wanted in wanted.iter().flat_map(|topic| &topic.partitions) {
         if let Ok(partition) = check(wanted) {

@@ -1,4 +1,4 @@
-//! Consumer groups: who is a member, and what operators see and do.
+//! Consumer groups: requests of members, and what operators see and do.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -186,7 +186,6 @@ fn answer_sync(call: &Call, answer: SyncAnswer) -> Result<bytes::Bytes, Malforme
     call.head.answer(&response)
 }
 
-/// A member says that it is alive.
 pub(super) fn heartbeat(call: &Call, request: &HeartbeatRequest) -> HeartbeatResponse {
     let member = membership(
         request.member_id.clone(),
@@ -201,7 +200,6 @@ pub(super) fn heartbeat(call: &Call, request: &HeartbeatRequest) -> HeartbeatRes
     HeartbeatResponse::default().with_error_code(code_of(alive))
 }
 
-/// Members leave.
 pub(super) fn leave(call: &Call, request: LeaveGroupRequest) -> LeaveGroupResponse {
     let allowed = call.may_use_group(&request.group_id);
     let leave = |member_id, instance_id| {
@@ -266,7 +264,6 @@ pub(super) fn describe(call: &Call, request: DescribeGroupsRequest) -> DescribeG
     DescribeGroupsResponse::default().with_groups(groups.collect())
 }
 
-/// All groups.
 pub(super) fn list(call: &Call, request: &ListGroupsRequest) -> ListGroupsResponse {
     let (server, version) = (&*call.server, call.head.version);
     let mut found: Vec<(Arc<str>, &'static str, StrBytes)> = server

@@ -1,4 +1,4 @@
-//! Metadata and where things are: everything is on the one node.
+//! Metadata and the location of topics and groups: everything is on the one node.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use waybill_wire::Malformed;
 /// Coordinators of consumer groups, and of transactions.
 const KEY_TYPE_GROUP: i8 = 0;
 
-/// Topics and where they are.
+/// Topics and their location.
 pub(super) fn metadata(
     call: &Call,
     bytes: usize,
@@ -72,7 +72,7 @@ fn describe(call: &Call, request: &MetadataRequest) -> MetadataResponse {
         .with_node_id(NODE)
         .with_host(host)
         .with_port(port);
-    // In version 0 an empty list stands for all topics.
+    // In version 0 an empty list means all topics.
     let asked = request
         .topics
         .as_ref()
@@ -164,7 +164,7 @@ fn known(topic: &Topic, version: i16) -> MetadataResponseTopic {
     }
 }
 
-/// Who coordinates a group: this broker.
+/// The coordinator of a group: this broker.
 pub(super) fn find_coordinator(
     call: &Call,
     request: FindCoordinatorRequest,
@@ -172,7 +172,7 @@ pub(super) fn find_coordinator(
     let version = call.head.version;
     let (host, port) = call.server.advertised(call.ends);
     let is_group = request.key_type == KEY_TYPE_GROUP;
-    // Clients take these errors for final; others they would try again for ever.
+    // Clients treat these errors as final; others they would retry for ever.
     let outcome_of = |key: &str| {
         let (error, message) = match is_group {
             true if call.may(Action::Group(key)) => return (OK, None),

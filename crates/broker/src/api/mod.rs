@@ -37,8 +37,8 @@ const NO_OPERATIONS: i32 = i32::MIN;
 /// Requests that are longer are handled on a thread for work that blocks.
 const SHORT_REQUEST_BYTES: usize = 16 << 10;
 
-/// Whether memory for a request is counted until its answer was sent. It is not for records to be written, and for
-/// members that wait for their group.
+/// Whether memory for a request is counted until its answer is sent. Not for records to be written,
+/// and not for members that wait for their group.
 pub(crate) fn is_control(key: i16) -> bool {
     let others = [ApiKey::Produce, ApiKey::JoinGroup, ApiKey::SyncGroup];
     !others.iter().any(|other| *other as i16 == key)
@@ -52,7 +52,7 @@ pub(crate) enum Reply {
     Now(Bytes),
     /// When this is done; later requests are handled meanwhile.
     Later(Pending),
-    /// Like `Later`. Of the request only so much is kept meanwhile.
+    /// Like `Later`. Meanwhile only this much of the request is kept.
     LaterKeeping { answer: Pending, kept_bytes: usize },
     /// When this is done; later requests are not handled before.
     Exclusive(Pending),
@@ -224,7 +224,7 @@ impl Call {
         }
     }
 
-    /// Whether the login of the connection may do this. Counts what it may not.
+    /// Whether the login of the connection may do this. Counts denials.
     fn may(&self, action: Action<'_>) -> bool {
         let allowed = self.sees(action);
         if !allowed {
@@ -279,7 +279,7 @@ impl Call {
         self.head.answer(answer).map(Reply::Now)
     }
 
-    /// Answers a request of so many bytes with what `work` returns.
+    /// Answers a request of `bytes` bytes with the result of `work`.
     fn answer<R, W>(&self, bytes: usize, work: W) -> Result<Reply, Malformed>
     where
         R: Encodable + HeaderVersion + Send + 'static,
@@ -291,7 +291,7 @@ impl Call {
         }
     }
 
-    /// Answers with what `work` returns, which may block on the disk.
+    /// Answers with the result of `work`, which may block on the disk.
     fn blocking<R, W>(&self, work: W) -> Result<Reply, Malformed>
     where
         R: Encodable + HeaderVersion + Send + 'static,
@@ -316,7 +316,7 @@ impl Call {
     }
 }
 
-/// What a connection may send before it has logged in.
+/// The requests that a connection may send before it has logged in.
 const BEFORE_LOGIN: [ApiKey; 3] = [
     ApiKey::ApiVersions,
     ApiKey::SaslHandshake,
@@ -338,8 +338,8 @@ fn api_versions(error_code: i16) -> ApiVersionsResponse {
         .with_api_keys(keys.collect())
 }
 
-/// Answers a request that is not supported with the protocol's error, where its answer has a place
-/// for it. Where it has not, the connection is closed, as Kafka does.
+/// Answers an unsupported request with the protocol's error, if its answer has a place for one.
+/// Otherwise closes the connection, as Kafka does.
 fn refuse(head: &Head) -> Result<Bytes, Malformed> {
     let code = ResponseError::UnsupportedVersion.code();
     macro_rules! with_error {
@@ -376,7 +376,7 @@ fn refuse(head: &Head) -> Result<Bytes, Malformed> {
     }
 }
 
-/// A protocol error and what to say about it.
+/// A protocol error and its message.
 struct Refusal {
     error: ResponseError,
     message: String,
@@ -402,8 +402,7 @@ fn outcome<T>(result: &Result<T, Refusal>) -> (i16, Option<StrBytes>) {
     }
 }
 
-/// Items of a request, each once. What was named a thousand times is answered once, so that the answer is no longer than
-/// what there is.
+/// The items of a request, each once, so that the answer is no longer than the items that exist.
 fn each_once<T, K: Hash + Eq>(items: Vec<T>, key: impl Fn(&T) -> K) -> Vec<T> {
     let mut seen = HashSet::with_capacity(items.len());
     let mut items = items;

@@ -1,4 +1,4 @@
-//! Where logs begin and end, offsets by time, and deleting records.
+//! The starts and ends of logs, offsets by time, and deleting records.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ fn usable(topic: Option<&Topic>, index: i32) -> Result<&Arc<Partition>, Response
     }
 }
 
-/// Whether a request asks for what may take reading a whole segment.
+/// Whether a request may have to read a whole segment.
 pub(super) fn reads_much(request: &ListOffsetsRequest) -> bool {
     let asked = request.topics.iter().flat_map(|topic| &topic.partitions);
     asked
@@ -152,7 +152,7 @@ fn delete_before(
     }
     let topic = server.topics.get(&partition.topic);
     let topic = topic.ok_or(ResponseError::UnknownTopicOrPartition)?;
-    // Remembered first: records that a client was told are gone must not come back.
+    // Stored first: records that a client knows as deleted must not come back.
     let log_start = offset.max(partition.log_start());
     let remembered = server
         .meta

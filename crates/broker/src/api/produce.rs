@@ -95,7 +95,7 @@ pub(super) fn produce(call: Call, request: ProduceRequest) -> Result<Reply, Malf
     if unsynced.is_empty() {
         return call.now(&response);
     }
-    // Those of the request would keep its records in memory until the sync.
+    // The request's own names would keep its records in memory until the sync.
     for topic in &mut response.responses {
         topic.name = TopicName(StrBytes::from_string(topic.name.to_string()));
     }
@@ -105,7 +105,7 @@ pub(super) fn produce(call: Call, request: ProduceRequest) -> Result<Reply, Malf
                 let topic = &mut response.responses[waiting.topic_at];
                 let partition = &mut topic.partition_responses[waiting.partition_at];
                 let index = partition.index;
-                // It is in the log, but nobody knows for how long: not "surely not persisted".
+                // It is in the log, but may be lost: not "surely not persisted".
                 let refusal = Refusal::new(
                     ResponseError::NotEnoughReplicasAfterAppend,
                     "the records were written but could not be synced to disk",
@@ -176,7 +176,7 @@ fn append(
             }
             AppendError::OutOfOrder => ResponseError::OutOfOrderSequenceNumber,
             AppendError::Fenced => ResponseError::InvalidProducerEpoch,
-            // Producers try again: there may be room, or another start, by then.
+            // Producers retry: by then there may be room, or the broker was restarted.
             AppendError::Full | AppendError::Offline { .. } => ResponseError::KafkaStorageError,
             AppendError::Deleted => ResponseError::UnknownTopicOrPartition,
         };
@@ -214,7 +214,7 @@ pub(super) fn init_producer_id(
             .with_producer_epoch(-1)
     };
     if request.transactional_id.is_some() {
-        // Clients take this one for final; others they would try again for ever.
+        // Clients treat this one as final; others they would retry for ever.
         return refused(ResponseError::TransactionalIdAuthorizationFailed);
     }
     if !call.may(Action::ProducerId) {

@@ -38,7 +38,7 @@ impl From<TopicError> for Refusal {
     }
 }
 
-/// Creates topics, or says whether they could be. Blocks.
+/// Creates topics, or validates the request only. Blocks.
 pub(super) fn create(call: &Call, request: CreateTopicsRequest) -> CreateTopicsResponse {
     let (server, version) = (&*call.server, call.head.version);
     let mut named: HashMap<&TopicName, usize> = HashMap::new();

@@ -17,12 +17,12 @@ use crate::locked;
 /// The groups that have members. Committed offsets are kept elsewhere.
 pub(crate) struct Coordinator {
     groups: Mutex<Groups>,
-    /// A time-out may have come nearer.
+    /// Signals that a time-out may have come nearer.
     changed: Notify,
     limits: GroupLimits,
 }
 
-/// What consumer groups may take.
+/// The limits of consumer groups.
 pub(crate) struct GroupLimits {
     /// How long the first member of an empty group waits for others.
     pub(crate) initial_delay: Duration,
@@ -43,8 +43,8 @@ struct Groups {
 }
 
 impl Groups {
-    /// Changes a group and counts its memory anew; a group whose last member is gone ends. `None` if there is no such
-    /// group.
+    /// Changes a group and counts its memory again; a group without members ends. `None` if there
+    /// is no such group.
     fn change<T>(&mut self, name: &str, change: impl FnOnce(&mut Group) -> T) -> Option<T> {
         let group = self.by_name.get_mut(name)?;
         let before = bytes_of(name, group);
@@ -79,8 +79,8 @@ impl Coordinator {
         }
     }
 
-    /// A member joins `group`, which comes into being with its first member. `None` means that there are too many groups,
-    /// or that their members hold too much memory.
+    /// A member joins `group`, which begins with its first member. `None` if there are too many
+    /// groups, or their members hold too much memory.
     pub(crate) fn join(&self, group: &str, join: Join) -> Option<oneshot::Receiver<JoinAnswer>> {
         let (answer, answered) = oneshot::channel();
         let mut groups = locked(&self.groups);
@@ -129,7 +129,6 @@ impl Coordinator {
         answered
     }
 
-    /// A member says that it is alive.
     pub(crate) fn heartbeat(&self, group: &str, member: &Membership) -> Result<(), ResponseError> {
         match locked(&self.groups).by_name.get_mut(group) {
             Some(state) => state.heartbeat(Instant::now(), member),
@@ -266,7 +265,7 @@ mod tests {
             "a refused member leaves no group"
         );
 
-        // What a known member held before is not counted when it joins again.
+        // The memory that a known member held is not counted when it joins again.
         joined(&coordinator, "a", join(&first, 2 * MIB + MIB / 4));
 
         let leaver = Leaver {

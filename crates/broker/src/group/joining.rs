@@ -1,4 +1,4 @@
-//! How members come into a group: new ones, known ones, and static ones that take over.
+//! How members join a group: new ones, known ones, and static ones that take over.
 
 use std::time::{Duration, Instant};
 
@@ -26,7 +26,7 @@ impl Group {
     ) {
         if let Err((error, member_id)) = self.try_join(now, initial_delay, join, answer) {
             let (answer, error) = error;
-            // The member may be gone meanwhile.
+            // The member may no longer wait.
             let _ = answer.send(Err((error, member_id)));
         }
         self.complete_join(now);
@@ -143,7 +143,7 @@ impl Group {
             State::Stable if same_subscription => {
                 let mut joined = self.joined(at, was_leader && can_skip_assignment);
                 if was_leader && !can_skip_assignment {
-                    // It must not take itself for a leader that has to compute an assignment.
+                    // The member must not act as a leader that computes an assignment.
                     joined.leader = old_id;
                     joined.members.clear();
                 }

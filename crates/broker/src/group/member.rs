@@ -1,4 +1,4 @@
-//! What a group knows of a member.
+//! The state of a group's member.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What members send to a group, and its answers.
+//! The messages of members to a group, and its answers.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use uuid::fmt::Hyphenated;
 
 use super::member::Member;
 
-/// What a member says when it joins.
+/// A member's request to join.
 pub(crate) struct Join {
     pub(crate) member_id: StrBytes,
     pub(crate) instance_id: Option<StrBytes>,
@@ -20,7 +20,7 @@ pub(crate) struct Join {
     pub(crate) protocol_type: StrBytes,
     /// Assignment protocols with the member's subscription, best first.
     pub(crate) protocols: Vec<(StrBytes, Bytes)>,
-    /// The member can take a generated id and come back with it.
+    /// The member can receive a generated id and join again with it.
     pub(crate) takes_generated_id: bool,
     /// The member understands an assignment that it must not compute.
     pub(crate) can_skip_assignment: bool,
@@ -29,7 +29,7 @@ pub(crate) struct Join {
 impl Join {
     /// The memory that its member will take, in bytes, at least.
     pub(crate) fn bytes(&self) -> usize {
-        // Of an id that is still to be generated, its beginning is the instance's or the client's.
+        // A generated id begins with that of the instance or the client.
         let generated = self.instance_id.as_ref().unwrap_or(&self.client_id).len();
         let id = match self.member_id.len() {
             0 => generated + 1 + Hyphenated::LENGTH,
@@ -68,7 +68,7 @@ pub(crate) struct Joined {
 /// The answer to a join; an error carries the member's id.
 pub(crate) type JoinAnswer = Result<Joined, (ResponseError, StrBytes)>;
 
-/// What a member says when it asks for its assignment; the leader brings everyone's.
+/// A member's request for its assignment; the leader brings everyone's.
 pub(crate) struct Sync {
     pub(crate) membership: Membership,
     pub(crate) protocol_type: Option<StrBytes>,
@@ -86,20 +86,20 @@ impl Sync {
 /// The protocol's type and name, and the member's assignment.
 pub(crate) type SyncAnswer = Result<(StrBytes, StrBytes, Bytes), ResponseError>;
 
-/// Who a member says it is.
+/// The identity that a member claims.
 pub(crate) struct Membership {
     pub(crate) member_id: StrBytes,
     pub(crate) instance_id: Option<StrBytes>,
     pub(crate) generation: i32,
 }
 
-/// A member that leaves: by its id, or an operator names an instance id.
+/// A member that leaves: by its id, or by an instance id that an operator names.
 pub(crate) struct Leaver {
     pub(crate) member_id: StrBytes,
     pub(crate) instance_id: Option<StrBytes>,
 }
 
-/// Whether a group takes a commit.
+/// Whether a group accepts a commit.
 pub(crate) type CommitCheck = Result<(), ResponseError>;
 
 /// A group as it is described to operators.

@@ -13,7 +13,7 @@
 //! predecessor's assignment at once, and the predecessor is fenced; a member that is waiting for
 //! an answer does not lose its session.
 //!
-//! The broker keeps no members over a restart: it answers that they are unknown, and they join anew.
+//! The broker keeps no members over a restart: it rejects them as unknown, and they join again.
 
 use std::time::{Duration, Instant};
 
@@ -32,20 +32,18 @@ use super::messages::{
 pub(super) enum State {
     Empty,
     Preparing {
-        /// Nobody is answered before this, so that members which start together share a
-        /// generation.
+        /// No join is answered before this, so that members that start together share a generation.
         not_before: Instant,
-        /// Who has not joined by then is left out.
+        /// Members that have not joined by then are left out.
         deadline: Instant,
     },
     Completing {
-        /// Who has not asked for its assignment by then is left out.
+        /// Members that have not asked for their assignment by then are left out.
         deadline: Instant,
     },
     Stable,
 }
 
-/// One group.
 pub(crate) struct Group {
     pub(super) state: State,
     generation: i32,
@@ -53,7 +51,7 @@ pub(crate) struct Group {
     pub(super) protocol: StrBytes,
     pub(super) leader: StrBytes,
     pub(super) members: Vec<Member>,
-    /// Ids that were handed out and not used yet, with the time until which they are valid.
+    /// Ids that were issued and not used yet, with their expiry.
     pub(super) promised: Vec<(StrBytes, Instant)>,
     pub(super) members_max: usize,
 }
@@ -77,7 +75,6 @@ impl Group {
         self.members.len() + self.promised.len()
     }
 
-    /// Whether it has none.
     pub(crate) fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -175,7 +172,6 @@ impl Group {
         }
     }
 
-    /// A member says that it is alive.
     pub(crate) fn heartbeat(
         &mut self,
         now: Instant,
@@ -190,7 +186,6 @@ impl Group {
         }
     }
 
-    /// A member leaves.
     pub(crate) fn leave(&mut self, now: Instant, leaver: &Leaver) -> Result<(), ResponseError> {
         if let Some(at) = self
             .promised
@@ -221,7 +216,7 @@ impl Group {
         Ok(())
     }
 
-    /// Whether offsets may be committed by whoever this is.
+    /// Whether this member may commit offsets.
     pub(crate) fn check_commit(&mut self, now: Instant, membership: &Membership) -> CommitCheck {
         // A consumer that assigns its own partitions is no member.
         if membership.generation < 0 && membership.member_id.is_empty() && self.members.is_empty() {
@@ -311,7 +306,7 @@ impl Group {
         self.members.iter().position(|member| member.id == *id)
     }
 
-    /// The member that `membership` speaks for, if it does so rightly.
+    /// The member that `membership` names, if its claim is valid.
     fn member(&self, membership: &Membership) -> Result<usize, ResponseError> {
         if let Some(instance) = &membership.instance_id {
             let holder = self
@@ -387,7 +382,7 @@ impl Group {
         if !(deadline <= now || (all_joined && not_before <= now)) {
             return;
         }
-        // A static member that is away keeps its place until its session ends.
+        // An absent static member keeps its place until its session ends.
         self.members
             .retain(|member| member.joining.is_some() || member.instance_id.is_some());
         let Some(first) = self.members.iter().find(|member| member.joining.is_some()) else {
@@ -396,7 +391,7 @@ impl Group {
                 self.generation += 1;
                 self.leader = StrBytes::new();
             } else {
-                // Nobody is there to lead: wait on, for someone to join or the sessions to end.
+                // No member can lead: wait for one to join, or for the sessions to end.
                 let deadline = now + self.rebalance_timeout().max(Duration::from_millis(100));
                 self.state = State::Preparing {
                     not_before,
@@ -431,7 +426,7 @@ impl Group {
         }
     }
 
-    /// Of the protocols that all members know, the one that most members like best.
+    /// Of the protocols that all members support, the one that most members prefer.
     fn elect_protocol(&self) -> StrBytes {
         let common = |name: &StrBytes| {
             self.members

@@ -1,8 +1,8 @@
-//! The header of a record batch of message format 2, and what may be read without decoding its
+//! The header of a record batch of message format 2, and what can be read without decoding its
 //! records.
 //!
 //! The layout is that of the protocol guide's section "Record Batch". The broker keeps uncompressed batches as
-//! they were sent: it reads the header, checks the checksum and writes two fields anew.
+//! they were sent: it reads the header, checks the checksum and rewrites two fields.
 
 use bytes::{Buf, Bytes};
 
@@ -10,7 +10,7 @@ use bytes::{Buf, Bytes};
 pub(crate) const HEADER_BYTES: usize = 61;
 /// Bytes before the part that the batch's own length counts.
 const LENGTH_END: usize = 12;
-/// Bytes at the front which the broker writes anew: base offset, length (kept), leader epoch.
+/// Bytes at the front that the broker rewrites: base offset, length (kept), leader epoch.
 pub(crate) const REWRITTEN_BYTES: usize = 16;
 /// The first byte that the checksum covers.
 const CHECKED_FROM: usize = 21;
@@ -41,7 +41,7 @@ pub(crate) struct BatchHeader {
     pub(crate) records: i32,
 }
 
-/// Why a batch is not taken.
+/// Why a batch is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub(crate) enum BatchError {
     #[error("the batch is cut short or its length is wrong")]
@@ -100,7 +100,7 @@ impl BatchHeader {
 
     /// Reads and checks what a producer sent for one partition: exactly one whole batch.
     pub(crate) fn of_produced(bytes: &[u8]) -> Result<Self, BatchError> {
-        // The format's number lies at one place in all formats.
+        // All formats have their number in the same place.
         if let Some(&magic) = bytes.get(REWRITTEN_BYTES)
             && magic != 2
         {
@@ -143,8 +143,8 @@ impl BatchHeader {
             .is_some_and(|checked| crc32c::crc32c(checked) == self.crc)
     }
 
-    /// Whether this is the header of a batch that the broker wrote with `base_offset` in front, as far as it tells
-    /// without a look at what the checksum covers.
+    /// Whether this is the header of a batch that the broker stored at `base_offset`, judged by the
+    /// fields outside the checksum.
     pub(crate) fn is_stored_at(&self, base_offset: i64) -> bool {
         self.magic == 2
             && self.leader_epoch == LEADER_EPOCH
@@ -205,7 +205,7 @@ impl BatchHeader {
         self.attributes & ATTRIBUTE_CODEC
     }
 
-    /// Has the header at the front of `batch`, whose records were decompressed, say what is behind it now.
+    /// Updates the header in front of the decompressed records in `batch`, and returns it.
     pub(crate) fn rewritten_uncompressed(&self, batch: &mut [u8]) -> Result<Self, BatchError> {
         let length = i32::try_from(batch.len() - LENGTH_END).map_err(|_| BatchError::Length)?;
         let attributes = self.attributes & !ATTRIBUTE_CODEC;
@@ -244,7 +244,7 @@ fn whole_record(record: &[u8]) -> Option<i64> {
     left.is_empty().then_some(offset)
 }
 
-/// Passes over bytes that stand behind their length, or are absent: -1. Whether they are there.
+/// Skips bytes that follow their length, or are absent (-1). Returns whether they are there.
 fn skip_optional(left: &mut &[u8]) -> Option<bool> {
     let length = varint(left)?;
     if length == -1 {
@@ -259,7 +259,7 @@ pub(crate) fn sequence_after(sequence: i32, count: i32) -> i32 {
     (sequence.wrapping_add(count)) & i32::MAX
 }
 
-/// The front of a batch as it is kept at `base_offset`.
+/// The front of a batch as it is stored at `base_offset`.
 pub(crate) fn rewritten(batch: &[u8], base_offset: i64) -> [u8; REWRITTEN_BYTES] {
     let mut front = [0; REWRITTEN_BYTES];
     front[..8].copy_from_slice(&base_offset.to_be_bytes());
@@ -270,8 +270,8 @@ pub(crate) fn rewritten(batch: &[u8], base_offset: i64) -> [u8; REWRITTEN_BYTES]
 
 /// The offset and timestamp of the first record of `batch` at or after `timestamp`.
 ///
-/// The records of a compressed batch are not looked into: there the whole batch counts as its
-/// first record, which is never later than the right answer.
+/// The records of a compressed batch are not decoded: the whole batch counts as its first record,
+/// which is never later than the right answer.
 pub(crate) fn first_at(batch: &Bytes, timestamp: i64) -> Option<(i64, i64)> {
     let header = BatchHeader::read(batch)?;
     if header.max_timestamp < timestamp {
@@ -295,8 +295,8 @@ pub(crate) fn first_at(batch: &Bytes, timestamp: i64) -> Option<(i64, i64)> {
     None
 }
 
-/// A batch without records that takes the place of those from `first` to `last`, as a compacted log has them: who
-/// reads it goes on behind it.
+/// A batch without records that replaces those from `first` to `last`, as in a compacted log:
+/// readers continue behind it.
 ///
 /// `last - first` must be no more than `i32::MAX`.
 pub(crate) fn filler(first: i64, last: i64) -> [u8; HEADER_BYTES] {

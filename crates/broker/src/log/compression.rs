@@ -1,8 +1,9 @@
-//! Compressed batches, which are kept uncompressed.
+//! Compressed batches, which are stored uncompressed.
 //!
-//! Why it exists. What a compressed batch takes in the memory of those who read it can be a thousand times its size, and
-//! a batch that cannot be decompressed stops its readers for good. So a batch is decompressed once, when it is produced,
-//! within the bound of its topic (`max.message.bytes`), as Kafka does for a topic with `compression.type=uncompressed`.
+//! Why it exists: a compressed batch can take a thousand times its size in a reader's memory, and
+//! one that cannot be decompressed stops its readers for good. So the broker decompresses it once,
+//! when it is produced, within the topic's `max.message.bytes`, like Kafka with
+//! `compression.type=uncompressed`.
 //!
 //! Codecs and their framing are those of the protocol guide's section "Record Batch": gzip, snappy (bare, or in the blocks
 //! of the Java library [xerial](https://github.com/xerial/snappy-java)), LZ4 frames and Zstandard.
@@ -16,7 +17,7 @@ use zstd::stream::read::Decoder as ZstdDecoder;
 
 use super::batch::{BatchError, BatchHeader, HEADER_BYTES};
 
-/// What blocks of the Java library begin with; two version numbers of four bytes follow.
+/// The start of the Java library's blocks; two version numbers of four bytes follow.
 const XERIAL_MAGIC: &[u8] = b"\x82SNAPPY\0";
 const XERIAL_HEADER_BYTES: usize = 16;
 /// The largest window of Zstandard that is allocated: 8 MiB, which a decoder has to support (RFC 8878, 3.1.1.1.2).
@@ -101,7 +102,7 @@ fn snappy(compressed: &[u8], whole: &mut Vec<u8>, bytes_max: usize) -> Result<()
     Ok(())
 }
 
-/// The length that a block announces is not believed before it is known to be allowed.
+/// The announced length of a block is checked before it is used.
 fn snappy_block(block: &[u8], whole: &mut Vec<u8>, bytes_max: usize) -> Result<(), BatchError> {
     let length = snap::raw::decompress_len(block).map_err(|_| BatchError::Undecodable)?;
     let start = whole.len();
@@ -218,7 +219,7 @@ mod tests {
                 ),
                 "codec {number}: {refused}"
             );
-            // What decompresses well need not be records.
+            // Data that decompresses well need not be records.
             let other = compressed_with(&plain, codec, &encode(b"no records"));
             assert_eq!(
                 kept(&other).unwrap_err(),

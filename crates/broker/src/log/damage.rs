@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-/// Why a log is refused at the start: to go on would lose records that may have been acknowledged.
+/// Why a start refuses a log: it would lose records that may have been acknowledged.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Damage {
-    /// Valid records follow on damaged or missing ones, so that this is no write that was cut short.
+    /// Valid records follow damaged or missing ones, so that this is no interrupted write.
     #[error(
         "{} is damaged at byte {position}: records from offset {offset} on are unreadable or missing, but {} \
          from offset {next_offset} (byte {next_position} of {})",
@@ -26,10 +26,10 @@ pub enum Damage {
         next_position: u64,
         /// Its first offset.
         next_offset: i64,
-        /// Whether that batch is valid. If not, there are too many bytes like the front of a batch to verify them all.
+        /// Whether that batch was verified. If not, too many bytes look like batches to verify all.
         is_verified: bool,
     },
-    /// The log ends before what is known to have been synced.
+    /// The log ends before its known synced end.
     #[error(
         "{} ends at byte {position}, before offset {offset}, but records up to offset {synced_end} were synced to disk",
         path.display()
@@ -41,7 +41,7 @@ pub enum Damage {
         position: u64,
         /// The first offset that is missing.
         offset: i64,
-        /// The first offset that need not be there.
+        /// The end up to which the log was synced.
         synced_end: i64,
     },
 }

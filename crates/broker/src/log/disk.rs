@@ -3,7 +3,7 @@
 //! What must hold: **a file whose sync failed once never syncs again.** The kernel reports a failed write-back once
 //! and then takes the pages for clean, so a later sync of the same file would succeed without having written them.
 //!
-//! In tests, [`faults`] makes the next operations in a directory fail; in the program the checks are not there.
+//! In tests, [`faults`] makes the next operations in a directory fail. Other builds have no checks.
 
 use std::error::Error;
 use std::fs::{File, OpenOptions};
@@ -20,11 +20,11 @@ use super::batch::BatchHeader;
 /// Bytes that [`LogFile::rewrite`] takes at a time, unless a batch is larger.
 const REWRITE_BYTES: usize = 1 << 20;
 
-/// How much room there has to be before anything that a full disk has stopped is tried again: more than what fails
-/// first, a memtable of the metadata.
+/// How much room there must be before a retry after a full disk: more than a memtable of the
+/// metadata, which fails first.
 const ROOM_BYTES: usize = 4 << 20;
 
-/// Whether an operation failed because a disk is full or a quota is used up, both of which may end.
+/// Whether a full disk or quota failed an operation. Either may end.
 pub(crate) fn is_full(error: &(dyn Error + 'static)) -> bool {
     let mut cause = Some(error);
     while let Some(error) = cause {
@@ -37,7 +37,7 @@ pub(crate) fn is_full(error: &(dyn Error + 'static)) -> bool {
     false
 }
 
-/// Whether the file system of `dir` has room, told by a file that is written beside it. Blocks.
+/// Whether the file system of `dir` has room, tested with a file beside it. Blocks.
 pub(crate) fn has_room(dir: &Path) -> io::Result<bool> {
     let path = dir.with_extension("probe");
     let written = File::create(&path).and_then(|mut file| {
@@ -86,7 +86,7 @@ impl LogFile {
         }
     }
 
-    /// Where the file lies.
+    /// The path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -107,10 +107,10 @@ impl LogFile {
         self.file.read_exact_at(buffer, position)
     }
 
-    /// Appends `front` and `rest` as one piece. After an error a part of them may be there.
+    /// Appends `front` and `rest` as one piece. After an error a part of them may be written.
     pub(crate) fn append(&self, front: &[u8], rest: &[u8]) -> io::Result<()> {
         if let Err(error) = faults::check(faults::Op::Append, &self.path) {
-            // As a disk that fills up in the middle.
+            // Like a disk that fills up in the middle.
             (&self.file).write_all(front)?;
             return Err(error);
         }
@@ -140,7 +140,7 @@ impl LogFile {
         }
     }
 
-    /// Makes what was written durable. After the first error every later call fails as well.
+    /// Makes all written bytes durable. After the first error every later call fails as well.
     pub(crate) fn sync(&self) -> io::Result<()> {
         if self.sync_failed.load(Ordering::Acquire) {
             return Err(io::Error::other(format!(
@@ -170,7 +170,7 @@ impl LogFile {
             while let Some(header) = BatchHeader::read(&buffer[whole..take])
                 && header.bytes <= take - whole
             {
-                // Read again since it was checked: from the disk itself, perhaps.
+                // Read again since the check, perhaps from the disk itself.
                 if !header.is_intact(&buffer[whole..take]) {
                     return Err(changed(&self.path));
                 }
@@ -283,14 +283,14 @@ pub(crate) mod faults {
         });
     }
 
-    /// Begins to record what is done below `dir`.
+    /// Begins to record the operations below `dir`.
     pub(crate) fn record(dir: &Path) {
         let mut recorded = locked(&RECORDED);
         recorded.retain(|(below, _)| below != dir);
         recorded.push((dir.to_owned(), Vec::new()));
     }
 
-    /// What was done below `dir` since.
+    /// The operations below `dir` since then.
     pub(crate) fn recorded(dir: &Path) -> Vec<Recorded> {
         let recorded = locked(&RECORDED);
         let found = recorded.iter().find(|(below, _)| below == dir);

@@ -1,16 +1,17 @@
 //! The log of a partition: append-only segment files of record batches.
 //!
-//! * `batch`: what is read of a batch; `compression`: how a compressed one is kept.
+//! * `batch`: the header of a batch; `compression`: how a compressed one is stored.
 //! * `disk`: the operations on files.
-//! * `segment`: one file and its sparse index; `scan`: what it holds; `recovery`: what they hold together.
+//! * `segment`: one file and its sparse index; `scan`: reading one; `recovery`: opening all of
+//!   them.
 //! * `synced`: how far each partition is known to be synced.
-//! * `damage`, `repair`: logs that are not as they were written.
+//! * `damage`, `repair`: damaged logs.
 //! * `producers`: the sequences of idempotent producers.
-//! * `partition`: appending, and who waits for it; `syncing`: what becomes durable, and who syncs what is closed.
+//! * `partition`: appending, and waking readers; `syncing`: making data durable, closing segments.
 //! * `reopening`: after a full disk.
 //! * `read`: reading by offset and by time.
 //! * `trim`: deleting old segments.
-//! * `noted`: what there is at one instant.
+//! * `noted`: the content at one instant.
 
 mod batch;
 mod compression;

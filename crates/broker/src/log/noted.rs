@@ -1,4 +1,4 @@
-//! What a partition holds at one instant, for a copy of it.
+//! The content of a partition at one instant, for a copy of it.
 
 use std::io;
 use std::path::Path;
@@ -8,22 +8,22 @@ use super::disk::LogFile;
 use super::partition::{Condition, Partition};
 use crate::locked;
 
-/// What there is of a partition.
+/// The content of a partition.
 pub(crate) struct Noted {
-    /// Of each segment its first offset, its file, and how many bytes of it are whole batches.
+    /// The first offset, the file, and the bytes of whole batches of each segment.
     pub(crate) segments: Vec<(i64, Arc<LogFile>, u64)>,
     /// How many offsets they span.
     pub(crate) records: u64,
 }
 
 impl Partition {
-    /// Where its files lie.
+    /// The directory of its files.
     pub(crate) fn path(&self) -> &Path {
         &self.dir
     }
 
-    /// Opens every segment, and notes how far it is filled. What was appended and is not synced yet is a part
-    /// of it. Fails without a cause where the partition cannot be used.
+    /// Opens every segment, and records how far it is filled, including batches that are not synced
+    /// yet. Fails without a cause if the partition cannot be used.
     pub(crate) fn segments(&self) -> Result<Noted, Option<io::Error>> {
         let log = locked(&self.log);
         if self.condition() != Condition::Online {

@@ -1,4 +1,4 @@
-//! One partition: its log, what of it consumers may see, and who waits for it.
+//! One partition: its log, the part that consumers see, and the readers that wait for it.
 //!
 //! Appends take a short mutex and are written from the connection's own task: a small write into
 //! the page cache costs less than handing it to another thread. Syncing is the sync thread's; it
@@ -8,10 +8,10 @@
 //!
 //! * **A failed sync or write takes the partition offline**, with the reason, until the broker is started again.
 //!   What was not synced by then is never shown.
-//! * **A full disk does not.** Where a write reports it, what was written of the batch is cut off, the batch is refused,
-//!   and the next one is tried like any other. Where a sync reports it, nothing is acknowledged or appended any more, and
-//!   another `Partition` takes this one's place once there is room (see `Topics::reopen_full`): it is opened as at a
-//!   start, which writes again what was not synced.
+//! * **A full disk does not.** If a write reports it, the partial batch is cut off and refused, and
+//!   the next one is tried like any other. If a sync reports it, nothing more is acknowledged or
+//!   appended, and another `Partition` replaces this one once there is room (see
+//!   `Topics::reopen_full`): opened as at a start, which rewrites what was not synced.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -39,7 +39,7 @@ const RECENT_MAX: usize = 256;
 /// Damaged batches of a partition that are reported once each. Further ones are counted and logged on every read.
 const DAMAGED_MAX: usize = 64;
 
-/// What partitions share.
+/// The limits and handles that partitions share.
 #[derive(Clone)]
 pub(crate) struct Limits {
     /// Producers remembered per partition.
@@ -58,7 +58,7 @@ pub(crate) enum Condition {
     Online = 0,
     /// Its disk failed; it stays so until the broker is started again.
     Offline = 1,
-    /// Its disk was full at a sync. It is read, and no longer written; another one takes its place.
+    /// Its disk was full at a sync. It is read, but not written; another one replaces it.
     Full = 2,
     /// Its topic was deleted.
     Deleted = 3,
@@ -140,7 +140,7 @@ pub(super) struct Log {
     pub(super) producers: Producers,
     /// Base offsets and positions of the active segment's newest batches.
     pub(super) recent: VecDeque<(i64, u64)>,
-    /// Records since the last sync was asked for.
+    /// Records since the last sync was requested.
     unsynced_records: u64,
     /// How far write-back of the active segment was asked for.
     pub(super) write_back: WriteBackProgress,
@@ -148,7 +148,7 @@ pub(super) struct Log {
     pub(super) unsynced_segments: Vec<Unindexed>,
     /// Whether a file was created since the directory was synced.
     pub(super) unsynced_names: bool,
-    /// Whether the sync thread has synced the active segment, which is its own then.
+    /// Whether the sync thread has synced the active segment, which it then owns.
     pub(super) is_sync_threads: bool,
     /// Closed segments that the closing thread has yet to sync.
     pub(super) closing_unsynced: usize,
@@ -200,7 +200,7 @@ impl Partition {
             .front()
             .map_or(active.base, |segment| segment.index.base);
         let next_offset = active.next_offset;
-        // Of a topic that is not synced, the active segment is durable no earlier than its next sync.
+        // Without syncs of the topic, the active segment is durable only after its next sync.
         let synced_end = match config.flush_messages {
             Some(_) => next_offset,
             None => active.base,
@@ -270,11 +270,11 @@ impl Partition {
     /// Applies a changed configuration of the topic.
     pub(crate) fn set_config(self: &Arc<Self>, config: TopicConfig) {
         locked(&self.log).config = config;
-        // What waited for a sync under the old configuration must not wait for ever.
+        // Records that waited for a sync under the old configuration must not wait for ever.
         self.ask_for_sync();
     }
 
-    /// The largest batch that is taken.
+    /// The largest batch that is accepted.
     pub(crate) fn message_bytes_max(&self) -> u64 {
         locked(&self.log).config.message_bytes_max
     }
@@ -331,7 +331,7 @@ impl Partition {
         let base_offset = log.active.next_offset;
         let front = rewritten(batch, base_offset);
         if let Err(error) = log.file.append(&front, &batch[REWRITTEN_BYTES..]) {
-            // Nothing may follow on a part of a batch.
+            // Nothing may follow a partial batch.
             return Err(match log.file.cut(log.active.bytes) {
                 Ok(()) if is_full(&error) => self.full(&mut log, &error),
                 Ok(()) => self.fail("write to", &error),
@@ -396,7 +396,7 @@ impl Partition {
         readers.push(Arc::downgrade(reader));
     }
 
-    /// Marks the partition as deleted and sends everyone away who waits for it.
+    /// Marks the partition as deleted and ends every wait for it.
     pub(crate) fn delete(&self) {
         let log = locked(&self.log);
         self.condition
@@ -457,7 +457,7 @@ impl Partition {
             self.topic,
             self.dir.display()
         );
-        // Known before anybody sees the condition.
+        // Set before any reader sees the condition.
         let _ = self.cause.set(cause.clone());
         let _ = self
             .condition

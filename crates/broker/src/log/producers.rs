@@ -1,4 +1,4 @@
-//! What a partition knows of its idempotent producers: enough to refuse a gap and to recognise a
+//! A partition's state of its idempotent producers: enough to refuse a gap and to recognise a
 //! repetition.
 //!
 //! What must hold: a repetition of any of a producer's last five batches is answered with the
@@ -34,16 +34,16 @@ struct Remembered {
     last_offset: i64,
 }
 
-/// How a batch stands to what its producer sent before.
+/// How a batch relates to its producer's earlier ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Sequence {
     /// It is the next one.
     Next,
     /// It was appended before, at these offsets.
     Duplicate {
-        /// Of its first record.
+        /// The offset of its first record.
         base_offset: i64,
-        /// Of its last record.
+        /// The offset of its last record.
         last_offset: i64,
     },
 }
@@ -63,7 +63,7 @@ impl Producers {
         if !batch.is_idempotent() {
             return Ok(Sequence::Next);
         }
-        // An unknown producer may begin anywhere: what it sent before may have been deleted.
+        // An unknown producer may begin anywhere: its earlier batches may have been deleted.
         let Some(producer) = self.entries.get(&batch.producer_id) else {
             return Ok(Sequence::Next);
         };

@@ -1,8 +1,8 @@
 //! Reading a partition by offset and by time.
 //!
-//! What must hold: **no batch leaves unchecked.** Its checksum is verified each time it is read, and what that does
-//! not cover, its base offset above all, must follow on the batch before. A damaged batch is an error, never a gap; what
-//! lies before it is served.
+//! What must hold: **no batch leaves unchecked.** Its checksum is verified at every read, and what
+//! that does not cover, above all its base offset, must follow the batch before. A damaged batch is
+//! an error, never a gap; batches before it are served.
 
 use std::io;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::disk::LogFile;
 use super::partition::{Condition, Log, Partition};
 use crate::locked;
 
-/// Bytes read at a time where headers are looked for.
+/// Bytes read at a time in a search for headers.
 const SCAN_BYTES: usize = 64 << 10;
 
 /// Why a partition could not be read.
@@ -33,21 +33,21 @@ pub(crate) enum ReadError {
     Io(#[from] io::Error),
 }
 
-/// Where a batch begins that is the one that is looked for, or lies before it.
+/// The start of the searched batch, or of one before it.
 #[derive(Clone)]
 struct Place {
     file: Arc<LogFile>,
     position: u64,
     /// The batch's first offset.
     offset: i64,
-    /// Whether it is the one that is looked for.
+    /// Whether it is the searched one.
     is_exact: bool,
-    /// The segment's whole batches end here.
+    /// Where the segment's whole batches end.
     end: u64,
 }
 
 impl Place {
-    /// The whole batch at the place, whose header was read. Its checksum is verified.
+    /// The whole batch at this place, whose header is `header`. Verifies its checksum.
     fn batch(&self, header: &BatchHeader) -> Result<Bytes, ReadError> {
         let damaged = || self.damaged(self.position, self.offset);
         if header.bytes as u64 > self.end - self.position {
@@ -118,7 +118,7 @@ impl Partition {
         found
             .and_then(|found| match found {
                 Ok(place) => copy(&place, high_watermark, bytes_max, first_whole, out),
-                // It is below the end of the segment, so that it has to be there.
+                // It is below the end of the segment, so it must be there.
                 Err(place) => Err(place.damaged(place.position, place.offset)),
             })
             .inspect_err(|error| self.note_damage(error))
@@ -205,7 +205,7 @@ impl Partition {
                     found
                 }
             };
-            // Of equal ones the first.
+            // Of equal timestamps, the first.
             if let Some(found) = found
                 && largest.as_ref().is_none_or(|(largest, _)| found > *largest)
             {
@@ -226,8 +226,8 @@ impl Partition {
         Ok(Some((offset.max(log_start), timestamp)))
     }
 
-    /// The segments with visible records, in order, with the largest timestamp of those that are visible as a whole: the
-    /// index knows it. The others, at the ends of the log, have to be read.
+    /// The segments with visible records, in order, with the largest timestamp of completely
+    /// visible ones, from the index. The others, at the ends of the log, have to be read.
     fn visible_segments(
         &self,
         log_start: i64,
@@ -265,7 +265,7 @@ impl Partition {
         }
     }
 
-    /// Where to begin to read for `offset`.
+    /// Where to begin reading for `offset`.
     fn place(&self, log: &Log, offset: i64) -> io::Result<Place> {
         if offset < log.active.base {
             let at = log
@@ -369,7 +369,7 @@ fn copy_checked(
     let mut whole = 0;
     let mut offset = place.offset;
     while whole < available && offset < high_watermark {
-        // What is served already is good; the next fetch begins with this one.
+        // Batches before it can be served; the next fetch begins with this one.
         let damaged = || match whole {
             0 => Err(place.damaged(place.position, offset)),
             whole => Ok(whole),

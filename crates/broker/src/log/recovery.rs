@@ -1,4 +1,4 @@
-//! Finding out what a partition's directory holds.
+//! Determines what a partition's directory holds.
 //!
 //! A closed segment is not read if its valid index fits its length and the next segment's name: its batches are checked
 //! whenever they are read. Everything else, always including the active segment, is read and checked batch by batch.
@@ -6,16 +6,16 @@
 //!
 //! What must hold:
 //!
-//! * **A tail is torn only if nothing valid follows it**, in its segment or a later one. It is cut then. Anything else
-//!   refuses the log, and so does a log that ends before its synced end; `repair` is for those.
-//! * **What was never synced is written again before it is visible.** It may be in the page cache as clean though
-//!   the disk never got it; a sync alone would succeed and write nothing.
-//! * **A start needs no space.** What cannot be written to a full disk can be done without.
+//! * **A tail is torn only if nothing valid follows it**, in its segment or a later one. It is then
+//!   cut off. Other damage, or an end before the synced end, refuses the log; `repair` is for that.
+//! * **Unsynced data is rewritten before it is visible.** It may be clean in the page cache
+//!   although the disk never got it; a sync alone would succeed and write nothing.
+//! * **A start needs no space.** Anything that a full disk cannot take is optional.
 //!
-//! What is not noticed: records that were acknowledged in the last second before the broker died
-//! (see [`synced`](super::synced)) and that the disk lost from the very end of the log at a batch's edge; a damaged last batch
-//! of that second; a damaged batch of a closed segment that has its index, until it is read. After the power
-//! loss of a machine, unsynced writes may be on disk out of order: the log is refused then, too.
+//! Not detected: records acknowledged in the last second before the broker died (see
+//! [`synced`](super::synced)), if the disk lost them from the log's end at a batch boundary; a
+//! damaged last batch of that second; a damaged batch of a closed segment with an index, until it
+//! is read. A power loss may leave unsynced writes out of order: that refuses the log, too.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -33,7 +33,7 @@ use super::segment::{
 };
 use crate::TopicConfig;
 
-/// What was found.
+/// The result of recovery.
 #[derive(Debug)]
 pub(super) struct Recovered {
     pub(super) closed: VecDeque<Arc<ClosedSegment>>,
@@ -42,7 +42,7 @@ pub(super) struct Recovered {
     pub(super) producers: Producers,
 }
 
-/// Opens what is in `dir`, or begins a log there. A torn tail is cut.
+/// Opens the log in `dir`, or begins one there. A torn tail is cut off.
 pub(super) fn recover(
     dir: &Path,
     config: &TopicConfig,
@@ -91,7 +91,7 @@ pub(super) fn recover(
         segment.write_again(synced_end)?;
         segment.store_index(dir)?;
     }
-    // What is in it will be visible, so it has to be durable where that is asked for.
+    // Its content will be visible, so it must be durable if the topic is synced.
     if config.flush_messages.is_some() {
         active.write_again(synced_end)?;
     }
@@ -116,13 +116,13 @@ pub(super) fn recover(
     })
 }
 
-/// A segment that was looked at.
+/// A segment that was examined.
 struct Segment {
     file: Arc<LogFile>,
     file_bytes: u64,
-    /// What is valid of it.
+    /// Its valid part.
     index: SegmentIndex,
-    /// Whether that is from its index file.
+    /// Whether `index` is from its index file.
     has_index: bool,
     /// The producers at its end.
     producers: Producers,
@@ -150,7 +150,7 @@ impl Segment {
             known => {
                 let scanned = scan(&file, base, file_bytes, producers, producers_max)
                     .map_err(LogError::of("cannot read", &path))?;
-                // It knows of producers whose segments are deleted.
+                // The index knows of producers whose segments are deleted.
                 if let Some(known) = known
                     && known.index == scanned
                 {
@@ -174,7 +174,7 @@ impl Segment {
             && next_base.is_none_or(|next| next == self.index.next_offset)
     }
 
-    /// Looks for something valid behind the first thing that is not.
+    /// Refuses the log if valid data follows the first invalid data.
     fn refuse_unless_torn(&self, dir: &Path, later: &[i64]) -> Result<(), LogError> {
         let path = segment_path(dir, self.index.base);
         let bound = later.first().copied().unwrap_or(i64::MAX);
@@ -208,7 +208,7 @@ impl Segment {
         }
     }
 
-    /// Cuts what follows the last whole batch.
+    /// Cuts off what follows the last whole batch.
     fn cut(&self, dir: &Path) -> Result<(), LogError> {
         if self.index.bytes == self.file_bytes {
             return Ok(());
@@ -225,7 +225,7 @@ impl Segment {
             .map_err(LogError::of("cannot cut", &path))
     }
 
-    /// Writes again, and syncs, what is not known to be synced.
+    /// Rewrites, and syncs, what is not known to be synced.
     fn write_again(&self, synced_end: Option<i64>) -> Result<(), LogError> {
         let index = &self.index;
         let synced_end = synced_end.unwrap_or(0).max(index.base);
@@ -238,7 +238,7 @@ impl Segment {
             .map_err(LogError::of("cannot write again", self.file.path()))
     }
 
-    /// Gives a closed segment the index that it lacks. It can do without.
+    /// Writes the missing index of a closed segment. A failure does no harm.
     fn store_index(&self, dir: &Path) -> Result<(), LogError> {
         let path = index_path(dir, self.index.base);
         let stored = IndexFile::encode(&self.index, &self.producers)
@@ -253,7 +253,7 @@ impl Segment {
     }
 }
 
-/// Removes a segment that holds nothing valid and lies behind a torn tail.
+/// Removes a segment that follows a torn tail and holds nothing valid.
 fn remove_empty(dir: &Path, base: i64) -> Result<(), LogError> {
     let path = segment_path(dir, base);
     tracing::warn!(path = %path.display(), "removed a segment without a valid batch behind a torn tail");

@@ -1,11 +1,12 @@
 //! Opening a partition again after its disk was full at a sync.
 //!
-//! After a sync that failed a later one may succeed without having written what was lost, and a read may find what was
-//! there before. So the log is opened as at a start (see [`recovery`](super::recovery)): what is whole of the part that
-//! was not synced is written again, and the rest is cut off. None of that was acknowledged on a topic that is synced.
+//! After a failed sync, a later one may succeed without writing the lost data, and reads may return
+//! older data. So the log is opened as at a start (see [`recovery`](super::recovery)): whole
+//! unsynced batches are rewritten, and the rest is cut off. None of that was acknowledged on a
+//! synced topic.
 //!
-//! What must hold: **what is opened is another partition.** Whoever waits for a sync of the old one is told that it
-//! failed, whatever is appended to the new one at the same offsets.
+//! What must hold: **the reopened partition is another one.** Waits for a sync of the old one fail,
+//! whatever is appended to the new one at the same offsets.
 
 use std::io;
 use std::sync::Arc;
@@ -23,7 +24,7 @@ impl Partition {
             self.fail("sync", error);
             return;
         }
-        // With the lock, so that no append is under way afterwards.
+        // Under the lock, so that no append is under way afterwards.
         let log = locked(&self.log);
         let was_online = self.condition.compare_exchange(
             Condition::Online as u8,
@@ -43,14 +44,14 @@ impl Partition {
         self.wake_readers();
     }
 
-    /// Opens the log again, as at a start, after its disk was full at a sync. What is opened takes the place of this
-    /// partition. Blocks.
+    /// Opens the log again, as at a start, after its disk was full at a sync. Returns the partition
+    /// that replaces this one. Blocks.
     pub(crate) fn reopen(&self) -> Result<Self, LogError> {
         let _trimming = locked(&self.trimming);
         let log = locked(&self.log);
         let (config, bytes) = (log.config, log.bytes());
         drop(log);
-        // What is known to be synced has to be there, and need not be written again.
+        // Synced data must be there, and need not be written again.
         let synced_end = self.synced_end.load(Ordering::Acquire);
         self.limits.syncs.ends.note(self.key(), synced_end);
         self.topic_bytes.fetch_sub(bytes, Ordering::Relaxed);

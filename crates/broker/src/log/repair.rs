@@ -1,12 +1,14 @@
-//! Making a damaged log usable again, knowingly: what is damaged is dropped, and everything valid is kept.
+//! Makes a damaged log usable on request: drops damaged data, and keeps everything valid.
 //!
 //! What must hold:
 //!
-//! * **Nothing happens by itself.** A plan says what would be dropped; only [`Repair::apply`] changes files.
+//! * **Nothing happens by itself.** Only [`Repair::apply`] changes files; a plan reports the
+//!   damage.
 //! * **No offset is assigned twice.** A batch without records replaces the lost ones and spans their offsets, as in a
 //!   compacted log: consumers continue behind it.
 //! * **Damaged bytes are kept aside** in files of their own, before the log is changed.
-//! * **A repair that is cut short harms nothing**: a segment is replaced as a whole, and the next try finds what is left.
+//! * **An interrupted repair does no harm**: a segment is replaced as a whole; a retry does the
+//!   rest.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -21,12 +23,12 @@ use super::segment::{LogError, index_path, list_segments, segment_path};
 /// Bytes copied at a time.
 const COPY_BYTES: usize = 1 << 20;
 
-/// What is dropped of a segment.
+/// A part of a segment that is dropped.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Dropped {
     /// The segment's file.
     pub(crate) path: PathBuf,
-    /// The bytes that are no valid batches; none where the file lacks something.
+    /// The bytes that are no valid batches; none if the file lacks data.
     pub(crate) bytes: Range<u64>,
     /// The offsets that are lost with them.
     pub(crate) offsets: Range<i64>,
@@ -39,17 +41,17 @@ enum Piece {
     Dropped(Dropped),
 }
 
-/// How a segment is made usable.
+/// The repair of a segment.
 #[derive(Debug)]
 struct Segment {
     base: i64,
     path: PathBuf,
-    /// `None` where it is missing.
+    /// `None` if it is missing.
     file: Option<LogFile>,
     pieces: Vec<Piece>,
 }
 
-/// How a partition's log is made usable.
+/// The repair of a partition's log.
 #[derive(Debug)]
 pub(crate) struct Repair {
     dir: PathBuf,
@@ -67,7 +69,7 @@ impl Repair {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
             bases => bases.map_err(LogError::of("cannot list", dir))?,
         };
-        // A start removes what lies behind a torn tail and holds nothing.
+        // A start removes segments that follow a torn tail and hold nothing.
         while let [.., before, last] = bases[..]
             && before < last
             && synced_end.is_none_or(|end| end <= last)
@@ -86,7 +88,7 @@ impl Repair {
         Ok(plan)
     }
 
-    /// What is dropped.
+    /// The dropped parts.
     pub(crate) fn dropped(&self) -> impl Iterator<Item = &Dropped> {
         self.segments.iter().flat_map(Segment::dropped)
     }
@@ -185,7 +187,7 @@ impl Segment {
         Ok(())
     }
 
-    /// Writes what is kept to a new file, which then takes the place of the old one.
+    /// Writes the kept parts to a new file, which then replaces the old one.
     fn replace(&self, dir: &Path) -> io::Result<()> {
         fs::create_dir_all(dir)?;
         let repaired = self.path.with_extension("log.repaired");
@@ -229,7 +231,7 @@ impl Segment {
     }
 }
 
-/// Where the bytes go that are dropped.
+/// Where dropped bytes are kept.
 pub(crate) fn aside_path(aside: &Path, dropped: &Dropped) -> PathBuf {
     let base = dropped.path.file_stem().unwrap_or_default();
     let name = format!("{}-{}.damaged", base.display(), dropped.bytes.start);

@@ -11,15 +11,15 @@ use super::segment::SegmentIndex;
 
 /// Bytes read at a time, unless a batch is larger.
 const READ_BYTES: usize = 1 << 20;
-/// Where the message format's number lies in a batch.
+/// The position of the message format's number in a batch.
 const MAGIC_AT: usize = 16;
-/// How often [`find`] goes over the searched bytes for checksums.
+/// How many bytes [`find`] may read for checksums per searched byte.
 const CHECKS_PER_BYTE: u64 = 16;
 
 /// A place in a segment between two batches.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Place {
-    /// In bytes.
+    /// The position in bytes.
     pub(super) position: u64,
     /// The first offset behind it.
     pub(super) offset: i64,
@@ -45,7 +45,7 @@ pub(super) fn scan(
     Ok(index)
 }
 
-/// Reads the first `bytes` of a segment, which are whole batches, and answers with the first one that is damaged.
+/// Reads the first `bytes` of a segment, all of them whole batches. Returns the first damaged one.
 pub(crate) fn verify(file: &LogFile, base: i64, bytes: u64) -> io::Result<Option<DamagedBatch>> {
     let start = Place {
         position: 0,
@@ -59,8 +59,8 @@ pub(crate) fn verify(file: &LogFile, base: i64, bytes: u64) -> io::Result<Option
     }))
 }
 
-/// Reads the batches from `start` to `end`, checks each, and hands on their headers. Answers with the place behind the
-/// last one that is valid and follows on the one before.
+/// Reads the batches from `start` to `end`, checks each, and passes their headers on. Returns the
+/// place behind the last valid one that follows the one before.
 pub(super) fn walk(
     file: &LogFile,
     start: Place,
@@ -121,11 +121,11 @@ pub(super) struct Found {
     pub(super) is_verified: bool,
 }
 
-/// The first valid batch that begins at `from` or behind it and lies before `end`, with a first offset in `offsets`.
-/// Every byte is tried: what leads to it may be damaged.
+/// The first valid batch that begins between `from` and `end`, with a first offset in `offsets`.
+/// Tries every byte, because what leads to the batch may be damaged.
 ///
-/// The work is bounded. Where the bytes look like the fronts of very many large batches, the answer is the first one that
-/// there was no time to verify.
+/// The work is bounded. If the bytes look like the fronts of very many large batches, returns the
+/// first one that could not be verified within the bound.
 pub(super) fn find(
     file: &LogFile,
     from: u64,
@@ -136,8 +136,8 @@ pub(super) fn find(
     search(file, from, end, offsets, Some(budget))
 }
 
-/// The same, and the batch is valid, however long it takes: for bytes that were made to, the time grows with the square of
-/// their number.
+/// Like [`find`], but the batch is verified, however long it takes: for crafted bytes, the time
+/// grows with the square of their number.
 pub(super) fn find_verified(
     file: &LogFile,
     from: u64,

@@ -49,7 +49,7 @@ impl LogError {
     }
 }
 
-/// Where a batch begins, and the newest timestamp before it.
+/// The start of a batch, and the newest timestamp before it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Entry {
     offset: u32,
@@ -57,7 +57,7 @@ struct Entry {
     max_timestamp_before: i64,
 }
 
-/// What is known of a segment's content.
+/// The known content of a segment.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct SegmentIndex {
     /// The offset that the segment is named after.
@@ -82,13 +82,13 @@ impl SegmentIndex {
         }
     }
 
-    /// Takes note of a batch at the segment's end, whose first record has `base_offset`.
+    /// Adds a batch at the segment's end, whose first record has `base_offset`.
     pub(super) fn push(&mut self, batch: &BatchHeader, base_offset: i64) {
         let due = self
             .entries
             .last()
             .is_none_or(|last| self.bytes >= u64::from(last.position) + INDEX_INTERVAL_BYTES);
-        // What does not fit an entry is found by scanning from the entry before.
+        // Batches that do not fit an entry are found by a scan from the entry before.
         if due
             && let Ok(offset) = u32::try_from(base_offset - self.base)
             && let Ok(position) = u32::try_from(self.bytes)
@@ -173,7 +173,7 @@ impl IndexFile {
     }
 }
 
-/// A segment that is no longer appended to. Its file is open only while someone reads it.
+/// A closed segment. Its file is open only while it is read.
 #[derive(Debug)]
 pub(super) struct ClosedSegment {
     pub(super) index: SegmentIndex,

@@ -1,12 +1,12 @@
-//! How far each partition is known to be synced, kept over restarts.
+//! How far each partition is known to be synced, across restarts.
 //!
-//! What must hold: **it may lag, but it never leads.** An end is noted after the sync that it tells of has succeeded.
-//! It is stored within [`STORE_EVERY`] of that, and at an orderly shutdown, and never on the path of a produce
-//! request. So of a log that lost its end, all is noticed but the loss of what was acknowledged in the last second
-//! before the broker died.
+//! What must hold: **it may lag, but it never leads.** An end is recorded after its sync has
+//! succeeded, and stored within [`STORE_EVERY`] or at an orderly shutdown, never on the path of a
+//! produce request. So if a log loses its end, only the loss of what was acknowledged in the last
+//! second before the broker died is not noticed.
 //!
-//! On disk: two files that are written in turn, each with a number that rises and a checksum. A file that was being
-//! written when the machine died is not taken, and the other one is only older.
+//! On disk: two files that are written in turn, each with a rising number and a checksum. If the
+//! machine dies while one is being written, the other is valid, only older.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::locked;
 
-/// Within which time an end is stored.
+/// How soon an end is stored.
 pub(crate) const STORE_EVERY: Duration = Duration::from_secs(1);
 
 const NAMES: [&str; 2] = ["synced-0", "synced-1"];
@@ -49,7 +49,7 @@ struct Stored {
 }
 
 impl SyncedEnds {
-    /// Reads what is stored in `dir`; none where nothing can be read.
+    /// Reads what is stored in `dir`; empty if nothing can be read.
     pub(crate) fn load(dir: &Path) -> Self {
         let newest = newest(dir).unwrap_or_else(|Unreadable| {
             tracing::warn!(
@@ -68,12 +68,12 @@ impl SyncedEnds {
         }
     }
 
-    /// The end that is known of a partition; `None` if nothing is known of it.
+    /// The known end of a partition; `None` if there is none.
     pub(crate) fn of(&self, key: Key) -> Option<i64> {
         locked(&self.table).ends.get(&key).copied()
     }
 
-    /// Notes that everything of a partition below `end` is synced.
+    /// Records that everything of a partition below `end` is synced.
     pub(crate) fn note(&self, key: Key, end: i64) {
         let mut table = locked(&self.table);
         let known = table.ends.entry(key).or_insert(end);
@@ -85,8 +85,7 @@ impl SyncedEnds {
         locked(&self.table).ends.retain(|key, _| kept(key));
     }
 
-    /// Stores what was noted; durable when it returns. After an error the newest ends are not stored, which the next
-    /// call makes good.
+    /// Stores the recorded ends; durable when it returns. After an error the next call stores them.
     pub(crate) fn store(&self) -> io::Result<()> {
         let mut table = locked(&self.table);
         let number = table.number + 1;
@@ -100,7 +99,7 @@ impl SyncedEnds {
         bytes.extend_from_slice(&crc32c::crc32c(&body).to_le_bytes());
         bytes.extend_from_slice(&u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend_from_slice(&body);
-        // The other file, which is the older one. It is written over and not made anew: it keeps its space.
+        // The other, older file. It is overwritten, not created again, so that it keeps its space.
         let path = self.dir.join(NAMES[usize::from(number % 2 == 1)]);
         let is_new = !path.exists();
         let mut options = OpenOptions::new();
@@ -119,11 +118,11 @@ impl SyncedEnds {
     }
 }
 
-/// Both files are there, and neither of them is whole. What tears a file while it is written leaves the other one.
+/// Neither of the two files is whole. An interrupted write damages only one of them.
 #[derive(Debug)]
 struct Unreadable;
 
-/// What was stored last in `dir`, if anything was.
+/// The newest stored ends in `dir`, if there are any.
 fn newest(dir: &Path) -> Result<Option<Stored>, Unreadable> {
     let files = NAMES.map(|name| fs::read(dir.join(name)));
     let decoded = files

@@ -1,13 +1,13 @@
-//! Syncing a partition, and what follows on that: who waits is answered, closed segments are indexed, and how far it is
-//! synced is noted.
+//! Syncing a partition, and what follows: requests that wait are answered, closed segments are
+//! indexed, and the synced end is recorded.
 //!
 //! What must hold:
 //!
-//! * **One thread syncs a file.** Files of a topic that is synced, and those that the sync thread has ever synced, are
-//!   its own until they are durable; then the closing thread indexes them. It syncs those that are left.
+//! * **One thread syncs a file.** The sync thread owns a synced topic's files, and any that it ever
+//!   synced, until they are durable. The closing thread then indexes them, and syncs all others.
 //! * **What was not synced is never shown** to the readers of a topic that is synced.
-//! * **No sync is tried again.** After one that failed a later one may succeed without having written what was lost.
-//!   Where the disk was full, the log is opened again instead.
+//! * **No sync is retried.** After a failed one, a later one may succeed without writing the lost
+//!   data. After a full disk, the log is opened again instead.
 
 use std::io;
 use std::ops::Range;
@@ -31,7 +31,7 @@ pub(crate) struct Closing {
     is_synced: bool,
 }
 
-/// What a closed segment's index is made of.
+/// The data of a closed segment's index.
 pub(super) struct Unindexed {
     pub(super) file: Arc<LogFile>,
     pub(super) index: SegmentIndex,
@@ -60,7 +60,7 @@ pub(crate) enum NotClosed {
     Failed,
 }
 
-/// What one sync of a partition covers.
+/// The files that one sync of a partition covers.
 pub(crate) struct SyncJob {
     closed: Vec<Unindexed>,
     active: Arc<LogFile>,
@@ -134,7 +134,7 @@ impl Partition {
         }
     }
 
-    /// The sync thread takes what has to be synced.
+    /// Gives the sync thread its next job of this partition.
     pub(crate) fn begin_sync(&self) -> SyncJob {
         self.sync_asked.store(false, Ordering::SeqCst);
         let mut log = locked(&self.log);
@@ -148,10 +148,10 @@ impl Partition {
         }
     }
 
-    /// The sync thread is done with a job of this partition.
+    /// Records the result of the sync thread's job.
     pub(crate) fn end_sync(self: &Arc<Self>, job: SyncJob, result: io::Result<()>) {
         match result {
-            // After a failed sync a later one may succeed without having written what was lost.
+            // After a failed sync, a later one may succeed without writing the lost data.
             Ok(()) if self.condition() != Condition::Online => {}
             Ok(()) => {
                 self.visible.fetch_max(job.up_to, Ordering::AcqRel);
@@ -168,7 +168,7 @@ impl Partition {
         self.wake_readers();
     }
 
-    /// The closing thread syncs a closed segment, unless it is, and writes its index.
+    /// Syncs a closed segment, unless it is synced, and writes its index, in the closing thread.
     pub(crate) fn finish_closing(&self, closing: &mut Closing) -> Result<(), NotClosed> {
         let Unindexed {
             file,
@@ -207,7 +207,7 @@ impl Partition {
         }
     }
 
-    /// The closing thread is about to store how far the partition is synced.
+    /// Records the synced end before the closing thread stores it.
     pub(crate) fn note_end(&self) {
         self.end_is_queued.store(false, Ordering::SeqCst);
         if self.condition() == Condition::Online {
@@ -217,7 +217,7 @@ impl Partition {
         }
     }
 
-    /// Everything below `end` is durable.
+    /// Records that everything below `end` is durable.
     fn is_synced_to(self: &Arc<Self>, end: i64) {
         let before = self.synced_end.fetch_max(end, Ordering::AcqRel);
         if before < end && !self.end_is_queued.swap(true, Ordering::SeqCst) {
@@ -225,7 +225,7 @@ impl Partition {
         }
     }
 
-    /// Writes what makes the next start quick, with everything synced.
+    /// Syncs everything, and writes what makes the next start quick.
     pub(crate) fn close(&self) -> Result<(), LogError> {
         let log = locked(&self.log);
         match self.condition() {

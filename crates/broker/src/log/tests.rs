@@ -69,7 +69,7 @@ impl Scene {
         self.partition.append(&header, batch)
     }
 
-    /// Appends one record and waits until it is synced. Answers whether it is.
+    /// Appends one record and waits until it is synced. Returns whether it is.
     async fn produce(&self) -> Result<bool, AppendError> {
         let appended = self.append(&one())?;
         let Some(sync_to) = appended.sync_to else {
@@ -189,7 +189,7 @@ async fn one_thread_syncs_a_file() {
     let scene = Scene::open(&dir, rolling(synced())).unwrap();
     for n in 0..40 {
         assert!(scene.produce().await.unwrap());
-        // The sync thread goes on with what it has begun.
+        // The sync thread continues with the files that it has begun.
         if n == 20 {
             scene.partition.set_config(rolling(TopicConfig::default()));
         }
@@ -224,7 +224,7 @@ fn unsynced_logs_start_write_back_every_256_kib() {
     for _ in 0..3 {
         scene.append(&large).unwrap();
     }
-    // One of them lies in the first segment, behind the small batch, and two in the second.
+    // One of them is in the first segment, behind the small batch, and two are in the second.
     let written_back = || {
         let recorded = faults::recorded(dir.path());
         let threads = recorded.into_iter().filter(|(op, ..)| *op == Op::WriteBack);
@@ -279,7 +279,7 @@ async fn what_was_never_synced_is_written_again_before_it_is_visible() {
     scene.partition.close().unwrap();
     scene.syncs.ends.store().unwrap();
     drop(scene);
-    // What is known to be synced is left alone.
+    // Data that is known to be synced is not rewritten.
     faults::record(dir.path());
     let scene = Scene::open(&dir, synced()).unwrap();
     assert_eq!(scene.partition.high_watermark(), 4);
@@ -316,7 +316,7 @@ async fn a_full_disk_refuses_a_batch_whole_and_takes_the_next_one_when_there_is_
             let dir = tempfile::tempdir().unwrap();
             let scene = Scene::open(&dir, rolling(config)).unwrap();
             let mut appended = 0;
-            // In the middle of a segment, and where one begins.
+            // In the middle of a segment, and at the start of one.
             for op in [Op::Append, Op::Create, Op::Append] {
                 assert!(scene.produce().await.unwrap());
                 assert!(scene.produce().await.unwrap());

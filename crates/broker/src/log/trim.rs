@@ -1,8 +1,8 @@
 //! Deleting the beginning of a log: by age, by size, and when a client asks for it.
 //!
-//! An age is one that the broker has [watched](crate::retention), whatever the timestamps of the
-//! records say. Whole closed segments are deleted. An active segment that holds nothing worth keeping is closed
-//! first, so that its space is freed too.
+//! Ages are [measured by the broker](crate::retention), whatever the records' timestamps. Only
+//! whole closed segments are deleted. An active one with nothing worth keeping is closed first, so
+//! that its space is freed too.
 
 use std::fs;
 use std::io;
@@ -29,7 +29,7 @@ impl Partition {
         let retention = log.config.retention;
         let segments = log.closed.iter().map(|segment| &segment.index);
         let segments = segments.chain((log.active.bytes > 0).then_some(&log.active));
-        // Where nothing expires, nothing needs an age.
+        // If nothing expires, no ages are needed.
         let aging = segments.filter(|_| retention.is_some());
         ages.look(aging.map(|index| (index.base, index.next_offset)), now_ms);
         let is_expired =
@@ -54,8 +54,8 @@ impl Partition {
         self.remove(log, &deleted)
     }
 
-    /// Moves the log start up to `offset`, which lies within the log, and deletes the segments
-    /// below it; of a partition that waits for room, the next call does. Answers with the log start.
+    /// Moves the log start up to `offset`, which is within the log, and deletes the segments below
+    /// it, unless the partition waits for room: then the next call does. Returns the log start.
     pub(crate) fn delete_records(self: &Arc<Self>, offset: i64) -> io::Result<i64> {
         let _trimming = locked(&self.trimming);
         let mut log = locked(&self.log);
@@ -83,7 +83,7 @@ impl Partition {
         log.active.bytes > 0 && self.high_watermark() >= log.active.next_offset
     }
 
-    /// Deletes segments that were taken out of the log.
+    /// Deletes segments that were removed from the log.
     fn remove(
         &self,
         log: std::sync::MutexGuard<'_, Log>,
@@ -104,7 +104,7 @@ impl Partition {
                 bytes = segment.index.bytes,
                 "deleted a segment"
             );
-            // The index first: without its segment it would be in nobody's way, but forgotten.
+            // The index first: without its segment it would never be deleted.
             match fs::remove_file(index_path(&self.dir, base)) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}

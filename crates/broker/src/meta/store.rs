@@ -1,11 +1,12 @@
-//! The key-value store beneath the metadata, opened again after its disk was full.
+//! The key-value store of the metadata, opened again after its disk was full.
 //!
-//! The library refuses every write after one that has failed, until the store is opened again. What failed for want of
-//! space may succeed later, so the store is opened again once there is room. A flush or a compaction fails in the
-//! background and names no cause: it counts as want of space, which may have ended by the time that a write meets it.
+//! The library refuses every write after a failed one, until the store is opened again. A write
+//! that failed for lack of space may succeed later, so the store is opened again once there is
+//! room. A flush or a compaction fails in the background without a cause: that counts as lack of
+//! space, which may be over by the time that a write meets it.
 //!
-//! What failed for another reason stays refused until the broker is started again. So does a store that fails in the
-//! background, is opened again at once because there is room, and soon does it again.
+//! After any other failure, writes are refused until the broker is restarted. So are those to a
+//! store that soon fails in the background again, after it was opened again because there was room.
 //!
 //! What must hold: **the journal is written again before the store is opened**, see [`prepare`].
 //! The caller of `open` owns the data directory.
@@ -31,7 +32,7 @@ const JOURNAL_BYTES: u64 = 64 << 20;
 
 /// How long to wait after a try to open it again.
 const REOPEN_PAUSE: Duration = Duration::from_secs(1);
-/// A store that fails again in the background within this time though there is room has another fault than a full disk.
+/// Within this time, a second background failure although there is room is not for lack of space.
 const SAME_FAULT: Duration = Duration::from_secs(60 * 60);
 
 /// The store and its tables.
@@ -62,8 +63,9 @@ impl Store {
         })
     }
 
-    /// Commits a batch, synced or not, and has full memtables written out. The library would ask its worker for that at each commit,
-    /// and the worker blocks for good once a thousand such requests fill its queue: <https://github.com/fjall-rs/fjall/pull/323>.
+    /// Commits a batch, synced or not, and flushes full memtables. The library asks its worker for
+    /// that at each commit, and a thousand such requests block it:
+    /// <https://github.com/fjall-rs/fjall/pull/323>.
     pub(super) fn commit(
         &self,
         batch: OwnedWriteBatch,
@@ -116,7 +118,7 @@ impl Reopening {
         })
     }
 
-    /// The store. Where its disk was full and there is room by now, it is opened again first.
+    /// The store. After a full disk, it is opened again first if there is room.
     pub(super) fn get(&self) -> Result<Arc<Store>, fjall::Error> {
         if self.is_due.load(Ordering::Acquire) {
             self.try_again();
@@ -125,7 +127,7 @@ impl Reopening {
         store.clone().ok_or(fjall::Error::Poisoned)
     }
 
-    /// Takes note of why a write failed, while the caller still has the store that it failed in.
+    /// Records why a write failed, while the caller still has the store that it failed in.
     pub(super) fn note(&self, error: &fjall::Error) {
         if self.is_due.load(Ordering::Acquire) {
             return;
@@ -174,7 +176,7 @@ impl Reopening {
             match Arc::try_unwrap(store) {
                 // It has to be closed before it is opened.
                 Ok(store) => drop(store),
-                // Somebody reads it, a backup for instance.
+                // The store is in use, by a backup for instance.
                 Err(store) => {
                     *slot = Some(store);
                     failures.tried = Some(Instant::now());
@@ -236,7 +238,7 @@ mod tests {
         let value = reopening.get().unwrap().cluster.get("k").unwrap();
         assert_eq!(value.as_deref(), Some(&b"v"[..]));
 
-        // Once: what fails again at once lacks no space.
+        // Once: a failure right afterwards is not for lack of space.
         assert!(!is_reopened_after(&reopening, fjall::Error::Poisoned));
         assert!(!is_reopened_after(&reopening, fjall::Error::Poisoned));
         assert!(reopening.get().unwrap().cluster.get("k").is_ok());
@@ -254,7 +256,7 @@ mod tests {
             assert!(is_reopened_after(&reopening, failed(kind)), "{kind}");
         }
         assert!(!is_reopened_after(&reopening, failed(io::ErrorKind::Other)));
-        // The library says no more than this from then on.
+        // The library gives no other error from then on.
         assert!(!is_reopened_after(&reopening, fjall::Error::Poisoned));
     }
 

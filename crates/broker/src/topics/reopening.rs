@@ -14,8 +14,8 @@ impl Topics {
         self.limits.syncs.full().await;
     }
 
-    /// Opens the partitions again whose disk was full at a sync, if there is room. Answers `false` if some are left.
-    /// Blocks.
+    /// Opens partitions again whose disk was full at a sync, if there is room. Returns `false` if
+    /// some are left. Blocks.
     pub(crate) fn reopen_full(&self) -> bool {
         let has_room = has_room(&self.logs).unwrap_or_else(|error| {
             tracing::warn!(%error, "cannot tell whether the disk has room");

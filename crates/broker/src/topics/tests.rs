@@ -255,7 +255,7 @@ async fn what_a_full_disk_dropped_is_cut_off_and_was_never_acknowledged() {
     scene.append(1).unwrap();
     let old = scene.partition();
     assert!(!is_synced(&old, 2).await);
-    // As file systems do that drop the pages they could not write.
+    // Like file systems that drop the pages they could not write.
     let path = old.path().join("00000000000000000000.log");
     let file = fs::OpenOptions::new().write(true).open(path).unwrap();
     file.set_len(numbered(0).len() as u64 + 7).unwrap();
@@ -289,7 +289,7 @@ async fn a_full_disk_at_the_end_of_a_segment_is_waited_for_as_well() {
             scene.append(2).unwrap();
             scene.until(Condition::Full).await;
             assert!(matches!(scene.append(3), Err(AppendError::Full)));
-            // Neither a client nor retention takes a segment away meanwhile.
+            // Neither a client nor retention removes a segment meanwhile.
             let old = scene.partition();
             assert_eq!(old.delete_records(2).unwrap(), 2);
             scene.topics.apply_retention_at(MINUTE_MS);

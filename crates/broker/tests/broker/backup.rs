@@ -90,7 +90,7 @@ async fn a_copy_has_what_was_there_though_it_is_deleted_while_it_is_read() {
     let snapshot = snapshot.await.unwrap().unwrap();
     assert_eq!(snapshot.records(), 40);
     assert!(snapshot.segments().len() > 5, "{snapshot:?}");
-    // What comes later: records, an offset, and the end of what was there.
+    // Later changes: records, an offset, and the deletion of existing data.
     send(address, 40..50).await;
     group(address).commit(&at(45), CommitMode::Sync).unwrap();
     let admin: AdminClient<DefaultClientContext> = client(address, &[]).create().unwrap();
@@ -111,7 +111,7 @@ async fn a_copy_has_what_was_there_though_it_is_deleted_while_it_is_read() {
         assert_eq!(seen.offset, i64::from(n));
         assert_eq!(seen.payload[..4], n.to_be_bytes());
     }
-    // It goes on as any other, and forgets none of its topics.
+    // The restored broker works like any other, and keeps all of its topics.
     send(restored, 40..41).await;
     assert_eq!((ends(restored), second.stats().partitions), ((0, 41), 3));
     assert!(second.shutdown().await);

@@ -1,4 +1,4 @@
-//! What the broker's tests share: brokers in temporary directories, ordinary Kafka clients, and a
+//! Shared by the broker's tests: brokers in temporary directories, ordinary Kafka clients, and a
 //! client that speaks the protocol frame by frame.
 
 use std::net::SocketAddr;
@@ -72,7 +72,7 @@ pub async fn create_topic(
     });
 }
 
-/// A record as a test looks at it.
+/// A record as tests compare it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Seen {
     pub partition: i32,
@@ -135,7 +135,7 @@ pub async fn until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// A client that says exactly what a test wants said.
+/// A client that sends exactly what a test specifies.
 pub struct Wire {
     pub stream: TcpStream,
     correlation_id: i32,

@@ -21,7 +21,7 @@ const LISTENING: &str = "listening on ";
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "the process that another test starts and kills"]
 async fn broker_process() {
-    // Unless somebody asks for all ignored tests.
+    // The variable is missing if all ignored tests are run.
     let Ok(data_dir) = std::env::var(DATA_DIR) else {
         return;
     };
@@ -63,7 +63,7 @@ async fn spawn(data_dir: &Path, address: &str) -> (Child, SocketAddr) {
     })
     .await
     .unwrap();
-    // What it still prints is nobody's business, but must not fill its pipe.
+    // Drains the rest of the output, so that the pipe does not fill.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     (child, address)
 }

@@ -70,7 +70,7 @@ impl Sample {
             }
             Err(error) => {
                 assert_names(&error, &path);
-                // It does not say that nothing is damaged.
+                // A repair does not report an undamaged log either.
                 let repair = repair_logs(dir.path(), None, None, false).unwrap_err();
                 assert_names(&repair, &path);
                 false
@@ -103,7 +103,7 @@ fn entries(broker: &Broker) -> Vec<Entry> {
         .collect()
 }
 
-/// A directory in memory where there is one: hundreds of brokers are started.
+/// A directory in memory if the system has one: hundreds of brokers are started.
 fn temporary() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").unwrap_or_else(|_| tempfile::tempdir().unwrap())
 }

@@ -26,8 +26,8 @@ use crate::common::*;
 
 const PASSWORD: &str = "a password";
 
-/// Takes `owner`, who may do everything, and `agent`, who reads `asked`, writes `answers` and is in the group `agents`
-/// until that is withdrawn.
+/// Accepts `owner`, who may do everything, and `agent`, who may read `asked`, write `answers` and
+/// use the group `agents` until that is withdrawn.
 #[derive(Debug, Default)]
 struct Users {
     withdrawn: Arc<AtomicBool>,
@@ -157,13 +157,13 @@ async fn a_client_that_has_not_logged_in_learns_the_versions_and_nothing_else() 
     wire.send(9, &MetadataRequest::default()).await;
     assert_eq!(wire.frame().await, None);
 
-    // What would be a large produce request is not waited for.
+    // The broker does not wait for a large produce request.
     let mut wire = Wire::connect(broker.address()).await;
     let length = (1_u32 << 20).to_be_bytes();
     wire.stream.write_all(&length).await.unwrap();
     assert_eq!(wire.frame().await, None);
 
-    // Nor is a login that does not come.
+    // It does not wait long for a missing login either.
     let mut wire = Wire::connect(broker.address()).await;
     assert_eq!(wire.frame().await, None);
 }

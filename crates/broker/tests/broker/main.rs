@@ -1,5 +1,5 @@
-//! The broker as its clients see it: ordinary ones, ones that speak the protocol frame by frame,
-//! and ones whose broker is killed under them.
+//! The broker from the perspective of its clients: ordinary ones, ones that speak the protocol
+//! frame by frame, and ones whose broker is killed.
 
 mod backup;
 mod clients;

@@ -86,7 +86,7 @@ async fn ask_as_a_member(asker: &mut Asker) {
             joined.protocol_name.as_deref(),
         ),
     );
-    // Nobody has brought the assignment yet.
+    // The leader has not sent the assignment yet.
     let answer = commit(asker, &topic, &joined, joined.generation_id, 1).await;
     asker.answered("committing before the assignment", answer);
     let answer = heartbeat(asker, &joined, joined.generation_id).await;

@@ -131,14 +131,14 @@ async fn ask_to_produce(asker: &mut Asker) {
     asker.answered("an idempotent producer: a strange one", answer);
 }
 
-/// A batch whose checksum is right again.
+/// Corrects the checksum of a batch.
 fn with_checksum(mut batch: Vec<u8>) -> Bytes {
     let sum = crc32c::crc32c(&batch[21..]);
     batch[17..21].copy_from_slice(&sum.to_be_bytes());
     Bytes::from(batch)
 }
 
-/// The error, or where the batch lies.
+/// The error, or the offset of the batch.
 async fn produce(
     asker: &mut Asker,
     topic: &str,
@@ -192,7 +192,7 @@ async fn ask_to_read(asker: &mut Asker) {
         ("less than was deleted", 1),
     ] {
         let answer = delete_records(asker, &topic, 0, offset).await;
-        // The first deletes nearly all there is; what is deleted stays deleted.
+        // The first request deletes nearly all records, and they stay deleted.
         asker.answered(format!("deleting {question}"), answer);
     }
     let answer = delete_records(asker, &topic, 1, 0).await;

@@ -1,4 +1,4 @@
-//! Batches: what is kept of them, and which are refused.
+//! Batches: what is stored of them, and which are refused.
 
 use std::fs;
 
@@ -79,7 +79,7 @@ async fn batches_that_are_damaged_old_or_too_large_are_refused_by_their_own_erro
         .into_iter()
         .zip(broker.stats().batches_refused)
         .collect();
-    // Not what is refused for where it is sent, or how.
+    // Without batches that are refused because of their topic or their acks.
     let expected = [
         ("too-large", 1),
         ("expanded-too-large", 1),

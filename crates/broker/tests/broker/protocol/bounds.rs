@@ -1,4 +1,4 @@
-//! How near the broker is to each of its bounds.
+//! Statistics: how much of each bound is in use.
 
 use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
 use kafka_protocol::messages::*;
@@ -107,14 +107,14 @@ async fn the_memory_of_buffers_is_the_most_since_the_last_look() {
     drop(arriving);
     until("the buffer is free again", async || both() == (0, 0)).await;
 
-    // What came and went between two looks.
+    // A buffer that was used and released between two calls.
     let answer = wire.produce("t", &plain(&vec![0; 200 << 10])).await;
     assert_eq!(answer.error_code, 0);
     let (peak, _) = both();
     assert!((200 * KIB..210 * KIB).contains(&peak), "{peak}");
     assert_eq!(both(), (0, 0));
 
-    // A control request counts with what its answer may take.
+    // A control request counts with the memory that its answer may take.
     let many = (0..10_000).map(|n| topic_name(&format!("topic-{n}")));
     let many =
         many.map(|name| metadata_request::MetadataRequestTopic::default().with_name(Some(name)));

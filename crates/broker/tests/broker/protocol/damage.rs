@@ -41,7 +41,7 @@ fn batch_bytes() -> usize {
     plain(&[0; 400]).len()
 }
 
-/// What a start on this directory says, which must be a refusal.
+/// The error of a start on this directory, which must fail.
 async fn refusal(dir: &Path) -> String {
     let mut config = BrokerConfig::new(dir);
     config.listen = "127.0.0.1:0".parse().unwrap();
@@ -135,7 +135,7 @@ async fn a_repair_drops_what_is_damaged_keeps_its_bytes_and_everything_else() {
     filled(dir.path(), &settings, 30).await;
     let whole = kept(dir.path(), 30).await;
     forget_indexes(dir.path());
-    // Four batches to a segment: one is damaged inside, one at its end, one is cut short, one is gone.
+    // Four batches per segment. Segments are damaged inside, at the end, cut short, and missing.
     let paths = segments(dir.path(), "t");
     flip(&paths[1], batch_bytes() + 300);
     flip(&paths[2], 3 * batch_bytes() + 9);
@@ -393,11 +393,11 @@ fn checksum(batch: &mut [u8]) {
     batch[17..21].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// A file system of its own of some MiB; it is gone when dropped.
+/// A separate file system of a few MiB. Dropping it unmounts it.
 struct SmallDisk(tempfile::TempDir);
 
 impl SmallDisk {
-    /// `None`, and a line that says so, where nothing can be mounted.
+    /// `None`, with a message, if nothing can be mounted.
     fn mount(mib: u32) -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let mounted = std::process::Command::new("mount")
@@ -411,7 +411,7 @@ impl SmallDisk {
         None
     }
 
-    /// Takes what room is left; remove the file to give it back.
+    /// Fills the file system; remove the file to free it.
     fn fill(&self) -> PathBuf {
         let path = self.0.path().join("filler");
         let mut file = fs::File::create(&path).unwrap();

@@ -284,7 +284,7 @@ async fn random_cut_and_changed_frames_end_their_connection_and_nothing_else() {
                 bytes
             }
         };
-        // No request may wait, or be one that a valid request could be kept waiting by.
+        // No request may wait for records, or delay a valid request.
         if bytes.get(..2) == Some(&[0, 1]) {
             bytes.truncate(20);
         }

@@ -1,4 +1,4 @@
-//! What is kept on disk, for how long, and what happens when it cannot be.
+//! What is stored on disk, for how long, and what happens when it cannot be.
 
 use std::fs;
 use std::sync::Arc;
@@ -263,7 +263,7 @@ async fn a_partition_whose_disk_fails_goes_offline_and_acknowledges_nothing_more
     let settings = [("flush.messages", "1"), ("segment.bytes", "2000")];
     create(&mut wire, "lost", 1, &settings).await;
     create(&mut wire, "kept", 1, &settings).await;
-    // A directory that is gone takes no new segment.
+    // A removed directory takes no new segment.
     fs::remove_dir_all(dir.path().join("logs/lost")).unwrap();
     let mut outcomes = Vec::new();
     for _ in 0..10 {
@@ -337,7 +337,7 @@ async fn the_record_with_the_largest_timestamp_is_found() {
         let batch = batch_of(-1, -1, -1, timestamp, &[0; 400]);
         wire.produce("t", &batch).await;
     }
-    // The first of equal ones, of those that are left.
+    // Of equal timestamps, the first that remains.
     for (from, expected) in [(0, (1, 9)), (2, (3, 9)), (4, (4, 7)), (5, (-1, -1))] {
         assert_eq!(delete_before(&mut wire, "t", from).await, (0, from));
         let found = listed(&mut wire, 7, "t", MAX_TIMESTAMP).await;

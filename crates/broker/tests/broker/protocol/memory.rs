@@ -1,4 +1,4 @@
-//! Clients that would keep the memory for large requests and answers from others.
+//! Clients that try to withhold the memory for large requests and answers from others.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use super::*;
 use crate::common::*;
 
 const MIB: usize = 1 << 20;
-/// Others are served long before anything that a time-out ends.
+/// Others are served long before any time-out ends.
 const SOON: Duration = Duration::from_secs(5);
 
-/// A broker in whose memory two of the largest requests fit, or eight answers of 1 MiB.
+/// A broker with memory for two of the largest requests, or for eight answers of 1 MiB.
 async fn small_broker(dir: &std::path::Path) -> Broker {
     broker_with(dir, |config| {
         config.request_bytes_max = 4 * MIB;

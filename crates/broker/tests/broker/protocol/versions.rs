@@ -25,11 +25,11 @@ async fn versions_that_are_too_new_get_the_protocols_own_error() {
     );
     assert_eq!(answer.api_keys.len(), known.api_keys.len());
 
-    // An API that the broker has not, but whose answer has a place for an error.
+    // An API that the broker does not support, with a place for an error in its answer.
     let answer = wire.ask(0, &ConsumerGroupHeartbeatRequest::default()).await;
     assert_eq!(answer.error_code, code(ResponseError::UnsupportedVersion));
 
-    // Others end the connection, as in Kafka; the broker goes on.
+    // Other requests end the connection, as in Kafka. The broker continues.
     for (key, version) in [(0_i16, 2_i16), (1, 12), (1, 99), (999, 0), (-1, -1)] {
         let mut wire = Wire::connect(broker.address()).await;
         let header = [
