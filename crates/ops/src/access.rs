@@ -48,7 +48,8 @@ pub struct AdminArgs {
 }
 
 impl AccessArgs {
-    /// The same without the token, for requests that need none: it is not sent needlessly, and its file need not exist.
+    /// The same access without the token, for requests that need none. The token is not sent, and
+    /// its file need not exist.
     pub(crate) fn without_token(&self) -> Self {
         Self {
             token_file: None,
@@ -56,7 +57,7 @@ impl AccessArgs {
         }
     }
 
-    /// The client with what the files say.
+    /// Adds the token and the trusted certificates from the files to a client.
     pub(crate) fn apply(&self, mut client: ClientBuilder) -> Result<ClientBuilder, AccessError> {
         if let Some(path) = &self.token_file {
             let (_, bearer) = read_bearer(path)?;
@@ -79,7 +80,7 @@ impl AccessArgs {
 }
 
 impl AdminArgs {
-    /// The configuration with the login at the embedded broker that the token is.
+    /// The configuration with this token as the login for the embedded broker.
     pub(crate) fn broker_login(&self, config: &Config) -> anyhow::Result<Config> {
         with_login(config, self.access.token_file.as_deref())
     }
@@ -89,12 +90,12 @@ impl AdminArgs {
         Ok(format!("{}{path}", self.address(config)?))
     }
 
-    /// Whether somebody said where the admin port is, be it in the configuration.
+    /// Whether a flag or the configuration names the admin port.
     pub(crate) fn is_named(&self, config: &Config) -> bool {
         self.admin_url.is_some() || config.admin.listen != Config::default().admin.listen
     }
 
-    /// Where the admin port is.
+    /// The address of the admin port.
     fn address(&self, config: &Config) -> anyhow::Result<ApiAddress> {
         match &self.admin_url {
             Some(address) => Ok(address.clone()),
@@ -107,15 +108,15 @@ impl AdminArgs {
     }
 }
 
-/// What to look at where somebody ends a connection on which HTTP is spoken.
+/// The hint when the peer closes a connection on which the client speaks HTTP.
 const ANOTHER_PROTOCOL: &str = "is it the port of another protocol, such as https or Kafka's?";
 
-/// Why there was no answer.
+/// Why a request got no answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Silence {
-    /// Nobody was there, or the connection broke; and how.
+    /// Nothing listens at the address, or the connection broke; with the reason.
     Away(String),
-    /// Somebody was there who is not taken for whom was asked; and why, with what helps.
+    /// The peer's certificate is not trusted; with the reason and a hint.
     Distrusted(String),
 }
 
@@ -130,7 +131,7 @@ impl Silence {
         }
     }
 
-    /// The same of somebody who was asked without TLS: who expects it takes the connection and ends it.
+    /// Adds a hint after a request without TLS: a TLS peer accepts such a connection and closes it.
     fn of_plain_http(self) -> Self {
         let is_cut_off = |why: &str| {
             let cuts = ["Connection reset", "connection closed"];
@@ -142,8 +143,8 @@ impl Silence {
         }
     }
 
-    /// The innermost cause says what happened; the ones above it only say that something did. Why a certificate was
-    /// refused stands above what OpenSSL says.
+    /// Uses the innermost cause, because the outer ones only say that something failed. The reason
+    /// for a refused certificate is in an outer cause than that of OpenSSL.
     fn told_by(causes: impl Iterator<Item = String>) -> Self {
         let mut innermost = String::new();
         for cause in causes {
@@ -156,7 +157,7 @@ impl Silence {
     }
 }
 
-/// Why the other side's certificate is not taken, if that is what an error says.
+/// Why the peer's certificate is not trusted, if the error says so.
 fn distrust(text: &str) -> Option<String> {
     let (_, behind) = text.split_once("certificate verify failed")?;
     let why = behind.rsplit_once('(').map(|(_, why)| why);
@@ -174,7 +175,8 @@ fn distrust(text: &str) -> Option<String> {
     })
 }
 
-/// What OpenSSL says, without the places in its sources: `error:CODE:LIBRARY:FUNCTION:REASON:FILE:LINE:`.
+/// The reason in an OpenSSL error, without source locations:
+/// `error:CODE:LIBRARY:FUNCTION:REASON:FILE:LINE:`.
 fn of_openssl(text: &str) -> Option<String> {
     let reason = text.strip_prefix("error:")?.split(':').nth(3)?;
     Some(match reason {

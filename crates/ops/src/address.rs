@@ -7,16 +7,17 @@ use std::str::FromStr;
 use reqwest::Url;
 use waybill_node::config::Config;
 
-/// The address of the API, or of an admin port: what stands before its paths.
+/// The address of the API or of an admin port: the URL without a path.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct ApiAddress {
     url: String,
-    /// The setting of the listener, where a person did not give the URL.
+    /// The setting of the listener, if the address comes from the configuration and not from a
+    /// flag.
     setting: Option<&'static str>,
 }
 
 impl ApiAddress {
-    /// The API that a person named, or else the one of the configuration.
+    /// The given address of the API, or else the configured one.
     pub(crate) fn of_configuration(named: Option<&Self>, config: &Config) -> Result<Self, String> {
         let http = &config.http;
         match named {
@@ -30,7 +31,7 @@ impl ApiAddress {
         }
     }
 
-    /// Where the API's address comes from, and what names another.
+    /// Where the API's address comes from, and which flag overrides it.
     pub(crate) fn origin(&self) -> String {
         match self.setting {
             Some(setting) => {
@@ -40,7 +41,8 @@ impl ApiAddress {
         }
     }
 
-    /// Who listens there by configuration, which `flag` sets; who listens everywhere is asked on this machine.
+    /// The address of a configured listener, which `flag` sets. An unspecified IP address becomes
+    /// loopback.
     pub(crate) fn of_listener(
         listener: SocketAddr,
         is_encrypted: bool,
@@ -74,7 +76,7 @@ impl FromStr for ApiAddress {
         if !matches!(url.scheme(), "http" | "https") {
             return Err("expected a URL that begins with http:// or https://");
         }
-        // It is shown when the API cannot be reached.
+        // The error for an unreachable API shows the address.
         if !url.username().is_empty() || url.password().is_some() {
             return Err("a name or password does not belong into the address");
         }

@@ -10,10 +10,10 @@ use serde_json::Value;
 
 use crate::access::{AccessArgs, Silence};
 
-/// How long it may take to answer.
+/// The maximum time for an answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// It refuses what it is asked.
+/// The process refused the request.
 #[derive(Debug, thiserror::Error)]
 #[error("{said}")]
 pub(crate) struct Refused {
@@ -30,13 +30,13 @@ impl Refused {
         )
     }
 
-    /// Whether somebody else may have it done.
+    /// Whether the token lacks the permission (403).
     pub(crate) fn is_forbidden(&self) -> bool {
         self.status == StatusCode::FORBIDDEN
     }
 }
 
-/// Nobody answers.
+/// The admin port does not answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{said}")]
 pub(crate) struct Away {
@@ -52,7 +52,7 @@ impl Away {
     }
 }
 
-/// The same error with the hint of whoever could ask a cluster as well, where nobody answers.
+/// Extends the error for an unreachable admin port with a hint that `--scylla` names a cluster.
 pub(crate) fn or_of_a_cluster(error: anyhow::Error) -> anyhow::Error {
     match error.downcast::<Away>() {
         Ok(Away { said }) => {
@@ -63,11 +63,11 @@ pub(crate) fn or_of_a_cluster(error: anyhow::Error) -> anyhow::Error {
     }
 }
 
-/// A client for it.
+/// A client for the admin port.
 ///
 /// # Errors
 ///
-/// If what it needs to get in cannot be read.
+/// If the token or a certificate cannot be read.
 pub(crate) fn client(access: &AccessArgs) -> anyhow::Result<Client> {
     let client = Client::builder()
         .timeout(PATIENCE)
@@ -76,11 +76,11 @@ pub(crate) fn client(access: &AccessArgs) -> anyhow::Result<Client> {
     Ok(access.apply(client)?.build()?)
 }
 
-/// A client for an answer that goes on for long: each piece of it may take so long.
+/// A client for a long answer. `patience` limits the wait for each piece of it.
 ///
 /// # Errors
 ///
-/// If what it needs to get in cannot be read.
+/// If the token or a certificate cannot be read.
 pub(crate) fn streaming_client(access: &AccessArgs, patience: Duration) -> anyhow::Result<Client> {
     let client = Client::builder()
         .connect_timeout(PATIENCE)
@@ -90,11 +90,11 @@ pub(crate) fn streaming_client(access: &AccessArgs, patience: Duration) -> anyho
     Ok(access.apply(client)?.build()?)
 }
 
-/// What it answers to a request to `url`.
+/// Sends a request to `url` and decodes the answer.
 ///
 /// # Errors
 ///
-/// If it does not answer, refuses it, or answers something else.
+/// If the process does not answer, refuses the request, or sends an unexpected answer.
 pub(crate) async fn answered<T: DeserializeOwned>(
     url: &str,
     request: RequestBuilder,
@@ -104,11 +104,11 @@ pub(crate) async fn answered<T: DeserializeOwned>(
     serde_json::from_slice(&body).with_context(|| format!("{url} answers something else"))
 }
 
-/// Its answer to a request to `url`, which it does not refuse.
+/// Sends a request to `url` and returns the answer, if the process accepts the request.
 ///
 /// # Errors
 ///
-/// If it does not answer, or refuses it.
+/// If the process does not answer, or refuses the request.
 pub(crate) async fn accepted(url: &str, request: RequestBuilder) -> anyhow::Result<Response> {
     let answer = request.send().await;
     let answer = answer.map_err(|error| match Silence::of(&error) {

@@ -26,9 +26,9 @@ use crate::broker_login::BrokerLogin;
 use crate::connection::until_reader_leaves;
 use crate::shown::Output;
 
-/// What stands behind an agent's name in its topic.
+/// The end of the name of an agent's topic, after the agent's name.
 const TOPIC_END: &str = ".requests.v1";
-/// The most requests of a burst.
+/// The maximum number of requests in a burst.
 const BURST_MAX: usize = 5_000;
 
 /// The arguments of `waybill agent-check`.
@@ -96,7 +96,7 @@ pub struct AgentCheckArgs {
     login: BrokerLogin,
 }
 
-/// What a topic's name says.
+/// The parts of a topic's name.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct TopicParts {
     prefix: String,
@@ -104,12 +104,12 @@ struct TopicParts {
 }
 
 impl AgentCheckArgs {
-    /// Plays the rules and prints the verdicts. Returns whether no rule was broken.
+    /// Tests the rules and prints the verdicts. Returns whether no rule was broken.
     ///
     /// # Errors
     ///
-    /// If the check could not be played: the prefix is an installation's, a file cannot be read, or
-    /// the brokers are away.
+    /// If the check could not run: the prefix belongs to an installation, a file cannot be read, or
+    /// the brokers are unavailable.
     pub fn run(&self, config: &Config) -> anyhow::Result<bool> {
         let settings = self.settings(&self.login.on(config)?)?;
         let ledger = self.ledger.as_deref().map(HttpLedger::new).transpose()?;
@@ -126,7 +126,7 @@ impl AgentCheckArgs {
             (None, Some(agent)) => (&self.prefix, agent),
             (None, None) => anyhow::bail!("--agent or --topic is needed"),
         };
-        // Where the installation is yet to come, the topics of the check would stand in its way.
+        // If the installation is created later, topics of the check would collide with its own.
         anyhow::ensure!(
             *prefix != config.kafka.topic_prefix,
             "the check is refused: {prefix} is the prefix of the installation itself \
@@ -193,7 +193,7 @@ impl<'a> From<&'a Finding> for Row<'a> {
     }
 }
 
-/// As a line of the table; a rule that is broken says what it demands.
+/// A line of the table. A broken rule also states its demand.
 impl fmt::Display for Row<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
@@ -210,7 +210,7 @@ impl fmt::Display for Row<'_> {
     }
 }
 
-/// What is left of a check.
+/// The number of operations, and how many of them may have left an effect.
 fn tidied(report: &Report) -> String {
     let Report {
         operations, left, ..
@@ -224,7 +224,7 @@ fn tidied(report: &Report) -> String {
     }
 }
 
-/// Says what to do where the prefix is refused.
+/// Adds to a refused prefix that the check did not run.
 fn explained(error: CheckError) -> anyhow::Error {
     match error {
         error @ CheckError::Installation { .. } => {
@@ -244,7 +244,7 @@ fn read_input(path: &Path) -> anyhow::Result<String> {
 
 fn topic_parts(topic: &str) -> Result<TopicParts, String> {
     let expected = || format!("expected a prefix, the agent's name, and {TOPIC_END}");
-    // Names of agents have no dots; a prefix may.
+    // Names of agents contain no dots, but prefixes may.
     let names = topic.strip_suffix(TOPIC_END).ok_or_else(expected)?;
     match names.rsplit_once('.') {
         Some((prefix, agent)) if !prefix.is_empty() && !agent.is_empty() => Ok(TopicParts {

@@ -1,9 +1,9 @@
 //! Decodes a record of any schema to JSON.
 //!
-//! A record is read with the schema that it was written with: found by its fingerprint among the
-//! schemas that Waybill has ever released, or by its registry id among those that were given, or in the
-//! schema registry. It is shown as it was written, not resolved to the current schema. People read the
-//! result, so generic values are fast enough, and a registry may be waited for.
+//! A record is read with the schema that wrote it and shown in that schema, not in the current one.
+//! A fingerprint selects the schema among those of all Waybill releases. A registry ID selects it
+//! among the given ones or in the schema registry. People read the result, so generic values are
+//! fast enough and a call to the registry is acceptable.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,11 +26,12 @@ use waybill_telemetry::chain;
 use crate::runtime::runtime;
 use crate::shown::Bytes;
 
-/// What one length prefix may make the Avro library allocate: generic values are larger than their
-/// encoding, which is at most [`VALUE_BYTES_MAX`] long.
+/// How much the Avro library may allocate for one length prefix. Generic values are larger than
+/// their encoding, which is at most [`VALUE_BYTES_MAX`] long.
 const ALLOCATION_BYTES_MAX: usize = 16 * 1024 * 1024;
 
-/// The longest reason of the Avro library's that is passed on, in bytes: it likes to print schemas.
+/// The maximum length in bytes of an error text of the Avro library, which often prints whole
+/// schemas.
 const CAUSE_BYTES_MAX: usize = 200;
 
 /// A schema of a registry, given on the command line as `ID=FILE`.
@@ -81,19 +82,19 @@ pub(crate) enum Undecoded {
 pub(crate) struct Decoded {
     /// The name of its schema.
     pub(crate) schema: String,
-    /// The value itself.
+    /// The value.
     pub(crate) value: Json,
 }
 
-/// The schemas that are known.
+/// The known schemas.
 pub(crate) struct Schemas {
     by_fingerprint: BTreeMap<u64, Rc<Known>>,
-    /// Those that were given, and what the registry said so far.
+    /// The given schemas, and the answers of the registry so far.
     by_id: RefCell<BTreeMap<u32, Result<Rc<Known>, String>>>,
     registry: Option<Asked>,
 }
 
-/// The registry, and what waits for its answers.
+/// The registry, and the runtime that waits for its answers.
 struct Asked {
     registry: Registry,
     runtime: Runtime,
@@ -105,8 +106,8 @@ struct Known {
 }
 
 impl Schemas {
-    /// Waybill's own schemas in all released versions, those that are `given`, and those of the
-    /// registry that is configured.
+    /// Loads Waybill's own schemas of all releases, the `given` ones, and those of the configured
+    /// registry.
     pub(crate) fn load(given: &[RegistrySchema], config: &RegistryConfig) -> anyhow::Result<Self> {
         apache_avro::util::max_allocation_bytes(ALLOCATION_BYTES_MAX);
         let mut by_fingerprint = BTreeMap::new();
@@ -140,7 +141,7 @@ impl Schemas {
         })
     }
 
-    /// Reads a record's value.
+    /// Decodes a record's value.
     pub(crate) fn decode(&self, bytes: &[u8]) -> Result<Decoded, Undecoded> {
         if bytes.len() > VALUE_BYTES_MAX {
             let bytes = bytes.len();
@@ -175,8 +176,8 @@ impl Schemas {
         })
     }
 
-    /// The schema that a value was written with, and what lies behind its framing: the marker
-    /// `C3 01` and a little-endian fingerprint, or a zero byte and a big-endian id.
+    /// The schema that wrote a value, and the bytes after its framing: the marker `C3 01` and a
+    /// little-endian fingerprint, or a zero byte and a big-endian ID.
     fn unframe<'a>(&self, bytes: &'a [u8]) -> Result<(Rc<Known>, &'a [u8]), Undecoded> {
         let single_object = bytes
             .strip_prefix(&[0xc3, 0x01])
@@ -199,7 +200,7 @@ impl Schemas {
         Err(Undecoded::NotFramed { bytes })
     }
 
-    /// The schema with this id: a given one, else that of the registry, which is asked once.
+    /// The schema with this ID: a given one, or that of the registry, which is called once per ID.
     fn by_id(&self, id: u32) -> Result<Rc<Known>, Undecoded> {
         let mut by_id = self.by_id.borrow_mut();
         if let (None, None) = (by_id.get(&id), &self.registry) {
@@ -233,9 +234,9 @@ impl Asked {
 }
 
 impl Known {
-    /// A schema, called by its own name, or `otherwise`.
+    /// Parses a schema. Its name is the one in the schema, or else `otherwise`.
     fn parse(json: &str, otherwise: impl FnOnce() -> String) -> anyhow::Result<Self> {
-        // Parsed by its owner first, whose errors are short.
+        // `WriterSchema` parses it first, because its errors are short.
         WriterSchema::parse(json)?;
         let schema = Schema::parse_str(json)?;
         let name = schema.name().map(|name| name.name().to_owned());
@@ -246,8 +247,8 @@ impl Known {
     }
 }
 
-/// The bytes of a datum. The Avro library takes their end for null where a union should be; whoever
-/// reads the record for real does not.
+/// The bytes of a datum. At their end the Avro library reads a union as null; production consumers
+/// fail.
 struct Datum<'a> {
     rest: &'a [u8],
     is_overrun: bool,
@@ -268,9 +269,8 @@ fn shortened(mut cause: String) -> String {
     cause
 }
 
-/// An Avro value that serializes as people expect it in JSON: fields in the schema's order, a union
-/// as what it holds, times as RFC 3339, fixed bytes in hexadecimal, other bytes as
-/// [`Bytes`] are.
+/// An Avro value in the JSON that people expect: fields in the schema's order, a union as its
+/// value, times as RFC 3339, fixed bytes in hexadecimal, and other bytes as [`Bytes`].
 pub(crate) struct Json(Value);
 
 impl Serialize for Json {
@@ -318,7 +318,7 @@ impl Serialize for Shown<'_> {
     }
 }
 
-/// A time as RFC 3339, or as the number that it is where it lies outside the calendar.
+/// A time as RFC 3339, or as the plain number if it is outside the calendar's range.
 fn time<S: Serializer>(
     number: i64,
     timestamp: impl Fn(i64) -> Result<jiff::Timestamp, jiff::Error>,

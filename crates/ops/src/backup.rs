@@ -18,7 +18,7 @@ use crate::access::AdminArgs;
 use crate::admin_port;
 use crate::runtime::runtime;
 
-/// How long the process may take for the next piece.
+/// The maximum time until the next piece arrives.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The arguments of `waybill backup`.
@@ -40,12 +40,12 @@ pub struct RestoreArgs {
 }
 
 impl BackupArgs {
-    /// Has the process make a backup, and says what it holds.
+    /// Requests a backup from the process and reports what it holds.
     ///
     /// # Errors
     ///
-    /// If the process does not answer, refuses it or does not finish it, or the file cannot be written. No
-    /// file has the name then, or the one that had it before.
+    /// If the process does not answer, refuses, or does not finish, or the file cannot be written.
+    /// A file of that name is then unchanged.
     pub fn run(&self, config: &Config) -> anyhow::Result<String> {
         let url = self.admin.url(config, "/backup")?;
         let client = admin_port::streaming_client(&self.admin.access, PATIENCE)?;
@@ -67,7 +67,7 @@ impl BackupArgs {
         match written {
             Ok(contents) => Ok(told(&self.file, contents)),
             Err(error) => {
-                // The reason that it failed for is the one to tell.
+                // The error to report is the one above.
                 let _ = fs::remove_file(&partial);
                 Err(error)
             }
@@ -76,18 +76,18 @@ impl BackupArgs {
 }
 
 impl RestoreArgs {
-    /// Makes the data directory of a file, and says what it holds.
+    /// Makes the data directory from a backup and reports what it holds.
     ///
     /// # Errors
     ///
-    /// If the file is not whole, something is in the directory, or it cannot be written.
+    /// If the backup is incomplete, the directory is not empty, or it cannot be written.
     pub fn run(&self, config: &Config) -> anyhow::Result<String> {
         let contents = backup::restore(&self.file, &config.data_dir)?;
         Ok(told(&config.data_dir, contents))
     }
 }
 
-/// Writes the answer to a file that nobody else can read: it holds what clients sent.
+/// Writes the answer to a file with owner-only permissions, because it holds clients' data.
 async fn write(mut answer: Response, path: &Path) -> anyhow::Result<()> {
     let mut file = private_file(path)?;
     while let Some(piece) = answer.chunk().await? {

@@ -62,7 +62,7 @@ impl BrokerCommand {
     ///
     /// # Errors
     ///
-    /// If something is damaged and was not dropped, the directory is in use, or the disk fails.
+    /// If damaged data was found and not dropped, the directory is in use, or the disk fails.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
         let Self::Repair(arguments) = self;
         let dir = data_dir::of_broker(&config.data_dir);
@@ -92,7 +92,7 @@ impl BrokerCommand {
     }
 }
 
-/// A repair as it is shown.
+/// The output for a repair.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct RepairView<'a> {
@@ -103,7 +103,7 @@ struct RepairView<'a> {
     bytes: u64,
     first_offset: i64,
     records: u64,
-    /// Where the bytes are kept; `null` if there are none.
+    /// The file that keeps the dropped bytes; `null` if there are none.
     aside: Option<&'a PathBuf>,
     applied: bool,
 }

@@ -37,7 +37,7 @@ impl BrokerLogin {
 ///
 /// # Errors
 ///
-/// If the broker asks for a login and there is no token, or the token's file cannot be read.
+/// If the broker requires a login and there is no token, or the token's file cannot be read.
 pub(crate) fn with_login(config: &Config, token_file: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = config.clone();
     let asks = config.kafka.brokers.is_none() && config.auth.is_on();

@@ -1,4 +1,4 @@
-//! How commands wait for the brokers: briefly where nothing listens, and with a hint where a login is missing.
+//! Waits for the brokers: briefly if nothing listens, and with a hint if a login is missing.
 
 use std::io;
 use std::time::Duration;
@@ -10,9 +10,9 @@ use waybill_kafka::{Admin, AdminError, SPEAKS_HTTP};
 use waybill_node::config::Config;
 use waybill_telemetry::chain;
 
-/// How long an address may take to accept or refuse a connection. One that does neither may be slow.
+/// The time an address has to accept or refuse a connection. One that does neither may be slow.
 const CONNECT_PATIENCE: Duration = Duration::from_millis(500);
-/// How often addresses that refuse are tried, and how long after each other: brokers may be about to listen.
+/// How often refusing addresses are tried, and the pause between tries. Brokers may be starting.
 const TRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(250);
 
@@ -20,7 +20,8 @@ const PAUSE: Duration = Duration::from_millis(250);
 ///
 /// # Errors
 ///
-/// If none did so in time; or if every address refused connections, which takes no longer than a second.
+/// If no broker answered in time, or every address refused connections, which takes at most a
+/// second.
 pub(crate) async fn wait_ready(
     admin: &Admin,
     config: &Config,
@@ -38,18 +39,18 @@ pub(crate) async fn wait_ready(
     })
 }
 
-/// Whether somebody listens where brokers should.
+/// Whether anything listens at the brokers' addresses.
 #[derive(PartialEq, Eq, Debug)]
 enum Presence {
-    /// At one of the addresses, at least.
+    /// At least one address accepts connections.
     Somebody,
-    /// Every address refuses connections; each with its refusal.
+    /// Every address refuses connections; with each refusal.
     Nobody(Vec<String>),
-    /// Some address does not answer, or cannot be found.
+    /// At least one address does not answer or cannot be resolved.
     Unknown,
 }
 
-/// Asks at the addresses, which commas separate.
+/// Connects to the comma-separated addresses.
 async fn presence(brokers: &str) -> Presence {
     let mut tries = 1;
     loop {
@@ -89,7 +90,7 @@ async fn connect(address: &str) -> (&str, io::Result<()>) {
     (address, answer.map(drop))
 }
 
-/// Which flags may help. `is_there` says that somebody took a connection.
+/// Flags that may help. `is_there`: an address accepted a connection.
 fn hint(config: &Config, error: &AdminError, is_there: bool) -> Option<&'static str> {
     let is_embedded = config.kafka.brokers.is_none();
     match error {
@@ -121,7 +122,7 @@ mod tests {
 
     use super::*;
 
-    /// An address where nobody listens: the socket holds it, and does not listen.
+    /// An address that refuses connections: the socket is bound and does not listen.
     fn held() -> (TcpSocket, String) {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();

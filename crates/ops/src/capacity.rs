@@ -1,4 +1,5 @@
-//! `waybill capacity`: what a load needs, by the cost model of `docs/capacity.md`.
+//! `waybill capacity`: estimates the resources for a load with the cost model of
+//! `docs/capacity.md`.
 //!
 //! The model is proportional: an operation of `s` steps is `2s + 2` records and `s + 1` writes of its row. Costs were
 //! measured under load on the machine that the documentation names; `--core-speed` scales them to other cores.
@@ -13,21 +14,21 @@ use waybill_telemetry::visible::to_json;
 
 use crate::shown::Output;
 
-/// What a part costs on a core of the reference machine, in microseconds.
+/// The CPU cost of each part on a core of the reference machine, in microseconds.
 struct Costs {
-    /// Ingestion, a request in a batch.
+    /// Ingestion, per request in a batch.
     ingestion_batch: f64,
-    /// Ingestion, a request by itself.
+    /// Ingestion, per single request.
     ingestion_single: f64,
-    /// The scheduler's process, a transition: there are `s + 1` of them.
+    /// The scheduler's process, per transition; an operation has `s + 1` of them.
     scheduler: f64,
-    /// Of it the one thread that has all engines, a transition.
+    /// The part of it on the single thread that runs all engines, per transition.
     scheduler_loop: f64,
-    /// Agents over HTTP, a step.
+    /// Agents over HTTP, per step.
     agents: f64,
-    /// A broker, a record, for each copy.
+    /// A broker, per record and copy.
     broker: f64,
-    /// A node of the database, a write of a row, for each copy.
+    /// A node of the database, per write of a row and copy.
     database: f64,
 }
 
@@ -42,7 +43,7 @@ const COSTS: Costs = Costs {
     database: 54.5,
 };
 
-/// Bytes of records and rows beside an operation's input, as the drone-delivery application makes them.
+/// Bytes of records and rows without an operation's input, measured with drone-delivery.
 struct Sizes {
     request: f64,
     step_request: f64,
@@ -107,45 +108,45 @@ pub struct CapacityArgs {
     output: Output,
 }
 
-/// A part of the house.
+/// A part of the installation.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Part {
     name: &'static str,
-    /// CPU of an operation, in microseconds.
+    /// CPU per operation, in microseconds.
     cpu_us_per_operation: f64,
-    /// Cores that are busy all the time.
+    /// Fully used cores.
     busy_cores: f64,
-    /// How many processes, brokers or nodes.
+    /// The number of processes, brokers or nodes.
     count: u64,
-    /// How many operations a second one of them takes with all its cores busy.
+    /// Operations per second of one of them with all its cores busy.
     one_takes: f64,
 }
 
-/// What a load needs.
+/// The resources for a load.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Need {
     rate: f64,
     steps: u32,
     parts: Vec<Part>,
-    /// Over how many partitions operations are to be spread.
+    /// The number of partitions.
     partitions: u64,
     records_per_second: f64,
     /// Written to the brokers, all copies together.
     record_bytes_per_second: f64,
     row_writes_per_second: f64,
-    /// Held by the database, all copies together.
+    /// Stored in the database, all copies together.
     row_bytes: f64,
     calls_per_second: f64,
 }
 
 impl CapacityArgs {
-    /// What it comes to, as text.
+    /// Computes the estimate and returns it as text.
     ///
     /// # Errors
     ///
-    /// If it is no JSON.
+    /// If it cannot be written as JSON.
     pub fn run(&self) -> anyhow::Result<String> {
         let need = self.need();
         match self.output {
@@ -166,7 +167,7 @@ impl CapacityArgs {
         let servers = f64::from(self.server_cores);
         let part = |name, micros: f64, cores: f64, thread_micros: f64, least: u64| {
             let micros = micros / self.core_speed;
-            // A thread has one core at the most.
+            // A thread uses at most one core.
             let by_thread = self.core_speed / thread_micros;
             let one_takes = (cores / micros).min(by_thread) * 1e6;
             Part {
@@ -223,7 +224,7 @@ impl CapacityArgs {
 
     fn told(&self, need: &Need) -> String {
         let mut text = String::new();
-        // Writing to a string cannot fail.
+        // A write to a string cannot fail.
         let _ = self.tell(need, &mut text);
         text.truncate(text.trim_end().len());
         text
@@ -286,12 +287,12 @@ impl CapacityArgs {
     }
 }
 
-/// Rounded up. What is above a whole number by the imprecision of its computation alone is that number.
+/// Rounds up, and ignores the error of floating-point arithmetic.
 fn whole(number: f64) -> u64 {
     (number * (1.0 - 1e-9)).ceil() as u64
 }
 
-/// A number with commas between its thousands; one below ten with two places.
+/// A number with thousands separators; two decimals if it is below ten.
 fn grouped(number: f64) -> String {
     if number < 10.0 {
         let short = format!("{number:.2}");
@@ -358,7 +359,7 @@ mod tests {
         assert_eq!(need.records_per_second, 8_000.0);
         assert_eq!(need.row_writes_per_second, 4_000.0);
         assert_eq!(need.calls_per_second, 3_000.0);
-        // A request, three step requests with their replies, and the status.
+        // One request, three step requests with their replies, and one status.
         let bytes = 620.0 + 3.0 * (670.0 + 117.0) + 174.0;
         assert_eq!(need.record_bytes_per_second, 1_000.0 * bytes);
         assert_eq!(need.row_bytes, 1_000_000.0);

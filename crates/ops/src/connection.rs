@@ -1,8 +1,8 @@
-//! Connects commands to the brokers, finds the topic that an argument names, and reads the records of a partition in
-//! order.
+//! Connects commands to the brokers, resolves the topic name in an argument, and reads the records
+//! of a partition in order.
 //!
-//! What must hold: reading changes nothing. No group is joined, no offset is committed, and no topic is created by
-//! naming it.
+//! What must hold: reading changes nothing. The client joins no group, commits no offset, and
+//! creates no topic by naming it.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -23,29 +23,29 @@ use crate::broker_ready::wait_ready;
 use crate::dead_letter_topics::{DeadLetterTopics, of_roles};
 use crate::runtime::runtime;
 
-/// How long the brokers may take to answer.
+/// The maximum time for an answer of the brokers.
 const BROKER_PATIENCE: Duration = Duration::from_secs(10);
-/// After so long without a record the brokers are asked whether they are still there.
+/// After this time without a record the client checks that the brokers are still reachable.
 const QUIET_MAX: Duration = Duration::from_secs(5);
-/// How long one poll waits.
+/// The wait of one poll.
 const POLL_WAIT: Duration = Duration::from_millis(500);
-/// What one poll takes.
+/// The limits of one poll.
 const POLL_LIMITS: PollLimits = PollLimits {
     records: 500,
     bytes: 1024 * 1024,
 };
-/// What is read ahead.
+/// The size of the read-ahead.
 const READ_AHEAD_KIB_MAX: u32 = 4 * 1024;
 const READ_AHEAD_RECORDS_MAX: u32 = 1_000;
 
-/// How long the brokers may hold a fetch back that finds nothing. Short, as questions on the same
+/// How long the brokers may hold an empty fetch back. Short, because other requests on the same
 /// connection wait behind it.
 const FETCH_WAIT_MAX: Duration = Duration::from_millis(50);
 
-/// The name that brokers know these commands by.
+/// The client ID that brokers see.
 pub(crate) const CLIENT_ID: &str = "waybill-cli";
 
-/// What a reader of records says: whether it wants the next one.
+/// The result of a reader: whether it wants the next record.
 pub(crate) type Next = anyhow::Result<ControlFlow<()>>;
 
 /// A connection to the brokers.
@@ -58,7 +58,7 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Reaches the configured brokers, or the embedded one where it listens by configuration.
+    /// Connects to the configured brokers, or to the embedded one at its configured address.
     pub(crate) fn open(config: &Config) -> anyhow::Result<Self> {
         let settings = config.kafka_settings_of_commands();
         let runtime = runtime()?;
@@ -78,22 +78,22 @@ impl Connection {
         })
     }
 
-    /// How to make further clients.
+    /// The settings for further clients.
     pub(crate) fn settings(&self) -> &KafkaSettings {
         &self.settings
     }
 
-    /// How many partitions a topic has; `None` if there is no such topic.
+    /// The number of partitions of a topic; `None` if it does not exist.
     pub(crate) fn partitions(&self, topic: &str) -> anyhow::Result<Option<u32>> {
         Ok(self.runtime.block_on(self.admin.topic_partitions(topic))?)
     }
 
-    /// The topic that a person means, and how many partitions it has.
+    /// Resolves a topic's full or short name, and returns its number of partitions.
     pub(crate) fn topic(&self, given: &str) -> anyhow::Result<(String, u32)> {
         self.first_of(names_of(&self.topic_prefix, given))
     }
 
-    /// The dead-letter topic that a person means by its own name or by that of its source.
+    /// Resolves a dead-letter topic by its own name or by that of its source.
     pub(crate) fn dead_letter_topic(&self, given: &str) -> anyhow::Result<(String, u32)> {
         let source = Topics::source_of_dead_letter(given).unwrap_or(given);
         let names = names_of(&self.topic_prefix, source)
@@ -103,7 +103,7 @@ impl Connection {
         self.first_of(names)
     }
 
-    /// The dead-letter topics that this user may look at, and those of the roles that it may not.
+    /// The dead-letter topics that this user may describe, and those of roles that it may not.
     pub(crate) fn dead_letter_topics(&self) -> anyhow::Result<DeadLetterTopics> {
         let prefix = &self.topic_prefix;
         let found = DeadLetterTopics::find(&self.admin, prefix, of_roles(prefix));
@@ -125,7 +125,7 @@ impl Connection {
         )
     }
 
-    /// The offsets that a partition holds, asked of the brokers.
+    /// The range of offsets that a partition holds. Asks the brokers.
     pub(crate) fn offsets(
         &self,
         topic: &str,
@@ -138,11 +138,11 @@ impl Connection {
         Ok(low.0..high.0)
     }
 
-    /// Hands the records of a range of offsets over, in order, until the range is read or the
-    /// reader has enough. Offsets without a record (retention took it, or it is a broker's own)
-    /// are passed over.
+    /// Passes the records of a range of offsets to the reader in order, until the range ends or the
+    /// reader stops. Skips offsets without a record: deleted by retention, or used by the broker
+    /// itself.
     ///
-    /// The range must end at or below the end that the partition had.
+    /// The range must not go beyond the end of the partition.
     pub(crate) fn read(
         &self,
         topic: &str,
@@ -151,11 +151,11 @@ impl Connection {
         on_record: &mut dyn FnMut(RecordRef<'_>) -> Next,
     ) -> anyhow::Result<ControlFlow<()>> {
         if range.is_empty() {
-            // Its start need not exist.
+            // An empty range may start at an offset that does not exist.
             return Ok(ControlFlow::Continue(()));
         }
         let read = self.read_assigned(topic, partition, range, on_record);
-        // A fetch that waits for more at the end would hold up the next question.
+        // An open fetch at the end would delay the next request.
         self.start(&[])?;
         read
     }
@@ -198,8 +198,8 @@ impl Connection {
                 Ok(_) => {
                     self.offsets(topic, partition)
                         .with_context(|| format!("reading stopped at offset {}", range.start))?;
-                    // The brokers are there and gave all that they have: compaction leaves ends
-                    // that no position ever reaches.
+                    // The brokers are reachable and sent all they have. Compaction can leave an end
+                    // that no position reaches.
                     if end_met {
                         break;
                     }
@@ -208,7 +208,7 @@ impl Connection {
                 Err(PollError::OffsetOutOfRange(of))
                     if of.iter().all(|of| of.low.0 > range.start) =>
                 {
-                    // One partition is read.
+                    // Only one partition is assigned.
                     let low = of[0].low;
                     tracing::warn!(
                         topic,
@@ -226,7 +226,7 @@ impl Connection {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Hands the records of partitions over as they come, until the reader has enough.
+    /// Passes new records of partitions to the reader as they arrive, until the reader stops.
     pub(crate) fn follow(
         &self,
         partitions: &[(&str, PartitionId, Offset)],
@@ -255,7 +255,7 @@ fn wants_more(next: &Next) -> bool {
     matches!(next, Ok(ControlFlow::Continue(())))
 }
 
-/// What a topic's name as a person writes it may stand for, the literal name first.
+/// The full names that a topic name on the command line may mean, the literal one first.
 pub(crate) fn names_of(prefix: &str, given: &str) -> Vec<String> {
     let whole = match Topics::source_of_dead_letter(given) {
         Some(source) => Topics::dead_letter(&format!("{prefix}.{source}.v1")),
@@ -264,7 +264,7 @@ pub(crate) fn names_of(prefix: &str, given: &str) -> Vec<String> {
     vec![given.to_owned(), whole]
 }
 
-/// The partitions to look at: all, or the one that was asked for.
+/// All partitions, or the requested one.
 pub(crate) fn chosen(
     topic: &str,
     partitions: u32,
@@ -280,7 +280,7 @@ pub(crate) fn chosen(
     Ok(BTreeSet::from([PartitionId(wanted)]))
 }
 
-/// Takes a reader that went away, such as `head`, for the end of the work.
+/// Treats a closed output, such as that of `| head`, as the end of the command.
 pub(crate) fn until_reader_leaves(result: anyhow::Result<()>) -> anyhow::Result<()> {
     match result {
         Err(error) if is_broken_pipe(&error) => Ok(()),
@@ -294,7 +294,7 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Reads the name of a topic on the command line.
+/// Parses the name of a topic on the command line.
 pub(crate) fn topic_from_text(text: &str) -> Result<String, String> {
     if is_topic_name(text) {
         Ok(text.to_owned())

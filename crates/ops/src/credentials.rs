@@ -30,12 +30,12 @@ impl fmt::Display for AccessError {
 
 impl std::error::Error for AccessError {}
 
-/// The token of a file.
+/// Reads the token from a file.
 pub(crate) fn read_token(path: &Path) -> Result<Secret, AccessError> {
     read_bearer(path).map(|(token, _)| token)
 }
 
-/// A token, and the header that gives it. A file of several lines, such as a private key, is refused.
+/// Reads a token and makes its header. A file of several lines, such as a private key, is refused.
 pub(crate) fn read_bearer(path: &Path) -> Result<(Secret, HeaderValue), AccessError> {
     let refused = |problem: &str| file_refused("--token-file", path, problem);
     let text = std::fs::read_to_string(path)
@@ -49,7 +49,7 @@ pub(crate) fn read_bearer(path: &Path) -> Result<(Secret, HeaderValue), AccessEr
     Ok((token, bearer))
 }
 
-/// The error about the file that a flag names.
+/// The error for a file that a flag names.
 pub(crate) fn file_refused(flag: &str, path: &Path, problem: &str) -> AccessError {
     AccessError(format!("{flag}: {} {problem}", path.display()))
 }

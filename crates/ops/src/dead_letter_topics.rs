@@ -7,20 +7,21 @@ use waybill_kafka::Admin;
 use waybill_messages::Topics;
 use waybill_topology::topics::is_forbidden;
 
-/// The dead-letter topics, as far as the user may look at them.
+/// The dead-letter topics, as far as the user may describe them.
 #[derive(Default)]
 pub(crate) struct DeadLetterTopics {
-    /// How many partitions each has, by name.
+    /// The number of partitions of each, by name.
     pub(crate) topics: BTreeMap<String, u32>,
-    /// Those that the user may not look at.
+    /// Topics that the user may not describe.
     pub(crate) forbidden: Vec<String>,
 }
 
 impl DeadLetterTopics {
-    /// All whose names begin with the prefix: brokers may be shared with other applications.
+    /// Finds all topics whose names begin with the prefix: other applications may share the
+    /// brokers.
     ///
-    /// A broker's list leaves out what the user may not look at. Those of `known` are asked for by name, so that none
-    /// of them is left out in silence.
+    /// A broker's list omits topics that the user may not describe. Topics in `known` are requested
+    /// by name, so that a missing permission is reported.
     pub(crate) async fn find(
         admin: &Admin,
         topic_prefix: &str,
@@ -49,7 +50,7 @@ impl DeadLetterTopics {
 
     /// # Errors
     ///
-    /// If the user may not look at all of them.
+    /// If the user may not describe one of them.
     pub(crate) fn require_all(&self) -> anyhow::Result<()> {
         ensure!(
             self.forbidden.is_empty(),
@@ -60,7 +61,7 @@ impl DeadLetterTopics {
     }
 }
 
-/// Those of the topics that roles read, whatever workflows there are.
+/// The dead-letter topics of the topics that roles read, independent of workflows.
 pub(crate) fn of_roles(topic_prefix: &str) -> Vec<String> {
     let topics = Topics::new(topic_prefix);
     let sources = [

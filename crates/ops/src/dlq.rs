@@ -31,12 +31,12 @@ pub enum DlqCommand {
 }
 
 impl DlqCommand {
-    /// Does it.
+    /// Runs the command.
     ///
     /// # Errors
     ///
-    /// If there is no such topic, partition or dead letter, the brokers are away, or a dead letter could not
-    /// be replayed.
+    /// If the topic, partition or dead letter does not exist, the brokers are unavailable, or a
+    /// dead letter could not be replayed.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
         match self {
             Self::Topics(arguments) => until_reader_leaves(arguments.run(config)),

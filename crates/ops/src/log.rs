@@ -26,7 +26,7 @@ struct Applies {
 }
 
 impl LogArgs {
-    /// The filter that applies then.
+    /// Changes the filter if one is given. Returns the filter that applies.
     ///
     /// # Errors
     ///

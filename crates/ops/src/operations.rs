@@ -77,7 +77,7 @@ enum OpsCommand {
     Cancel(ask::PlainArgs),
 }
 
-/// Why a command did not do what it was told.
+/// Why a command did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub enum OpsError {
     /// The arguments do not fit together.
@@ -86,22 +86,22 @@ pub enum OpsError {
     /// The API refused, or could not answer.
     #[error(transparent)]
     Api(#[from] ApiError),
-    /// What was asked was refused, or it came to something else.
+    /// The verb was refused, or had another result.
     #[error("{0}")]
     Missed(String),
-    /// The API went away in the middle of a verb for many.
+    /// The API became unavailable during a verb for many operations.
     #[error("{0}")]
     BrokenOff(String),
-    /// What is to be shown could not be written.
+    /// The output could not be written.
     #[error("the output cannot be written")]
     Output(#[from] io::Error),
-    /// The client could not be made.
+    /// The HTTP client could not be made.
     #[error("the HTTP client cannot be made: {0}")]
     Client(String),
 }
 
 impl OpsError {
-    /// The exit code that tells it.
+    /// The exit code for this error.
     #[must_use]
     pub fn exit_code(&self) -> u8 {
         const REFUSED: u8 = 1;
@@ -119,11 +119,11 @@ impl OpsError {
 }
 
 impl OpsArgs {
-    /// Does it.
+    /// Runs the command.
     ///
     /// # Errors
     ///
-    /// If the API cannot be reached, or what is asked is refused or comes to something else.
+    /// If the API is unreachable, refuses the request, or the verb has another result.
     pub fn run(&self, config: &Config) -> Result<(), OpsError> {
         let address = ApiAddress::of_configuration(self.api.as_ref(), config);
         let address = address.map_err(OpsError::Usage)?;
@@ -148,7 +148,7 @@ impl OpsCommand {
     }
 }
 
-/// A reader that has seen enough is no failure of a command that only shows.
+/// A closed output is no failure of a command that only shows something.
 fn until_reader_leaves(result: Result<(), OpsError>) -> Result<(), OpsError> {
     match result {
         Err(OpsError::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),

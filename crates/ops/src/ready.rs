@@ -17,11 +17,11 @@ use crate::connection::until_reader_leaves;
 use crate::runtime::runtime;
 use crate::shown::Output;
 
-/// Begins a line about what is wrong though the process is ready.
+/// The prefix of a line about a fault of a ready process.
 const WARNING: &str = "warning: ";
-/// How often it is asked anew.
+/// The interval between two requests.
 const ASK_EVERY: Duration = Duration::from_millis(200);
-/// How long one answer may take.
+/// The maximum time for an answer.
 const PATIENCE: Duration = Duration::from_secs(3);
 
 /// The arguments of `waybill ready`.
@@ -38,11 +38,11 @@ pub struct ReadyArgs {
 }
 
 impl ReadyArgs {
-    /// Asks until it is ready or time is up.
+    /// Asks until the process is ready or the time is up.
     ///
     /// # Errors
     ///
-    /// If it is not ready then; the error says what it waits for.
+    /// If the process is not ready by then; the error says what it waits for.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
         let url = self.admin.url(config, "/readyz")?;
         let runtime = runtime()?;
@@ -69,16 +69,16 @@ impl ReadyArgs {
     }
 }
 
-/// Whether a process is ready, for programs.
+/// The output for programs.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct ReadyView<'a> {
     ready: bool,
-    /// What is wrong though it is ready.
+    /// Faults of a ready process.
     warnings: &'a [String],
-    /// What it says that it waits for.
+    /// What the process waits for.
     waits_for: &'a [String],
-    /// What is wrong; `null` where it is ready.
+    /// Why it is not ready; `null` if it is.
     why: Option<String>,
 }
 
@@ -99,24 +99,24 @@ impl<'a> ReadyView<'a> {
     }
 }
 
-/// How a process is.
+/// The state of a process.
 pub(crate) enum Readiness {
-    /// It is ready, with these warnings.
+    /// Ready, with these warnings.
     Ready(Vec<String>),
-    /// What it waits for.
+    /// Not ready; what it waits for.
     Waits(Vec<String>),
-    /// It takes connections and does not answer.
+    /// It accepts connections and does not answer.
     Silent,
-    /// Nobody is there, and why.
+    /// Unreachable, and why.
     Away(String),
-    /// Somebody is there who is not believed, and why.
+    /// Its certificate is not trusted, and why.
     Distrusted(String),
-    /// It refuses to say how it is, and why.
+    /// It refuses to report its state, and why.
     Refuses(String),
 }
 
 impl Readiness {
-    /// Why a process that was asked at `url` is not known to be ready.
+    /// Why the process at `url` is not known to be ready.
     fn fault(&self, url: &str) -> Option<String> {
         Some(match self {
             Self::Ready(_) => return None,
@@ -129,7 +129,7 @@ impl Readiness {
     }
 }
 
-/// Asks a process.
+/// Requests the state of a process.
 pub(crate) async fn asked(client: &Client, url: &str) -> Readiness {
     let answer = match client.get(url).send().await {
         Ok(answer) => answer,
@@ -162,7 +162,7 @@ pub(crate) async fn asked(client: &Client, url: &str) -> Readiness {
     Readiness::Waits(lines.collect())
 }
 
-/// A client that does not wait for long.
+/// A client with a short time-out.
 pub(crate) fn client(access: &AccessArgs) -> anyhow::Result<Client> {
     let client = Client::builder()
         .timeout(PATIENCE)

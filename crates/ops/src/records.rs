@@ -1,4 +1,5 @@
-//! `waybill records`: the records of a topic, decoded. It only reads: no group, no commit.
+//! `waybill records`: prints the decoded records of a topic. It joins no group and commits no
+//! offset.
 
 use std::fmt;
 use std::io::{self, Write};
@@ -54,7 +55,7 @@ pub struct RecordsArgs {
     login: BrokerLogin,
 }
 
-/// Where to start.
+/// The offset to start from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum From {
     Beginning,
@@ -94,8 +95,8 @@ impl RecordsArgs {
     ///
     /// # Errors
     ///
-    /// If there is no such topic, partition or offset, the brokers are away, or a schema cannot be
-    /// read. A record that cannot be decoded is no error: it is printed as it is.
+    /// If the topic, partition or offset does not exist, the brokers are unavailable, or a schema
+    /// cannot be read. A record that cannot be decoded is no error: its bytes are printed.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
         let config = self.login.on(config)?;
         until_reader_leaves(self.print(&config, &mut io::stdout().lock()))
@@ -174,7 +175,7 @@ impl RecordsArgs {
     }
 }
 
-/// A record as it is printed.
+/// The output for a record.
 #[derive(Serialize)]
 struct Row<'a> {
     partition: u32,
@@ -186,7 +187,7 @@ struct Row<'a> {
     value: Option<Json>,
     #[serde(skip_serializing_if = "Option::is_none")]
     error: Option<String>,
-    /// The value's bytes in base64, where it could not be decoded.
+    /// The value's bytes in base64, if they could not be decoded.
     #[serde(skip_serializing_if = "Option::is_none")]
     bytes: Option<String>,
 }
@@ -228,7 +229,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// As a line of the table.
+/// A line of the table.
 impl fmt::Display for Row<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {

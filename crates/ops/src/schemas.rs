@@ -26,11 +26,11 @@ pub enum SchemasCommand {
 }
 
 impl SchemasCommand {
-    /// Does it, and prints a line for each subject.
+    /// Runs the command and prints a line for each subject.
     ///
     /// # Errors
     ///
-    /// If no registry is configured, it does not answer or refuses, or a schema does not go with
+    /// If no registry is configured, it is unavailable or refuses, or a schema is incompatible with
     /// earlier versions.
     pub fn run(self, config: &Config) -> anyhow::Result<()> {
         let registry = config.schema_registry.client()?;

@@ -17,7 +17,7 @@ use crate::admin_port;
 use crate::runtime::runtime;
 use crate::shown::{Output, Written};
 
-/// How long the process may take to show them; to divide the work anew may take longer.
+/// The maximum time to show the shards. A repartition may take longer.
 const LOOK_PATIENCE: Duration = Duration::from_secs(3);
 
 /// What to do with shards.
@@ -52,11 +52,11 @@ pub struct WrittenLayout {
 }
 
 impl ShardsCommand {
-    /// Does it.
+    /// Runs the command.
     ///
     /// # Errors
     ///
-    /// If nobody can be asked, or the work cannot be divided so.
+    /// If the process or the store is unavailable, or this number of shards is not possible.
     pub fn run(&self, config: &Config, admin: &AdminArgs) -> anyhow::Result<String> {
         let (wanted, written) = match *self {
             Self::Show { written } => (None, written),
@@ -75,7 +75,7 @@ impl ShardsCommand {
     }
 }
 
-/// The shards as they stand, or with `wanted` of them in each partition.
+/// Returns the current shards, or repartitions to `wanted` shards per partition.
 ///
 /// # Errors
 ///
@@ -96,7 +96,7 @@ pub(crate) async fn shards(
     }
 }
 
-/// Asks the process that has the embedded store.
+/// Sends the request to the process with the embedded store.
 async fn ask(
     config: &Config,
     admin: &AdminArgs,

@@ -1,7 +1,7 @@
-//! How bytes and times are shown: in JSON for programs, in cells of a table for people.
+//! Formats bytes and times: as JSON for programs, as table cells for people.
 //!
-//! Bytes that are UTF-8 are shown as text, others as `{"base64": "…"}`. Nothing that a record holds
-//! reaches a terminal as a control character.
+//! Bytes that are UTF-8 are shown as text, others as `{"base64": "…"}`. Control characters in a
+//! record never reach the terminal.
 
 use std::fmt;
 
@@ -43,7 +43,7 @@ impl Written {
     }
 }
 
-/// The end of a line that names agents which no file defines. Empty if there are none.
+/// The end of a line that names agents without a definition in a file. Empty if there are none.
 #[must_use]
 pub fn named_elsewhere(agents: &[String]) -> String {
     match agents {
@@ -78,7 +78,7 @@ impl Serialize for Bytes<'_> {
     }
 }
 
-/// As a cell of a table: text, or `base64:` and the bytes.
+/// A table cell: text, or `base64:` and the bytes.
 impl fmt::Display for Bytes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match std::str::from_utf8(self.0) {
@@ -88,7 +88,7 @@ impl fmt::Display for Bytes<'_> {
     }
 }
 
-/// Cells in columns of `widths` characters, with a gap behind each; what does not fit is cut.
+/// Cells in columns of `widths` characters, separated by a gap. Longer text is cut.
 pub(crate) fn line<const COLUMNS: usize>(
     cells: [&str; COLUMNS],
     widths: [usize; COLUMNS],
@@ -102,8 +102,7 @@ pub(crate) fn line<const COLUMNS: usize>(
     line
 }
 
-/// Text of visible characters that is no longer than `width` characters; what is cut off
-/// leaves a mark.
+/// The visible characters of a text, at most `width` of them. A mark shows that text was cut.
 fn fitted(text: &str, width: usize) -> String {
     let text = escaped(text);
     if text.chars().count() <= width {
@@ -119,7 +118,7 @@ pub(crate) fn time(timestamp_ms: Option<i64>) -> Option<String> {
     Some(format!("{timestamp:.3}"))
 }
 
-/// What stands in a cell for which there is nothing.
+/// The cell without a value.
 pub(crate) const NOTHING: &str = "-";
 
 /// A record's header.

@@ -25,11 +25,11 @@ pub enum StoreCommand {
 }
 
 impl StoreCommand {
-    /// Does it, and prints what there is to say.
+    /// Runs the command and prints its findings.
     ///
     /// # Errors
     ///
-    /// If no cluster is configured, it cannot be reached, or the store on it cannot be used.
+    /// If no cluster is configured, it is unreachable, or its store cannot be used.
     pub fn run(self, config: &Config) -> anyhow::Result<()> {
         let cql = config.store.scylla.cql().ok_or_else(|| {
             ConfigError::invalid(
@@ -61,18 +61,18 @@ fn said(text: &str) -> anyhow::Result<()> {
     until_reader_leaves(writeln!(io::stdout(), "{text}").map_err(Into::into))
 }
 
-/// A store as it is shown.
+/// The output for a store.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct StoreView<'a> {
     server: String,
     datacenter: String,
-    /// `null` where the server does not say.
+    /// `null` if the server does not report it.
     commitlog_sync: Option<String>,
     keyspace: &'a str,
-    /// Its options; `null` where there is no such keyspace.
+    /// The options; `null` if the keyspace does not exist.
     replication: Option<BTreeMap<String, String>>,
-    /// `null` where there is none.
+    /// `null` if there is no schema.
     schema_version: Option<u32>,
     schema_version_needed: u32,
     clocks: Vec<ClockView>,
@@ -84,14 +84,14 @@ struct StoreView<'a> {
 #[serde(rename_all = "camelCase")]
 struct ClockView {
     node: String,
-    /// Against this machine's.
+    /// Relative to this machine's clock.
     ahead_ms: i64,
 }
 
-/// What is wrong.
+/// A fault.
 #[derive(Serialize)]
 struct ProblemView {
-    /// Whether the store cannot be used so, rather than not be relied on.
+    /// Whether the store cannot be used at all, rather than not be relied on.
     fatal: bool,
     problem: String,
 }
@@ -126,7 +126,7 @@ impl<'a> StoreView<'a> {
     }
 }
 
-/// Line by line.
+/// Several lines of text.
 impl fmt::Display for StoreView<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "server: {}", self.server)?;

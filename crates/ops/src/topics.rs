@@ -28,10 +28,10 @@ use crate::connection::{CLIENT_ID, until_reader_leaves};
 use crate::dead_letter_topics::DeadLetterTopics;
 use crate::runtime::runtime;
 
-/// How long the brokers may take to answer.
+/// The maximum time for an answer of the brokers.
 const BROKER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// How many topics are asked about at once.
+/// The number of topics whose offsets are read concurrently.
 const TOPICS_AT_ONCE: usize = 8;
 
 /// What to do with topics.
@@ -50,11 +50,11 @@ pub enum TopicsCommand {
 }
 
 impl TopicsCommand {
-    /// Does it.
+    /// Runs the command.
     ///
     /// # Errors
     ///
-    /// If the brokers are away or refuse it, or a topic is not as it must be.
+    /// If the brokers are unavailable or refuse, or a topic differs from its requirements.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
         let runtime = runtime()?;
         until_reader_leaves(runtime.block_on(async {
@@ -69,7 +69,7 @@ impl TopicsCommand {
     }
 }
 
-/// The brokers, and what has to be on them.
+/// The brokers, and the topics that they must have.
 pub(crate) struct Site {
     admin: Admin,
     broker: BrokerKind,
@@ -78,12 +78,12 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Reaches the configured brokers, or the embedded one where it listens by configuration.
+    /// Connects to the configured brokers, or to the embedded one at its configured address.
     async fn open(config: &Config) -> anyhow::Result<Self> {
         Self::open_within(config, BROKER_PATIENCE).await
     }
 
-    /// The same; the brokers may take so long to answer.
+    /// The same, with a maximum time for answers.
     pub(crate) async fn open_within(config: &Config, patience: Duration) -> anyhow::Result<Self> {
         let workflows = load_workflows(&config.workflows)?;
         let admin = Admin::new(&config.kafka_settings_of_commands(), CLIENT_ID)?;
@@ -97,17 +97,17 @@ impl Site {
         })
     }
 
-    /// How many topics there must be.
+    /// The number of required topics.
     pub(crate) fn topics(&self) -> usize {
         self.needed.len()
     }
 
-    /// Whether a finding is about how many partitions operations are spread over.
+    /// Whether a finding is about the number of partitions of operation topics.
     fn is_about_a_number(&self, finding: &Finding) -> bool {
         finding.number_of_operations(&self.needed).is_some()
     }
 
-    /// Which of them are not as they must be by the configuration.
+    /// The topics that differ from the configuration.
     pub(crate) async fn findings(&self, config: &Config) -> anyhow::Result<Vec<Finding>> {
         let found = describe(&self.admin, &self.needed)
             .await
@@ -115,7 +115,7 @@ impl Site {
         Ok(audit(&config.topology(), self.broker, &self.needed, &found))
     }
 
-    /// Drops findings about numbers of partitions that are as the state store says.
+    /// Drops findings about numbers of partitions that match the state store.
     pub(crate) fn drop_numbers_that_stand(&self, findings: &mut Vec<Finding>, stands: &LayoutView) {
         findings.retain(|finding| {
             let number = finding.number_of_operations(&self.needed);
@@ -123,7 +123,7 @@ impl Site {
         });
     }
 
-    /// The first offset of each of these partitions, and the one that its next record gets.
+    /// The first offset of each of these partitions, and the offset of its next record.
     pub(crate) async fn offsets(
         &self,
         topic: &str,
@@ -132,8 +132,8 @@ impl Site {
         Ok(self.admin.offsets(topic, partitions).await?)
     }
 
-    /// How many records each dead-letter topic holds by its offsets, and which of these topics the user may not look
-    /// at.
+    /// The number of records on each dead-letter topic by its offsets, and the topics that the user
+    /// may not describe.
     pub(crate) async fn dead_letters(
         &self,
     ) -> anyhow::Result<(BTreeMap<String, u64>, Vec<String>)> {
@@ -162,12 +162,13 @@ impl Site {
         Ok((records, forbidden))
     }
 
-    /// Which topics are read by members of consumer groups.
+    /// The topics that members of consumer groups read.
     pub(crate) async fn topics_read(&self) -> anyhow::Result<TopicsRead> {
         Ok(self.admin.topics_read().await?)
     }
 
-    /// How many records of a topic a group has not committed; `None` of a topic that does not exist.
+    /// The number of records of a topic that a group has not committed; `None` if the topic does
+    /// not exist.
     pub(crate) async fn waiting(
         &self,
         config: &Config,

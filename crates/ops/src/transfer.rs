@@ -30,7 +30,7 @@ pub use self::command::{ExportArgs, ImportArgs};
 use self::export::{Exported, export};
 use self::import::{Imported, import};
 
-/// The store of a configuration, without a process that works on it.
+/// The configured store, opened by this command itself.
 enum Opened {
     Embedded(EmbeddedStore),
     Cql(Box<CqlStore>),

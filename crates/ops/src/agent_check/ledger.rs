@@ -11,10 +11,10 @@ use waybill_engine::OperationId;
 
 use crate::runtime::runtime;
 
-/// How long the services may take to answer.
+/// The maximum time for an answer of the services.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The ledger behind `GET /ledger`.
+/// Reads the ledger from `GET /ledger`.
 pub(super) struct HttpLedger {
     runtime: tokio::runtime::Runtime,
     client: Client,
@@ -61,7 +61,7 @@ impl Ledger for HttpLedger {
     }
 }
 
-/// An entry, of which tombstones and refusals are left out by the services.
+/// An entry of the ledger. The services leave out tombstones and refusals.
 #[derive(Deserialize)]
 struct Entry {
     step: String,

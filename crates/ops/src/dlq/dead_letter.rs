@@ -12,16 +12,16 @@ use waybill_messages::{Topics, headers, is_topic_name};
 
 use crate::connection::topic_from_text;
 
-/// Marks a record that was replayed; the value is the position of the dead letter, as text.
+/// Header of a replayed record; the value is the position of the dead letter, as text.
 pub(super) const REPLAYED_FROM: &str = "waybill-replayed-from";
 
-/// What the names of a dead letter's own headers begin with.
+/// The prefix of the headers that describe a dead letter.
 const ERRORS_PREFIX: &str = "__connect.errors.";
 
-/// A record's headers with bytes of their own.
+/// Headers that own their bytes.
 pub(super) type OwnedHeaders = Vec<(String, Option<Vec<u8>>)>;
 
-/// Where a record lies. As text: topic, partition and offset, with slashes between them.
+/// The position of a record. As text: topic, partition and offset, separated by slashes.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
 pub(super) struct Position {
     pub(super) topic: String,
@@ -60,12 +60,12 @@ impl FromStr for Position {
     }
 }
 
-/// What a command names first: one dead letter, or a topic.
+/// The first argument of a command: one dead letter, or a topic.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Place {
-    /// As lists print it.
+    /// Its position, as lists print it.
     DeadLetter(Position),
-    /// Its name, whole or short.
+    /// A full or short name.
     Topic(String),
 }
 
@@ -80,12 +80,12 @@ impl FromStr for Place {
     }
 }
 
-/// Ends the command because of its arguments, as the command line does.
+/// Exits as the command line does for wrong arguments.
 pub(super) fn refuse_arguments(problem: &str) -> ! {
     clap::Error::raw(ErrorKind::MissingRequiredArgument, format!("{problem}\n")).exit()
 }
 
-/// Why nobody knows where a dead letter came from.
+/// Why a dead letter cannot be sent back to its source.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum Unplaced {
     #[error("it does not say which topic, partition and offset it came from")]
@@ -103,9 +103,9 @@ pub(super) enum Unplaced {
 /// A dead letter.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct DeadLetter {
-    /// Where it lies.
+    /// Its position on the dead-letter topic.
     pub(super) position: Position,
-    /// When the record was made, in milliseconds since the Unix epoch.
+    /// The record's timestamp, in milliseconds since the Unix epoch.
     pub(super) timestamp_ms: Option<i64>,
     /// The record's key.
     pub(super) key: Option<Vec<u8>>,
@@ -113,12 +113,12 @@ pub(super) struct DeadLetter {
     pub(super) value: Option<Vec<u8>>,
     /// The record's own headers.
     pub(super) headers: OwnedHeaders,
-    /// The headers that made it a dead letter.
+    /// The headers that were added with the dead letter.
     errors: OwnedHeaders,
 }
 
 impl DeadLetter {
-    /// Tells the record's own headers from those that were put behind them.
+    /// Separates the record's own headers from those that were added with the dead letter.
     pub(super) fn of(record: RawRecord) -> Self {
         let mut headers = record.headers;
         let errors = headers.split_off(own_headers(&headers));
@@ -136,18 +136,19 @@ impl DeadLetter {
         }
     }
 
-    /// What one of the headers that made it a dead letter says.
+    /// The value of one of the added headers.
     pub(super) fn error(&self, name: &str) -> Option<Cow<'_, str>> {
         let (_, value) = self.errors.iter().find(|(other, _)| other == name)?;
         value.as_deref().map(String::from_utf8_lossy)
     }
 
-    /// Why it is one, for people.
+    /// The reason, for people.
     pub(super) fn cause(&self) -> Option<Cow<'_, str>> {
         self.error(headers::ERRORS_EXCEPTION_MESSAGE)
     }
 
-    /// Where it lay. A dead letter is believed only where it lies on that topic's dead-letter topic.
+    /// The position of the original record. Valid only if the dead letter is on that topic's
+    /// dead-letter topic.
     pub(super) fn source(&self) -> Result<Position, Unplaced> {
         let said = (|| {
             Some(Position {
@@ -163,7 +164,7 @@ impl DeadLetter {
         Ok(source)
     }
 
-    /// Where its record can be sent again.
+    /// The position to which the record can be sent again.
     pub(super) fn destination(&self) -> Result<Position, Unplaced> {
         let source = self.source()?;
         let is_mark = |(name, _): &(String, _)| name == headers::UNDECODABLE_UNTIL;
@@ -176,22 +177,22 @@ impl DeadLetter {
         }
     }
 
-    /// The dead letter that the record was replayed from before it became this one.
+    /// The dead letter whose replay became this one.
     pub(super) fn replayed_from(&self) -> Option<Cow<'_, str>> {
         let mut marks = self.headers.iter().rev();
         let (_, value) = marks.find(|(name, _)| name == REPLAYED_FROM)?;
         value.as_deref().map(String::from_utf8_lossy)
     }
 
-    /// How long key and value are together.
+    /// The length of key and value together.
     pub(super) fn bytes(&self) -> usize {
         let length = |bytes: &Option<Vec<u8>>| bytes.as_ref().map_or(0, Vec::len);
         length(&self.key) + length(&self.value)
     }
 }
 
-/// How many of the headers are the record's own. What made it a dead letter stands last and begins
-/// with the topic; a record that was one before on another topic keeps its older ones.
+/// The number of the record's own headers. The added ones come last and begin with the topic; a
+/// record that was a dead letter of another topic before keeps its older ones.
 fn own_headers(headers: &[(String, Option<Vec<u8>>)]) -> usize {
     let trailing = headers
         .iter()
@@ -245,7 +246,7 @@ mod tests {
         let own: [(&str, Option<&[u8]>); 3] = [
             ("traceparent", Some(b"\xff")),
             ("none", None),
-            // It was a dead letter before, on another topic.
+            // An earlier dead letter, on another topic.
             (headers::ERRORS_TOPIC, Some(b"elsewhere")),
         ];
         let dead_letter = dead("t", &own, "t.dlq");

@@ -76,7 +76,7 @@ impl ListArgs {
         found.require_all()
     }
 
-    /// The topics to look at, in order of their names.
+    /// The topics to list, ordered by name.
     fn topics(&self, connection: &Connection) -> anyhow::Result<DeadLetterTopics> {
         match &self.topic {
             Some(topic) => Ok(DeadLetterTopics {
@@ -87,7 +87,7 @@ impl ListArgs {
         }
     }
 
-    /// The first offset of a partition that lies behind the cursor.
+    /// The first offset of a partition after the cursor.
     fn start(&self, topic: &str, partition: PartitionId) -> i64 {
         let Some(after) = &self.after else { return 0 };
         match (topic, partition).cmp(&(after.topic.as_str(), after.partition)) {
@@ -118,7 +118,7 @@ impl ListArgs {
     }
 }
 
-/// A page that is written as it is read.
+/// A page, written while it is read.
 struct Page<W> {
     output: Output,
     left: u64,
@@ -135,7 +135,7 @@ impl<W: Write> Page<W> {
         }
     }
 
-    /// Writes a dead letter, or ends the page if there is no room for it.
+    /// Writes a dead letter, or ends the page if it is full.
     fn take(&mut self, dead_letter: DeadLetter) -> anyhow::Result<ControlFlow<()>> {
         if self.left == 0 {
             self.has_more = true;
@@ -155,11 +155,11 @@ impl<W: Write> Page<W> {
     }
 }
 
-/// A dead letter as it is listed.
+/// The output for a dead letter.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row<'a> {
-    /// What to give to `--after` to go on behind it.
+    /// The value for `--after` that continues after this dead letter.
     cursor: String,
     #[serde(flatten)]
     position: &'a Position,
@@ -199,7 +199,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// As a line of the table.
+/// A line of the table.
 impl fmt::Display for Row<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let time = self.timestamp.as_deref().unwrap_or(NOTHING);

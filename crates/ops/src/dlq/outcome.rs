@@ -8,12 +8,12 @@ use waybill_telemetry::visible::escaped;
 
 use super::dead_letter::Position;
 
-/// Where a record went, or was to go.
+/// The partition to which a record was sent, or would be.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub(super) struct Target {
     pub(super) topic: String,
     pub(super) partition: PartitionId,
-    /// None where it did not arrive, or the broker did not say.
+    /// `None` if the record did not arrive or the broker returned no offset.
     pub(super) offset: Option<Offset>,
 }
 
@@ -24,7 +24,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// What became of a dead letter.
+/// The outcome for a dead letter.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Outcome {
@@ -34,7 +34,7 @@ pub(super) enum Outcome {
     Failed,
 }
 
-/// What is written about a dead letter.
+/// The output for a dead letter.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Line {
@@ -64,7 +64,7 @@ impl fmt::Display for Line {
     }
 }
 
-/// How many dead letters met which outcome.
+/// The number of dead letters by outcome.
 #[derive(Clone, Copy, Default, Debug)]
 pub(super) struct Tally {
     pub(super) replayed: u64,
@@ -74,7 +74,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Counts one more.
+    /// Counts one dead letter.
     pub(super) fn count(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Replayed => self.replayed += 1,

@@ -20,14 +20,13 @@ use crate::connection::Connection;
 /// The header of a receipt: offsets and ranges of them, as in `3,7-9`.
 pub(super) const REPLAYED: &str = "waybill-replayed";
 
-/// At most so many separate ranges are kept of a partition's receipts. What is replayed in order
-/// makes few.
+/// The maximum number of separate ranges in memory for a partition. Replays in order make few.
 const RANGES_MAX: usize = 100_000;
 
 /// The offsets of a partition's dead letters that were replayed.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub(super) struct Receipts {
-    /// First and last offset of each range; no two touch.
+    /// First and last offset of each range. Ranges do not touch.
     ranges: BTreeMap<i64, i64>,
 }
 
@@ -75,12 +74,12 @@ impl Receipts {
         self.insert((offset, offset));
     }
 
-    /// Whether there are none.
+    /// Whether there are no offsets.
     pub(super) fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// As the header of a receipt says it.
+    /// The value of a receipt's header.
     pub(super) fn to_text(&self) -> String {
         let ranges = self.ranges.iter().map(|(first, last)| match last - first {
             0 => first.to_string(),
@@ -90,7 +89,7 @@ impl Receipts {
     }
 
     fn insert(&mut self, (mut first, mut last): (i64, i64)) {
-        // Whatever overlaps or touches becomes one range.
+        // Ranges that overlap or touch are merged.
         while let Some((&other_first, &other_last)) =
             self.ranges.range(..=last.saturating_add(1)).next_back()
             && other_last.saturating_add(1) >= first
@@ -103,12 +102,12 @@ impl Receipts {
     }
 }
 
-/// Whether a record on a dead-letter topic is a receipt and no dead letter.
+/// Whether a record on a dead-letter topic is a receipt.
 pub(super) fn is_receipt(record: &RecordRef<'_>) -> bool {
     receipt(record).is_some()
 }
 
-/// What a receipt says; `None` for a dead letter, which has the headers of one.
+/// The offsets in a receipt; `None` for a dead letter, which has more headers.
 fn receipt<'a>(record: &RecordRef<'a>) -> Option<&'a [u8]> {
     if record.key().is_some() || record.value().is_some() {
         return None;

@@ -34,11 +34,11 @@ use crate::broker_login::BrokerLogin;
 use crate::connection::{CLIENT_ID, Connection, chosen};
 use crate::shown::Output;
 
-/// At most so many dead letters wait for their acknowledgement.
+/// The maximum number of unacknowledged records.
 const BATCH_MAX: usize = 100;
-/// At most so much waits for it.
+/// The maximum size of unacknowledged records.
 const QUEUE_KIB_MAX: u32 = 16 * 1024;
-/// How long the producer may take to find room for a record.
+/// How long the producer may wait for space in its queue.
 const ROOM_PATIENCE: Duration = Duration::from_secs(30);
 
 type ReplayProducer = Producer<Box<oneshot::Sender<Delivery>>>;
@@ -107,7 +107,7 @@ impl ReplayArgs {
                 true => replay.all_of(&topic, partition),
                 false => replay.chosen_of(&topic, partition, &offsets),
             };
-            // Also what was sent before a failure is settled, and said.
+            // After a failure, settle and report the records that were sent before it.
             let settled = replay.settle(&topic, partition);
             let flow = flow?;
             settled?;
@@ -133,24 +133,24 @@ impl ReplayArgs {
     }
 }
 
-/// A replay that is under way.
+/// A running replay.
 struct Replay<'a, W> {
     arguments: &'a ReplayArgs,
     connection: &'a Connection,
-    /// None if nothing is to be sent.
+    /// `None` if nothing is sent.
     producer: Option<ReplayProducer>,
     pace: Pace,
     batch_max: usize,
-    /// Dead letters that are still to be replayed; `None` for all.
+    /// The remaining number of dead letters to replay; `None` for all.
     left: Option<u64>,
-    /// Topics that dead letters came from, and how many partitions they have.
+    /// The source topics of dead letters, with their number of partitions.
     sources: BTreeMap<String, Option<u32>>,
     waiting: Vec<Waiting>,
     tally: Tally,
     out: W,
 }
 
-/// A dead letter whose record was sent.
+/// A dead letter whose record was sent and is unacknowledged.
 struct Waiting {
     dead_letter: Position,
     to: Target,
@@ -182,7 +182,7 @@ impl<'a, W: Write> Replay<'a, W> {
         })
     }
 
-    /// Replays what a partition holds now: what comes back as a new dead letter is left for another run.
+    /// Replays the records that a partition holds now. New dead letters are left for another run.
     fn all_of(&mut self, topic: &str, partition: PartitionId) -> anyhow::Result<ControlFlow<()>> {
         let connection = self.connection;
         let range = connection.offsets(topic, partition)?;
@@ -203,7 +203,7 @@ impl<'a, W: Write> Replay<'a, W> {
         })
     }
 
-    /// The dead letters to pass over, by the receipts in a range of the partition's offsets.
+    /// The dead letters to skip, by the receipts in a range of the partition's offsets.
     fn replayed(
         &self,
         topic: &str,
@@ -227,7 +227,7 @@ impl<'a, W: Write> Replay<'a, W> {
         offsets.sort_unstable();
         offsets.dedup();
         let mut held = self.connection.offsets(topic, partition)?;
-        // A receipt lies behind its dead letter.
+        // A receipt comes after its dead letter.
         held.start = held.start.max(offsets.first().copied().unwrap_or(0));
         let replayed = self.replayed(topic, partition, held)?;
         for offset in offsets {
@@ -254,7 +254,7 @@ impl<'a, W: Write> Replay<'a, W> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Sends one dead letter's record, unless it has no place to go.
+    /// Sends one dead letter's record, if it has a destination.
     fn take(&mut self, dead_letter: DeadLetter) -> anyhow::Result<()> {
         let to = match self.destination(&dead_letter)? {
             Ok(to) => to,
@@ -290,7 +290,7 @@ impl<'a, W: Write> Replay<'a, W> {
             headers: &headers,
         };
         if let Err(refused) = producer.send_or_wait(&record, Box::new(sender), ROOM_PATIENCE) {
-            // Told like one that the brokers refused.
+            // Report it like a record that the brokers refused.
             let (sender, error) = refused.into_parts();
             drop(sender.send(Delivery::failed(to.partition, error)));
         }
@@ -306,7 +306,7 @@ impl<'a, W: Write> Replay<'a, W> {
         Ok(())
     }
 
-    /// Where a dead letter's record goes, or why it cannot go anywhere.
+    /// The destination of a dead letter's record, or the reason why it has none.
     fn destination(&mut self, dead_letter: &DeadLetter) -> anyhow::Result<Result<Target, String>> {
         let Position {
             topic, partition, ..
@@ -335,11 +335,11 @@ impl<'a, W: Write> Replay<'a, W> {
         })
     }
 
-    /// Waits for the acknowledgements of what was sent, writes the receipt for it, and only then
-    /// says it: whoever reads may be gone.
+    /// Waits for acknowledgements, writes the receipt, and then reports the outcomes. The receipt
+    /// comes first because the output may be closed.
     ///
-    /// Fails if the brokers stopped taking records: then the dead letters that follow would fare no
-    /// better. A record that they refuse for its own sake stops nothing.
+    /// Fails if the brokers stop taking records, because the following dead letters would fail too.
+    /// If they refuse a single record, the replay continues.
     fn settle(&mut self, topic: &str, partition: PartitionId) -> anyhow::Result<()> {
         let mut replayed = Receipts::default();
         let mut stopped = None;
@@ -356,7 +356,8 @@ impl<'a, W: Write> Replay<'a, W> {
                 }
                 Err(error) => {
                     match &mut self.left {
-                        // The next run would meet it again: it must not take another's place.
+                        // The next run skips no failed record, so it must not count towards the
+                        // limit.
                         Some(left) if error.is_permanent() => *left += 1,
                         _ => {}
                     }
@@ -423,7 +424,7 @@ impl<'a, W: Write> Replay<'a, W> {
         Ok(delivery.blocking_recv()?.result?)
     }
 
-    /// Writes what became of a dead letter, and counts it.
+    /// Reports the outcome for a dead letter, and counts it.
     fn say(&mut self, line: Line) -> anyhow::Result<()> {
         self.tally.count(line.outcome);
         match self.arguments.output {
@@ -450,7 +451,7 @@ impl<'a, W: Write> Replay<'a, W> {
     }
 }
 
-/// A record's own headers and the mark of its replay, in place of an older one.
+/// A record's own headers, with the mark of this replay in place of an older one.
 fn headers<'a>(dead_letter: &'a DeadLetter, mark: &'a str) -> Vec<Header<'a>> {
     let own = dead_letter.headers.iter().map(|(key, value)| Header {
         key,
@@ -465,14 +466,14 @@ fn headers<'a>(dead_letter: &'a DeadLetter, mark: &'a str) -> Vec<Header<'a>> {
         .collect()
 }
 
-/// How many dead letters may wait for their acknowledgement: at most what goes out in a second, so that
-/// a replay that is slow on purpose and is killed leaves few without a receipt.
+/// The maximum number of unacknowledged dead letters: at most one second's worth, so that a slow
+/// replay that is killed leaves few without a receipt.
 fn batch_max(rate: Option<Rate>) -> usize {
     let of_rate = rate.and_then(|Rate(rate)| usize::try_from(rate.get()).ok());
     of_rate.map_or(BATCH_MAX, |rate| rate.min(BATCH_MAX))
 }
 
-/// Keeps to a rate.
+/// Limits the rate.
 struct Pace {
     interval: Duration,
     next: Instant,

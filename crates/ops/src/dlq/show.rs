@@ -75,7 +75,7 @@ impl ShowArgs {
     }
 }
 
-/// The dead letter at an offset of a partition that exists.
+/// The dead letter at an offset of an existing partition.
 pub(super) fn dead_letter_at(
     connection: &Connection,
     topic: &str,
@@ -91,7 +91,7 @@ pub(super) fn dead_letter_at(
     );
     let mut found: Option<RawRecord> = None;
     let mut receipt = false;
-    // The reader stops behind the record; that it does is no news.
+    // The reader stops after the record. That result carries no information.
     let _ = connection.read(topic, partition, offset..offset + 1, &mut |record| {
         receipt = is_receipt(&record);
         found = Some(record.to_raw());
@@ -147,7 +147,7 @@ fn write(dead_letter: &DeadLetter, out: &mut dyn Write) -> io::Result<()> {
     dump("value", dead_letter.value.as_deref(), out)
 }
 
-/// Bytes in hexadecimal, and as text beside it.
+/// Bytes in hexadecimal with their text beside them.
 fn dump(name: &str, bytes: Option<&[u8]>, out: &mut dyn Write) -> io::Result<()> {
     let Some(bytes) = bytes else {
         return writeln!(out, "{name:<11}  none");

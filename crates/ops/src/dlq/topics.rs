@@ -44,13 +44,13 @@ impl TopicsArgs {
     }
 }
 
-/// A topic as it is listed.
+/// The output for a topic.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row<'a> {
     topic: &'a str,
     partitions: u32,
-    /// By the offsets that the partitions hold: dead letters, and the receipts of their replays.
+    /// By the partitions' offsets, so it includes the receipts of replays.
     records: i64,
 }
 
@@ -71,7 +71,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// As a line of the table.
+/// A line of the table.
 impl fmt::Display for Row<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {

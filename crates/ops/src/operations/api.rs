@@ -27,51 +27,51 @@ use crate::address::ApiAddress;
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 /// How long an answer may take; longer than the API waits for the brokers.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
-/// The same for somebody who waits.
+/// The same for interactive commands.
 const SOON: Duration = Duration::from_secs(3);
-/// The longest answer.
+/// The maximum size of an answer.
 const ANSWER_BYTES_MAX: usize = 16 * 1024 * 1024;
-/// How often a request is made while the API is busy or says nothing.
+/// The maximum number of tries while the API is busy or does not answer.
 const TRIES_MAX: u32 = 4;
-/// How long to wait between the tries, where the API does not say.
+/// The pause between tries, if the API names none.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The longest such time, also where the API asks for a longer one.
+/// The maximum pause, even if the API names a longer one.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// How many wrong fields are told.
+/// The maximum number of wrong fields in an error.
 const FIELDS_TOLD_MAX: usize = 10;
 
 const JSON: &str = "application/json";
-/// The type of the problem that there is no such operation. Any other 404 is about the address.
+/// The problem type for an unknown operation. Any other 404 is about the address.
 const UNKNOWN: &str = "/problems/unknown-or-expired";
 
-/// The type of the problem that there is nothing at an address.
+/// The problem type for an unknown address.
 const NOT_FOUND: &str = "/problems/not-found";
 
-/// The type of the problem that the API is overloaded.
+/// The problem type for an overloaded API.
 const OVERLOADED: &str = "/problems/overloaded";
 
-/// Why there is no answer to work with.
+/// Why the API gave no usable answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fault {
-    /// There is no such operation.
+    /// The operation does not exist.
     Unknown,
     /// The operation's state forbids it.
     Refused,
-    /// What the API holds of this operation is broken.
+    /// The stored state of this operation is damaged.
     Broken,
-    /// The request is wrong, whatever operation it is about.
+    /// The request is wrong for any operation.
     Wrong,
-    /// Whoever asks may not.
+    /// The token lacks the permission.
     Forbidden,
-    /// Who answers is not taken for the API.
+    /// The server's certificate is not trusted.
     Distrusted,
     /// The API is overloaded.
     Overloaded,
-    /// The API cannot be reached, or cannot answer now.
+    /// The API is unreachable or unavailable.
     Away,
 }
 
-/// Why there is no answer to work with.
+/// Why the API gave no usable answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ApiError {
     fault: Fault,
@@ -87,7 +87,7 @@ impl fmt::Display for ApiError {
 impl std::error::Error for ApiError {}
 
 impl ApiError {
-    /// Whether it is about this one operation: others may fare better.
+    /// Whether the error is about this one operation, so that others may succeed.
     pub(super) fn is_about_the_operation(&self) -> bool {
         match self.fault {
             Fault::Unknown | Fault::Refused | Fault::Broken => true,
@@ -99,7 +99,7 @@ impl ApiError {
         }
     }
 
-    /// Whether the API cannot be reached, or cannot answer now.
+    /// Whether the API is unreachable or unavailable.
     pub(super) fn is_away(&self) -> bool {
         matches!(self.fault, Fault::Away | Fault::Overloaded)
     }
@@ -109,17 +109,17 @@ impl ApiError {
         self.fault == Fault::Overloaded
     }
 
-    /// Whether it answered that whoever asks may not.
+    /// Whether the token lacks the permission.
     pub(super) fn is_forbidden(&self) -> bool {
         self.fault == Fault::Forbidden
     }
 
-    /// Whether there is no such operation.
+    /// Whether the operation does not exist.
     pub(super) fn is_unknown(&self) -> bool {
         self.fault == Fault::Unknown
     }
 
-    /// What helps where an id is not known that was looked up without a tenant.
+    /// Adds a hint if an unknown ID was looked up without a tenant.
     fn of_id(mut self, tenant: Option<&str>) -> Self {
         if self.is_unknown() && tenant.is_none() {
             let hint = " (if it is a tenant's: --tenant NAME, or use the operation's id)";
@@ -150,7 +150,7 @@ impl ApiError {
         if status == StatusCode::UNAUTHORIZED {
             text.push_str(" (--token-file)");
         }
-        // Something else may be at the address.
+        // Another server may be at the address.
         let says_nothing = problem.detail.is_empty() && problem.title.is_empty();
         if says_nothing || problem.r#type == NOT_FOUND {
             let origin = address.origin();
@@ -160,22 +160,22 @@ impl ApiError {
     }
 }
 
-/// An operation that was found.
+/// An operation that the API returned.
 pub(super) struct Found {
-    /// As it came.
+    /// The JSON of the answer.
     pub(super) json: Bytes,
     pub(super) operation: Operation,
 }
 
-/// What became of an asking.
+/// The answer to a verb.
 pub(super) enum Answer {
-    /// It is on its way to the operation's scheduler.
+    /// The request is on its way to the operation's scheduler.
     Asked(Asked),
-    /// It was so already.
+    /// The operation already was in the requested state.
     AsItIs(Box<Operation>),
 }
 
-/// The API.
+/// A client of the API.
 #[derive(Clone)]
 pub(super) struct Api {
     client: Client,
@@ -189,7 +189,7 @@ impl Api {
         Self::with_tries(address, access, TRIES_MAX, ANSWER_PATIENCE)
     }
 
-    /// The same API for somebody who waits: each question is asked once, and answered soon or not at all.
+    /// A client for interactive commands: one try, with a short time-out.
     pub(super) fn asked_once(address: ApiAddress, access: &AccessArgs) -> Result<Self, OpsError> {
         Self::with_tries(address, access, 1, SOON)
     }
@@ -218,7 +218,7 @@ impl Api {
         })
     }
 
-    /// The same API, asked again for so long while it cannot be reached or cannot answer.
+    /// The same client, with retries for this long while the API is unavailable.
     pub(super) fn with_patience(&self, patience: Duration) -> Self {
         Self {
             patience,
@@ -226,7 +226,7 @@ impl Api {
         }
     }
 
-    /// Looks an operation up, by its id or by the one that `tenant` knows it by.
+    /// Looks an operation up, by its ID or by that which `tenant` gave it.
     pub(super) async fn find(&self, id: &str, tenant: Option<&str>) -> Result<Found, ApiError> {
         let path = format!("{}{}", path_of(id), query_of(&tenant_pair(tenant)));
         let found = self.send(Method::GET, &path, None).await;
@@ -235,13 +235,13 @@ impl Api {
         Ok(Found { json, operation })
     }
 
-    /// A page of a list.
+    /// Requests a page of a list.
     pub(super) async fn page(&self, query: &[(&str, String)]) -> Result<Page, ApiError> {
         let path = format!("{OPERATIONS}{}", query_of(query));
         self.read(&self.send(Method::GET, &path, None).await?.1)
     }
 
-    /// Asks something of an operation. Askings with the same key are one.
+    /// Requests a verb. Requests with the same key have one effect.
     pub(super) async fn ask(
         &self,
         id: &str,
@@ -263,12 +263,12 @@ impl Api {
         }
     }
 
-    /// Reads an answer, or a part of one.
+    /// Decodes an answer, or a part of one.
     pub(super) fn read<T: DeserializeOwned>(&self, json: &[u8]) -> Result<T, ApiError> {
         serde_json::from_slice(json).map_err(|error| self.unexpected(&error.to_string()))
     }
 
-    /// The answer of something that is not the API, or of another version.
+    /// The error for an answer of another server or another version.
     pub(super) fn unexpected(&self, why: &str) -> ApiError {
         let address = &self.address;
         let origin = address.origin();
@@ -277,7 +277,7 @@ impl Api {
         ))
     }
 
-    /// Makes a request until it is answered for good, or tries and patience are spent.
+    /// Sends a request until it has a final answer, or tries and patience are used up.
     async fn send(
         &self,
         method: Method,
@@ -294,7 +294,7 @@ impl Api {
                     Err(Failed::ForNow(error, pause)) => (error, pause, self.tries_max),
                     Err(Failed::Unreachable(error)) => (error, PAUSE, 1),
                 };
-            // Where nobody answers, longer and longer.
+            // If the API is unreachable, pauses grow.
             let pause = pause.max(PAUSE * (tries / TRIES_MAX)).min(PAUSE_MAX);
             if tries >= tries_max && Instant::now() + pause > until {
                 return Err(error);
@@ -362,8 +362,8 @@ impl Api {
         }
     }
 
-    /// A connection that nobody takes is no passing thing, unless there is patience for it; one that was
-    /// lost may be.
+    /// A refused connection is a permanent fault unless `patience` allows for it. A lost connection
+    /// may be temporary.
     fn not_answered(&self, error: &reqwest::Error) -> Failed {
         let address = &self.address;
         let why = match Silence::of(error) {
@@ -386,7 +386,7 @@ impl Api {
     }
 }
 
-/// What is asked with a request that changes something.
+/// A request that changes something.
 struct Asking<'a> {
     body: Bytes,
     key: &'a str,
@@ -394,11 +394,11 @@ struct Asking<'a> {
 
 /// Why one try failed.
 enum Failed {
-    /// Another would fare no better.
+    /// A retry would fail too.
     ForGood(ApiError),
-    /// Another may be made after this time.
+    /// A retry may succeed after this time.
     ForNow(ApiError, Duration),
-    /// Nobody is there. It was surely not asked.
+    /// The API is unreachable, and surely did not receive the request.
     Unreachable(ApiError),
 }
 
@@ -416,7 +416,7 @@ fn problem_text(status: StatusCode, problem: &Problem) -> String {
         ("", title) => title.to_owned(),
         (detail, _) => detail.to_owned(),
     };
-    // Who may not is told so by the problem's type alone.
+    // The problem's type is enough for a missing permission.
     let by_type = || {
         let name = problem.r#type.strip_prefix("/problems/");
         name.filter(|_| status == StatusCode::FORBIDDEN)

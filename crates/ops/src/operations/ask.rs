@@ -15,7 +15,7 @@ use super::single::{Single, ask_one};
 use super::verb::{Asking, Verb};
 use crate::shown::Output;
 
-/// How long `--wait` waits where it does not say.
+/// The default of `--wait` without a time.
 const WAIT: &str = "60s";
 
 /// The arguments of `waybill ops resubmit`.
@@ -78,7 +78,7 @@ struct Target {
     id: Option<String>,
     #[command(flatten)]
     how: How,
-    // Their headings stand over all that follows.
+    // Last, because their headings apply to all flags after them.
     #[command(flatten)]
     filter: Filter,
     #[command(flatten)]
@@ -199,7 +199,8 @@ impl Target {
         }
     }
 
-    /// One or many: nothing may be said of the other, so that no slip asks of all.
+    /// Requires an ID or filter flags, and refuses both, so that a slip cannot select all
+    /// operations.
     fn check(&self) -> Result<(), OpsError> {
         let problem = match self.id {
             Some(_) if !self.filter.is_tenant_only() => {

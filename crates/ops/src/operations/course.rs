@@ -6,22 +6,22 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-/// More failures than this share of those whose end is known halt the course.
+/// The run halts if a larger share of the operations with a known result failed.
 const FAILED_PERCENT_MAX: u64 = 20;
-/// Of fewer whose end is known no share is taken.
+/// The share counts only from this many known results on.
 const SETTLED_MIN: u64 = 5;
 
-/// How many are tried first.
+/// How many operations are tried first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Canary {
-    /// So many of a hundred, from 1 to 100.
+    /// A percentage, from 1 to 100.
     Percent(u8),
-    /// So many.
+    /// A number.
     Count(NonZeroU32),
 }
 
 impl Canary {
-    /// How many of `matching` are tried first: at least one, if there is one.
+    /// How many of `matching` operations are tried first: at least one, if any match.
     pub(super) fn of(self, matching: usize) -> usize {
         let wanted = match self {
             Self::Percent(percent) => (matching * usize::from(percent)).div_ceil(100).max(1),
@@ -46,7 +46,7 @@ impl FromStr for Canary {
     }
 }
 
-/// How far a verb for many has come.
+/// The results of a run so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Course {
     canary_failures_max: u64,
@@ -54,16 +54,16 @@ pub(super) struct Course {
     failed: u64,
 }
 
-/// Why it goes no further.
+/// Why a run halts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Halt {
-    /// Too many of those that were tried first failed again.
+    /// Too many of the first operations failed again.
     Canaries {
         failed: u64,
         open: u64,
         allowed: u64,
     },
-    /// Too many of all failed again.
+    /// Too many of all operations failed again.
     Share { failed: u64, settled: u64 },
 }
 
@@ -76,14 +76,14 @@ impl Course {
         }
     }
 
-    /// One more came to what was asked, or failed again.
+    /// Counts an operation that succeeded or failed again.
     pub(super) fn settle(&mut self, has_failed: bool) {
         self.settled += 1;
         self.failed += u64::from(has_failed);
     }
 
-    /// Whether the canaries say stop. Of `open` ones it is not known what becomes of them, though
-    /// they were given their time: nothing speaks for going on.
+    /// Whether the canaries halt the run. Each of the `open` ones, whose result is unknown after
+    /// `--canary-wait`, counts as a failure.
     pub(super) fn canaries_halt(&self, open: u64) -> Option<Halt> {
         (self.failed + open > self.canary_failures_max).then_some(Halt::Canaries {
             failed: self.failed,
@@ -92,7 +92,7 @@ impl Course {
         })
     }
 
-    /// Whether what became of all so far says stop.
+    /// Whether the results of all operations so far halt the run.
     pub(super) fn share_halts(&self) -> Option<Halt> {
         let is_too_much = self.failed * 100 > self.settled * FAILED_PERCENT_MAX;
         (self.settled >= SETTLED_MIN && is_too_much).then_some(Halt::Share {

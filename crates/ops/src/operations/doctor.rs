@@ -42,19 +42,19 @@ pub struct DoctorArgs {
     admin: AdminArgs,
 }
 
-/// How something is.
+/// The verdict on one finding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Verdict {
-    /// As it must be.
+    /// Healthy.
     Ok,
-    /// A person should know.
+    /// Worth knowing.
     Note,
-    /// Somebody has to look now.
+    /// Needs attention now.
     Bad,
 }
 
-/// What was found.
+/// One result of a check.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 struct Finding {
     what: &'static str,
@@ -117,7 +117,7 @@ impl DoctorArgs {
     ///
     /// # Errors
     ///
-    /// If something was found that somebody has to look at now.
+    /// If a finding needs attention now.
     pub fn run(&self, config: &Config, check: FileCheck) -> anyhow::Result<()> {
         let runtime = runtime()?;
         let mut bad = 0;
@@ -134,8 +134,8 @@ impl DoctorArgs {
         }
     }
 
-    /// Looks at the operation, if one is named, and at the parts of the installation, all at once. They are told of in
-    /// the order in which they need each other.
+    /// Checks the operation, if one is named, and all parts of the installation concurrently.
+    /// Reports them in the order of their dependencies.
     async fn look(
         &self,
         config: &Config,
@@ -154,7 +154,7 @@ impl DoctorArgs {
         }
         let mut tell_part = |mut part: Vec<Finding>| {
             if self.id.is_some() {
-                // Only what stands in its way.
+                // For one operation, report only the faults that affect it.
                 part.retain(Finding::is_bad);
             }
             tell(&part)
@@ -186,7 +186,7 @@ impl DoctorArgs {
         Ok(())
     }
 
-    /// Whether somebody said where the API is, be it in the configuration.
+    /// Whether a flag or the configuration names the API.
     fn names_api(&self, config: &Config) -> bool {
         self.api.is_some() || config.http.listen != Config::default().http.listen
     }

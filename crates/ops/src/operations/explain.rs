@@ -30,14 +30,14 @@ use crate::runtime::runtime;
 use crate::shards::shards;
 use crate::shown::Output;
 
-/// The topics of requests, short.
+/// The short names of the request topics.
 const REQUESTS: ByPriority<&str> = ByPriority {
     normal: "operation-requests",
     high: "high-priority-requests",
 };
-/// How many requests behind a checkpoint are looked at.
+/// The maximum number of requests after a checkpoint that are examined.
 const LOOKED_AT_MAX: usize = 200;
-/// How many operations are asked for at once.
+/// The number of concurrent requests to the API.
 const ASKED_AT_ONCE: usize = 16;
 
 /// The arguments of `waybill explain`.
@@ -71,11 +71,11 @@ enum What {
 }
 
 impl ExplainArgs {
-    /// Explains it.
+    /// Runs the command.
     ///
     /// # Errors
     ///
-    /// If the state store or the brokers cannot be asked. Where the API cannot, that is said.
+    /// If the state store or the brokers are unavailable. If the API is, the output says so.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
         until_reader_leaves(self.explain(config, &mut io::stdout().lock()))
     }
@@ -120,32 +120,32 @@ impl ExplainArgs {
     }
 }
 
-/// How far a shard is.
+/// The progress of a shard.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Lag {
     partition: u32,
     shard: u32,
-    /// The priority of the requests that it is about.
+    /// The priority of the requests.
     priority: &'static str,
     owner: Option<String>,
-    /// Whether the owner has let its lease run out.
+    /// Whether the owner's lease has expired.
     silent: bool,
-    /// What it waits for, if nobody owns it.
+    /// What the shard waits for, if it has no owner.
     waits_for: Vec<String>,
-    /// Everything before it is done.
+    /// The offset below which everything is done.
     checkpoint: i64,
-    /// The next request that has no row.
+    /// The first offset whose request has no row.
     consumed: i64,
-    /// The offset that the next request gets.
+    /// The offset of the next request.
     end: i64,
-    /// Requests of the partition, of all its shards, that have no row.
+    /// Requests of the whole partition that have no row.
     not_consumed: i64,
-    /// Requests of the partition, of all its shards, between the checkpoint and what was consumed.
+    /// Requests of the whole partition between the checkpoint and `consumed`.
     held: i64,
-    /// The operations that hold the checkpoint, the first one first.
+    /// The operations that hold the checkpoint, in order.
     held_by: Vec<Holder>,
-    /// Whether there may be more than those that were looked at.
+    /// Whether there may be more than the examined ones.
     has_more: bool,
 }
 
@@ -154,9 +154,9 @@ struct Lag {
 #[serde(rename_all = "camelCase")]
 struct Holder {
     operation: String,
-    /// Of its request.
+    /// The offset of its request.
     offset: i64,
-    /// Its state; `None` if it could not be asked for.
+    /// Its state; `None` if the API did not return it.
     state: Option<String>,
     /// What it waits for.
     why: String,
@@ -188,9 +188,9 @@ impl Lag {
         })
     }
 
-    /// Asks for the operations of these requests, until as many are known as are wanted that have something left
-    /// to do. Where nobody answers, the operations are named without their states, and nobody is asked again:
-    /// returns whether that is so.
+    /// Requests the operations until `wanted` unfinished ones are known. If the API is unreachable,
+    /// the operations are named without their states and no further request is made. Returns
+    /// whether that is so.
     async fn look(&mut self, api: &Api, open: &Open, wanted: usize, is_away: bool) -> bool {
         self.has_more = open.has_more;
         if is_away {
@@ -209,7 +209,7 @@ impl Lag {
                 self.name_unasked(open, wanted, &error.to_string());
                 return true;
             }
-            // Whatever its state, the first one is where the checkpoint stands.
+            // The first request is at the checkpoint, whatever its operation's state.
             let is_first = offset == self.checkpoint;
             let Some(holder) = Holder::of(id, offset, found, is_first) else {
                 continue;
@@ -242,8 +242,8 @@ impl Lag {
 }
 
 impl Holder {
-    /// `None` if the operation has ended or was handed off, so that it holds nothing once its messages are
-    /// acknowledged; the one that stands first is named all the same.
+    /// `None` if the operation has ended or was handed off, because it then holds nothing once its
+    /// messages are acknowledged. The first one is named in any case.
     fn of(
         id: OperationId,
         offset: i64,
@@ -295,15 +295,15 @@ pub(super) fn why(operation: &Operation) -> String {
     }
 }
 
-/// Requests behind a checkpoint.
+/// Requests after a checkpoint.
 #[derive(Default)]
 struct Open {
-    /// Each operation once, by its first request.
+    /// Each operation once, at its first request.
     requests: Vec<(i64, OperationId)>,
     has_more: bool,
 }
 
-/// The requests of a shard between its checkpoint and what it has consumed: the first ones.
+/// The first requests of a shard between its checkpoint and the last consumed one.
 fn unended(
     connection: &Connection,
     topic: &str,
@@ -333,7 +333,7 @@ fn unended(
         let id = std::str::from_utf8(key)
             .ok()
             .and_then(|key| key.parse().ok());
-        // What has no such key went to the dead-letter topic.
+        // A record without such a key went to the dead-letter topic.
         if let Some(id) = id.filter(|&id| seen.insert(id)) {
             open.requests.push((record.offset().0, id));
         }

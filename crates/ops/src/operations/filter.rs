@@ -7,7 +7,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use waybill_config::duration_from_text;
 use waybill_engine::ProcessState;
 
-/// The state of an operation whose row cannot be read, as lists have it.
+/// The state in lists of an operation whose row cannot be read.
 const UNREADABLE: &str = "Unreadable";
 
 /// Which operations are meant: those to which all of it applies.
@@ -56,27 +56,27 @@ fn states() -> impl TypedValueParser<Value = String> {
 }
 
 impl Filter {
-    /// The tenant, if one is given.
+    /// The tenant, if given.
     pub(super) fn tenant(&self) -> Option<&str> {
         self.tenant.as_deref()
     }
 
-    /// Whether a state is asked for.
+    /// Whether the filter names a state.
     pub(super) fn names_states(&self) -> bool {
         !self.state.is_empty()
     }
 
-    /// Whether operations are meant of which nothing can be read.
+    /// Whether the filter selects operations whose rows cannot be read.
     pub(super) fn names_unreadable(&self) -> bool {
         self.state.iter().any(|state| state == UNREADABLE)
     }
 
-    /// Whether nothing is said.
+    /// Whether no flag is given.
     pub(super) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether nothing is said but the tenant.
+    /// Whether only the tenant is given.
     pub(super) fn is_tenant_only(&self) -> bool {
         let others = Self {
             tenant: None,
@@ -85,7 +85,7 @@ impl Filter {
         others.is_empty()
     }
 
-    /// Asks for these states where none is.
+    /// Selects these states if none is given.
     pub(super) fn or_states(mut self, states: &[ProcessState]) -> Self {
         if self.state.is_empty() {
             self.state = states
@@ -96,7 +96,7 @@ impl Filter {
         self
     }
 
-    /// It as the API is asked.
+    /// The filter as parameters of the API.
     pub(super) fn query(&self) -> Vec<(&'static str, String)> {
         let states = (!self.state.is_empty()).then(|| self.state.join(","));
         let older_than = self.older_than.map(|age| format!("{}ms", age.as_millis()));

@@ -11,24 +11,24 @@ use super::line::{Outcome, Report};
 use super::verb::Verb;
 use super::wire::{Asked, HistoryEntry, Operation};
 
-/// How soon one operation is looked at again: the first time, and at most.
+/// The first and the longest pause between two reads of an operation.
 const LOOK_SOON: Duration = Duration::from_millis(100);
 const LOOK_LATE: Duration = Duration::from_secs(1);
 
-/// An operation of which something was asked.
+/// An operation to which a verb was sent.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Followed {
-    /// The operation that was asked.
+    /// The operation to which the verb was sent.
     pub(super) id: String,
-    /// The operation that is followed: the same, or the new one.
+    /// The operation that is followed: the same one, or the new one.
     id_awaited: String,
     verb: Verb,
     tenant: Option<String>,
-    /// Its history before.
+    /// Its history before the verb.
     history: Vec<HistoryEntry>,
-    /// Its history need not tell of it.
+    /// Whether the verb may take effect without a new entry in the history.
     is_taken: bool,
-    /// Until when it is followed.
+    /// When to stop following it.
     pub(super) until: Instant,
 }
 
@@ -53,7 +53,7 @@ impl Followed {
         }
     }
 
-    /// The operation as it is now; `None` if it is not there yet.
+    /// The operation's current state; `None` if it does not exist yet.
     pub(super) async fn look(&self, api: &Api) -> Result<Option<Operation>, ApiError> {
         match api.find(&self.id_awaited, self.tenant.as_deref()).await {
             Ok(found) => Ok(Some(found.operation)),
@@ -62,7 +62,7 @@ impl Followed {
         }
     }
 
-    /// Follows it until it is known what became of it, or until its time is over.
+    /// Follows the operation until its result is known or the time is up.
     pub(super) async fn wait(&self, api: &Api) -> Result<Report, ApiError> {
         let mut pause = LOOK_SOON;
         loop {
@@ -78,7 +78,7 @@ impl Followed {
         }
     }
 
-    /// What became of it; `None` if that is not known yet.
+    /// The result of the verb; `None` if not known yet.
     pub(super) fn judge(&self, now: &Operation) -> Option<Report> {
         let mut newest_first = now.history.iter().rev();
         let entry = newest_first
@@ -110,12 +110,12 @@ impl Followed {
         Some(self.report(outcome, Some(now)))
     }
 
-    /// It was followed for as long as it was to be.
+    /// The report after the time is up.
     pub(super) fn given_up(&self, now: Option<&Operation>) -> Report {
         self.report(Outcome::Open, now)
     }
 
-    /// It was asked, and is not followed.
+    /// The report for a verb whose result is not awaited.
     pub(super) fn asked(&self) -> Report {
         self.report(Outcome::Asked, None)
     }
@@ -126,7 +126,7 @@ impl Followed {
             Some(now) => report.with_state(now),
             None => report,
         };
-        // What the operation waits for, if the verb did not have its effect.
+        // If the verb had no effect, the report says what the operation waits for.
         let next = now.and_then(|now| now.what_next.as_deref());
         let is_other = match outcome {
             Outcome::Failed | Outcome::Refused | Outcome::Open => true,
@@ -190,7 +190,7 @@ mod tests {
             let history: Vec<_> = history.iter().copied().cloned().collect();
             outcome(&followed, &operation(state, &history))
         };
-        // As it stood before: parked, and with an older resubmission.
+        // As before the verb: parked, and with an older resubmission.
         assert_eq!(now("Error", &[&before]), None);
         assert_eq!(now("Processing", &[&before, &after]), None);
         assert_eq!(now("Processed", &[&before, &after]), Some(Outcome::Done));

@@ -11,21 +11,21 @@ use super::verb::Verb;
 use super::wire::{Failure, Operation};
 use crate::shown::Output;
 
-/// What became of an asking.
+/// The outcome of a verb.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Outcome {
-    /// It is on its way; what becomes of it is not waited for.
+    /// The verb was sent; its result is not awaited.
     Asked,
-    /// It came to what was asked.
+    /// The verb succeeded.
     Done,
-    /// It came to something else: it failed again, or was undone where it was to go on.
+    /// The operation failed again, or was undone instead of continued.
     Failed,
-    /// Its state forbade it.
+    /// The operation's state forbids the verb.
     Refused,
-    /// It is still under way after the time that was given.
+    /// The operation is unfinished after the given time.
     Open,
-    /// It was not asked.
+    /// The verb was not sent.
     Skipped,
 }
 
@@ -42,23 +42,23 @@ impl Outcome {
     }
 }
 
-/// What is said of one operation.
+/// The report for one operation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Report {
     pub(super) id: String,
     pub(super) verb: &'static str,
     pub(super) outcome: Outcome,
-    /// Its state when it was last seen.
+    /// The last seen state.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) state: Option<String>,
-    /// A person ended it in that state.
+    /// Whether a person ended the operation in that state.
     #[serde(skip)]
     pub(super) abandoned: bool,
-    /// Why it is not as it was to become.
+    /// Why the verb did not succeed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<Failure>,
-    /// The operation that runs it again; the state is that one's.
+    /// The operation that runs it again. The state is that of the new one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) resubmitted_as: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -87,7 +87,7 @@ impl Report {
     }
 
     pub(super) fn with_state(self, operation: &Operation) -> Self {
-        // Of one that came to what was asked it is why it had to be asked.
+        // After a success, the operation's error is only the reason for the verb.
         let error = operation.error.clone();
         let error = error.filter(|_| self.outcome != Outcome::Done);
         Self {
@@ -113,7 +113,7 @@ impl Report {
     }
 }
 
-/// On one line.
+/// A single line.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { id, verb, .. } = self;

@@ -1,4 +1,4 @@
-//! `waybill ops list`: operations that linger, failed or wait for a person.
+//! `waybill ops list`: operations that linger, failed or are parked.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -15,11 +15,11 @@ use super::filter::Filter;
 use super::wire::Item;
 use crate::shown::{NOTHING, Output, line};
 
-/// The most operations that one command lists; their ids are kept to list each once.
+/// The maximum number of operations in one list. Their IDs are kept in memory to list each once.
 const LISTED_MAX: u64 = 1_000_000;
-/// What is asked for at once: what the API gives at most.
+/// The page size: the API's maximum.
 const PAGE_ITEMS: u64 = 1_000;
-/// How many are listed where nothing is said.
+/// The default of `--limit`.
 const LISTED: u64 = 100;
 
 /// The arguments of `waybill ops list`.
@@ -41,7 +41,7 @@ pub(super) struct ListArgs {
     /// How they are written
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
-    // Its heading stands over all that follows.
+    // Last, because its heading applies to all flags after it.
     #[command(flatten)]
     filter: Filter,
 }
@@ -66,7 +66,7 @@ impl ListArgs {
                 is_empty = false;
             }
             let found = Columns::of(items.iter().map(|(_, item)| item));
-            // The first tenant may be on a later page.
+            // A later page may bring the first tenant.
             if self.output == Output::Table && !items.is_empty() && columns < Some(found) {
                 writeln!(out, "{}", Row::heading(found))?;
                 columns = Some(found);
@@ -89,7 +89,7 @@ impl ListArgs {
     }
 }
 
-/// What a list without operations says.
+/// The text for an empty list.
 fn nothing_found(filter: &Filter) -> &'static str {
     match filter.is_empty() {
         true => "no operations linger, failed, or wait for a person",
@@ -97,7 +97,7 @@ fn nothing_found(filter: &Filter) -> &'static str {
     }
 }
 
-/// A listing that is read page by page, each operation once.
+/// A list that is read page by page, each operation once.
 pub(super) struct Listing<'a> {
     api: &'a Api,
     query: Vec<(&'static str, String)>,
@@ -106,17 +106,17 @@ pub(super) struct Listing<'a> {
     seen: HashSet<Uuid>,
 }
 
-/// Where a listing stands.
+/// The position in a list.
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum At {
     Start,
-    /// The next page begins here.
+    /// The cursor of the next page.
     Cursor(String),
     End,
 }
 
 impl<'a> Listing<'a> {
-    /// The beginning of a list of at most `limit` operations.
+    /// Starts a list of at most `limit` operations.
     pub(super) fn new(api: &'a Api, query: Vec<(&'static str, String)>, limit: u64) -> Self {
         Self {
             api,
@@ -127,8 +127,8 @@ impl<'a> Listing<'a> {
         }
     }
 
-    /// The next operations, each also as it came; there may be none though more follow. `None` at
-    /// the end, or when there are as many as were wanted.
+    /// The next operations, each with its original JSON. A page may be empty though more follow.
+    /// `None` at the end of the list or at the limit.
     pub(super) async fn next_page(
         &mut self,
     ) -> Result<Option<Vec<(Box<RawValue>, Item)>>, OpsError> {
@@ -157,23 +157,23 @@ impl<'a> Listing<'a> {
         Ok(Some(items))
     }
 
-    /// Whether it ended though more may follow.
+    /// Whether the list ended at the limit and may continue.
     pub(super) fn has_more(&self) -> bool {
         self.at != At::End
     }
 }
 
-/// Which columns a table has.
+/// The columns of a table.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(super) enum Columns {
-    /// Those that every operation has something for.
+    /// The common columns.
     Plain,
-    /// One for the tenant as well.
+    /// A tenant column as well.
     WithTenant,
 }
 
 impl Columns {
-    /// What operations need.
+    /// The columns that these operations need.
     pub(super) fn of<'a>(items: impl IntoIterator<Item = &'a Item>) -> Self {
         let mut items = items.into_iter();
         match items.any(|item| !item.tenant.is_empty()) {
@@ -190,7 +190,8 @@ pub(super) struct Row<'a> {
 }
 
 impl Row<'_> {
-    /// Of the columns: 136 characters with the gaps. The last is what a narrower terminal can spare.
+    /// Column widths: 136 characters with the gaps. A narrower terminal can do without the last
+    /// column.
     const WIDTHS: [usize; 8] = [36, 18, 4, 14, 11, 12, 19, 15];
     const TENANT_WIDTH: usize = 12;
 
@@ -320,7 +321,7 @@ mod tests {
             ("ERROR", "drone-unavailable"),
             ("CALLER'S ID", "order-17"),
         ] {
-            // `STEP` and `STATE` stand nowhere else in the heading.
+            // `STEP` and `STATE` occur only once in the heading.
             assert_eq!(heading.find(name), row.find(cell), "{heading}\n{row}");
         }
     }

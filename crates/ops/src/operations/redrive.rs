@@ -34,17 +34,17 @@ use super::verb::Asking;
 use super::wire::{Item, Operation};
 use crate::shown::Output;
 
-/// The most operations of one run.
+/// The maximum number of operations in one run.
 const MATCHING_MAX: u64 = 100_000;
-/// The most operations that are under way and whose end is not known.
+/// The maximum number of operations with an unknown result.
 const FOLLOWED_MAX: usize = 100;
-/// How many of them are looked at at once.
+/// How many of them are read concurrently.
 const LOOKS_AT_ONCE: usize = 8;
-/// How often they are looked at.
+/// How often each of them is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How often it is told how far it has come.
+/// The interval of progress reports.
 const TELL_EVERY: Duration = Duration::from_secs(5);
-/// How many a dry run shows.
+/// How many operations a dry run shows.
 const SHOWN_MAX: usize = 10;
 
 /// The arguments of a verb for many.
@@ -105,7 +105,7 @@ pub(super) struct Many {
     away_max: Duration,
 }
 
-/// Operations a second.
+/// Operations per second.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Rate(NonZeroU32);
 
@@ -126,7 +126,7 @@ impl FromStr for Rate {
     }
 }
 
-/// Asks all operations that the filter lets pass.
+/// Sends the verb to all operations that match the filter.
 pub(super) async fn redrive(
     api: &Api,
     asking: &Asking,
@@ -157,10 +157,10 @@ pub(super) async fn redrive(
     redrive.run(plan.ids).await
 }
 
-/// Which operations are to be asked.
+/// The operations of a run.
 struct Plan {
     ids: Vec<Uuid>,
-    /// The first of them, as they came and as they are shown.
+    /// The first of them, as JSON and decoded.
     first: Vec<(Box<RawValue>, Item)>,
     has_more: bool,
 }
@@ -211,7 +211,7 @@ impl Plan {
     }
 }
 
-/// What a dry run says.
+/// The output of a dry run.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct DryRun<'a> {
@@ -221,10 +221,10 @@ struct DryRun<'a> {
     first: Vec<&'a RawValue>,
 }
 
-/// Why one was not asked, or may not have been.
+/// Why a verb was not sent, or may not have been.
 struct NotSent {
     error: ApiError,
-    /// The operation as it was when the asking was sent, if it got so far.
+    /// The operation as it was when the verb was sent, if the command got that far.
     seen: Option<Box<Operation>>,
 }
 
@@ -234,7 +234,7 @@ impl From<ApiError> for NotSent {
     }
 }
 
-/// What there is to say of an operation that the verb is not for, as it was seen.
+/// The report for an operation to which the verb does not apply, by its last seen state.
 fn not_for(asking: &Asking, seen: &Operation) -> Option<Report> {
     let verb = &asking.verb;
     let is_offered = seen.verbs.iter().any(|it| it == verb.as_offered());
@@ -244,16 +244,16 @@ fn not_for(asking: &Asking, seen: &Operation) -> Option<Report> {
     })
 }
 
-/// Which operations are under way.
+/// Which operations are in progress.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Phase {
-    /// Those that are tried first.
+    /// The operations that are tried first.
     Canaries,
     /// The others.
     Others,
 }
 
-/// A verb for many that is under way.
+/// A running verb for many operations.
 struct Redrive<'a, W> {
     api: &'a Api,
     asking: &'a Asking,
@@ -266,7 +266,7 @@ struct Redrive<'a, W> {
     look_at: Instant,
     tell_at: Instant,
     tally: Tally,
-    /// The one in whose turn the API went away before it was asked.
+    /// The operation that was next when the API became unavailable.
     turn_lost: usize,
     out: W,
 }
@@ -281,7 +281,7 @@ impl<'a, W: Write> Redrive<'a, W> {
         out: W,
     ) -> Self {
         let mut pace = tokio::time::interval(Duration::from_secs(1) / many.rate.0.get());
-        // What was missed is not made up for.
+        // Missed ticks are not made up for, to keep the rate.
         pace.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let now = Instant::now();
         Self {
@@ -319,8 +319,8 @@ impl<'a, W: Write> Redrive<'a, W> {
         Err(OpsError::Missed(told))
     }
 
-    /// The API went away, or answers what nobody understands. Tells what is known of each operation, so
-    /// that the figures are true.
+    /// The API is unavailable or its answers cannot be decoded. Reports the known state of each
+    /// operation, so that the totals are correct.
     fn break_off(&mut self, error: &ApiError, not_asked: usize) -> Result<(), OpsError> {
         for followed in std::mem::take(&mut self.followed) {
             self.say(
@@ -349,8 +349,8 @@ impl<'a, W: Write> Redrive<'a, W> {
         self.ask_all(ids, usize::MAX, Phase::Others).await
     }
 
-    /// Asks until `count` were asked, and follows them to their ends. Those that cannot be asked do
-    /// not count.
+    /// Sends the verb to `count` operations and follows them to their results. Operations to which
+    /// it cannot be sent do not count.
     async fn ask_all(
         &mut self,
         ids: &mut impl Iterator<Item = Uuid>,
@@ -368,7 +368,7 @@ impl<'a, W: Write> Redrive<'a, W> {
             halt = self.halt(phase);
         }
         self.settle_down_to(0).await?;
-        // Those that ended since may speak for it or against it; what was decided stands.
+        // Later results may change the share, but an earlier decision to halt stays.
         Ok(self.halt(phase).or(halt))
     }
 
@@ -379,7 +379,7 @@ impl<'a, W: Write> Redrive<'a, W> {
         }
     }
 
-    /// Asks one, in its turn. Returns whether it was asked.
+    /// Sends the verb to one operation at the limited rate. Returns whether it was sent.
     async fn ask(&mut self, id: Uuid) -> Result<bool, OpsError> {
         self.pace.tick().await;
         let id = id.to_string();
@@ -425,8 +425,8 @@ impl<'a, W: Write> Redrive<'a, W> {
         let until = Instant::now() + self.many.canary_wait;
         match send(api, asking, id, tenant, Some(&seen), until).await {
             Ok(sent) => Ok(sent),
-            // It may have changed in between, as one does that was asked before; then it is as if it had been
-            // seen so.
+            // The operation may have changed in between, for example by an earlier request. Then
+            // its new state decides.
             Err(error) if error.is_about_the_operation() => {
                 let now = api.find(id, tenant).await?.operation;
                 not_for(asking, &now).map(Sent::Known).ok_or(NotSent {
@@ -441,7 +441,7 @@ impl<'a, W: Write> Redrive<'a, W> {
         }
     }
 
-    /// Follows those that are under way until no more than `count` are left.
+    /// Follows the operations in progress until at most `count` are left.
     async fn settle_down_to(&mut self, count: usize) -> Result<(), OpsError> {
         while self.followed.len() > count {
             tokio::time::sleep_until(self.look_at).await;
@@ -450,7 +450,7 @@ impl<'a, W: Write> Redrive<'a, W> {
         Ok(())
     }
 
-    /// Looks at all that are under way.
+    /// Looks at all operations in progress.
     async fn look(&mut self) -> Result<(), OpsError> {
         let looks = self.followed.iter().map(|followed| followed.look(self.api));
         let looks: Vec<_> = stream::iter(looks).buffered(LOOKS_AT_ONCE).collect().await;
@@ -488,7 +488,7 @@ impl<'a, W: Write> Redrive<'a, W> {
         match report.outcome {
             Outcome::Done => self.course.settle(false),
             Outcome::Failed => self.course.settle(true),
-            // Of these it is not known whether they would have failed.
+            // It is unknown whether these would have failed.
             Outcome::Asked | Outcome::Refused | Outcome::Open | Outcome::Skipped => {}
         }
         self.say(report)
@@ -500,7 +500,7 @@ impl<'a, W: Write> Redrive<'a, W> {
         Ok(self.out.flush()?)
     }
 
-    /// Says on standard error how far it has come.
+    /// Reports the progress on standard error.
     fn tell(&self) {
         eprintln!("{}", self.tally);
     }

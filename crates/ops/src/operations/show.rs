@@ -42,7 +42,7 @@ impl ShowArgs {
     }
 }
 
-/// An operation on a page.
+/// The output for one operation.
 struct Shown<'a>(&'a Operation);
 
 impl fmt::Display for Shown<'_> {
@@ -131,7 +131,7 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
 }
 
 fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    /// Of the columns: 121 characters with the gaps. An attempt may have five digits.
+    /// Column widths: 121 characters with the gaps. An attempt may have five digits.
     const WIDTHS: [usize; 7] = [16, 12, 16, 6, 11, 24, 30];
     const HEADING: [&str; 7] = [
         "STEP",
@@ -207,7 +207,7 @@ fn count(number: u32) -> String {
     }
 }
 
-/// A time to the millisecond; one that is none as it came.
+/// A time to the millisecond. Text that is not a time stays unchanged.
 fn time(text: &str) -> String {
     match text.parse::<jiff::Timestamp>() {
         Ok(time) => format!("{time:.3}"),

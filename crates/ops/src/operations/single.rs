@@ -14,32 +14,32 @@ use super::verb::{Asking, Verb, key};
 use super::wire::Operation;
 use crate::shown::Output;
 
-/// The operation that is asked, and what is wanted back.
+/// The operation, and the wanted output.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Single<'a> {
-    /// Its id, or its caller's.
+    /// Its ID, or that of its caller.
     pub(super) id: &'a str,
-    /// The tenant that knows it by this id.
+    /// The tenant that gave it this ID.
     pub(super) tenant: Option<&'a str>,
-    /// How long to wait for what becomes of it.
+    /// How long to wait for the result.
     pub(super) wait: Option<Duration>,
-    /// How that is written.
+    /// The format of the report.
     pub(super) output: Output,
 }
 
-/// What is said of a cancel of an id that no operation has.
+/// The note on a cancel for an unknown ID.
 const KEPT: &str = "no operation is known by this id yet: the cancel is kept, and a later request with this id will end \
                     Cancelled";
 
-/// What is known once something was asked.
+/// The state after a verb was sent.
 pub(super) enum Sent {
-    /// It is on its way.
+    /// The result is not known yet.
     OnItsWay(Followed),
-    /// Nothing is left to come.
+    /// The result is known.
     Known(Report),
 }
 
-/// Asks one operation.
+/// Sends a verb to one operation.
 pub(super) async fn ask_one(
     api: &Api,
     asking: &Asking,
@@ -73,7 +73,7 @@ async fn asked(api: &Api, asking: &Asking, single: Single<'_>) -> Result<Report,
     } = single;
     let seen = match api.find(id, tenant).await {
         Ok(found) => Some(found.operation),
-        // A cancel may come before the request that it cancels.
+        // A cancel may arrive before its request.
         Err(error) if error.is_unknown() && asking.verb == Verb::Cancel => None,
         Err(error) => return Err(error),
     };
@@ -96,7 +96,7 @@ async fn asked(api: &Api, asking: &Asking, single: Single<'_>) -> Result<Report,
     })
 }
 
-/// The report of a cancel whose id was not known when it was sent.
+/// The report for a cancel whose ID was unknown when it was sent.
 fn of_unknown(report: Report) -> Report {
     match report.note {
         None => report.with_note(KEPT),
@@ -104,8 +104,8 @@ fn of_unknown(report: Report) -> Report {
     }
 }
 
-/// What there is to say where the operation runs again as a new one already. A second one would do
-/// everything twice, and if the first failed, it is the first that is to be repaired.
+/// The report if the operation already runs again as a new one. A second one would repeat all
+/// effects; if the first failed, that one is to be repaired.
 pub(super) fn resubmitted_before(asking: &Asking, seen: &Operation) -> Option<Report> {
     let new = seen.resubmitted_as.as_ref()?;
     (asking.verb == Verb::ResubmitAsNew).then(|| {
@@ -115,7 +115,7 @@ pub(super) fn resubmitted_before(asking: &Asking, seen: &Operation) -> Option<Re
     })
 }
 
-/// Asks, with the key that the operation as it was seen gives.
+/// Sends the verb, with a key that depends on the operation's last seen state.
 pub(super) async fn send(
     api: &Api,
     asking: &Asking,

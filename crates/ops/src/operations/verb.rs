@@ -1,4 +1,4 @@
-//! The verbs, and how an operation shows that one was applied.
+//! The verbs, and how an operation shows that a verb was applied.
 
 use std::fmt;
 
@@ -7,32 +7,32 @@ use waybill_engine::{ProcessState, StepState};
 
 use super::wire::{HistoryEntry, Operation};
 
-/// What is asked.
+/// A change that a person requests.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Verb {
-    /// Go on at the step that failed.
+    /// Continue at the failed step.
     Resubmit,
     /// Run it again as a new operation.
     ResubmitAsNew,
-    /// Undo what was done.
+    /// Undo the completed steps.
     Compensate,
-    /// End it as it stands.
+    /// End it in its current state.
     Abandon,
-    /// Undo again what could not be undone.
+    /// Undo again the steps whose undo failed.
     RetryCompensation,
-    /// A person undid this step.
+    /// A person undid this step by hand.
     Undone { step: String },
-    /// What its caller could ask: undo what was done, and end cancelled.
+    /// What the caller may request: undo the completed steps, and end as cancelled.
     Cancel,
 }
 
-/// What is asked, and by whom, and why.
+/// A verb, with who requests it and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Asking {
     pub(super) verb: Verb,
-    /// Why.
+    /// The reason.
     pub(super) reason: Option<String>,
-    /// Who asks; `None` where that is not told.
+    /// Who requests it; `None` if not given.
     pub(super) by: Option<String>,
 }
 
@@ -49,7 +49,7 @@ impl Verb {
         }
     }
 
-    /// Its name among what an operation says can be asked of it.
+    /// Its name among the verbs that an operation offers.
     pub(super) const fn as_offered(&self) -> &'static str {
         match self {
             Self::ResubmitAsNew => "resubmit-as-new",
@@ -57,8 +57,8 @@ impl Verb {
         }
     }
 
-    /// The states in which it is usually asked for: what is meant where many are meant and no state
-    /// is given. None where a person has to say.
+    /// The states for which the verb is usually meant. A run without a state filter selects these.
+    /// Empty if a person has to name the states.
     pub(super) const fn usual_states(&self) -> &'static [ProcessState] {
         match self {
             Self::Resubmit | Self::Compensate => &[ProcessState::Error],
@@ -69,7 +69,7 @@ impl Verb {
         }
     }
 
-    /// Whether the operation is as it was to become.
+    /// Whether the operation is in the state that the verb leads to.
     pub(super) fn is_achieved(&self, operation: &Operation) -> bool {
         let state = operation.process_state();
         match self {
@@ -84,8 +84,8 @@ impl Verb {
         }
     }
 
-    /// Whether the operation, as it is before it is asked, is already on the way there, so that its
-    /// history will not tell of another asking.
+    /// Whether the operation is already on the way to that state before the verb is sent, so that
+    /// its history gets no entry for it.
     pub(super) fn is_under_way(&self, operation: &Operation) -> bool {
         match self {
             Self::Compensate => operation.process_state() == Some(ProcessState::Compensating),
@@ -95,7 +95,7 @@ impl Verb {
         }
     }
 
-    /// Whether an entry of the operation's history tells of it.
+    /// Whether a history entry records this verb.
     pub(super) fn is_told_by(&self, entry: &HistoryEntry) -> bool {
         match self {
             Self::Undone { step } => entry.verb.strip_prefix("undone ") == Some(step),
@@ -109,7 +109,7 @@ fn is_undone(operation: &Operation, step: &str) -> bool {
     steps.any(|found| found.name == step && found.state == StepState::Compensated.as_str())
 }
 
-/// As a person would say it.
+/// The verb in words.
 impl fmt::Display for Verb {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -121,7 +121,7 @@ impl fmt::Display for Verb {
 }
 
 impl Asking {
-    /// The body that asks.
+    /// The body of the request.
     pub(super) fn body(&self) -> Value {
         let mut body = Map::new();
         let texts = [("reason", &self.reason), ("by", &self.by)];
@@ -147,9 +147,8 @@ impl Asking {
     }
 }
 
-/// The key of an asking: the same for all that ask the same of the operation as it was seen, and
-/// another one once the operation has changed. The API adds operation and verb. `None` if there was
-/// nothing to be seen.
+/// The idempotency key: equal for equal requests on the same seen state, and different once the
+/// operation has changed. The API adds operation and verb. `None` if the operation was not seen.
 pub(super) fn key(seen: &Operation) -> Option<String> {
     Some(format!("seen-{}", seen.updated_at.as_deref()?))
 }

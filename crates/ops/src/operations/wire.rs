@@ -91,7 +91,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// What somebody asked of an operation.
+/// A request of a person about an operation.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 pub(super) struct HistoryEntry {
     pub(super) at: String,
@@ -102,7 +102,7 @@ pub(super) struct HistoryEntry {
     pub(super) refused: Option<String>,
 }
 
-/// A page of a list, its items as they came.
+/// A page of a list, with its items as JSON.
 #[derive(Debug, Deserialize)]
 pub(super) struct Page {
     pub(super) items: Vec<Box<RawValue>>,
@@ -133,7 +133,7 @@ pub(super) struct Item {
     pub(super) abandoned: bool,
 }
 
-/// That something was asked of an operation.
+/// The answer to an accepted verb.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Asked {
@@ -141,7 +141,7 @@ pub(super) struct Asked {
     pub(super) resubmitted_as: Option<String>,
 }
 
-/// A problem, as RFC 9457 has it.
+/// A problem (RFC 9457).
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 pub(super) struct Problem {
     #[serde(default)]
@@ -155,7 +155,7 @@ pub(super) struct Problem {
     pub(super) code: Option<String>,
 }
 
-/// A wrong field of the body, parameter or header: one of the three is named.
+/// A wrong field: exactly one of body field, parameter and header is named.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Deserialize)]
 pub(super) struct FieldProblem {
     pub(super) pointer: Option<String>,
@@ -166,7 +166,7 @@ pub(super) struct FieldProblem {
 }
 
 impl FieldProblem {
-    /// Where it is; empty for the whole body.
+    /// The place of the field; empty for the whole body.
     pub(super) fn place(&self) -> &str {
         let named = [&self.pointer, &self.parameter, &self.header];
         named.into_iter().flatten().next().map_or("", |name| name)
@@ -174,20 +174,20 @@ impl FieldProblem {
 }
 
 impl Step {
-    /// Whether it is being performed or undone, or waits for that.
+    /// Whether the step is being performed or undone, or waits for that.
     pub(super) fn is_under_way(&self) -> bool {
         self.complete_by.is_some() || self.retry_at.is_some()
     }
 }
 
 impl Operation {
-    /// Its state; `None` if it is none that operations are stored in.
+    /// Its state; `None` if it is not a state of stored operations.
     pub(super) fn process_state(&self) -> Option<ProcessState> {
         let mut states = ProcessState::ALL.into_iter();
         states.find(|state| state.as_str() == self.state)
     }
 
-    /// Whether its scheduler has nothing left to do for it, unless a person asks.
+    /// Whether its scheduler does nothing more unless a person requests it.
     pub(super) fn is_at_rest(&self) -> bool {
         self.process_state().is_some_and(ProcessState::is_final)
     }

@@ -6,18 +6,18 @@ use serde::Serialize;
 use waybill_messages::SchemaId;
 use waybill_registry::{Compatibility, Registry, RegistryError, Subject};
 
-/// How a subject is, or has come to be.
+/// The state of a subject.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct SubjectView {
     pub(crate) subject: String,
-    /// The id of its schema of this version; `None` where that is not registered, and may be.
+    /// The ID of this version's schema; `None` if it is missing and may be registered.
     pub(crate) schema: Option<u32>,
     registered_now: bool,
 }
 
 impl SubjectView {
-    /// As it is in the registry; nothing was done.
+    /// The subject as found in the registry; nothing was changed.
     fn as_it_stands(State { subject, found }: State<'_>) -> Self {
         Self {
             subject: subject.name.clone(),
@@ -42,12 +42,12 @@ impl fmt::Display for SubjectView {
     }
 }
 
-/// Registers what is missing; returns what there is of each subject then.
+/// Registers the missing schemas, and returns the state of each subject.
 ///
 /// # Errors
 ///
-/// If the registry does not answer or refuses, or a schema does not go with earlier versions: none
-/// is then registered.
+/// If the registry is unavailable or refuses, or a schema is incompatible with earlier versions.
+/// Then no schema is registered.
 pub(crate) async fn register(
     registry: &Registry,
     subjects: &[Subject],
@@ -65,11 +65,11 @@ pub(crate) async fn register(
     Ok(views)
 }
 
-/// Looks how each subject is; changes nothing.
+/// Reads the state of each subject; changes nothing.
 ///
 /// # Errors
 ///
-/// If it does not answer or refuses, or a schema does not go with earlier versions.
+/// If the registry is unavailable or refuses, or a schema is incompatible with earlier versions.
 pub(crate) async fn check(
     registry: &Registry,
     subjects: &[Subject],
@@ -79,18 +79,18 @@ pub(crate) async fn check(
     Ok(states.into_iter().map(SubjectView::as_it_stands).collect())
 }
 
-/// How a subject is.
+/// The state of a subject in the registry.
 struct State<'a> {
     subject: &'a Subject,
     found: Found,
 }
 
 enum Found {
-    /// It has the schema of this version, by this id.
+    /// It has this version's schema, with this ID.
     Registered(SchemaId),
-    /// It may get it.
+    /// The schema is missing and compatible.
     Missing,
-    /// It may not, for these reasons.
+    /// The schema is missing and incompatible, for these reasons.
     Incompatible(Vec<String>),
 }
 

@@ -56,15 +56,15 @@ impl CreateArgs {
         Ok(())
     }
 
-    /// The configuration with as many partitions as the state store says. The configured number holds for a new store, and
-    /// where the command is given brokers and no store.
+    /// The configuration with the number of partitions of the state store. The configured number
+    /// applies to a new store, and if the command has brokers and no store.
     ///
     /// # Errors
     ///
-    /// If the store, or the process that has it, does not answer.
+    /// If the store, or the process that has it, is unavailable.
     async fn with_stored_partitions(&self, config: &Config) -> anyhow::Result<Config> {
         let is_cluster = config.store.scylla.cql().is_some();
-        // The process that has the store has the brokers, too.
+        // The process with the store also has the brokers.
         let is_its_process = config.kafka.brokers.is_none() || self.admin.admin_url.is_some();
         if !is_cluster && !is_its_process && !self.admin.is_named(config) {
             return Ok(config.clone());
@@ -111,7 +111,7 @@ async fn would_make(site: &Site, config: &Config) -> anyhow::Result<Vec<Done>> {
     Ok(site.needed.iter().map(outcome).collect())
 }
 
-/// What became of a topic, or would.
+/// The outcome for a topic, real or expected.
 #[derive(Clone, Copy, Serialize)]
 #[serde(rename_all = "camelCase")]
 enum Done {
@@ -139,7 +139,7 @@ impl Done {
     }
 }
 
-/// A topic as it is told of: what it was, or would be, made with.
+/// The output for a topic, with the settings of its creation.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row<'a> {
@@ -167,7 +167,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// As a line of the table.
+/// A line of the table.
 impl fmt::Display for Row<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let outcome = self.outcome.text();

@@ -52,7 +52,7 @@ impl DescribeArgs {
         Ok(())
     }
 
-    /// Leaves the topics that were asked for.
+    /// Drops all topics but the requested ones.
     fn choose(&self, site: &mut Site, config: &Config) -> anyhow::Result<()> {
         if self.topics.is_empty() {
             return Ok(());
@@ -75,14 +75,14 @@ impl DescribeArgs {
     }
 }
 
-/// A topic as it is shown.
+/// The output for a topic.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Shown<'a> {
     topic: &'a str,
     exists: bool,
     partitions: Vec<ShownPartition>,
-    /// Those that matter; none if they are not for this user to see.
+    /// The relevant settings; empty if the user may not read them.
     settings: BTreeMap<&'static str, String>,
 }
 
@@ -93,9 +93,9 @@ struct ShownPartition {
     leader: Option<i32>,
     replicas: Vec<i32>,
     in_sync: Vec<i32>,
-    /// The first offset; none while the partition has no leader to ask.
+    /// The first offset; `None` while the partition has no leader.
     low: Option<i64>,
-    /// The offset that the next record will get.
+    /// The offset of the next record.
     high: Option<i64>,
 }
 

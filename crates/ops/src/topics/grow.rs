@@ -21,9 +21,9 @@ use crate::access::AdminArgs;
 use crate::admin_port::{self, Away, Refused};
 use crate::shards::shards;
 
-/// How often it is asked how far it is.
+/// The interval between two requests for the progress.
 const ASK_EVERY: Duration = Duration::from_millis(300);
-/// How long a process that has stopped is waited for.
+/// How long to wait for a process that has stopped.
 const RESTART_PATIENCE: Duration = Duration::from_secs(60);
 
 /// The arguments of `waybill topics grow` and `shrink`.
@@ -36,7 +36,7 @@ pub struct GrowArgs {
     admin: AdminArgs,
 }
 
-/// In which direction the number is to be changed.
+/// The direction of the change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Direction {
     More,
@@ -51,14 +51,14 @@ impl Direction {
         }
     }
 
-    /// Refuses a number that is not possible, or that lies in the other direction, which would be a slip.
+    /// Refuses an impossible number, or one in the other direction, which would be a slip.
     fn allows(self, wanted: u32, stands: &LayoutView) -> anyhow::Result<()> {
         let now = stands.partitions;
         let is_right = match self {
             Self::More => wanted >= now,
             Self::Fewer => wanted <= now,
         };
-        // A change that was begun is continued by either command.
+        // Either command continues a change that was begun.
         if stands.becomes.is_some() {
             return Ok(());
         }
@@ -102,8 +102,9 @@ impl GrowArgs {
         Ok(growing.run(self.partitions, &tell).await?)
     }
 
-    /// Asks the process that has the embedded store, and follows what it does. If that process is restarted meanwhile, it
-    /// is asked again: what it has done is durable, and it continues from there.
+    /// Sends the request to the process with the embedded store and follows its progress. After a
+    /// restart the request is repeated: finished work is durable, and the process continues from
+    /// there.
     async fn ask(&self, config: &Config, direction: Direction, told: &Told) -> anyhow::Result<()> {
         let url = self.admin.url(config, "/partitions")?;
         let client = admin_port::client(&self.admin.access)?;
@@ -136,7 +137,7 @@ impl GrowArgs {
         Ok(())
     }
 
-    /// Asks a process that was restarted, once it answers.
+    /// Repeats the request to a restarted process once it answers.
     async fn begin_again(
         &self,
         url: &str,
@@ -163,13 +164,13 @@ impl GrowArgs {
     }
 }
 
-/// Whether the process has stopped, or was started again and has not been asked yet.
+/// Whether the process stopped, or restarted and has not received the request.
 fn is_restart(error: &anyhow::Error) -> bool {
     let refused = error.downcast_ref::<Refused>();
     error.is::<Away>() || error.is::<reqwest::Error>() || refused.is_some_and(Refused::is_absent)
 }
 
-/// What was told last: each step once.
+/// The last reported progress, to report each step once.
 #[derive(Default)]
 struct Told(Mutex<String>);
 

@@ -66,7 +66,7 @@ impl VerifyArgs {
     }
 }
 
-/// What is wrong on one line, what mends it on the next.
+/// One line for the fault and one for its fix.
 fn for_people(finding: &Finding) -> String {
     let Finding {
         topic,
@@ -94,7 +94,7 @@ struct Row<'a> {
     found: &'a str,
     expected: &'a str,
     fix: &'a str,
-    /// Whether roles refuse to start with it.
+    /// Whether roles refuse to start because of it.
     harm: bool,
 }
 

@@ -31,11 +31,11 @@ pub struct ImportArgs {
 }
 
 impl ExportArgs {
-    /// Writes all operations, and says on standard error how many, and what is not among them.
+    /// Writes all operations. Reports on standard error how many, and which data is missing.
     ///
     /// # Errors
     ///
-    /// If the store or the file fails, or rows cannot be read: what can be read is written then.
+    /// If the store or the file fails, or rows cannot be read. The readable rows are written.
     pub fn run(&self, config: &Config) -> anyhow::Result<()> {
         let exported = match &self.out {
             None => export(config, &mut BufWriter::new(io::stdout().lock()))?,
@@ -68,11 +68,11 @@ impl ExportArgs {
 }
 
 impl ImportArgs {
-    /// Writes the operations of a file to the store, and says what became of them.
+    /// Writes the operations of a file to the store and reports the outcome.
     ///
     /// # Errors
     ///
-    /// If the file is refused, the store fails, or operations are there as something else.
+    /// If the file is refused, the store fails, or it holds different operations with the same IDs.
     pub fn run(&self, config: &Config) -> anyhow::Result<String> {
         let imported = runtime()?.block_on(super::import(config, &self.file))?;
         let Imported {
@@ -121,7 +121,7 @@ fn to_file(config: &Config, path: &Path) -> anyhow::Result<Exported> {
             Ok(exported)
         });
     if written.is_err() {
-        // The reason that it failed for is the one to tell.
+        // The error to report is the one above.
         let _ = fs::remove_file(&partial);
     }
     written

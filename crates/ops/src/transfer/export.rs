@@ -19,18 +19,18 @@ use waybill_topology::shards;
 use super::line::{End, FORMAT, Header, Line, Operation};
 use super::{Opened, open};
 
-/// What was written, and what a person should know of it.
+/// The totals of an export, and its warnings.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Exported {
-    /// Operations that were written.
+    /// Written operations.
     pub(super) operations: u64,
-    /// Rows that cannot be read, and were not written.
+    /// Unreadable rows, which were not written.
     pub(super) unreadable: u64,
-    /// Requests in the topic that no scheduler has consumed, and that are in no row; `None` if that could not
-    /// be told.
+    /// Requests on the topic that no scheduler has consumed, so that they have no row; `None` if
+    /// unknown.
     pub(super) waiting: Option<u64>,
-    /// Shards that a scheduler drives, where others may have the store open: what it does from now on is not in
-    /// the file.
+    /// Shards with a running scheduler, if other processes may have the store open. Their later
+    /// changes are not in the file.
     pub(super) owned: usize,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Exported {
 ///
 /// # Errors
 ///
-/// If the store cannot be read, or `out` not be written. What was written has no end then.
+/// If the store cannot be read, or `out` cannot be written. The output then lacks its end line.
 pub(super) async fn export(config: &Config, out: &mut dyn Write) -> anyhow::Result<Exported> {
     let is_embedded = config.store.scylla.nodes.is_none();
     let dir = data_dir::of_store(&config.data_dir);
@@ -105,7 +105,7 @@ async fn write(
     Ok((operations, unreadable))
 }
 
-/// How many requests lie in the topic that no scheduler has consumed.
+/// The number of requests on the topic that no scheduler has consumed.
 async fn waiting(
     config: &Config,
     store: &dyn Store,
@@ -138,7 +138,7 @@ async fn waiting(
     Ok(Some(waiting))
 }
 
-/// How many shards have an owner.
+/// The number of shards that have an owner.
 async fn owned(store: &dyn Store, layout: &Layout) -> Result<usize, StoreError> {
     let mut owned = 0;
     for shard in layout.scheme().all() {

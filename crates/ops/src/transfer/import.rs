@@ -21,36 +21,37 @@ use waybill_topology::shards;
 use super::line::{FORMAT, Line, Operation};
 use super::{Opened, open};
 
-/// How many operations are written at once.
+/// The number of operations in one write.
 const BATCH_ROWS: usize = 200;
-/// How many operations that differ are named.
+/// The maximum number of different operations that are named.
 const NAMED_MAX: usize = 20;
 
-/// What became of the operations of a file.
+/// The outcome of an import.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub(super) struct Imported {
-    /// Those that were written.
+    /// Written operations.
     pub(super) written: u64,
-    /// Of them those that are not final, and go on.
+    /// Written operations that are not final and continue.
     pub(super) going_on: u64,
-    /// Of them those that are parked.
+    /// Written operations that are parked.
     pub(super) parked: u64,
-    /// Those that were there already, as the file says.
+    /// Equal operations that already exist.
     pub(super) there: u64,
-    /// Those whose retention has passed.
+    /// Operations past their retention.
     pub(super) expired: u64,
-    /// How many are there as something else; nothing of them was changed.
+    /// Operations that exist with different content; they were not changed.
     pub(super) different: u64,
-    /// The first of them, with their lines.
+    /// The first of these, with their lines.
     pub(super) named: Vec<(u64, OperationId)>,
 }
 
-/// Writes the operations of the file at `path` to the configured store. All of it is read first, and nothing is
-/// written if anything of it is refused. May be repeated.
+/// Writes the operations of the file at `path` to the configured store. Validates the whole file
+/// before it writes anything. Safe to repeat.
 ///
 /// # Errors
 ///
-/// If the file is refused, with its line, or the store cannot be written: some of the operations are there then.
+/// If the file is refused, with the line, or the store cannot be written. In the second case some
+/// operations may be written.
 pub(super) async fn import(config: &Config, path: &Path) -> anyhow::Result<Imported> {
     check(path)?;
     let opened = open(config).await?;
@@ -84,7 +85,7 @@ pub(super) async fn import(config: &Config, path: &Path) -> anyhow::Result<Impor
     Ok(imported)
 }
 
-/// Reads all of a file, and refuses it if anything of it cannot be.
+/// Validates a whole file.
 fn check(path: &Path) -> anyhow::Result<()> {
     let mut operations = Operations::open(path)?;
     let mut ids = HashSet::new();
@@ -107,11 +108,11 @@ fn judge(operation: &Operation, ids: &mut HashSet<OperationId>) -> anyhow::Resul
     Ok(())
 }
 
-/// The operations of a file, with their lines. Whoever has read them to the end has read all of it.
+/// The operations of a file, with their lines. The end is reached only if the file is complete.
 struct Operations<'a> {
     path: &'a Path,
     lines: Lines<BufReader<File>>,
-    /// The line that was read last, from 1.
+    /// The number of the last line read, from 1.
     line: u64,
     count: u64,
     has_ended: bool,
@@ -176,7 +177,7 @@ impl<'a> Operations<'a> {
     }
 }
 
-/// Writes those of a batch that are not there.
+/// Writes the operations of a batch that do not exist yet.
 async fn put(
     store: &dyn Store,
     partitions: u32,
@@ -246,8 +247,8 @@ fn add(
     });
 }
 
-/// A row as its last owner would have left it behind when it handed it off. It was created by a request that lies
-/// nowhere in this world's log, before all that does.
+/// A row as its last owner would have left it at a hand-off. Its request gets a position before all
+/// records of this installation's log.
 fn handed_off(mut row: OperationRow, index_shard: PartitionId, now: Timestamp) -> OperationRow {
     Arc::make_mut(&mut row.created).request = Position {
         priority: Priority::Normal,
@@ -255,7 +256,7 @@ fn handed_off(mut row: OperationRow, index_shard: PartitionId, now: Timestamp) -
         offset: Offset(-1),
     };
     row.state.locked_by = None;
-    // These say where records lie in the logs of the other installation.
+    // These are positions in the logs of the other installation.
     row.state.last_reply = None;
     row.state.last_asked.clear();
     row.state.epoch = Epoch(0);
@@ -266,7 +267,8 @@ fn handed_off(mut row: OperationRow, index_shard: PartitionId, now: Timestamp) -
     row
 }
 
-/// Whether a row is what an earlier import of the same line wrote, and nobody has changed since.
+/// Whether a row equals the result of an earlier import of the same line. The due time may
+/// differ.
 fn is_same(found: &OperationRow, row: &OperationRow) -> bool {
     let mut found = found.clone();
     found.state.next_due = row.state.next_due;

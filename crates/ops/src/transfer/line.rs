@@ -18,33 +18,33 @@ use waybill_engine::{
 };
 use waybill_store::KeptRow;
 
-/// The format that this program writes, and the only one that it reads.
+/// The only format that this program writes and reads.
 pub(super) const FORMAT: u32 = 2;
 
 /// A line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) enum Line {
-    /// The first one.
+    /// The first line.
     Export(Header),
     /// An operation.
     Operation(Box<Operation>),
-    /// The last one.
+    /// The last line.
     End(End),
 }
 
-/// What the first line says.
+/// The content of the first line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Header {
     pub(super) format: u32,
-    /// Over how many partitions operations were spread where they come from. For people.
+    /// The number of partitions of the source installation. For people.
     pub(super) partitions: u32,
-    /// When it was written. For people.
+    /// The time of the export. For people.
     pub(super) at: String,
 }
 
-/// What the last line says.
+/// The content of the last line.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct End {
@@ -62,7 +62,7 @@ pub(super) struct Operation {
     state: Value,
 }
 
-/// What a reschedule replaced. JSON alone does not tell a deadline that was lifted from one that was left.
+/// The values before a reschedule. In plain JSON a removed deadline looks like an unchanged one.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct AmendedText {
@@ -71,7 +71,7 @@ struct AmendedText {
     deadline: Option<Timestamp>,
 }
 
-/// Why a row is no line, or a line no row.
+/// Why a row cannot become a line, or a line a row.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LineError {
     #[error("the input of operation {0} is no text")]
@@ -89,7 +89,7 @@ pub(super) enum LineError {
 }
 
 impl Operation {
-    /// The line of a row.
+    /// Encodes a row.
     pub(super) fn of(kept: &KeptRow) -> Result<Self, LineError> {
         let KeptRow { row, expires_at } = kept;
         let operation = Self::written(row, *expires_at)?;
@@ -133,7 +133,7 @@ impl Operation {
         })
     }
 
-    /// The row of a line, if there can be such a row.
+    /// Decodes a row, if the line is valid.
     pub(super) fn row(&self) -> Result<KeptRow, LineError> {
         let kept = self.parts()?;
         let (id, row) = (self.id, &kept.row);

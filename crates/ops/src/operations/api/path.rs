@@ -4,10 +4,10 @@ use std::fmt::Write as _;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// Where operations are.
+/// The path of operations.
 pub(super) const OPERATIONS: &str = "/v1/operations";
 
-/// What need not be escaped in a path or a query.
+/// Characters that need no escape in a path or a query.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -28,7 +28,7 @@ pub(super) fn tenant_pair(tenant: Option<&str>) -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// A query of these parameters, with its question mark.
+/// A query with these parameters, including the question mark.
 pub(super) fn query_of(pairs: &[(&str, String)]) -> String {
     let mut query = String::new();
     for (name, value) in pairs {

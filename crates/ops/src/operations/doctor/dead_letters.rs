@@ -7,9 +7,9 @@ use waybill_telemetry::visible::counted;
 use super::Finding;
 use crate::topics::Site;
 
-/// What is said of them.
+/// The subject of the findings.
 pub(super) const DEAD_LETTERS: &str = "dead letters";
-/// How many topics are named that hold records.
+/// The maximum number of topics that a finding names.
 const TOPICS_NAMED_MAX: usize = 5;
 
 pub(super) async fn dead_letters(site: &Site) -> Vec<Finding> {
@@ -19,7 +19,8 @@ pub(super) async fn dead_letters(site: &Site) -> Vec<Finding> {
     }
 }
 
-/// What is to be said of topics with so many records each, and of those that may not be looked at.
+/// The findings about topics with this many records each, and about those that the user may not
+/// describe.
 pub(super) fn found(records: &BTreeMap<String, u64>, forbidden: &[String]) -> Vec<Finding> {
     let mut findings = Vec::new();
     if !records.is_empty() || forbidden.is_empty() {

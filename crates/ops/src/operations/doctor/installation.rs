@@ -26,25 +26,26 @@ use crate::schemas::{subjects, subjects_of};
 use crate::shown::named_elsewhere;
 use crate::topics::Site;
 
-/// How long the brokers may take to answer: whoever asks a doctor waits for him.
+/// The maximum time for an answer of the brokers. Short, because a person waits.
 const BROKER_PATIENCE: Duration = Duration::from_secs(3);
-/// So many requests that nobody has read are told of: more than arrive in a moment.
+/// The number of unread requests that is reported. It is more than arrive in a moment.
 const LAG_TOLD_FROM: i64 = 10_000;
-/// How many pages of operations that need a person are looked at.
+/// The maximum number of pages of operations that need a person.
 const PAGES_MAX: usize = 5;
-/// How long after its due time a live operation is told of: by then the supervisor's audit should have woken it.
+/// A live operation this long past its due time is reported: the supervisor's audit should have
+/// woken it by then.
 const OVERDUE_AFTER: Duration = Duration::from_secs(15 * 60);
-/// How many of these are named.
+/// The maximum number of operations that a finding names.
 const NAMED_MAX: usize = 5;
-/// The metric that says how breakers stand, and its values.
+/// The metric for the state of circuit breakers, and its values.
 const BREAKER_STATE: &str = "waybill_agent_breaker_state";
 const HALF_OPEN: &str = "1";
 const OPEN: &str = "2";
-/// What is said of topics, of agents, and of leases.
+/// The subjects of findings about topics, agents and leases.
 const TOPICS: &str = "topics";
 const AGENTS: &str = "agents";
 const LEASES: &str = "leases";
-/// What is said of files that cannot be read.
+/// The subject of findings about unreadable files.
 const DAMAGE: &str = "damage";
 
 pub(super) fn configuration(config: &Config, check: FileCheck) -> Finding {
@@ -59,7 +60,7 @@ pub(super) fn configuration(config: &Config, check: FileCheck) -> Finding {
     }
 }
 
-/// The brokers, their topics, how many requests nobody has read, and how many dead letters there are.
+/// Checks the brokers, their topics, the number of unread requests, and the number of dead letters.
 pub(super) async fn brokers(
     config: anyhow::Result<Config>,
     layout: Option<&LayoutView>,
@@ -135,7 +136,7 @@ async fn topics(
     Ok(told.collect())
 }
 
-/// Whether somebody reads what agents are asked.
+/// Checks that a consumer reads each agent's requests.
 async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
     let topics = Topics::new(&config.kafka.topic_prefix);
     let read = site.topics_read().await?;
@@ -166,7 +167,7 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// What is to be said of an agent whose topic no member of a group reads, as far as groups tell.
+/// The findings about agents whose topic no group member reads, as far as groups show that.
 pub(super) fn unread(
     agent: &str,
     topic: &str,
@@ -199,7 +200,7 @@ pub(super) fn unread(
     }
 }
 
-/// How many requests are in no row yet, and whether any are gone that should be read.
+/// Reports requests without a row, unread requests that retention deleted, and recreated topics.
 async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Result<Finding> {
     const WHAT: &str = "lag";
     let topics = Topics::new(&config.kafka.topic_prefix);
@@ -252,7 +253,7 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
     })
 }
 
-/// The servers of the store. An embedded one is in the process that owns the leases.
+/// Checks the servers of the store. An embedded store is in the process that owns the leases.
 pub(super) async fn store(config: &Config) -> Vec<Finding> {
     const WHAT: &str = "store";
     const CLOCKS: &str = "clocks";
@@ -299,7 +300,7 @@ pub(super) async fn store(config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Whether the schema registry has every schema, if there is one.
+/// Checks that the schema registry, if configured, has every schema.
 pub(super) async fn registry(config: &Config) -> Vec<Finding> {
     const WHAT: &str = "registry";
     let missing = async {
@@ -328,8 +329,8 @@ pub(super) async fn registry(config: &Config) -> Vec<Finding> {
     found.into_iter().collect()
 }
 
-/// Whether every shard has an owner that shows signs of life. Where nobody said where to ask, whoever knows may be
-/// elsewhere.
+/// Checks that every shard has a live owner. If no flag or setting names the process to ask, it may
+/// run elsewhere.
 pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec<Finding> {
     let layout = match layout {
         Ok(layout) => layout,
@@ -346,7 +347,7 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
                 ),
             )),
             Some(_) => None,
-            // Whom it follows lets go first: that is how the work is divided anew.
+            // Its predecessor releases its lease first; that is how a repartition works.
             None if waits_for_another(view) => {
                 let said = format!("{place} has yet to begin: it waits for {waits}");
                 Some(Finding::note(LEASES, said))
@@ -367,7 +368,7 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
     vec![Finding::ok(LEASES, said)]
 }
 
-/// What is to be said where nobody told who owns the shards.
+/// The finding if the owners of the shards are unknown.
 fn leases_not_told(error: &anyhow::Error, is_named: bool) -> Finding {
     let refused = error.downcast_ref::<Refused>();
     if refused.is_some_and(Refused::is_forbidden) {
@@ -384,13 +385,13 @@ fn leases_not_told(error: &anyhow::Error, is_named: bool) -> Finding {
     Finding::failed(LEASES, error)
 }
 
-/// Whether a shard waits for one of the layout before.
+/// Whether a shard waits for one of the previous layout.
 fn waits_for_another(view: &ShardView) -> bool {
     view.waits_for.iter().any(|what| what.starts_with("shard "))
 }
 
-/// What the process at --admin says of itself, of its shards and of its breakers. Somewhere else there may be
-/// others.
+/// Checks the process at --admin: its state, its shards and its breakers. Other processes may run
+/// elsewhere.
 pub(super) async fn process(config: &Config, admin: &AdminArgs) -> Vec<Finding> {
     match asked_process(config, admin).await {
         Ok(findings) => findings,
@@ -461,7 +462,7 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
     Ok(findings)
 }
 
-/// The shards of a process that a person has stopped.
+/// The shards of a process that a person stopped.
 async fn stopped_shards(client: &Client, url: &str) -> reqwest::Result<Vec<u32>> {
     #[derive(Deserialize)]
     struct Shard {
@@ -484,7 +485,7 @@ async fn text_at(client: &Client, url: &str) -> reqwest::Result<String> {
         .await
 }
 
-/// The breakers that are not closed, by what a process says of itself in Prometheus' text format.
+/// The breakers that are not closed, from a process's metrics in Prometheus text format.
 pub(super) fn breakers(metrics: &str) -> Vec<Finding> {
     const WHAT: &str = "breakers";
     let states = metrics.lines().filter_map(|line| {
@@ -507,7 +508,8 @@ pub(super) fn breakers(metrics: &str) -> Vec<Finding> {
     states.collect()
 }
 
-/// How much room there is, by what a process says of itself that keeps the embedded broker or store.
+/// Checks the free disk space, from the metrics of the process that keeps the embedded broker or
+/// store.
 pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
     const WHAT: &str = "disk";
     let value = |name: &str| {
@@ -551,8 +553,8 @@ pub(super) fn disk(metrics: &str, config: &Config) -> Vec<Finding> {
     findings
 }
 
-/// Whether the API answers, how many operations need a person, and which of these cannot go on for want of their
-/// workflow. Where nobody said where it is, it may be elsewhere.
+/// Checks that the API answers, how many operations need a person, and which of them lack their
+/// workflow. If no flag or setting names the API, it may run elsewhere.
 pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Finding> {
     const WHAT: &str = "api";
     let api = match api {
@@ -606,7 +608,7 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
     findings
 }
 
-/// The first operations in these states, by id, and whether there are more.
+/// The first operations in these states, by ID, and whether there are more.
 async fn listed(api: &Api, states: &str) -> Result<(BTreeMap<Uuid, Item>, bool), ApiError> {
     // One operation may be on several pages.
     let (mut listed, mut cursor) = (BTreeMap::new(), None);
@@ -625,7 +627,7 @@ async fn listed(api: &Api, states: &str) -> Result<(BTreeMap<Uuid, Item>, bool),
     Ok((listed, cursor.is_some()))
 }
 
-/// The live operations that should have gone on long before `now`.
+/// Live operations that were due long before `now`.
 pub(super) fn overdue<'a>(
     items: impl Iterator<Item = &'a Item>,
     now: jiff::Timestamp,
@@ -655,7 +657,7 @@ pub(super) fn overdue<'a>(
     Some(Finding::bad("overdue", said))
 }
 
-/// Counts the operations that cannot go on for want of their workflow, by workflow and version.
+/// Counts the operations that lack their workflow, by workflow and version.
 pub(super) fn count_stranded<'a>(items: impl Iterator<Item = &'a Item>) -> BTreeMap<String, usize> {
     let mut stranded: BTreeMap<String, usize> = BTreeMap::new();
     for item in items.filter(|item| item.workflow_unknown) {

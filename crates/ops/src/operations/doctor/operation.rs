@@ -9,7 +9,7 @@ use crate::operations::api::{Api, ApiError};
 use crate::operations::explain::why;
 use crate::operations::wire::{Failure, Operation, Step};
 
-/// What is to be said of the operation with this id, or with this id of its caller's.
+/// The findings about the operation with this ID, or with this ID of its caller.
 pub(super) async fn of_id(
     api: &Result<Api, String>,
     id: &str,
@@ -68,7 +68,7 @@ pub(super) fn of_operation(
     findings
 }
 
-/// Why the last attempt failed of each step that is tried again.
+/// Why the last attempt of each retried step failed.
 fn attempts_that_failed(operation: &Operation) -> impl Iterator<Item = Finding> {
     let under_way = operation.steps.iter().filter(|step| step.is_under_way());
     under_way.filter_map(|step| {
@@ -81,7 +81,7 @@ fn attempts_that_failed(operation: &Operation) -> impl Iterator<Item = Finding> 
     })
 }
 
-/// The steps that are left to do, or to undo.
+/// The remaining steps to do or to undo.
 fn left(operation: &Operation) -> Option<Finding> {
     let (what, is_left): (_, fn(&Step) -> bool) = match operation.state.as_str() {
         "Compensated" | "Cancelled" => return None,
@@ -95,7 +95,7 @@ fn left(operation: &Operation) -> Option<Finding> {
     (!names.is_empty()).then(|| Finding::ok(what, names.join(", ")))
 }
 
-/// Of an operation that is being undone, or could not be.
+/// Whether compensation will undo a step or has failed to undo it.
 fn is_to_be_undone(step: &Step) -> bool {
     let could_not_be = || step.action.as_deref() == Some(Action::Compensate.as_str());
     match step.state.as_str() {
@@ -105,7 +105,7 @@ fn is_to_be_undone(step: &Step) -> bool {
     }
 }
 
-/// Who has an operation that goes on.
+/// Which scheduler owns an unfinished operation.
 fn holder(operation: &Operation, layout: &LayoutView) -> Option<Finding> {
     const WHAT: &str = "has it";
     let id: OperationId = operation.id.parse().ok()?;

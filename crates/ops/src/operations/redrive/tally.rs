@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::operations::line::Outcome;
 
-/// How many met which outcome.
+/// The number of operations by outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Tally {
     pub(super) asked: u64,
@@ -16,7 +16,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Counts one.
+    /// Counts one operation.
     pub(super) fn count(&mut self, outcome: Outcome) {
         match outcome {
             Outcome::Asked => self.asked += 1,

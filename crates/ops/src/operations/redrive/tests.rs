@@ -65,8 +65,8 @@ fn many(line: &str) -> Many {
     Many::from_arg_matches(&matches.unwrap()).unwrap()
 }
 
-/// An API that refuses whatever it is asked, and shows one operation: first as it stands in `looks[0]`, then as in
-/// the next one, and so on.
+/// An API that refuses every verb and shows one operation, first as `looks[0]`, then as the next
+/// one, and so on.
 async fn refusing_api(looks: Vec<Value>) -> Api {
     let looked = Arc::new(AtomicUsize::new(0));
     let show = async move || {
