@@ -1,4 +1,4 @@
-//! The broker to talk to, and the secrets that it takes.
+//! The configuration of the broker connection, including its secrets.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,33 +14,34 @@ use waybill_kafka::{ClientError, KafkaSettings};
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename_all = "camelCase")]
 pub struct KafkaConfig {
-    /// Brokers to ask first, as `host:port`; `None` for the embedded broker.
+    /// Bootstrap brokers as `host:port`; `None` for the embedded broker.
     pub brokers: Option<Vec<String>>,
-    /// What the names of all topics begin with.
+    /// The prefix of all topic names.
     pub topic_prefix: String,
     /// Copies of each partition, for topics that are created.
     pub replication_factor: u16,
-    /// Partitions of each agent's topic of step requests: the most processes that can share the work
-    /// of one agent. Fixed once data exists. Fewer let more requests travel together.
+    /// Partitions of each agent's topic of step requests: the maximum number of processes that
+    /// share the work of one agent. Fixed once data exists. Fewer partitions make larger batches.
     pub step_partitions: u32,
-    /// How long requests are kept, for topics that are created. Less than `store.retention`. Not for the embedded
-    /// broker, which deletes requests as soon as they are done, and no others.
+    /// How long requests are kept, for topics that are created. Must be less than
+    /// `store.retention`. Not used for the embedded broker, which deletes exactly the requests that
+    /// are done.
     #[serde(with = "units::duration")]
     pub requests_retention: Duration,
-    /// How long step requests and replies are kept, which can be derived again.
+    /// How long step requests and replies are kept. They can be derived again.
     #[serde(with = "units::duration")]
     pub steps_retention: Duration,
-    /// For how long after partitions were added `topics grow` waits for clients to hear of them, and again for
-    /// those who write to go by the new number.
+    /// How long `topics grow` waits after it added partitions until clients have refreshed their
+    /// metadata, and again until all writers use the new number.
     #[serde(with = "units::duration")]
     pub repartition_settle: Duration,
     /// How long status, failed operations and dead letters are kept.
     #[serde(with = "units::duration")]
     pub results_retention: Duration,
-    /// Further settings of librdkafka, for every client.
+    /// Further librdkafka settings for every client.
     pub properties: Properties,
-    /// Settings of librdkafka whose values are read from files, such as mounted secrets; a line
-    /// end at the end of the file does not count.
+    /// librdkafka settings whose values are read from files, such as mounted secrets. A line end at
+    /// the end of the file is removed.
     pub property_files: BTreeMap<String, PathBuf>,
 }
 
@@ -63,7 +64,8 @@ impl Default for KafkaConfig {
 }
 
 impl KafkaConfig {
-    /// Moves the values of `propertyFiles` to `properties`, and refuses properties that no client takes.
+    /// Moves the values of `propertyFiles` to `properties`, and refuses properties that no client
+    /// accepts.
     pub fn read_property_files(&mut self, files: &mut SecretFiles) -> Result<(), ConfigError> {
         for (property, path) in std::mem::take(&mut self.property_files) {
             if self.properties.0.contains_key(&property) {
@@ -78,7 +80,7 @@ impl KafkaConfig {
         self.check_properties()
     }
 
-    /// What clients get beside the brokers.
+    /// The settings of clients, without the brokers.
     pub fn clients(&self) -> KafkaSettings {
         KafkaSettings {
             properties: self.properties.0.clone(),
@@ -91,7 +93,7 @@ impl KafkaConfig {
         self.properties.0.contains_key("sasl.password")
     }
 
-    /// Has clients log in to the embedded broker, whatever the properties say.
+    /// Configures clients to log in to the embedded broker, and overrides the properties.
     pub fn log_in(&mut self, user: &str, token: &Secret) {
         let login = [
             ("security.protocol", "SASL_PLAINTEXT"),
@@ -99,7 +101,7 @@ impl KafkaConfig {
             ("sasl.username", user),
             ("sasl.password", token.reveal()),
         ];
-        // The other name of the mechanism.
+        // An alias of the mechanism property.
         self.properties.0.remove("sasl.mechanisms");
         let login = login.map(|(name, value)| (name.to_owned(), value.to_owned()));
         self.properties.0.extend(login);
@@ -130,7 +132,7 @@ impl KafkaConfig {
         ))
     }
 
-    /// Refuses logins and certificates that librdkafka would leave aside.
+    /// Refuses logins and certificates that librdkafka would ignore.
     fn check_security(&self) -> Result<(), ConfigError> {
         let protocol = self.properties.0.get("security.protocol");
         let protocol = protocol.map(|protocol| protocol.to_ascii_uppercase());
@@ -155,14 +157,14 @@ impl KafkaConfig {
     }
 }
 
-/// Settings of librdkafka by their names. The values of those that are secret are neither shown
-/// by `Debug` nor serialized; [`Properties::iter`] gives them.
+/// librdkafka settings by name. `Debug` and serialization hide secret values. [`Properties::iter`]
+/// returns them.
 #[derive(Clone, PartialEq, Eq, Default, Deserialize)]
 #[serde(transparent)]
 pub struct Properties(BTreeMap<String, String>);
 
 impl Properties {
-    /// Names and values, secrets included, in order of the names.
+    /// Names and values, including secrets, ordered by name.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0
             .iter()
@@ -191,8 +193,8 @@ impl Serialize for Properties {
     }
 }
 
-/// Whether a setting of librdkafka carries a secret, by the words that its names for them use.
-/// Rather one too many: `sasl.oauthbearer.config` is a text that may hold one.
+/// Whether a librdkafka setting may hold a secret, judged by words in its name. Errs on the safe
+/// side: the text of `sasl.oauthbearer.config` may contain one.
 fn is_secret(name: &str) -> bool {
     const WORDS: [&str; 7] = [
         "password",
@@ -259,7 +261,7 @@ mod tests {
             ]
         );
 
-        // It would be of no use, and everybody could read along.
+        // librdkafka would ignore the password and send records unencrypted.
         let error = plain
             .read_property_files(&mut SecretFiles::default())
             .unwrap_err()

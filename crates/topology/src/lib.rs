@@ -1,10 +1,10 @@
-//! Which topics and partitions there are, and which shard of them belongs to whom.
+//! The topics and partitions of an installation, and which shard of a partition owns an operation.
 //!
-//! [`topics`] has the one table of topics, creates them and audits what is there. [`partition_map`] says which partition an
-//! operation belongs to, and [`shards`] how far the owner of each shard has got. [`repartition`] changes the number of partitions
-//! while work goes on.
+//! [`topics`] has the table of required topics, creates them, and audits existing ones.
+//! [`partition_map`] maps operations to partitions. [`shards`] reports the progress of each shard's
+//! owner. [`repartition`] changes the number of partitions without downtime.
 //!
-//! Deliberately absent: taking part in the work. Who owns a shard decides what becomes of its operations.
+//! Deliberately absent: running operations. Only the owner of a shard decides about its operations.
 
 mod config;
 pub mod partition_map;
@@ -20,32 +20,33 @@ use waybill_engine::ShardingScheme;
 
 pub use config::{KafkaConfig, Properties};
 
-/// More partitions than this are a slip of the keyboard: each costs a lease and files.
+/// The maximum number of partitions. More are probably a typing error: each costs a lease and
+/// files.
 pub const PARTITIONS_MAX: u32 = 1_024;
 
-/// What topics and shards are made with.
+/// The settings for topics and shards.
 #[derive(Clone, PartialEq, Debug)]
 pub struct TopologySettings {
-    /// How many partitions the operation topics of a new store have, and how many shards each has.
+    /// The number of partitions of operation topics in a new store, and of shards per partition.
     pub scheme: ShardingScheme,
-    /// The brokers, and the topics on them.
+    /// The brokers and their topics.
     pub kafka: KafkaConfig,
-    /// What concerns topics of the embedded broker alone.
+    /// The settings of topics on the embedded broker.
     pub embedded: EmbeddedTopics,
-    /// How long operations that have ended are kept. Requests are kept for less.
+    /// How long finished operations are kept. Requests are kept for less.
     pub operations_retention: Duration,
 }
 
 /// The topics of the embedded broker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EmbeddedTopics {
-    /// Where it listens.
+    /// The listen address.
     pub listen: SocketAddr,
-    /// How large a segment of a log becomes at most.
+    /// The maximum size of a log segment.
     pub segment_bytes: ByteSize,
-    /// How much of the disk a topic of requests may take.
+    /// The maximum disk space of a topic of requests.
     pub requests_disk_bytes_max: ByteSize,
-    /// How much of the disk recoveries may take.
+    /// The maximum disk space of the topic of recoveries.
     pub recoveries_disk_bytes_max: ByteSize,
 }
 

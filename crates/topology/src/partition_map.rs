@@ -1,9 +1,8 @@
-//! Over how many partitions operations are spread by whoever writes to the operation topics, as the state
-//! store says.
+//! The number of partitions over which writers spread operations, as stored in the state store.
 //!
-//! What must hold: a number that was announced is gone by within a second and the time of one read,
-//! wherever the store can be read. A process that cannot read it uses the old number:
-//! schedulers reroute what it writes, and nothing waits for a store that is unavailable.
+//! What must hold: all writers that can read the store use an announced number within a second plus
+//! the time of one read. A process that cannot read the store keeps the old number. Schedulers then
+//! reroute its records, so that nothing waits for an unavailable store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,27 +15,27 @@ use waybill_telemetry::chain;
 
 use crate::shards;
 
-/// How often the layout is looked at.
+/// The interval between reads of the layout.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// How operations are spread over partitions, now. Clones see the same.
+/// The current mapping of operations to partitions. Clones share it.
 #[derive(Clone, Debug)]
 pub struct PartitionMap(watch::Receiver<Arc<Layout>>);
 
 impl PartitionMap {
-    /// Over so many partitions, for good.
+    /// A constant number of partitions.
     #[must_use]
     pub fn fixed(partitions: u32) -> Self {
         Self::of(Layout::first(partitions))
     }
 
-    /// As a layout says, for good.
+    /// A constant layout.
     pub fn of(layout: Layout) -> Self {
         Self(watch::channel(Arc::new(layout)).1)
     }
 
-    /// As the store says, or over so many partitions where it says nothing yet; and what keeps that true
-    /// until it is stopped.
+    /// The stored layout, or `partitions` while none is stored. Also returns the follower that
+    /// keeps the map current until it is stopped.
     ///
     /// # Errors
     ///
@@ -50,12 +49,12 @@ impl PartitionMap {
         Ok((Self(partition_map), Follower { store, told }))
     }
 
-    /// The layout that says it.
+    /// The current layout.
     pub fn layout(&self) -> Arc<Layout> {
         Arc::clone(&self.0.borrow())
     }
 
-    /// How many partitions there are.
+    /// The number of partitions that writers use.
     #[must_use]
     pub fn partitions(&self) -> u32 {
         self.0.borrow().partitions_written()
@@ -67,7 +66,7 @@ impl PartitionMap {
         partition_for(operation, self.partitions())
     }
 
-    /// Whether a partition is, or ever was, that of an operation.
+    /// Whether an operation belongs or ever belonged to a partition.
     #[must_use]
     pub fn was_ever_of(&self, partition: PartitionId, operation: OperationId) -> bool {
         let ever = self.0.borrow().partitions_ever();
@@ -75,8 +74,9 @@ impl PartitionMap {
         ever.any(|partitions| partition_for(operation, partitions) == partition)
     }
 
-    /// Whether a request at this place came when its partition was already cut, so that it is sent on to its
-    /// operation's own: that nobody knows of it there says nothing yet.
+    /// Whether the request at this position is rerouted to its operation's own partition, because
+    /// its partition was already cut. A missing operation is then no proof that the request was
+    /// lost.
     #[must_use]
     pub fn is_sent_on(&self, position: Position, operation: OperationId) -> bool {
         let Position {
@@ -93,7 +93,7 @@ impl PartitionMap {
         is_left_over || is_beyond && self.partition_of(operation) != partition
     }
 
-    /// Every partition that anything of operations was ever kept under.
+    /// Every partition that ever held data of operations.
     #[must_use]
     pub fn all_ever(&self) -> Vec<PartitionId> {
         let ever = self.0.borrow().partitions_ever();
@@ -101,7 +101,7 @@ impl PartitionMap {
         (0..partitions).map(PartitionId).collect()
     }
 
-    /// Waits until the layout is another. Never returns if nobody follows it any more.
+    /// Waits until the layout changes. Never returns once the follower has stopped.
     pub async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
@@ -109,7 +109,7 @@ impl PartitionMap {
     }
 }
 
-/// Keeps a [`PartitionMap`] true.
+/// Keeps a [`PartitionMap`] current.
 #[derive(Debug)]
 pub struct Follower {
     store: Arc<dyn Store>,
@@ -117,7 +117,7 @@ pub struct Follower {
 }
 
 impl Follower {
-    /// Follows the store's layout until it is stopped.
+    /// Follows the stored layout until it is stopped.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
         let mut is_away = false;
         loop {
@@ -129,7 +129,8 @@ impl Follower {
                 Ok(Some(layout)) => {
                     is_away = false;
                     self.told.send_if_modified(|known| {
-                        // The first one that is stored may differ from what holds where none is.
+                        // The first stored layout may differ from the default and have the same
+                        // generation.
                         let is_newer =
                             layout.generation() >= known.generation() && layout != **known;
                         let partitions = layout.partitions_written();
@@ -170,7 +171,7 @@ mod tests {
         }
     }
 
-    /// An operation of this partition of two.
+    /// The ID of an operation that belongs to this partition of two.
     fn of(partition: u32) -> OperationId {
         let mut ids = (0..).map(|number| OperationId(Uuid::from_u128(number)));
         let id = ids.find(|&id| partition_for(id, 2) == PartitionId(partition));
@@ -202,7 +203,8 @@ mod tests {
         assert!(is_sent_on(&fewer, 1, 40, of(1)));
         assert!(!is_sent_on(&fewer, 1, 39, of(1)), "it was read to there");
 
-        // Used again, its misrouted records may still be on their way; and what was late the first time, too.
+        // Partition 1 is used again. Its misrouted records, also late ones of the first time, may
+        // still be on their way.
         let again = fewer.intended(2).unwrap();
         let again = again.announced(vec![at(50)]).unwrap();
         let again = again.moved(vec![at(99)]).unwrap();

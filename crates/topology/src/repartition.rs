@@ -1,18 +1,19 @@
-//! Going over to more partitions, or to fewer, while everything goes on.
+//! Changes the number of partitions without downtime.
 //!
-//! 1. The layout says what is intended: from then on roles start on topics that have the old number or the new.
-//! 2. If there are to be more, the topics get the partitions, and clients the time to hear of them. If there are to be
-//!    fewer, the layout says where those that stay are cut, and every shard gets to know: what lies beyond will be
-//!    read by more of them.
-//! 3. The layout announces them: whoever writes spreads operations over all of them from then on. There are
-//!    already as many shards as will be needed, and they share the old partitions.
-//! 4. When no writer can still go by the old number, the layout says where the old partitions ended. Shards that
-//!    have a new one read their old one to there, and then begin.
-//! 5. When all have, the layout says that they need not know any more.
+//! 1. The layout records the intended number. From then on roles accept topics with the old or the
+//!    new number.
+//! 2. To grow, the topics get the partitions, and clients get time to refresh their metadata. To
+//!    shrink, the layout records the offsets at which the remaining partitions are cut, and every
+//!    shard starts to use that layout: beyond the cuts other shards will read, too.
+//! 3. The layout announces the new number: writers spread operations over that many partitions. All
+//!    shards of the new layout exist already and share the old partitions.
+//! 4. When no writer can use the old number any more, the layout records where the old partitions
+//!    ended. A shard with a new partition reads its old one up to there, and then begins.
+//! 5. When all shards have begun, the layout drops these offsets.
 //!
-//! What must hold: each step is durable before the next begins, and may be repeated; who stops in the middle
-//! leaves everything going, and asking again goes on from there. Schedulers go on with it, too ([`finish`]), for
-//! operations may wait in the new partitions.
+//! What must hold: each step is durable before the next one begins, and may be repeated. If the
+//! process stops in the middle, operations continue, and a repeated command resumes the change.
+//! Schedulers resume it too ([`finish`]), because operations may wait in the new partitions.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,13 +33,14 @@ use crate::shards;
 use crate::topics::{DISK_BOUND, names_with_partitions_of_operations};
 use crate::{PARTITIONS_MAX, TopologySettings};
 
-/// How often it is looked whether shards have begun.
+/// The interval between checks whether shards have begun.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How often it is looked whether somebody has left something to be finished.
+/// The interval between checks for an unfinished change.
 const FINISH_EVERY: Duration = Duration::from_secs(2);
-/// How long a step may stand still, besides the time that two of them wait, before others go on with it.
+/// How long a step may make no progress, in addition to two settle times, before another process
+/// resumes it.
 const STANDS_STILL_AFTER: Duration = Duration::from_secs(10);
-/// How long shards are waited for. They begin without anybody who waits.
+/// How long to wait for shards. They begin whether or not the command waits.
 const READERS_PATIENCE: Duration = Duration::from_secs(20);
 
 /// Why the number of partitions was not changed.
@@ -47,62 +49,62 @@ pub enum RepartitionError {
     /// The store failed.
     #[error("the state store cannot be asked")]
     Store(#[from] StoreError),
-    /// The brokers failed, or refused it.
+    /// The brokers failed or refused the request.
     #[error("the brokers cannot be asked")]
     Brokers(#[from] AdminError),
-    /// No client can be made.
+    /// The client could not be made.
     #[error("the brokers cannot be reached")]
     Client(#[from] ClientError),
-    /// There cannot be so many.
+    /// The layout does not allow this number.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// There would be too many.
+    /// The number is above the limit.
     #[error("{PARTITIONS_MAX} partitions are the most, and {0} are asked for")]
     TooMany(u32),
-    /// Nobody has begun to read, so that there is nothing to change.
+    /// No scheduler has stored a layout yet, so there is nothing to change.
     #[error(
         "no scheduler has begun on this store: the first one begins with the `partitions` of its configuration"
     )]
     NotBegun,
-    /// Another number is read, and not every shard has gone over yet.
+    /// The new number is in use, but a shard has not moved to its new partition yet.
     #[error(
         "the new number of partitions is read; shard {shard} has yet to read partition {partition} to where it ended \
          (requests {}, high-priority requests {}, replies {}, recoveries {}). That goes on by itself",
         .end.requests, .end.high_priority, .end.replies, .end.recoveries
     )]
     Unmoved {
-        /// One that is behind.
+        /// A shard that has not moved.
         shard: ShardId,
-        /// What it reads.
+        /// The partition that it still reads.
         partition: PartitionId,
-        /// To where it has to.
+        /// The end up to which it has to read.
         end: TopicOffsets,
     },
-    /// There are to be fewer, and not every shard has begun to go by that.
+    /// To shrink, every shard has to run under the new layout, and one does not.
     #[error(
         "shard {0} does not run, and every shard has to before there are fewer partitions: start a scheduler that \
          has it, or start it where it was stopped (`PUT /schedulers/{0}` on the admin port)"
     )]
     Unbegun(ShardId),
-    /// Somebody has changed it to another number meanwhile.
+    /// Another change replaced this one.
     #[error("somebody has gone over to another number of partitions meanwhile")]
     Replaced,
-    /// A topic is not there.
+    /// A topic does not exist.
     #[error("there is no topic {0}: `waybill topics create` makes it")]
     NoTopic(String),
-    /// A broker does not know of all its partitions.
+    /// A broker does not know all partitions of a topic yet.
     #[error(
         "the broker that was asked knows {has} partitions of topic {topic}, and there are {expected}: ask again"
     )]
     Unknown {
         /// The topic.
         topic: String,
-        /// How many it knows.
+        /// How many the broker knows.
         has: u32,
-        /// How many there are at least.
+        /// The minimum number that exists.
         expected: u32,
     },
-    /// The bound on disk of the embedded broker is too small for so many.
+    /// The disk limit on the embedded broker is too small for this number.
     #[error(
         "topic {topic} was made with segments of {segment} bytes and a bound of {bound} bytes on disk: of {partitions} \
          partitions, those alone that are being written would fill half of it"
@@ -114,10 +116,10 @@ pub enum RepartitionError {
         partitions: u32,
         /// The size of its segments, in bytes.
         segment: u64,
-        /// The bound on disk of all its partitions, in bytes.
+        /// The disk limit of all its partitions together, in bytes.
         bound: u64,
     },
-    /// A topic has more than is asked for.
+    /// A topic has more partitions than requested.
     #[error("topic {topic} has {has} partitions: `waybill topics grow --partitions {has}`")]
     TooFew {
         /// The topic.
@@ -127,34 +129,34 @@ pub enum RepartitionError {
     },
 }
 
-/// What goes over to another number of partitions of the operation topics.
+/// Changes the number of partitions of the operation topics.
 #[derive(Clone, Debug)]
 pub struct Repartition {
     store: Arc<dyn Store>,
     kafka: KafkaSettings,
     topics: Topics,
-    /// Those that have as many partitions as operations are spread over.
+    /// The topics with as many partitions as operations are spread over.
     names: Vec<String>,
     settle: Duration,
     stands: Arc<Mutex<Option<RepartitionView>>>,
 }
 
-/// How a growing stands.
+/// The progress of a change.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RepartitionView {
-    /// How many partitions were asked for.
+    /// The requested number of partitions.
     pub partitions: u32,
-    /// What is being done, or was done last.
+    /// The current or last step.
     pub step: String,
-    /// Whether it goes on.
+    /// Whether the change is running.
     pub is_under_way: bool,
-    /// Why it has ended early.
+    /// Why the change ended early.
     pub error: Option<String>,
 }
 
 impl Repartition {
-    /// Of the topics and the store of this configuration.
+    /// For the topics and the store of this configuration.
     #[must_use]
     pub fn new(
         topology: &TopologySettings,
@@ -173,23 +175,23 @@ impl Repartition {
         }
     }
 
-    /// Whether the store is other processes' as well.
+    /// Whether other processes use the store as well.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         !self.store.is_exclusive()
     }
 
-    /// How the last one stands that was begun in this process.
+    /// The progress of the last change that this process began.
     #[must_use]
     pub fn view(&self) -> Option<RepartitionView> {
         self.stands().clone()
     }
 
-    /// Begins in the background, or follows one to the same number that is under way.
+    /// Begins a change in the background, or returns the running one if it has the same number.
     ///
     /// # Errors
     ///
-    /// One to another number that is under way.
+    /// The running change, if it has another number.
     pub fn begin(&self, partitions: u32) -> Result<RepartitionView, RepartitionView> {
         let mut stands = self.stands();
         if let Some(under_way) = stands.as_ref().filter(|view| view.is_under_way) {
@@ -227,12 +229,12 @@ impl Repartition {
         self.stands.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes so many partitions of the operation topics, and has them read. `tell` hears what is being done.
-    /// Somebody else may do the same.
+    /// Changes the number of partitions, and waits until shards read them. `tell` receives each
+    /// step. Other processes may run the same change concurrently.
     ///
     /// # Errors
     ///
-    /// If there cannot be so many, or the store or the brokers fail. What was done until then holds.
+    /// If the number is not possible, or the store or the brokers fail. Completed steps remain.
     pub async fn run(
         &self,
         partitions: u32,
@@ -244,8 +246,8 @@ impl Repartition {
         self.drive(partitions, false, tell).await
     }
 
-    /// Goes on, or begins if nobody has `begun`. What was begun is never begun again: somebody may have ended it,
-    /// and want another number since.
+    /// Resumes the change, or begins it unless `begun`. A change that was begun is never begun
+    /// again, because another process may have finished it and then begun a different one.
     async fn drive(
         &self,
         partitions: u32,
@@ -278,7 +280,7 @@ impl Repartition {
                 begun = true;
                 continue;
             };
-            // If somebody else was quicker, it is looked what is next now.
+            // If another process stored a layout first, the loop continues from that one.
             if self.store.set_layout(Some(layout), next.clone()).await? {
                 tracing::info!(layout = %next, "the layout of shards was changed");
                 begun = true;
@@ -286,7 +288,7 @@ impl Repartition {
         }
     }
 
-    /// Does what leads to the next layout, and returns that; `None` where there is nothing more to do.
+    /// Performs the next step and returns the layout after it; `None` if nothing is left to do.
     async fn next_step(
         &self,
         layout: &Layout,
@@ -319,7 +321,7 @@ impl Repartition {
             let is_more = partitions > layout.scheme().partitions;
             self.add_partitions(admin, partitions, most, tell).await?;
             if !is_more {
-                // As long as it can be taken back.
+                // Wait while the change can still be withdrawn.
                 self.wait_until_all_run(layout, tell).await?;
             }
             let begins = self.begins(admin, layout, partitions).await?;
@@ -330,18 +332,19 @@ impl Repartition {
         }
         if layout.partitions_written() == partitions {
             self.add_partitions(admin, partitions, most, tell).await?;
-            // What was intended is taken back.
+            // Withdraws an intended change.
             let is_intended = layout.becomes().is_some();
             return Ok(is_intended.then(|| layout.withdrawn()).transpose()?);
         }
-        // Refuses what cannot be before anything is done.
+        // Refuses impossible changes before it does anything.
         let intended = layout.intended(partitions)?;
         self.lacking(admin, partitions, most).await?;
         self.refuse_full_disk(admin, partitions).await?;
         Ok(Some(intended))
     }
 
-    /// Where shards begin that come to a partition: of more to those that come, of fewer to those that stay.
+    /// The start offsets: for more partitions those of the new ones, for fewer those of the
+    /// remaining ones.
     async fn begins(
         &self,
         admin: &Admin,
@@ -356,7 +359,7 @@ impl Repartition {
         }
         let come = (0..).map(PartitionId).zip(bounds).skip(now as usize);
         let begins = come.map(|(partition, (begin, end))| {
-            // One that was once left over is read, or rerouted, to its end; others have never been read.
+            // A retired partition was read or rerouted to its end. Others were never read.
             let mut retired = layout.retired().iter();
             match retired.any(|of| of.partition == partition) {
                 true => end,
@@ -366,14 +369,14 @@ impl Repartition {
         Ok(begins.collect())
     }
 
-    /// The times in which partitions were left over of which everything was rerouted.
+    /// The retired partitions whose records were all rerouted.
     async fn through(&self, layout: &Layout) -> Result<Vec<Retired>, RepartitionError> {
         let mut through = Vec::new();
         for retired in layout.retired() {
             let key = LeaseKey::supervisor(retired.partition);
             let lease = self.store.lease(key).await?;
             let lease = lease.unwrap_or(Lease::new(key, retired.partition));
-            // Those that this change has ended are remembered until rerouting is done there.
+            // Partitions that this change retires are kept until rerouting is done there.
             let begin = layout.begin_of(layout.generation(), retired.partition);
             if retired.until != Some(begin) && retired.is_over_below(&lease.checkpoint.at) {
                 through.push(*retired);
@@ -401,7 +404,7 @@ impl Repartition {
         Ok(())
     }
 
-    /// The topics that have fewer.
+    /// The topics with fewer partitions.
     async fn lacking(
         &self,
         admin: &Admin,
@@ -422,7 +425,8 @@ impl Repartition {
         Ok(lacking)
     }
 
-    /// The embedded broker bounds what requests and recoveries take on disk, and gives space back by whole segments.
+    /// Refuses a change for which the disk limit is too small. The embedded broker limits the disk
+    /// space of requests and recoveries, and frees it by whole segments.
     async fn refuse_full_disk(
         &self,
         admin: &Admin,
@@ -446,7 +450,7 @@ impl Repartition {
         Ok(())
     }
 
-    /// Gives the topics what they lack, and clients the time to hear of it.
+    /// Adds missing partitions, and gives clients time to refresh their metadata.
     async fn add_partitions(
         &self,
         admin: &Admin,
@@ -467,7 +471,7 @@ impl Repartition {
         Ok(())
     }
 
-    /// Where each of so many partitions begins, and where it ends: at 0 if the topics have never had it.
+    /// Begin and end of each partition: 0 if the topics never had it.
     async fn bounds(
         &self,
         admin: &Admin,
@@ -477,7 +481,7 @@ impl Repartition {
         let of = async |topic| {
             let had = layout.partitions_ever().into_iter().max();
             let has = self.has(admin, topic).await?;
-            // A broker that does not know all of them says nothing of where they end.
+            // A broker that does not know all partitions cannot return their ends.
             let expected = had.unwrap_or_default().min(partitions);
             if has < expected {
                 let topic = topic.to_owned();
@@ -503,7 +507,7 @@ impl Repartition {
         Ok(bounds)
     }
 
-    /// How many partitions a topic has.
+    /// The number of partitions of a topic.
     async fn has(&self, admin: &Admin, topic: &str) -> Result<u32, RepartitionError> {
         let has = admin.topic_partitions(topic).await?;
         has.ok_or_else(|| RepartitionError::NoTopic(topic.to_owned()))
@@ -532,7 +536,7 @@ impl Repartition {
     }
 }
 
-/// Says how one ended that was begun in the background, also if it panics.
+/// Records the end of a change in the background, also after a panic.
 struct Ending<'a> {
     growing: &'a Repartition,
     error: Option<String>,
@@ -547,13 +551,13 @@ impl Drop for Ending<'_> {
     }
 }
 
-/// Goes on with what was begun and stands still, because whoever began it has gone.
+/// Resumes a change that makes no progress because the process that began it has stopped.
 pub async fn finish(
     growing: Repartition,
     partition_map: PartitionMap,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    // Nobody else could drive it where the store is this process's alone.
+    // No other process can drive the change on an exclusive store.
     let patience = match growing.is_shared() {
         true => growing.settle * 2 + STANDS_STILL_AFTER,
         false => Duration::ZERO,
@@ -573,7 +577,8 @@ pub async fn finish(
             && !is_driven_here
             && seen.1.elapsed() >= patience
         {
-            // What is followed is a moment old: somebody may have ended it just now.
+            // The followed layout may be outdated: another process may just have finished the
+            // change.
             let stands = growing.store.layout().await.ok().flatten();
             if stands.is_none_or(|stands| stands.generation() != layout.generation()) {
                 continue;
@@ -590,7 +595,7 @@ pub async fn finish(
                 () = stop.cancelled() => return Ok(()),
             };
             match ended {
-                // Shards go on by themselves, or others have gone on with it.
+                // The shards continue on their own, or another process continues the change.
                 Ok(()) | Err(RepartitionError::Unmoved { .. } | RepartitionError::Replaced) => {}
                 Err(error) => {
                     tracing::warn!(error = %chain(&error), "the number of partitions is not changed yet");

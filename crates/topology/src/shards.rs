@@ -1,10 +1,10 @@
-//! The shards of partitions, as the state store tells of them: which sharding scheme is in force, where each
-//! shard stands, and how it is changed.
+//! The state of the shards in the state store: the current sharding scheme, the progress of each
+//! shard, and how to change the scheme.
 //!
-//! What must hold: **shards follow one another whole**. A shard of a new layout begins only when all
-//! that it follows were taken from their owners for good, by conditional writes, so that none of them can
-//! write, send or commit any more; and it begins where they ended. Where a shard gets another
-//! partition, those that it follows have read the old one to its end.
+//! What must hold: **a shard begins only after all its predecessors have ended.** They were taken
+//! from their owners for good, by conditional writes, so that no owner can write, send or commit
+//! any more. The shard begins where they ended. If a shard gets another partition, its predecessors
+//! have read the old one to its end.
 
 pub mod show;
 
@@ -21,14 +21,14 @@ use waybill_store::{
     Begins, Followed, Layout, LayoutGeneration, Lease, LeaseKey, Store, StoreError, takeable,
 };
 
-/// The layout that is in force.
+/// The current layout.
 pub async fn layout(store: &dyn Store, partitions: u32) -> Result<Layout, StoreError> {
     let stored = store.layout().await?;
     Ok(stored.unwrap_or(Layout::first(partitions)))
 }
 
-/// The layout that a scheduler begins with. A new store gets what is configured; of any other it stands,
-/// and what differs from the configuration is told.
+/// The layout at a scheduler's start. A new store gets the configured one. An existing layout
+/// stays, and the log reports a difference from the configuration.
 ///
 /// # Errors
 ///
@@ -44,7 +44,7 @@ pub async fn layout_at_start(store: &dyn Store, wanted: ShardingScheme) -> anyho
             true => first.successor(wanted)?,
             false => first,
         };
-        // Whoever is quicker says the same, or else it is told below.
+        // Another process may store it first. A different one is reported below.
         if store.set_layout(None, begins.clone()).await? {
             tracing::info!(layout = %begins, "the store begins with this layout of shards");
         }
@@ -63,8 +63,8 @@ pub async fn layout_at_start(store: &dyn Store, wanted: ShardingScheme) -> anyho
     Ok(layout)
 }
 
-/// Under which generation a shard is to run now: the layout's own, or the one before it, while the shard
-/// has not read a partition to its end that it is to leave.
+/// The generation under which a shard runs now: that of the layout, or the previous one while the
+/// shard still has to read its old partition to its end.
 ///
 /// # Errors
 ///
@@ -92,7 +92,7 @@ pub async fn generation_to_run(
     })
 }
 
-/// A shard that nobody has begun under this layout, if there is one.
+/// A shard that has not begun under this layout, if there is one.
 ///
 /// # Errors
 ///
@@ -107,8 +107,8 @@ pub async fn unbegun(store: &dyn Store, layout: &Layout) -> Result<Option<ShardI
     Ok(None)
 }
 
-/// What is left of going over to another number of partitions: of shards that have not begun, or still read what was there
-/// before it, one, and what it has yet to reach.
+/// The first shard that has not completed a repartition: it has not begun, or still reads records
+/// before the change. Returns its partition and the offsets that it has to reach.
 ///
 /// # Errors
 ///
@@ -129,7 +129,7 @@ pub async fn unmoved(
                 return Ok(Some((shard, partition, boundary)));
             }
             (Some(_), _) => {}
-            // One that has not begun waits for those that it follows.
+            // A shard that has not begun waits for its predecessors.
             (None, _) => {
                 let before = generation.previous();
                 let left = before.and_then(|before| {
@@ -144,7 +144,7 @@ pub async fn unmoved(
     Ok(None)
 }
 
-/// Whether nobody has ever read a partition.
+/// Whether no shard ever read a partition.
 async fn is_new(store: &dyn Store, first: &Layout) -> Result<bool, StoreError> {
     for shard in first.scheme().all() {
         let key = LeaseKey::scheduler(first.generation(), shard);
@@ -155,8 +155,8 @@ async fn is_new(store: &dyn Store, first: &Layout) -> Result<bool, StoreError> {
     Ok(true)
 }
 
-/// Where a shard stands: its lease, or, before it has begun, what it would go on from if those that it
-/// follows ended where they are now. Changes nothing.
+/// The lease of a shard. Before the shard has begun, the lease with which it would begin if its
+/// predecessors ended at their current offsets. Changes nothing.
 pub async fn standing(
     store: &dyn Store,
     layout: &Layout,
@@ -166,7 +166,7 @@ pub async fn standing(
     standing_of(store, layout, generation, shard, &mut HashMap::new()).await
 }
 
-/// The same, and remembers those that several shards of unbegun layouts follow.
+/// The same, with a cache for predecessors that several unbegun shards share.
 fn standing_of<'a>(
     store: &'a dyn Store,
     layout: &'a Layout,
@@ -196,9 +196,9 @@ fn standing_of<'a>(
     .boxed()
 }
 
-/// What a shard goes on from that nobody has begun yet. Takes those that it follows for good, and waits
-/// for as long as their owners keep them. `me` is this process, whose own shards give their leases back
-/// by themselves.
+/// The lease with which an unbegun shard begins. Takes its predecessors for good, and waits while
+/// their owners keep them. `me` is this process, whose own shards release their leases by
+/// themselves.
 pub fn beginning<'a>(
     store: &'a dyn Store,
     layout: &'a Layout,
@@ -209,7 +209,7 @@ pub fn beginning<'a>(
 ) -> BoxFuture<'a, Result<Lease, StoreError>> {
     async move {
         let step = Step::of(layout, generation, shard);
-        // All at once: one that is silent is waited for once, however many were its.
+        // Concurrently, so that the wait for a silent owner does not add up over its shards.
         let parents = step.parents().into_iter();
         let ended = parents.map(|(before, scheme, parent)| async move {
             let lease = end(store, layout, before, parent, me, margin).await?;
@@ -220,7 +220,7 @@ pub fn beginning<'a>(
     .boxed()
 }
 
-/// Takes a shard of an earlier layout for good, once its owner has released it or has gone silent.
+/// Takes a shard of an earlier layout for good, once its owner has released it or become silent.
 async fn end(
     store: &dyn Store,
     layout: &Layout,
@@ -245,7 +245,7 @@ async fn end(
     }
 }
 
-/// A shard, and those that it follows.
+/// A shard and its predecessors.
 struct Step {
     key: LeaseKey,
     shard: ShardId,
@@ -284,7 +284,7 @@ impl Step {
     }
 }
 
-/// The first request of a partition that not all of its shards have durably consumed.
+/// The lowest offset of a request of the partition that some shard has not consumed durably.
 pub async fn consumed(
     store: &dyn Store,
     layout: &Layout,
@@ -296,7 +296,7 @@ pub async fn consumed(
     Ok(offset_or_end(lowest))
 }
 
-/// The first record of a partition that is not done by all of its shards.
+/// The lowest offset of a record of the partition that some shard has not finished.
 pub async fn done(
     store: &dyn Store,
     layout: &Layout,
@@ -308,8 +308,8 @@ pub async fn done(
     ))
 }
 
-/// The same, with the fingerprint of the record before it as far as its shard has one; `None` where nobody reads the
-/// partition any more.
+/// The same, with the fingerprint of the record before it if the shard has one; `None` if no shard
+/// reads the partition any more.
 pub async fn last_done(
     store: &dyn Store,
     layout: &Layout,
@@ -325,12 +325,12 @@ pub async fn last_done(
     lowest(store, layout, source, partition, done).await
 }
 
-/// Nobody waits for what lies in a partition that all have left.
+/// If all shards have left the partition, none waits for its records.
 fn offset_or_end(lowest: Option<(Offset, Option<u64>)>) -> Offset {
     lowest.map_or(Offset(i64::MAX), |(offset, _)| offset)
 }
 
-/// The lowest of the offsets of the shards that read a partition, with the fingerprint that goes with it.
+/// The lowest offset among the shards that read a partition, with its fingerprint.
 async fn lowest(
     store: &dyn Store,
     layout: &Layout,
@@ -338,7 +338,7 @@ async fn lowest(
     partition: PartitionId,
     offset: impl Fn(&Lease) -> (Offset, Option<u64>),
 ) -> Result<Option<(Offset, Option<u64>)>, StoreError> {
-    // One that was announced, and that nobody reads yet.
+    // An announced partition that no shard reads yet.
     if (layout.scheme().partitions..layout.partitions_written()).contains(&partition.0) {
         return Ok(Some((Offset(0), None)));
     }
@@ -347,14 +347,14 @@ async fn lowest(
     let own = own.map(|shard| (layout.generation(), shard));
     for (generation, shard) in own.chain(layout.left(partition)) {
         let lease = standing(store, layout, generation, shard).await?;
-        // Who has left has done its part of the partition.
+        // A shard that has left the partition has finished its part.
         if generation != layout.generation() && lease.is_ended {
             continue;
         }
         let one = offset(&lease);
         lowest = Some(lowest.filter(|lowest| lowest.0 <= one.0).unwrap_or(one));
     }
-    // Beyond there they leave things to others, which have not begun.
+    // Beyond the cut, records belong to other shards, which have not begun.
     if let (Some(lowest), Some(begin)) = (&mut lowest, layout.to_begin(partition))
         && begin.on(source) < lowest.0
     {

@@ -1,10 +1,9 @@
-//! The topics: what each of them needs, made before anything reads or writes them, and held against
-//! what is found.
+//! The topics: their required settings, their creation before anything uses them, and their audit.
 //!
-//! [`needed`] is the one table of it. Roles make what is missing when they start, and refuse to start
-//! where what stands there would do harm; `waybill topics` does the same by hand.
+//! [`needed`] is the one table of topics. Roles create missing topics at start, and refuse to start
+//! if an existing one is harmful. `waybill topics` does the same by hand.
 //!
-//! What must hold: a topic that exists is never changed here, and none comes into being with settings
+//! What must hold: this module never changes an existing topic, and never creates one with settings
 //! that are not in the table.
 
 mod audit;
@@ -23,112 +22,114 @@ pub use describe::{Found, describe};
 
 use crate::TopologySettings;
 
-/// The key that says over how many partitions operations are spread.
+/// The finding's key for the number of partitions over which operations are spread.
 const PARTITIONS_KEY: &str = "partitions";
-/// How long a broker may take to come up.
+/// The maximum time for a broker to start.
 const BROKER_PATIENCE: Duration = Duration::from_secs(60);
-/// How long a topic that was made may be unknown to the broker that is asked.
+/// How long the broker may not know a topic after its creation.
 const TOPIC_PATIENCE: Duration = Duration::from_secs(30);
-/// For how long a topic that is there and says nothing of itself may have come into being just now.
+/// How long a topic without visible settings may count as just created.
 const KIND_PATIENCE: Duration = Duration::from_secs(2);
-/// How long after it was unknown a topic is asked for again.
+/// The pause before an unknown topic is requested again.
 const TOPIC_AGAIN_AFTER: Duration = Duration::from_millis(50);
-/// Segments of topics whose records are derived and soon forgotten.
+/// The segment size of topics with derived, short-lived records.
 const STEP_SEGMENT_BYTES: u64 = 16 * 1024 * 1024;
-/// Segments of recoveries at most. They are few and small, and their topic's bound has to hold a segment for each
-/// partition that is added later.
+/// The maximum segment size of recoveries. They are few and small, and the topic's disk limit must
+/// have room for a segment of each partition that is added later.
 const RECOVERY_SEGMENT_BYTES_MAX: u64 = 1024 * 1024;
-/// The smallest segment that a topic with a bound on disk is given.
+/// The minimum segment size of a topic with a disk limit.
 const SEGMENT_BYTES_MIN: u64 = 64 * 1024;
-/// Into how many segments each partition's part of the bound on disk is cut, so that space is given back.
+/// The number of segments in a partition's part of the disk limit, so that space can be freed.
 const SEGMENTS: u64 = 4;
 
-/// The least bound on disk of a topic of requests, or of recoveries: one whose segments, each of which may lie there
-/// as the last of its partition, leave room for others.
+/// The minimum disk limit of a topic of requests or recoveries, in bytes. Each partition keeps its
+/// last segment, and there must be room for others.
 pub fn disk_bytes_min(partitions: u32) -> u64 {
     SEGMENTS * SEGMENT_BYTES_MIN * u64::from(partitions)
 }
-/// What a partition of step requests or replies keeps on the embedded broker. Far more than can be
-/// in flight.
+/// How much a partition of step requests or replies keeps on the embedded broker: far more than can
+/// be in flight.
 const STEP_PARTITION_BYTES_MAX: u64 = 128 * 1024 * 1024;
-/// What a partition of status records, failed operations, alerts or dead letters keeps on it.
+/// The same for a partition of status records, failed operations, alerts or dead letters.
 const RESULT_PARTITION_BYTES_MAX: u64 = 512 * 1024 * 1024;
 
-/// How long the topics that hold personal data alone keep it at most.
+/// The maximum retention of topics that hold nothing but personal data.
 const CONTACTS_RETENTION_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// How a topic says that a bound is none.
+/// The value of a setting without a limit.
 pub const UNBOUNDED: &str = "-1";
 
-/// After how many records a topic is synced. With 1, all that is acknowledged is.
+/// The number of records after which a topic is synced. With 1, every acknowledged record is
+/// synced.
 pub const FLUSH: &str = "flush.messages";
 
-/// Whose time a record has: its sender's, or that of the broker that appended it.
+/// Whether the sender or the appending broker sets a record's timestamp.
 pub const TIMESTAMPS: &str = "message.timestamp.type";
 const LOG_APPEND_TIME: &str = "LogAppendTime";
 
-/// How batches are kept. The embedded broker keeps all of them uncompressed.
+/// How batches are compressed on disk. The embedded broker keeps all of them uncompressed.
 pub const COMPRESSION: &str = "compression.type";
 const UNCOMPRESSED: &str = "uncompressed";
 
-/// The bound of a topic's size on disk, which no broker but the embedded one has.
+/// The limit of a topic's size on disk. Only the embedded broker has this setting.
 pub const DISK_BOUND: &str = "waybill.disk.bytes.max";
-/// Whether a topic refuses records while the disk is low: of the embedded broker, too.
+/// Whether a topic refuses records while disk space is low. Only the embedded broker has this
+/// setting.
 pub const REFUSE_ON_LOW_DISK: &str = "waybill.disk.low.refuse";
 
-/// Which broker it is, as far as the topics differ by that.
+/// The kind of broker, as far as topics depend on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BrokerKind {
-    /// The embedded one: a single machine's disk makes records durable, and is bounded.
+    /// The embedded broker: the disk of one machine makes records durable and limits their size.
     Embedded,
-    /// Apache Kafka, or what speaks like it: copies make records durable.
+    /// Apache Kafka, or a compatible broker: replication makes records durable.
     Kafka,
 }
 
-/// What a topic carries. What its settings may be follows from it.
+/// The content of a topic, which determines its settings.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// What was accepted.
+    /// Accepted requests.
     Requests,
-    /// What supervisors and operators ask for.
+    /// Requests of supervisors and operators about operations.
     Recoveries,
     /// Step requests and replies, which can be derived again.
     Steps,
-    /// Each change of an operation's state. Its row says the same.
+    /// Each change of an operation's state, which is also in its row.
     Statuses,
-    /// Failed operations and alerts, which nothing else tells of.
+    /// Failed operations and alerts, which are recorded nowhere else.
     Results,
-    /// Who is notified of it: personal data.
+    /// Contacts to notify: personal data.
     Notices,
-    /// Records that could not be read.
+    /// Poison records.
     DeadLetters,
-    /// Notices that could not be read: personal data, too.
+    /// Poison records of notices: personal data, too.
     DeadNotices,
 }
 
-/// A topic that Waybill needs.
+/// A required topic.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Needed {
-    /// What it holds.
+    /// Its content.
     pub kind: Kind,
     /// Its name, partitions and settings.
     pub spec: TopicSpec,
-    /// The key that says how many partitions it has.
+    /// The configuration key of its number of partitions.
     partitions_key: &'static str,
 }
 
-/// What became of a topic that is needed.
+/// The outcome for a required topic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// It was missing, and was made.
+    /// It was missing and was created.
     Made,
-    /// It stood there already.
+    /// It already existed.
     Existed,
 }
 
-/// Creates what is missing, and looks whether what is there would do harm. Operation topics `may_have` other
-/// numbers of partitions than the configured one. `is_alone` whoever has its store to itself. Returns which broker
-/// it is.
+/// Creates missing topics, and checks that no existing one is harmful. Operation topics may also
+/// have one of the numbers of partitions in `may_have`. `is_alone`: no other process uses this
+/// process's store. Returns the kind of broker.
 pub async fn create(
     topology: &TopologySettings,
     kafka: &KafkaSettings,
@@ -148,7 +149,7 @@ pub async fn create(
     let number = |finding: &Finding| finding.number_of_operations(&needed);
     findings.retain(|finding| !number(finding).is_some_and(|has| may_have.contains(&has)));
     for finding in &mut findings {
-        // Nobody but this process has an embedded store, so nobody else could mend what stops it.
+        // Only this process has the embedded store, so no other process could repair the number.
         if is_alone
             && number(finding).is_some_and(|has| has.is_multiple_of(topology.scheme.partitions))
         {
@@ -162,19 +163,19 @@ pub async fn create(
     Ok(broker)
 }
 
-/// Looks whether the step requests of `agents` are in topics that keep batches compressed. Passes over topics that do
-/// not exist yet, and over those whose settings the broker does not show to this user.
+/// Checks that no topic of step requests of `agents` keeps compressed batches. Skips topics that do
+/// not exist yet, or whose settings this user may not read.
 ///
 /// # Errors
 ///
-/// If there is such a topic, or the brokers cannot be asked.
+/// If there is such a topic, or the brokers are unavailable.
 pub async fn check_step_requests(
     topology: &TopologySettings,
     kafka: &KafkaSettings,
     agents: &[&str],
 ) -> anyhow::Result<()> {
     let names = Topics::new(&topology.kafka.topic_prefix);
-    // Which broker it is does not matter: the embedded one keeps nothing compressed.
+    // The kind of broker does not matter: the embedded one compresses nothing.
     let needed: Vec<Needed> = agents
         .iter()
         .map(|agent| of_steps(topology, &names.step_requests(agent), BrokerKind::Kafka))
@@ -193,7 +194,7 @@ pub async fn check_step_requests(
 ///
 /// # Errors
 ///
-/// If any are harm: these, a line each.
+/// The harmful findings, one per line, if there are any.
 fn refuse_harm(findings: &[Finding]) -> anyhow::Result<()> {
     let (harm, warnings): (Vec<_>, Vec<_>) = findings
         .iter()
@@ -213,8 +214,7 @@ fn refuse_harm(findings: &[Finding]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Looks at topics that were all there, or made, a moment ago: a broker may answer that has not heard of
-/// them yet.
+/// Describes topics that exist or were just created. A broker may answer before it knows them.
 async fn describe_all(
     admin: &Admin,
     needed: &[Needed],
@@ -229,8 +229,8 @@ async fn describe_all(
     }
 }
 
-/// Which broker it is. Asks it, unless the configuration says: the embedded broker of another process
-/// is reached like any other.
+/// The kind of broker. Asks the broker, unless the configuration says: the embedded broker of
+/// another process is reached like any other.
 pub async fn broker_kind(admin: &Admin, topology: &TopologySettings) -> anyhow::Result<BrokerKind> {
     if topology.kafka.brokers.is_none() {
         return Ok(BrokerKind::Embedded);
@@ -241,15 +241,15 @@ pub async fn broker_kind(admin: &Admin, topology: &TopologySettings) -> anyhow::
         let told = kind_told(admin, names.requests(), topology.scheme.partitions).await;
         match told.map_err(|error| explained(error, topology))? {
             Some(kind) => return Ok(kind),
-            // Not for us to see.
+            // The settings are hidden from this user.
             None if Instant::now() >= deadline => return Ok(BrokerKind::Kafka),
             None => tokio::time::sleep(TOPIC_AGAIN_AFTER).await,
         }
     }
 }
 
-/// What the broker says of itself by the topic of requests; `None` where that topic came into being between
-/// two questions, or where it is there and not for us to see.
+/// The kind of broker, by its settings of the topic of requests; `None` if the topic was created
+/// between two requests, or its settings are hidden from this user.
 async fn kind_told(
     admin: &Admin,
     requests: &str,
@@ -263,7 +263,7 @@ async fn kind_told(
     if let Some(settings) = settings.get(requests) {
         return Ok(Some(kind(settings.contains_key(DISK_BOUND))));
     }
-    // Would it be made with this setting?
+    // Tests whether the broker would create the topic with this setting.
     let mut spec = TopicSpec::new(requests, partitions);
     spec.config.push((DISK_BOUND.to_owned(), "-1".to_owned()));
     match admin.try_topics(&[spec]).await {
@@ -274,14 +274,15 @@ async fn kind_told(
     }
 }
 
-/// Makes what is missing, and says what became of each topic, in their order. May be repeated, and two
-/// may do it at once.
+/// Creates the missing topics. Returns the outcome for each topic, in the order given. Safe to
+/// repeat, and to run concurrently.
 pub async fn make(
     admin: &Admin,
     topology: &TopologySettings,
     needed: &[Needed],
 ) -> anyhow::Result<Vec<Outcome>> {
-    // Only what is missing is asked for, so that who may make no topics can run where they stand.
+    // Requests only missing topics, so that a user without the permission to create topics can run
+    // on existing ones.
     let missing = missing(admin, topology, needed).await?;
     let specs: Vec<TopicSpec> = missing.iter().map(|topic| topic.spec.clone()).collect();
     let made = admin
@@ -303,7 +304,7 @@ pub async fn make(
     Ok(needed.iter().map(outcome).collect())
 }
 
-/// Those that are not there.
+/// The topics that do not exist.
 pub async fn missing<'a>(
     admin: &Admin,
     topology: &TopologySettings,
@@ -327,7 +328,7 @@ const FORBIDDEN: [ErrorCode; 2] = [
     ErrorCode::ClusterAuthorizationFailed,
 ];
 
-/// Whether the brokers refused for lack of rights.
+/// Whether the brokers refused for lack of permission.
 #[must_use]
 pub fn is_forbidden(error: &anyhow::Error) -> bool {
     let of_brokers = error.chain().find_map(|cause| cause.downcast_ref());
@@ -343,7 +344,7 @@ fn code_of(error: &AdminError) -> Option<ErrorCode> {
     }
 }
 
-/// An error of the brokers, with what to do about it where that is known.
+/// Adds to an error of the brokers what to do about it, if known.
 pub fn explained(error: AdminError, topology: &TopologySettings) -> anyhow::Error {
     let advice = match code_of(&error) {
         Some(code) if FORBIDDEN.contains(&code) => match &topology.kafka.brokers {
@@ -373,7 +374,7 @@ pub fn explained(error: AdminError, topology: &TopologySettings) -> anyhow::Erro
     anyhow::Error::new(error).context(advice)
 }
 
-/// What each topic needs.
+/// The required topics and their settings.
 pub fn needed(
     topology: &TopologySettings,
     workflows: &Workflows,
@@ -402,7 +403,7 @@ pub fn needed(
     ];
     for agent in workflows.agents() {
         let topic = names.step_requests(&agent);
-        // A dead letter goes to the partition of the record that it keeps.
+        // A dead letter keeps the partition of its record.
         let dead_letters = needs(
             topology,
             &Topics::dead_letter(&topic),
@@ -415,7 +416,7 @@ pub fn needed(
     needed
 }
 
-/// What a topic needs that has as many partitions as operations are spread over.
+/// A required topic with as many partitions as operations are spread over.
 fn needs(topology: &TopologySettings, name: &str, kind: Kind, broker: BrokerKind) -> Needed {
     Needed {
         kind,
@@ -432,27 +433,29 @@ fn needs(topology: &TopologySettings, name: &str, kind: Kind, broker: BrokerKind
     }
 }
 
-/// What a topic of step requests needs.
+/// A required topic of step requests.
 fn of_steps(topology: &TopologySettings, name: &str, broker: BrokerKind) -> Needed {
     with_step_partitions(topology, needs(topology, name, Kind::Steps, broker))
 }
 
-/// The same with as many partitions as topics of step requests have.
+/// The topic with as many partitions as topics of step requests have.
 fn with_step_partitions(topology: &TopologySettings, mut topic: Needed) -> Needed {
     topic.spec.partitions = topology.kafka.step_partitions;
     topic.partitions_key = "kafka.stepPartitions";
     topic
 }
 
-/// How many partitions the topics take on the embedded broker, with those of the agents of these workflows.
+/// The number of partitions on the embedded broker, including those of the agents in these
+/// workflows.
 pub fn partitions_needed(topology: &TopologySettings, workflows: &Workflows) -> usize {
     let needed = needed(topology, workflows, BrokerKind::Embedded);
     let partitions = needed.iter().map(|topic| topic.spec.partitions as usize);
     partitions.sum()
 }
 
-/// What all topics of the embedded broker together may take on disk, in bytes: the bound of each topic of requests, and
-/// of all others what retention leaves of each partition, with the file that is being written.
+/// The maximum disk space of all topics of the embedded broker, in bytes: the disk limit of topics
+/// that have one. For each other partition, what retention keeps and the file that is being
+/// written.
 pub fn disk_bytes_max(topology: &TopologySettings, workflows: &Workflows) -> u64 {
     let needed = needed(topology, workflows, BrokerKind::Embedded);
     let of = |topic: &Needed| {
@@ -482,7 +485,7 @@ pub fn names_with_partitions_of_operations(
     of_operations.map(|topic| topic.spec.name).collect()
 }
 
-/// The settings that a topic is made with.
+/// The settings with which a topic is created.
 fn settings(
     topology: &TopologySettings,
     kind: Kind,
@@ -491,7 +494,7 @@ fn settings(
     let kafka = &topology.kafka;
     let contacts_retention = kafka.results_retention.min(CONTACTS_RETENTION_MAX);
     let (retention, bytes_max) = match kind {
-        // What an operator asks for is answered once it is there: as durable as a request.
+        // An operator's request is acknowledged once it is as durable as an operation's request.
         Kind::Requests | Kind::Recoveries => (kafka.requests_retention, RECORD_BYTES_MAX),
         Kind::Steps => (kafka.steps_retention, RECORD_BYTES_MAX),
         Kind::Statuses | Kind::Results => (kafka.results_retention, RECORD_BYTES_MAX),
@@ -500,7 +503,7 @@ fn settings(
         Kind::DeadNotices => (contacts_retention, DEAD_LETTER_BYTES_MAX),
     };
     let retention = match (broker, kind) {
-        // Deleted by checkpoint alone (`trim.rs`).
+        // Only the checkpoint deletes records (`trim.rs`).
         (BrokerKind::Embedded, Kind::Requests | Kind::Recoveries) => UNBOUNDED.to_owned(),
         _ => retention.as_millis().to_string(),
     };
@@ -521,20 +524,20 @@ fn settings(
 
 /// Replication makes an acknowledged record durable.
 fn on_kafka(settings: &mut Vec<(&'static str, String)>, kind: Kind, replication: u16) {
-    // With three copies one may be away, and what is acknowledged still lies on two.
+    // With three copies, one broker may fail and acknowledged records still have two.
     let in_sync = match replication {
         ..=2 => 1,
         factor => factor - 1,
     };
     settings.push(("min.insync.replicas", in_sync.to_string()));
-    // A record's age counts from its arrival, by the broker's clock: no sender's clock makes retention take it too early,
-    // or has it refused as one from the future.
+    // A record's age counts from its arrival by the broker's clock. A sender's clock can then
+    // neither shorten the retention nor have the record refused as one from the future.
     settings.push((TIMESTAMPS, LOG_APPEND_TIME.to_owned()));
-    // Whatever a sender compresses, its batches are within max.message.bytes when they are read: a small one cannot take
-    // all memory of its consumers.
+    // Batches are stored uncompressed, so that they are within max.message.bytes for consumers too.
+    // A small compressed batch cannot fill their memory.
     settings.push((COMPRESSION, UNCOMPRESSED.to_owned()));
     match kind {
-        // Whatever the brokers' default is: what was accepted does not go for want of space.
+        // Overrides the brokers' default: accepted requests are not deleted to save space.
         Kind::Requests | Kind::Recoveries => {
             settings.push(("retention.bytes", UNBOUNDED.to_owned()))
         }
@@ -547,9 +550,9 @@ fn on_kafka(settings: &mut Vec<(&'static str, String)>, kind: Kind, replication:
     }
 }
 
-/// One machine's disk makes an acknowledged record durable: what the checkpoint relies on is synced. Requests and
-/// recoveries have a bound on disk at which they are refused; nothing but the checkpoint removes them. Everything
-/// else is bounded by deleting the oldest.
+/// One machine's disk makes an acknowledged record durable: what the checkpoint relies on is
+/// synced. Requests and recoveries are refused above a disk limit, and only the checkpoint deletes
+/// them. All other topics delete their oldest records.
 fn on_the_embedded_broker(
     settings: &mut Vec<(&'static str, String)>,
     kind: Kind,
@@ -562,7 +565,7 @@ fn on_the_embedded_broker(
         | Kind::Notices
         | Kind::DeadLetters
         | Kind::DeadNotices => true,
-        // Steps can be derived again, and a status says what the row says.
+        // Steps can be derived again, and the row holds the status.
         Kind::Steps | Kind::Statuses => false,
     };
     if is_synced {
@@ -570,7 +573,7 @@ fn on_the_embedded_broker(
     }
     let segment_bytes = topology.embedded.segment_bytes.as_u64();
     let bounded = |settings: &mut Vec<_>, bound: u64, segment_max: u64| {
-        // Space is given back by whole segments: a few of them must fit below the bound.
+        // Space is freed by whole segments, so a few of them must fit into the limit.
         let segment = bound / (SEGMENTS * u64::from(topology.scheme.partitions));
         let segment = segment.clamp(SEGMENT_BYTES_MIN, segment_max.max(SEGMENT_BYTES_MIN));
         settings.push(("retention.bytes", UNBOUNDED.to_owned()));
@@ -581,7 +584,7 @@ fn on_the_embedded_broker(
         Kind::Requests => {
             let bound = topology.embedded.requests_disk_bytes_max.as_u64();
             bounded(settings, bound, segment_bytes);
-            // What was accepted goes on while the disk is low, and needs recoveries for it.
+            // Accepted operations continue while disk space is low, and need recoveries.
             settings.push((REFUSE_ON_LOW_DISK, "true".to_owned()));
         }
         Kind::Recoveries => {

@@ -1,5 +1,4 @@
-//! What a person sees of the shards, and how their number is changed: on the admin port, and by
-//! `waybill shards`.
+//! Shows the shards and changes their number, for the admin port and `waybill shards`.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
@@ -16,16 +15,17 @@ use waybill_telemetry::visible::counted;
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LayoutView {
-    /// The layout's number.
+    /// The layout's generation.
     pub generation: u64,
     /// Partitions of the operation topics.
     pub partitions: u32,
     /// Shards of each partition.
     pub per_partition: u32,
-    /// How many partitions there will be, while their number is being changed.
+    /// The future number of partitions, during a change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub becomes: Option<u32>,
-    /// How many partitions the operation topics may have: as many, or more, that are left over or intended.
+    /// The numbers of partitions that operation topics may have. Retired and intended partitions
+    /// count too.
     pub topics_may_have: Vec<u32>,
     /// The shards, in order.
     pub shards: Vec<ShardView>,
@@ -39,16 +39,16 @@ pub struct ShardView {
     pub shard: u32,
     /// The partition that it reads.
     pub partition: u32,
-    /// The process that owns its work, if one does.
+    /// The process that owns the shard, if any.
     pub owner: Option<String>,
-    /// Whether that process has let its lease run out, as one that was killed does.
+    /// Whether the owner's lease has expired, for example because the process was killed.
     #[serde(default)]
     pub silent: bool,
-    /// The number of that ownership, or of the last one.
+    /// The epoch of the current or last ownership.
     pub epoch: u64,
-    /// Below these offsets everything of its is done.
+    /// The offsets below which all of the shard's records are done.
     pub checkpoint: CheckpointView,
-    /// The next request that is not consumed durably.
+    /// The next request that is not durably consumed.
     pub consumed: Offset,
     /// The next high-priority one.
     #[serde(default)]
@@ -58,7 +58,7 @@ pub struct ShardView {
 }
 
 impl ShardView {
-    /// Below it every request of a priority is done.
+    /// The offset below which every request of a priority is done.
     #[must_use]
     pub fn done(&self, priority: Priority) -> Offset {
         match priority {
@@ -67,7 +67,7 @@ impl ShardView {
         }
     }
 
-    /// The next request of a priority that is not consumed durably.
+    /// The next request of a priority that is not durably consumed.
     #[must_use]
     pub fn consumed(&self, priority: Priority) -> Offset {
         match priority {
@@ -98,15 +98,15 @@ pub enum SetError {
     /// The store failed.
     #[error("the state store cannot be asked")]
     Store(#[from] StoreError),
-    /// The shards could not follow those that there are.
+    /// The new shards cannot follow the current ones.
     #[error(transparent)]
     Layout(#[from] LayoutError),
-    /// Nobody has begun to read, so that there is nothing to change.
+    /// No scheduler has stored a layout yet, so there is nothing to change.
     #[error(
         "no scheduler has begun on this store: the first one begins with scheduler.shardsPerPartition"
     )]
     NotBegun,
-    /// Somebody else changed it at the same moment.
+    /// Another process changed the layout at the same time.
     #[error("somebody else has changed the layout meanwhile: look at it, and ask again")]
     Changed,
 }
@@ -119,19 +119,19 @@ pub struct Shards {
 }
 
 impl Shards {
-    /// The shards of a store for so many partitions.
+    /// The shards of a store with this number of partitions.
     #[must_use]
     pub fn new(store: Arc<dyn Store>, partitions: u32) -> Self {
         Self { store, partitions }
     }
 
-    /// Whether the store is other processes' as well.
+    /// Whether other processes use the store as well.
     #[must_use]
     pub fn are_shared(&self) -> bool {
         !self.store.is_exclusive()
     }
 
-    /// What there is.
+    /// Reads the layout and its shards.
     ///
     /// # Errors
     ///
@@ -162,13 +162,13 @@ impl Shards {
         })
     }
 
-    /// Divides the work anew, unless that is how it is divided.
+    /// Changes the number of shards per partition, unless it is already that one.
     ///
     /// # Errors
     ///
-    /// If it cannot be divided so from what it is now, or the store fails.
+    /// If the current layout does not allow this number, or the store fails.
     pub async fn set(&self, shards_per_partition: u32) -> Result<LayoutView, SetError> {
-        // How many partitions there are the store says, and not who asks.
+        // The store holds the number of partitions. The caller's configuration does not count.
         let stands = self.store.layout().await?.ok_or(SetError::NotBegun)?;
         let wanted = ShardingScheme {
             shards_per_partition,
@@ -184,7 +184,7 @@ impl Shards {
         Ok(self.show().await?)
     }
 
-    /// What a shard waits for that has not begun: those that it follows, until they were taken.
+    /// The predecessors that an unbegun shard waits for.
     async fn awaited(&self, layout: &Layout, shard: ShardId) -> Result<Vec<String>, StoreError> {
         let mut awaited = Vec::new();
         let generation = layout.generation();
@@ -215,11 +215,11 @@ fn still_held(before: LayoutGeneration, parent: ShardId, lease: Option<&Lease>) 
     ))
 }
 
-/// How far the clocks of an owner and of who looks may lie apart.
+/// The assumed difference between the clocks of an owner and of this process.
 const CLOCK_SKEW: Duration = Duration::from_secs(2);
 
-/// Whether an owner may surely not act any more: each renewal lifts the limit of its stamps to at least two leases
-/// ahead, and lasts for one.
+/// Whether an owner can surely not act any more. Each renewal is valid for one lease time and
+/// raises the owner's stamp limit to at least two lease times ahead.
 fn has_run_out(lease: &Lease, now: Timestamp) -> bool {
     let limit = Timestamp(lease.stamp_limit.0) + CLOCK_SKEW;
     now > limit - lease.duration

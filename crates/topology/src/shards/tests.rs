@@ -1,4 +1,4 @@
-//! Following, on a store: who waits for whom, and where they begin.
+//! The succession of shards on a store: which shards wait for which, and where they begin.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ impl Site {
     }
 }
 
-/// Layouts of one partition, one after the other.
+/// Successive layouts of one partition.
 fn layout_of(numbers: &[u32]) -> Layout {
     numbers.iter().fold(Layout::first(1), |layout, &number| {
         let scheme = ShardingScheme {
@@ -104,7 +104,7 @@ async fn whoever_merges_begins_at_the_lowest_and_its_parents_can_never_be_renewe
 async fn an_own_shard_is_waited_for_and_another_process_of_before_is_not() {
     let site = Site::new();
     site.lease(0, 0, Some(OTHER), 10).await;
-    // Nobody else can have this store open: that one is dead.
+    // No other process can open this store, so the owner is dead.
     let layout = layout_of(&[2]);
     assert_eq!(
         site.begin(&layout, 1).await.checkpoint.at.requests,
@@ -175,7 +175,7 @@ async fn only_what_a_scheduler_has_begun_is_divided_anew_and_its_partitions_stay
     assert_eq!(layout.scheme().partitions, 3, "the store says how many");
 }
 
-/// One partition that becomes two, and ended at request 40.
+/// One partition that becomes two and ended at request 40.
 fn growing() -> Layout {
     let end = TopicOffsets {
         requests: Offset(40),
@@ -238,7 +238,7 @@ async fn a_partition_is_done_as_far_as_those_who_will_leave_it_are_too() {
         unmoved.map(|(shard, partition, _)| (shard.0, partition.0))
     };
     assert_eq!((done().await, unmoved().await), (35, Some((0, 0))));
-    // Who stays had passed over what the other left behind beyond the cut, and looks at that again.
+    // The remaining shard had skipped the other's records beyond the cut, and reads them again.
     let stays = site.begin(&layout, 0).await;
     assert_eq!(stays.checkpoint.at.requests, Offset(40));
     assert_eq!(
@@ -281,7 +281,7 @@ fn at(requests: i64) -> TopicOffsets {
     }
 }
 
-/// Two partitions of which one stays, cut at this request.
+/// Two partitions that become one, with the remaining one cut at this request.
 fn cut_layout(requests: i64) -> Layout {
     let intended = Layout::first(2).intended(1).unwrap();
     intended.cut(vec![at(requests)]).unwrap()
@@ -309,7 +309,7 @@ async fn of_fewer_partitions_whoever_comes_to_one_begins_where_it_was_cut() {
     assert_eq!((begun.epoch, begun.stamp_limit), (Epoch(6), Stamp(101)));
     let stays = site.begin(&layout, 0).await;
     assert_eq!(stays.checkpoint.at.requests, Offset(29));
-    // What is left in the other one nobody waits for any more, once its last shard has left.
+    // No shard waits for records in the retired partition once its last shard has left.
     let done = done(&*site.store, &layout, Source::Requests, PartitionId(1)).await;
     assert_eq!(done.unwrap(), Offset(i64::MAX));
 }
@@ -325,7 +325,7 @@ async fn who_has_not_begun_under_a_layout_is_named() {
     assert_eq!(unbegun(&*site.store, &layout).await.unwrap(), None);
 }
 
-/// Its shards pass over what others will come for.
+/// Shards under the cut skip records that other shards will read.
 #[tokio::test]
 async fn what_lies_beyond_a_cut_was_not_consumed_before_others_have_come() {
     let site = Site::new();

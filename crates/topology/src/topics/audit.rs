@@ -1,9 +1,10 @@
-//! Whether the topics that are there will do, and what mends those that will not. Pure: what is there
-//! is in `describe.rs`.
+//! Audits the settings of existing topics and says how to fix them. Pure: `describe.rs` reads the
+//! topics.
 //!
-//! Checks the settings that Waybill's guarantees depend on: nothing accepted is lost (retention, clean-up, copies, record
-//! size and timestamp type), consumers of a topic know where to look (partitions), a request does not outlive the row of
-//! its operation, and a batch does not take all memory of its consumers (compression). Deliberately not checked: settings that cost only time or space.
+//! Checks the settings that Waybill's guarantees depend on. No accepted record is lost (retention,
+//! clean-up, copies, record size and timestamp type). Consumers find their records (partitions). A
+//! request does not outlive its operation's row. A batch cannot fill its consumers' memory
+//! (compression). Deliberately not checked: settings that cost only time or space.
 
 mod tools;
 
@@ -20,7 +21,7 @@ use super::{
 };
 use crate::TopologySettings;
 
-/// The settings of a topic that are worth showing.
+/// The settings to show.
 pub const SETTINGS_THAT_MATTER: [&str; 12] = [
     "cleanup.policy",
     "retention.ms",
@@ -36,33 +37,33 @@ pub const SETTINGS_THAT_MATTER: [&str; 12] = [
     REFUSE_ON_LOW_DISK,
 ];
 
-/// For so long what was accepted is kept at least, in milliseconds: an hour. Whoever is away for less loses
-/// nothing.
+/// The minimum retention of accepted records, in milliseconds: an hour. A consumer that is down for
+/// less loses nothing.
 pub const RETENTION_MS_MIN: u64 = 60 * 60 * 1000;
 
-/// How much a finding matters.
+/// The severity of a finding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Weight {
-    /// No role starts with it.
+    /// No role starts.
     Harm,
-    /// Roles start, and say it.
+    /// Roles start and log a warning.
     Warning,
 }
 
-/// A topic that is not as it should be.
+/// A topic that differs from its requirements.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Finding {
     /// Its name.
     pub topic: String,
-    /// The topic's setting, or what else of it is at fault.
+    /// The setting, or another property of the topic.
     pub key: &'static str,
-    /// What was found.
+    /// The found value.
     pub found: String,
-    /// What should have been.
+    /// The required value.
     pub expected: String,
-    /// What to do about it: a command, or words.
+    /// The fix: a command or a text.
     pub fix: String,
-    /// How much it matters.
+    /// The severity.
     pub weight: Weight,
 }
 
@@ -72,7 +73,7 @@ impl Finding {
         self.key == EXISTS
     }
 
-    /// How many partitions the topic has, if that is at fault, and operations are spread over them.
+    /// The number of partitions, if it is wrong and operations are spread over them.
     pub fn number_of_operations(&self, needed: &[Needed]) -> Option<u32> {
         let is_of_operations = |topic: &Needed| {
             topic.spec.name == self.topic && topic.partitions_key == PARTITIONS_KEY
@@ -117,7 +118,7 @@ const LEADER: &str = "leader";
 const IN_SYNC: &str = "in-sync replicas";
 const SETTINGS: &str = "settings";
 
-/// Holds what was found against what is needed.
+/// Compares the found topics with the required ones.
 pub fn audit(
     topology: &TopologySettings,
     broker: BrokerKind,
@@ -180,7 +181,8 @@ impl Audit<'_> {
         let (name, wanted) = (&topic.spec.name, topic.spec.partitions);
         let has = u32::try_from(found.partitions.len()).unwrap_or(u32::MAX);
         let fix = match topic.kind {
-            // Dead letters lie where their records lay: each needs a place, and nobody looks where one is.
+            // A dead letter has the partition of its record, so there must be as many. More do no
+            // harm.
             Kind::DeadLetters | Kind::DeadNotices if has >= wanted => return,
             Kind::DeadLetters | Kind::DeadNotices => self.tools.add_partitions(name, wanted),
             _ if has == wanted => return,
@@ -204,7 +206,7 @@ impl Audit<'_> {
         self.find(topic, PARTITIONS, has, wanted, fix, Weight::Harm);
     }
 
-    /// Whether there are copies enough, and enough of them are where they should be.
+    /// Checks that there are enough copies, and that enough of them are in sync.
     fn copies(&mut self, topic: &Needed, found: &Found) {
         let name = &topic.spec.name;
         let copies = found.partitions.iter().map(|state| state.replicas.len());
@@ -240,7 +242,7 @@ impl Audit<'_> {
         let copies = found.partitions.iter().map(|state| state.replicas.len());
         let copies = copies.min().unwrap_or(usize::from(topic.spec.replication));
         for rule in rules(self.topology, self.broker, topic, copies) {
-            // What a broker does not have cannot be wrong there.
+            // A setting that the broker does not have cannot be wrong.
             let Some(found) = settings.get(rule.key) else {
                 continue;
             };
@@ -273,30 +275,30 @@ impl Audit<'_> {
     }
 }
 
-/// What a setting has to be.
+/// A requirement on a setting.
 struct Rule {
     key: &'static str,
     expected: Expected,
 }
 
 enum Expected {
-    /// This, and what else it is weighs so much.
+    /// This value. Any other one has this weight.
     Exactly(String, Weight),
-    /// No bound at all. A number below `harm_below` is harm.
+    /// No limit. A number below `harm_below` is harm.
     Unbounded { harm_below: u64 },
-    /// A number in this range. `-1`, where it stands for no bound, is above every number.
+    /// A number in this range. A `-1` that means "no limit" is above every number.
     Range {
         min: u64,
-        /// Below this it is harm, and no longer a matter of taste.
+        /// A lower value is harm, not only a warning.
         harm_below: u64,
         max: Option<u64>,
-        /// How much it weighs that it is too high.
+        /// The weight of a value that is too high.
         too_high: Weight,
     },
 }
 
 impl Expected {
-    /// How much a value weighs that is not as expected.
+    /// The weight of a value that breaks the rule.
     fn broken_by(&self, found: &str) -> Option<Weight> {
         match self {
             Self::Exactly(expected, weight) => (found != expected).then_some(*weight),
@@ -313,7 +315,7 @@ impl Expected {
             } => {
                 let number = match found {
                     UNBOUNDED => u64::MAX,
-                    // What is no number is no value that a broker has for it.
+                    // A broker never reports anything but a number here.
                     number => number.parse().unwrap_or(0),
                 };
                 if number < *harm_below {
@@ -327,7 +329,7 @@ impl Expected {
         }
     }
 
-    /// The value that mends it: that with which the topic would be made, where this is in the table.
+    /// The value that fixes a setting: that of the table, if it has one.
     fn remedy(&self, topic: &Needed, key: &str) -> String {
         let mut made_with = topic.spec.config.iter();
         match (made_with.find(|(name, _)| name == key), self) {
@@ -359,7 +361,7 @@ impl fmt::Display for Expected {
     }
 }
 
-/// What the settings of a topic have to be.
+/// The rules for a topic.
 fn rules(
     topology: &TopologySettings,
     broker: BrokerKind,
@@ -388,7 +390,7 @@ fn rules(
     let millis =
         |duration: std::time::Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
     let (retention_max, too_high) = match topic.kind {
-        // A request that is read again when its row is gone would be performed once more.
+        // A request that is read again after its row was deleted would run once more.
         Kind::Requests => (
             Some(millis(topology.operations_retention) - 1),
             Weight::Harm,
@@ -402,12 +404,12 @@ fn rules(
     };
     let is_durable = matches!(topic.kind, Kind::Requests | Kind::Recoveries);
     let mut rules = vec![
-        // Compaction drops what was accepted: of the records of one operation it leaves the last.
+        // Compaction would keep only the last record of an operation.
         exactly("cleanup.policy", "delete", Weight::Harm),
         Rule {
             key: "retention.ms",
             expected: match broker {
-                // Deleted by checkpoint alone.
+                // Only the checkpoint deletes records.
                 BrokerKind::Embedded if is_durable => Expected::Unbounded {
                     harm_below: RETENTION_MS_MIN,
                 },
@@ -429,7 +431,7 @@ fn rules(
     }
     match broker {
         BrokerKind::Kafka => {
-            // Of the copies that there are: more than are configured are no fault.
+            // Limited by the actual copies. More than configured are no fault.
             let copies = copies as u64;
             let (min, max) = match copies {
                 ..=2 => (1, copies.max(1)),
@@ -444,12 +446,12 @@ fn rules(
                     too_high: Weight::Warning,
                 },
             });
-            // A replica that missed what was acknowledged must not become the truth.
+            // A replica without acknowledged records must not become the leader.
             let key = "unclean.leader.election.enable";
             rules.push(exactly(key, "false", Weight::Warning));
             rules.push(exactly(TIMESTAMPS, LOG_APPEND_TIME, Weight::Warning));
-            // Kafka bounds batches as it keeps them. A compressed one of a megabyte may be a gigabyte to its consumers, whose
-            // library has no bound for that.
+            // Kafka limits the stored size of a batch. A compressed batch of a megabyte may become
+            // a gigabyte at its consumers, whose library has no limit.
             rules.push(exactly(COMPRESSION, UNCOMPRESSED, Weight::Harm));
         }
         BrokerKind::Embedded => {

@@ -1,4 +1,4 @@
-//! What the brokers say of the topics that are needed.
+//! Reads the state of required topics from the brokers.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use waybill_kafka::{Admin, AdminError, PartitionState, TopicSettings};
 
 use super::Needed;
 
-/// How a topic is.
+/// The state of a topic.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
-    /// Its partitions, in their order.
+    /// Its partitions, in order.
     pub partitions: Vec<PartitionState>,
-    /// Its settings; `None` if they are not for this client to see.
+    /// Its settings; `None` if this client may not read them.
     pub settings: Option<TopicSettings>,
 }
 
-/// Those of the topics that exist, by name.
+/// The required topics that exist, by name.
 pub async fn describe(
     admin: &Admin,
     needed: &[Needed],

@@ -14,7 +14,7 @@ const REQUESTS: &str = "waybill.operation-requests.v1";
 const RECOVERIES: &str = "waybill.recovery.v1";
 const NOTICES: &str = "waybill.owner-notices.v1";
 
-/// One shard for each of four partitions of the embedded broker.
+/// Four partitions of one shard each, on the embedded broker.
 fn embedded() -> TopologySettings {
     TopologySettings {
         scheme: ShardingScheme {
@@ -45,7 +45,7 @@ fn all(topology: &TopologySettings, broker: BrokerKind) -> Vec<Needed> {
     needed(topology, &workflows(), broker)
 }
 
-/// Topics that are as they were made.
+/// The topics as created.
 fn as_made(needed: &[Needed]) -> BTreeMap<String, Found> {
     let found = needed.iter().map(|topic| {
         let brokers: Vec<i32> = (1..=i32::from(topic.spec.replication)).collect();
@@ -64,7 +64,7 @@ fn as_made(needed: &[Needed]) -> BTreeMap<String, Found> {
     found.collect()
 }
 
-/// What is found where one topic is not as it was made.
+/// The findings after one topic was changed.
 fn findings(topic: &str, change: impl FnOnce(&mut Found)) -> Vec<Finding> {
     let topology = on_kafka();
     let needed = all(&topology, BrokerKind::Kafka);
@@ -73,7 +73,7 @@ fn findings(topic: &str, change: impl FnOnce(&mut Found)) -> Vec<Finding> {
     audit(&topology, BrokerKind::Kafka, &needed, &found)
 }
 
-/// The one thing that is found where one setting is another.
+/// The only finding after one setting was changed.
 fn with_setting(topic: &str, key: &str, value: &str) -> Option<Finding> {
     let mut findings = findings(topic, |found| {
         let settings = found.settings.as_mut().unwrap();
@@ -164,7 +164,7 @@ fn each_setting_that_a_promise_rests_on_is_held_to_it() {
             "compact,delete".to_owned(),
             Harm,
         ),
-        // Shorter than configured, as long as rows are kept, and for ever.
+        // Shorter than configured, as long as rows are kept, and unlimited.
         (REQUESTS, "retention.ms", (2 * day).to_string(), Warning),
         (REQUESTS, "retention.ms", "3599999".to_owned(), Harm),
         (
@@ -302,7 +302,7 @@ fn the_embedded_broker_is_held_to_its_disk() {
     }
 }
 
-/// The setting that topics whose names end so are made with on the embedded broker.
+/// A setting on the embedded broker of each topic with this name ending.
 fn embedded_setting(ends_with: &str, key: &str) -> Vec<Option<String>> {
     let needed = all(&embedded(), BrokerKind::Embedded);
     let topics = needed
@@ -409,7 +409,7 @@ fn a_number_of_partitions_is_the_operations_or_a_topics_own() {
     assert_eq!(number_of("waybill.courier.requests.v1"), None);
 }
 
-/// A topic that is to have more partitions needs room below its bound for a segment of each, twice over.
+/// Growth needs room below the disk limit for two segments of each new partition.
 #[test]
 fn two_partitions_can_become_sixty_four_below_the_default_bounds() {
     let mut topology = embedded();
@@ -443,7 +443,7 @@ fn a_dead_letter_topic_takes_whatever_its_source_takes() {
         let mut dead_letters = 0;
         for topic in &needed {
             if let Some(source) = Topics::source_of_dead_letter(&topic.spec.name) {
-                // With room for the headers that say why.
+                // There is room for the headers with the reason.
                 assert!(bytes_max(&topic.spec.name) >= bytes_max(source) + 64 * 1024);
                 dead_letters += 1;
             }

@@ -1,10 +1,10 @@
-//! Kafka's own tools, as they are called to change a topic.
+//! The command lines of Kafka's own tools that change a topic.
 
 use crate::TopologySettings;
 
 pub(super) struct Tools {
     brokers: String,
-    /// Whether they need a file with a login.
+    /// Whether the tools need a file with a login.
     is_secured: bool,
 }
 
