@@ -24,7 +24,7 @@ pub(crate) struct BrokerLogins {
 }
 
 impl BrokerLogins {
-    /// By the tokens that the API takes; `agents_group` is the consumer group that agents share.
+    /// Accepts the API's tokens. `agents_group` is the consumer group that agents share.
     pub(crate) fn new(
         authenticator: Arc<Authenticator>,
         topics: Topics,
@@ -66,7 +66,7 @@ impl fmt::Debug for BrokerLogins {
     }
 }
 
-/// The rights of the broker's own process: all.
+/// The unlimited rights of the broker's own process.
 #[derive(Debug)]
 struct OwnProcess;
 
@@ -96,7 +96,7 @@ impl fmt::Debug for Holder {
     }
 }
 
-/// Which scopes and agents allow what.
+/// The topics and groups that each scope and agent may use.
 struct Rules {
     topics: Topics,
     agents_group: String,
@@ -136,13 +136,13 @@ impl Rules {
         }
     }
 
-    /// Whether a topic or group is named as Waybill names its own.
+    /// Whether a topic or group has the prefix of Waybill's own.
     fn is_ours(&self, name: &str) -> bool {
         name.starts_with(self.topics.prefix())
     }
 
-    /// Whether the scope `read` allows a topic: none that holds personal data, as requests do, and none of those that
-    /// schedulers, agents and supervisors share.
+    /// Whether the scope `read` allows a topic: not if it holds personal data, as requests do, and
+    /// not if schedulers, agents and supervisors share it.
     fn is_open(&self, topic: &str) -> bool {
         let topics = &self.topics;
         let source = Topics::source_of_dead_letter(topic).unwrap_or(topic);
@@ -155,7 +155,7 @@ impl Rules {
     }
 }
 
-/// Whether a topic is the one on which an agent of this token is asked.
+/// Whether a topic carries the step requests of one of the token's agents.
 fn is_asked_on(principal: &Principal, topics: &Topics, topic: &str) -> bool {
     let mut agents = principal.agents.iter();
     agents.any(|agent| topics.step_requests(agent) == topic)
@@ -182,7 +182,7 @@ mod tests {
         }
     }
 
-    /// What a token allows of everything that there is.
+    /// Every action that a token allows.
     fn allowed(principal: &Principal) -> Vec<String> {
         let rules = rules();
         let topics = [

@@ -1,4 +1,4 @@
-//! Every metric that any role has, and the page that lists them.
+//! The metrics of all roles, and the page that lists them.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -8,7 +8,7 @@ use waybill_telemetry::Declared;
 
 use crate::roles;
 
-/// What a label's values are.
+/// The meaning of each label's values.
 const LABELS: [(&str, &str); 20] = [
     ("agent", "the agent's name in workflows, such as `drone`"),
     ("channel", "the channel to owners: `email` or `sms`"),
@@ -72,7 +72,7 @@ const LABELS: [(&str, &str); 20] = [
     ("what", "what had no answer: `commit` or `load`"),
 ];
 
-/// A part of the program, and its metrics.
+/// A part of the program and its metrics.
 struct Section {
     title: &'static str,
     about: &'static str,
@@ -159,7 +159,7 @@ pub fn all() -> Vec<&'static dyn Declared> {
     sections.flat_map(|section| section.metrics).collect()
 }
 
-/// `docs/metrics.md`.
+/// The text of `docs/metrics.md`.
 #[must_use]
 pub fn page() -> String {
     let mut page = String::from(

@@ -1,10 +1,10 @@
-//! The command line: what is to run, and the flags that lie over the configuration.
+//! The command line: the commands, and the flags that override the configuration.
 //!
-//! Flags are global, so that they may stand before or after the command. Each one sets one key of
-//! the configuration; everything else is set there.
+//! Flags are global, so they may come before or after the command. Each sets one key of the
+//! configuration.
 //!
-//! Most operator commands are in `waybill-ops`. Here are those that need the roles or the command line itself: `workflow`,
-//! `config`, `reference`, `completions`, `man` and `token`.
+//! Most operator commands are in `waybill-ops`. This crate has those that need the roles or the
+//! command line itself: `workflow`, `config`, `reference`, `completions`, `man` and `token`.
 
 mod reference;
 mod shell;
@@ -262,7 +262,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
 ];
 
 impl Cli {
-    /// Parses the command line of this process, and ends the process where it asks for help or is refused.
+    /// Parses the command line of this process. Exits on a request for help and on an error.
     #[must_use]
     pub fn of_process() -> Self {
         let matches = Self::with_groups().get_matches();
@@ -409,11 +409,11 @@ pub struct Flags {
 }
 
 impl Cli {
-    /// The configuration that applies: all layers, checked.
+    /// The checked configuration of all layers.
     ///
     /// # Errors
     ///
-    /// If a layer is refused, or what the command needs is missing.
+    /// If a layer is refused, or a setting that the command needs is missing.
     pub fn configuration(&self, environment: &Environment) -> Result<Config, ConfigError> {
         let (file, role, is_check) = match &self.command {
             Command::Config {

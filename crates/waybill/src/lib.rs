@@ -1,10 +1,11 @@
-//! The waybill program as a library: the wiring of roles, and the command line.
+//! The waybill program as a library: the command line and the wiring of roles.
 //!
 //! [`program`] runs the command line. `cli` defines the commands, `roles` starts the roles of a process, and
 //! [`catalogue`] lists every metric.
 //!
-//! Deliberately absent: what roles do, which is in their own crates, such as `waybill-ingestion` and
-//! `waybill-scheduler`, and the operator commands, which are in `waybill-ops`.
+//! Deliberately absent: the roles themselves, which have their own crates such as
+//! `waybill-ingestion` and `waybill-scheduler`, and the operator commands, which are in
+//! `waybill-ops`.
 
 mod broker_access;
 pub mod catalogue;

@@ -18,18 +18,18 @@ use crate::catalogue;
 use crate::cli::{Cli, Command, ConfigCommand, check_configuration};
 use crate::roles;
 
-/// Something failed.
+/// The exit code of a failure.
 const FAILED: u8 = 1;
 
-/// The command line or the configuration was refused; the parser of the command line ends with
-/// the same code.
+/// The exit code of a refused command line or configuration. The command-line parser uses the same
+/// one.
 const REFUSED: u8 = 2;
 
 /// Runs the command line of this process.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = Cli::of_process();
-    // These read nothing, not even the configuration.
+    // These commands read no configuration.
     match &cli.command {
         Command::Capacity(arguments) => return judge(arguments.run()),
         Command::Reference { page } => return print(&page.page()),
@@ -190,7 +190,7 @@ fn run(role: Role, config: &Config, environment: &Environment) -> ExitCode {
         }
         Err(error) => {
             match error.downcast_ref::<RunError>() {
-                // It was logged with its causes when it happened.
+                // The error was logged with its causes when it happened.
                 Some(_) => tracing::info!("stopped"),
                 None => tracing::error!(error = format!("{error:#}"), "not started"),
             }
@@ -199,7 +199,7 @@ fn run(role: Role, config: &Config, environment: &Environment) -> ExitCode {
     }
 }
 
-/// Prints a command's output. A closed pipe is no failure: the reader has all it wanted.
+/// Prints a command's output. A closed pipe is no failure: the reader has enough.
 fn print(text: &str) -> ExitCode {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => report(FAILED, &error),
@@ -207,7 +207,7 @@ fn print(text: &str) -> ExitCode {
     }
 }
 
-/// Says on standard error what went wrong, with every cause.
+/// Reports an error with all its causes on standard error.
 fn report(code: u8, error: &(dyn Error + 'static)) -> ExitCode {
     let causes: Vec<String> = anyhow::Chain::new(error).map(ToString::to_string).collect();
     eprintln!("waybill: {}", escaped_lines(&causes.join(": ")));

@@ -1,4 +1,4 @@
-//! A damaged log of the embedded broker, from the refused start to the next one that succeeds, as its owner meets it.
+//! A damaged log of the embedded broker, from the refused start to the next successful one.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 const RECORDS: usize = 300;
 
 const TOPIC: &str = "waybill.kept.v1";
-/// As a command takes it, too.
+/// The short name of the topic, which commands accept too.
 const SHORT: &str = "kept";
 
 fn waybill(data: &Path, arguments: &[&str]) -> Command {
@@ -33,7 +33,7 @@ fn text(output: &Output) -> String {
     String::from_utf8(streams).unwrap()
 }
 
-/// Sends records one by one, each in a batch of its own, to a topic that is synced.
+/// Sends records to a synced topic, each in its own batch.
 fn fill(brokers: &str) {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", brokers);

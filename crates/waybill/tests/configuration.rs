@@ -1,4 +1,4 @@
-//! The configuration as people meet it: the committed example, and the program's own commands.
+//! The configuration: the committed example, and the program's commands about it.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ fn every_key_stands_in_the_example() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// The paths that `all` has and `some` does not.
+/// The paths in `all` that `some` lacks.
 fn keys_missing(all: &Value, some: &Value, path: &str) -> Vec<String> {
     let Value::Object(entries) = all else {
         return Vec::new();
@@ -257,7 +257,7 @@ fn limits_of_the_broker_that_lock_its_own_roles_out_are_refused_with_the_need() 
             "connectionsPerAddressMax: 5",
             "broker.connectionsPerAddressMax is 5, and must be at least 32: ",
         ),
-        // Enough for the topics of operations, and not for those of the agents.
+        // Enough for the topics of operations, but not for those of the agents.
         (
             "partitionsMax: 79",
             "broker.partitionsMax is 79, and must be at least 80, which ",
@@ -370,7 +370,7 @@ fn a_configuration_without_agents_is_refused_by_the_check_as_by_the_start() {
 fn a_configuration_of_one_role_is_checked_as_for_that_role() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("broker.yaml");
-    // Of use to `broker` alone: there is no agent, and no such workflow.
+    // Valid for `broker` only, because there are no agents and the workflow file does not exist.
     let text = "agents: {builtIn: false}\nworkflows: {files: [nowhere.yaml]}\n";
     std::fs::write(&file, text).unwrap();
     let check = |role: &[&str]| {
@@ -504,7 +504,7 @@ fn waybill(arguments: &[&str]) -> Output {
     command(arguments).output().unwrap()
 }
 
-/// The program without any variable of ours.
+/// The program without Waybill's environment variables.
 fn command(arguments: &[&str]) -> Command {
     let ours = std::env::vars_os().map(|(name, _)| name);
     let ours = ours.filter(|name| name.to_string_lossy().starts_with("WAYBILL_"));

@@ -1,9 +1,10 @@
-//! The API against its own description, by somebody who makes up requests from it: what is answered must be as
-//! described, whatever is sent.
+//! The API against its own OpenAPI description: answers to generated requests must match the
+//! description.
 //!
-//! Schemathesis does that (<https://schemathesis.readthedocs.io>). One of its checks is left out: that whatever fits the
-//! description is taken. Some rules no schema can tell, as that a contact must be one that this server can reach. It does
-//! not know batches, whose lines are read as single requests are.
+//! Schemathesis generates the requests (<https://schemathesis.readthedocs.io>). One of its checks
+//! is disabled: that every request that matches the description is accepted. A schema cannot
+//! express some rules, for example that a contact must be on a channel of this server. Schemathesis
+//! does not support batches, whose lines are read like single requests.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,9 +14,9 @@ use std::process::Command;
 use tempfile::TempDir;
 use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
-/// Of Python's package index. Another version may make up other requests.
+/// The version on Python's package index. Other versions may generate other requests.
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
-/// The same requests every time.
+/// Makes the same requests every time.
 const SEED: &str = "1";
 
 #[test]
@@ -57,7 +58,7 @@ fn every_answer_is_as_described() {
     }
 }
 
-/// A token that may do everything, which the program will know.
+/// A token for everything, in the program's tokens file.
 fn token(directory: &TempDir) -> String {
     let made = waybill()
         .args(["token", "create", "--name", "tester", "--tenant", "*"])
@@ -92,7 +93,7 @@ fn waybill() -> Command {
     command
 }
 
-/// The program, installed once for all runs. `None`, said aloud, where it cannot be had.
+/// Schemathesis, installed once for all runs. If that fails, prints a line and returns `None`.
 fn schemathesis() -> Option<PathBuf> {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(SCHEMATHESIS);
     let program = place.join("bin/schemathesis");

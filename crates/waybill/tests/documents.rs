@@ -1,4 +1,4 @@
-//! What the documents say of the sources.
+//! References from the documentation to the sources.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Names that are as long as those of tests, in backticks.
+/// Names in backticks that are as long as those of tests.
 fn names_in(page: &str) -> BTreeSet<&str> {
     let quoted = page.split('`').skip(1).step_by(2);
     quoted

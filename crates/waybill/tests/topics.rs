@@ -1,5 +1,5 @@
-//! `waybill topics` as a process, on an embedded broker in another and, where `WAYBILL_TEST_BROKERS` names
-//! it (`HOST:PORT`), on Apache Kafka.
+//! `waybill topics` as a process, on an embedded broker in another process and, if
+//! `WAYBILL_TEST_BROKERS` names one (`HOST:PORT`), on Apache Kafka.
 
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A broker, and a prefix of topics that are one test's own.
+/// A broker, and a topic prefix for one test alone.
 struct World {
     brokers: String,
     prefix: String,
@@ -78,7 +78,7 @@ impl World {
         config
     }
 
-    /// Makes a topic with settings of its own.
+    /// Creates a topic with its own settings.
     fn make(&self, name: &str, partitions: i32, settings: &[(&str, &str)]) {
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
         let mut topic = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
@@ -116,14 +116,14 @@ impl Drop for World {
                 let topics = self.topics();
                 let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
                 let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
-                // What stays behind harms no other test.
+                // Topics that cannot be deleted do not affect other tests.
                 _ = block_on(admin.delete_topics(&topics, &AdminOptions::new()));
             }
         }
     }
 }
 
-/// What a command said.
+/// The output of a command.
 #[derive(Debug)]
 struct Ran {
     code: Option<i32>,
@@ -156,7 +156,7 @@ fn block_on<F: Future>(future: F) -> F::Output {
         .block_on(future)
 }
 
-/// Makes of each of these functions a test on the embedded broker and one on Apache Kafka.
+/// Makes a test on the embedded broker and one on Apache Kafka from each of these functions.
 macro_rules! on_both_brokers {
     ($($test:ident)+) => {
         mod embedded {
@@ -284,7 +284,7 @@ fn a_topic_that_is_not_as_it_must_be_is_found_with_what_mends_it(world: &World) 
     );
     assert_eq!(size["fix"], fix.as_str());
 
-    // And no role starts with it.
+    // No role starts with this topic.
     let dir = tempfile::tempdir().unwrap();
     let mut up = world.command(&["up"]);
     for flag in ["--http", "--admin", "--services"] {
@@ -337,8 +337,8 @@ fn topics_are_described_with_offsets_and_settings(world: &World) {
     }
     let settings = &row["settings"];
     assert_eq!(settings["cleanup.policy"], "delete");
-    // What makes an acknowledged request durable there, though it is reached like any other broker, and for how
-    // long it is kept: on the embedded broker until it is done.
+    // The settings for durability of acknowledged requests, although the broker is reached like any
+    // other one, and for their retention: on the embedded broker until they are done.
     let retention = match world.embedded {
         Some(_) => {
             assert_eq!(settings["flush.messages"], "1");
@@ -410,7 +410,7 @@ fn the_names_of_all_topics_and_groups_begin_with_the_prefix() {
         let names = groups.groups().iter().map(|group| group.name());
         names.map(str::to_owned).collect()
     };
-    // Each is there once its members have joined, or a first checkpoint was copied.
+    // A group exists once its members have joined, or a first checkpoint was copied.
     let expected = ["acme-agents", "acme-scheduler", "acme.supervisors"];
     let deadline = std::time::Instant::now() + PATIENCE;
     let found = loop {
@@ -488,7 +488,7 @@ fn a_wall_clock_that_steps_forward_by_days_deletes_no_request_that_waits() {
         let wanted = serde_json::json!({ "running": running });
         send(client.put(admin("/schedulers/0")).json(&wanted)).0
     };
-    // One is done, so that the partition has a checkpoint and its requests are known.
+    // One request is done, so that the partition has a checkpoint and its requests are known.
     let accept = |id: &str| {
         let delivery = serde_json::json!({
             "deliveryId": id, "ownerId": "o", "pickupLocation": "12 Harbour Street",
@@ -511,7 +511,7 @@ fn a_wall_clock_that_steps_forward_by_days_deletes_no_request_that_waits() {
     let waiting: Vec<String> = (0..20).map(|n| accept(&format!("waiting-{n}"))).collect();
 
     clock.set("+345600");
-    // Retention has been applied once a record is gone that may be kept for a millisecond.
+    // Retention has run once a record with a retention of a millisecond is deleted.
     let mut probe = ClientConfig::new();
     probe.set("bootstrap.servers", addresses["broker"].to_string());
     let topics: AdminClient<DefaultClientContext> = probe.create().unwrap();

@@ -1,8 +1,8 @@
-//! Runs every command of the README's tour, of docs/failure-walkthrough.md and of docs/first-workflow.md, in order, and
-//! holds its output against the page.
+//! Runs every command of the README's tour, of docs/failure-walkthrough.md and of
+//! docs/first-workflow.md, in order, and compares its output with the page.
 //!
-//! A block ```` ```console ```` has commands (`$ …`) with their output below them; one that says
-//! `console until` is repeated until the output is as printed. `…` matches anything within a line.
+//! A block ```` ```console ```` has commands (`$ …`) with their output below. A `console until`
+//! block is repeated until the output matches. `…` matches any text within a line.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
-/// How long an output is waited for. Generous: it bounds a failure, not a success.
+/// The time limit for an output. Generous, because it limits only failures.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A command of the page.
@@ -155,13 +155,13 @@ fn line_matches(expected: &str, line: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// The `waybill up` of the page, on ports of its own, and the services, where the page has some of its own.
+/// The `waybill up` of the page on free ports, and the services, if the page starts its own.
 struct World {
     dir: TempDir,
     _processes: Vec<Process>,
     root: PathBuf,
     config: Option<PathBuf>,
-    /// Where the page says that something is, and where it is here.
+    /// The addresses on the page, and the actual ones.
     addresses: Vec<(&'static str, SocketAddr)>,
 }
 
@@ -223,7 +223,7 @@ impl World {
         world
     }
 
-    /// The configuration of an example, whose agents go to where its services are here.
+    /// The configuration of an example, with its agents' addresses replaced.
     fn moved(&self, example: &Path) -> PathBuf {
         for file in ["agents.yaml", "waybill.yaml"] {
             let text = std::fs::read_to_string(self.root.join(example).join(file)).unwrap();
@@ -236,7 +236,7 @@ impl World {
         self.dir.path().join("waybill.yaml")
     }
 
-    /// A text with the addresses of this world in place of the page's.
+    /// A text with this world's addresses in place of the page's.
     fn as_here(&self, text: &str) -> String {
         let moved = self.addresses.iter();
         moved.fold(text.to_owned(), |text, (page, here)| {

@@ -1,4 +1,4 @@
-//! `waybill workflow check`, as people meet it.
+//! The output of `waybill workflow check`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -66,7 +66,7 @@ fn a_misspelt_agent_is_refused_with_the_name_that_is_meant() {
         "errand.yaml",
         &WORKFLOW.replace("agent: walker", "agent: wakler"),
     );
-    // Nothing is known of agents with such names.
+    // Agents with such names are unknown.
     assert_eq!(check(&[&workflow], &[]).0, Some(0));
     let agents = dir.write("agents.yaml", AGENTS);
     assert_refused(
@@ -234,7 +234,7 @@ fn agents_that_do_not_fit_are_refused_and_the_step_is_named() {
         assert_refused(&answer, &format!("{before}{}:", agents.display()));
         assert!(answer.1.contains(reason), "{reason}: {}", answer.1);
 
-        // The configuration is held against the same rules.
+        // The same rules apply to a configuration.
         let configuration = dir.write(
             "waybill.yaml",
             &format!(
@@ -267,7 +267,7 @@ fn assert_refused((code, text): &(Option<i32>, String), reason: &str) {
     assert_eq!(text.lines().count(), 1, "{text}");
 }
 
-/// The exit code of `waybill workflow check`, and what it says.
+/// The exit code of `waybill workflow check`, and its output.
 fn check(files: &[&Path], agents: &[&Path]) -> (Option<i32>, String) {
     let mut command = command(&["workflow", "check"]);
     command.args(files);
@@ -279,7 +279,7 @@ fn check(files: &[&Path], agents: &[&Path]) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(text).unwrap())
 }
 
-/// The program without any variable of ours.
+/// The program without Waybill's environment variables.
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     for (name, _) in std::env::vars_os() {

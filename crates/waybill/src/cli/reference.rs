@@ -1,4 +1,4 @@
-//! `waybill reference`: pages of the documents that are made from the program.
+//! `waybill reference`: prints pages of the documentation that the program generates.
 
 mod configuration;
 
@@ -21,7 +21,7 @@ pub enum Reference {
 }
 
 impl Reference {
-    /// The page.
+    /// The text of the page.
     #[must_use]
     pub fn page(self) -> String {
         match self {

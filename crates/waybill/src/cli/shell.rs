@@ -1,4 +1,4 @@
-//! `waybill completions` and `waybill man`: what shells and `man` know of the commands, made from the command line itself.
+//! `waybill completions` and `waybill man`: generated from the definition of the command line.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use clap_complete::Shell;
 use super::Cli;
 
 impl Cli {
-    /// What completes commands and flags in a shell.
+    /// The completion script for a shell.
     #[must_use]
     pub fn completions(shell: Shell) -> String {
         let mut script = Vec::new();
@@ -17,11 +17,12 @@ impl Cli {
         String::from_utf8_lossy(&script).into_owned()
     }
 
-    /// Writes pages of the manual into a directory, which it creates if it is missing: `waybill.1` and one for each command below it.
+    /// Writes manual pages to a directory, which it creates if needed: `waybill.1` and one per
+    /// command.
     ///
     /// # Errors
     ///
-    /// If they cannot be written.
+    /// If a page cannot be written.
     pub fn write_manual(directory: &Path) -> anyhow::Result<()> {
         std::fs::create_dir_all(directory)
             .and_then(|()| clap_mangen::generate_to(Self::command(), directory))

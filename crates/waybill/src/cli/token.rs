@@ -44,18 +44,18 @@ struct Whose {
 }
 
 impl Whose {
-    /// As the file has it.
+    /// The tenant as the tokens file writes it.
     fn tenant(&self) -> &str {
         self.tenant.as_deref().unwrap_or(Tenants::ALL)
     }
 }
 
 impl TokenCommand {
-    /// Does it, and returns what belongs into the file.
+    /// Creates a token, prints it, and returns its entry for the tokens file.
     ///
     /// # Errors
     ///
-    /// If there can be no such token.
+    /// If the arguments do not make a valid token.
     pub fn run(&self) -> anyhow::Result<String> {
         let Self::Create(arguments) = self;
         let NewToken { token, hash } = NewToken::make();
@@ -74,7 +74,7 @@ impl CreateArgs {
         let scopes = self.scopes.iter().copied().collect();
         check_rights(scopes, &self.agents, &tenants)
             .map_err(|problem| anyhow::anyhow!("--scopes and --agents: {problem}"))?;
-        // Text in JSON is text in YAML, whatever is in it.
+        // A JSON string is also a valid YAML string, whatever it contains.
         let quoted = |text: &str| serde_json::Value::from(text).to_string();
         let scopes: Vec<&str> = self.scopes.iter().map(|scope| scope.as_str()).collect();
         let agents: Vec<String> = self.agents.iter().map(|agent| quoted(agent)).collect();

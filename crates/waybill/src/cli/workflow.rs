@@ -1,5 +1,5 @@
-//! `waybill workflow check` and `waybill config check`: whether a workflow, or all that a configuration names, can
-//! work, said before anything is started with it.
+//! `waybill workflow check` and `waybill config check`: find errors in a workflow, or in everything
+//! that a configuration names, before anything is started with it.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub enum WorkflowCommand {
 }
 
 impl WorkflowCommand {
-    /// Looks, and returns a line that tells what was seen.
+    /// Checks the workflow and returns a line with the findings.
     ///
     /// # Errors
     ///
@@ -82,7 +82,7 @@ impl WorkflowCommand {
     }
 }
 
-/// Refuses a workflow that names an agent by a name that is nearly that of another one.
+/// Refuses a workflow with an agent's name that is nearly that of a known agent.
 fn refuse_misspelt(file: &Path, elsewhere: &[String], known: &[String]) -> anyhow::Result<()> {
     for agent in elsewhere.iter().filter(|agent| !known.contains(agent)) {
         if let Some(near) = misspelling_of(agent, known.iter().map(String::as_str)) {
@@ -95,11 +95,13 @@ fn refuse_misspelt(file: &Path, elsewhere: &[String], known: &[String]) -> anyho
     Ok(())
 }
 
-/// What `waybill config check` says of a configuration that can be used, by one role or by every role in one process.
+/// The result of `waybill config check` for a valid configuration, for one role or for every role
+/// in one process.
 ///
 /// # Errors
 ///
-/// If a workflow or an agent that the role reads cannot work, or it would have no agent to run.
+/// If a workflow or an agent that the role reads is invalid, or the role would have no agent to
+/// run.
 pub fn check_configuration(
     role: Option<Role>,
     written: Written,
@@ -119,32 +121,33 @@ pub fn check_configuration(
     })?)
 }
 
-/// What a check says where nothing is wrong.
+/// The output of a successful check.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Verdict {
-    /// The role that a configuration was checked for. Absent where that is every role in one process.
+    /// The role for which a configuration was checked. Absent for every role in one process.
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
-    /// The workflow, where one was checked.
+    /// The workflow, if one was checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     workflow: Option<Found>,
-    /// The fields of the input that the agents' requests cannot do without, each with the steps that use it.
+    /// Fields of the input that agents' requests require, each with the steps that use it.
     #[serde(skip_serializing_if = "NeededInputs::is_empty")]
     input: NeededInputs,
-    /// Agents that no file has. They may run from other files, or be written in any language: that is allowed.
-    /// Absent where no agents were asked for.
+    /// Agents without a definition in a file. They may run elsewhere, so this is no error. Absent
+    /// if no agents were checked.
     #[serde(skip_serializing_if = "Option::is_none")]
     agents_elsewhere: Option<Vec<String>>,
-    /// Agents that were not checked, because no files of agents were named.
+    /// Agents that were not checked, because no agents files were given.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     agents_not_checked: Vec<String>,
-    /// That the topics of the embedded broker may take more than the disk of this machine has. Absent where they fit.
+    /// A warning that the topics of the embedded broker may exceed this machine's disk. Absent if
+    /// they fit.
     #[serde(skip_serializing_if = "Option::is_none")]
     disk: Option<String>,
 }
 
-/// A workflow that can work.
+/// A valid workflow.
 #[derive(Serialize)]
 struct Found {
     name: String,

@@ -19,22 +19,22 @@ use waybill_node::shutdown::{Running, Stage};
 
 use super::instance;
 
-/// Where in the data directory the processes find their names.
+/// The subdirectory of the data directory with the names of instances.
 const INSTANCES_DIR: &str = "agents";
 
-/// What stands for the file of the agents that are part of the binary.
+/// The name of the built-in agents in place of a file name.
 const BUILT_IN: &str = "the built-in drone-delivery agents";
 
-/// The simulated services, as agents reach them.
+/// How agents reach the simulated services.
 pub(super) struct Reached {
     /// Their `host:port`.
     pub address: String,
-    /// What calls them as functions, where they run in this process.
+    /// Calls the services as functions, if they run in this process.
     pub caller: Option<Caller>,
 }
 
 impl Reached {
-    /// Services of another process.
+    /// The services of another process.
     pub(super) fn elsewhere(config: &Config) -> Self {
         Self {
             address: config.services.elsewhere(),
@@ -43,7 +43,7 @@ impl Reached {
     }
 }
 
-/// Starts agents to be asked over their topics.
+/// Starts agents that read their requests from topics.
 pub(super) async fn start(
     config: &Config,
     kafka: KafkaSettings,
@@ -74,7 +74,7 @@ pub(super) async fn start(
         std::future::pending().await
     };
     running.spawn(Stage::Agents, "agents", |stop| async move {
-        // The name is this process's for as long as the agents use it.
+        // Keeps the name reserved for this process while the agents use it.
         let _place = place;
         tokio::select! {
             () = stop.cancelled() => {}
@@ -116,7 +116,7 @@ pub(super) fn load(
     Ok(handlers)
 }
 
-/// The agents of the workflows that are none of these: somebody else has to run them.
+/// The agents of the workflows that are not among `names`. Another process has to run them.
 pub(crate) fn elsewhere<T: AsRef<str>>(workflows: &Workflows, names: &[T]) -> Vec<String> {
     let agents = workflows.agents().into_iter();
     let is_here = |agent: &str| names.iter().any(|name| name.as_ref() == agent);
@@ -126,11 +126,12 @@ pub(crate) fn elsewhere<T: AsRef<str>>(workflows: &Workflows, names: &[T]) -> Ve
         .collect()
 }
 
-/// Every agent of the configuration, checked alone and against the workflows, before it is known where the services run.
+/// Every agent of the configuration, checked alone and against the workflows, before the services'
+/// address is known.
 ///
 /// # Errors
 ///
-/// If a file cannot be read, or its agents cannot work or do not fit a workflow.
+/// If a file cannot be read, or its agents are invalid or do not fit a workflow.
 pub(super) fn load_to_check(
     config: &Config,
     workflows: &Workflows,
@@ -140,7 +141,7 @@ pub(super) fn load_to_check(
     load(&config, &Reached::elsewhere(&config), workflows)
 }
 
-/// Refuses to run no agent.
+/// Refuses to start without any agent.
 pub(super) fn refuse_none(handlers: &[NamedHandler]) -> anyhow::Result<()> {
     anyhow::ensure!(
         !handlers.is_empty(),
@@ -150,11 +151,11 @@ pub(super) fn refuse_none(handlers: &[NamedHandler]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a file says of agents.
+/// The content of an agents file.
 pub(crate) struct Loaded {
     /// The names of the agents.
     pub(crate) names: Vec<String>,
-    /// What their requests for steps of the workflows need of the input.
+    /// The fields of the input that their requests for the workflows' steps require.
     pub(crate) needed_inputs: NeededInputs,
 }
 
@@ -162,7 +163,7 @@ pub(crate) struct Loaded {
 ///
 /// # Errors
 ///
-/// If the file cannot be read, or its agents cannot work or do not fit a workflow.
+/// If the file cannot be read, or its agents are invalid or do not fit a workflow.
 pub(crate) fn load_file(
     path: &Path,
     services: &str,
@@ -182,7 +183,7 @@ pub(crate) fn load_file(
     })
 }
 
-/// The names of the agents that are part of the binary.
+/// The names of the built-in agents.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Telling people of alerts.
+//! Starts the delivery of alerts and notices.
 
 use std::sync::Arc;
 
@@ -9,10 +9,10 @@ use waybill_node::shutdown::{Running, Stage};
 
 use super::{Dependencies, instance};
 
-/// Where in the data directory the processes find their names.
+/// The subdirectory of the data directory with the names of instances.
 const INSTANCES_DIR: &str = "alerts";
 
-/// The share of the stop that an attempt under way may take: others stop after it.
+/// The share of the shutdown time that a running attempt may take. Other stages stop after it.
 const STOP_SHARE: u32 = 4;
 
 /// Starts a follower for every configured receiver, and for every channel to owners.
@@ -34,7 +34,7 @@ pub(super) fn start(
     };
     for follower in followers(&config.alerts, &source)? {
         let name = format!("alerts to {}", follower.receiver());
-        // After the scheduler, so that what its last decisions raise is told of, too.
+        // Stops after the scheduler, so that alerts of its last decisions are delivered too.
         let place = place.clone();
         running.spawn(Stage::Agents, name, |stop| {
             held_for(place, follower.run(stop))
@@ -50,7 +50,7 @@ pub(super) fn start(
     Ok(())
 }
 
-/// Runs a follower whose name is this process's for as long as it runs.
+/// Runs a follower, and keeps its name reserved for this process meanwhile.
 async fn held_for(
     place: Option<Arc<InstancePlace>>,
     following: impl Future<Output = anyhow::Result<()>>,

@@ -1,4 +1,4 @@
-//! The figures of the embedded broker.
+//! The metrics of the embedded broker.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use metrics::{Counter, Gauge};
 use waybill_broker::{BatchRefusal, Stats};
 use waybill_telemetry::{Declared, Metric};
 
-/// How often they are shown anew.
+/// How often the metrics are updated.
 const SHOW_EVERY: Duration = Duration::from_secs(1);
 
-/// A metric, and where the broker counts it.
+/// A metric, and the broker's counter behind it.
 type Counted<K> = (Metric<K>, fn(&Stats) -> u64);
 
 static COUNTERS: [Counted<Counter>; 18] = [
@@ -321,14 +321,14 @@ const BATCHES_REFUSED: Metric<Counter, 1> = Metric::new(
     ["reason"],
 );
 
-/// Prometheus' counters may count fractions, those of this library do not.
+/// A gauge, because counters of this library cannot hold fractions as Prometheus' can.
 const SYNC_SECONDS: Metric<Gauge> = Metric::new(
     "waybill_broker_sync_seconds",
     "Time spent in syncs since the broker started",
     [],
 );
 
-/// All of them.
+/// All of these metrics.
 pub(crate) fn declared() -> Vec<&'static dyn Declared> {
     let counters = COUNTERS.iter().map(|(metric, _)| metric as &dyn Declared);
     let gauges = GAUGES.iter().map(|(metric, _)| metric as &dyn Declared);
@@ -354,7 +354,7 @@ impl BrokerMetrics {
         }
     }
 
-    /// Shows them again and again.
+    /// Updates the metrics periodically.
     pub(super) async fn show(self, stats: impl Fn() -> Stats) -> Infallible {
         let mut turns = tokio::time::interval(SHOW_EVERY);
         loop {

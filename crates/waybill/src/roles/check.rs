@@ -1,4 +1,4 @@
-//! Whether a configuration can be used, with its workflows and agents, before anything starts.
+//! Checks a configuration with its workflows and agents before anything starts.
 //!
 //! What must hold: a check reads each file once, as it may be a pipe.
 
@@ -9,23 +9,23 @@ use waybill_node::config::{AgentTransport, Config, check_topics, load_workflows}
 
 use super::{agents, disk_bounds_exceed};
 
-/// The workflows and agents of a configuration that can be used.
+/// The workflows and agents of a valid configuration.
 pub(crate) struct Checked {
-    /// Absent where the role reads none.
+    /// `None` if the role reads no workflows.
     workflows: Option<Workflows>,
-    /// Absent where the role reads none.
+    /// `None` if the role reads no agents.
     handlers: Option<Vec<NamedHandler>>,
 }
 
 impl Checked {
-    /// The agents of the workflows that are in none of the files and not built in: they may run elsewhere. `None` if the
-    /// role reads no agents.
+    /// Agents of the workflows without a definition in a file that are not built in. They may run
+    /// elsewhere. `None` if the role reads no agents.
     pub(crate) fn agents_elsewhere(&self) -> Option<Vec<String>> {
         let (Some(workflows), Some(handlers)) = (&self.workflows, &self.handlers) else {
             return None;
         };
         Some(match handlers.is_empty() {
-            // All of them run elsewhere.
+            // All agents run elsewhere.
             true => Vec::new(),
             false => {
                 let names: Vec<&str> = handlers.iter().map(|(name, _)| &**name).collect();
@@ -47,21 +47,21 @@ impl Checked {
     }
 }
 
-/// Checks what a configuration refers to, and returns the agents of its workflows that are in none of its files and not
-/// built in.
+/// Checks the files that a configuration names. Returns the agents of its workflows that have no
+/// definition in a file and are not built in.
 ///
 /// # Errors
 ///
-/// If a file cannot be read, or what it says cannot work.
+/// If a file cannot be read or is invalid.
 pub(crate) fn agents_elsewhere_of(config: &Config) -> anyhow::Result<Vec<String>> {
     Ok(check(config)?.agents_elsewhere().unwrap_or_default())
 }
 
-/// Checks what a configuration refers to: its workflows and its agents, alone and together.
+/// Checks the workflows and the agents of a configuration, alone and together.
 ///
 /// # Errors
 ///
-/// If a file cannot be read, or what it says cannot work.
+/// If a file cannot be read or is invalid.
 fn check(config: &Config) -> anyhow::Result<Checked> {
     let workflows = load_workflows(&config.workflows)?;
     check_topics(config, &workflows)?;
@@ -72,12 +72,12 @@ fn check(config: &Config) -> anyhow::Result<Checked> {
     })
 }
 
-/// The same for every role in one process, which also needs an agent to run. Where the brokers are elsewhere, other
-/// processes may run the agents.
+/// The same for every role in one process, which also needs an agent to run. With external brokers,
+/// other processes may run the agents.
 ///
 /// # Errors
 ///
-/// If a file cannot be read, what it says cannot work, or there is no agent to run.
+/// If a file cannot be read or is invalid, or there is no agent to run.
 pub(crate) fn check_to_run(config: &Config) -> anyhow::Result<Checked> {
     let checked = check(config)?;
     if config.kafka.brokers.is_none() || config.agents.transport == AgentTransport::Direct {
@@ -89,11 +89,11 @@ pub(crate) fn check_to_run(config: &Config) -> anyhow::Result<Checked> {
     Ok(checked)
 }
 
-/// Checks the workflows and agents that a role reads, as it reads them.
+/// Checks the workflows and agents that a role reads, in the same way as the role does.
 ///
 /// # Errors
 ///
-/// If a file cannot be read, what it says cannot work, or there is no agent to run.
+/// If a file cannot be read or is invalid, or there is no agent to run.
 pub(crate) fn check_for(role: Role, config: &Config) -> anyhow::Result<Checked> {
     let reads_agents = match role {
         Role::Broker | Role::Services => {
@@ -120,11 +120,11 @@ pub(crate) fn check_for(role: Role, config: &Config) -> anyhow::Result<Checked> 
     })
 }
 
-/// Checks a role before it starts, so that a bad file exits with 2.
+/// Checks a role before it starts, so that an invalid file exits with 2.
 ///
 /// # Errors
 ///
-/// If a file that the role needs cannot be read, or is wrong.
+/// If a file that the role needs cannot be read or is invalid.
 pub(crate) fn check_files_of(role: Role, config: &Config) -> anyhow::Result<()> {
     check_for(role, config).map(drop)
 }

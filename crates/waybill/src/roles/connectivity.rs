@@ -1,7 +1,7 @@
-//! Whether a process reaches its brokers, topics and store: readiness depends on it.
+//! Checks that a process reaches its brokers, topics and store. Readiness depends on it.
 //!
-//! Clients and drivers retry by themselves, so a role whose broker or database is out of reach makes no progress and reports
-//! no error. `/readyz` shows the outage, and its end.
+//! Clients and drivers retry by themselves, so a role with an unreachable broker or database makes
+//! no progress and reports no error. `/readyz` shows the outage and its end.
 
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,12 @@ use super::Dependencies;
 
 /// The interval of the checks.
 const ASK_EVERY: Duration = Duration::from_secs(2);
-/// How long an answer may take.
+/// The maximum time for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
-/// How long checks may fail before the process is no longer ready: one slow answer is no outage.
+/// How long checks may fail before the process is no longer ready. One slow answer is no outage.
 const AWAY_AFTER: Duration = Duration::from_secs(5);
 
-/// Checks whether brokers answer questions about `topic`.
+/// Checks that the brokers answer requests about `topic`.
 ///
 /// # Errors
 ///
@@ -44,8 +44,8 @@ pub(super) fn brokers(
     Ok(())
 }
 
-/// Checks whether the topics of operations exist: a role whose topic was deleted makes no progress, and none of its clients
-/// sees an error. Brokers that do not answer count as topics that exist.
+/// Checks that the topics of operations exist. If one was deleted, the role makes no progress and
+/// none of its clients sees an error. Unavailable brokers count as existing topics.
 ///
 /// # Errors
 ///
@@ -77,7 +77,7 @@ pub(super) fn topics(
     Ok(())
 }
 
-/// Follows whether the state store answers.
+/// Checks that the state store answers.
 pub(super) fn store(dependencies: &Dependencies, admin: &Admin, running: &Running) {
     let store = dependencies.store.clone();
     follow("the state store", admin, running, move || {
@@ -89,8 +89,8 @@ pub(super) fn store(dependencies: &Dependencies, admin: &Admin, running: &Runnin
     });
 }
 
-/// Follows whether the offset commits of this process's consumer groups are refused: their consumers go on, and read everything
-/// again after a restart.
+/// Checks that brokers accept the offset commits of this process's consumer groups. If they refuse,
+/// consumers continue, but read everything again after a restart.
 pub(super) fn group_commits(kafka: &KafkaSettings, admin: &Admin, running: &Running) {
     let commits = kafka.group_commits.clone();
     let accepted = admin.readiness.expect("offset commits");
@@ -156,12 +156,12 @@ fn follow<F>(
 #[derive(Debug, Default)]
 struct Connectivity {
     is_reached: bool,
-    /// When the first check began of those that have failed since the last success.
+    /// The start of the first failed check since the last success.
     silent_since: Option<Instant>,
 }
 
 impl Connectivity {
-    /// Notes the result of a check. Returns whether the server counts as reached.
+    /// Records the result of a check. Returns whether the server counts as reachable.
     fn note(&mut self, has_answered: bool, now: Instant) -> bool {
         if has_answered {
             *self = Self {

@@ -1,7 +1,7 @@
-//! The directory that this process keeps its data in, as a role makes or finds it.
+//! The data directory of this process.
 //!
-//! What must hold: nobody but its user reads what is in it, for it holds all that clients sent. A directory that is there
-//! keeps its mode, and the log warns of it.
+//! What must hold: only the process's user reads it, because it holds all data of clients. An
+//! existing directory keeps its mode, and the log warns if other users may read it.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -10,42 +10,43 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access, access};
 
-/// Its user alone may look into the directory.
+/// Only the user may access the directory.
 const MODE: u32 = 0o700;
-/// What users have who are neither the directory's user nor in its group.
+/// The permissions of users who neither own the directory nor are in its group.
 const OTHERS: u32 = 0o007;
 
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum DataDirError {
-    /// Something else has its name.
+    /// The path is not a directory.
     #[error("{} is not a directory", .0.display())]
     NotADirectory(PathBuf),
-    /// It does not exist, and cannot be made.
+    /// The directory does not exist and cannot be created.
     #[error("the directory {} cannot be made", .path.display())]
     Make {
         /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
-    /// This user may not read it, or make files in it.
+    /// This user may not read the directory, or create files in it.
     #[error("the directory {} cannot be read and written", .path.display())]
     Access {
         /// The directory.
         path: PathBuf,
-        /// Why not.
+        /// The cause.
         #[source]
         source: io::Error,
     },
 }
 
-/// Makes the directory, and those above it, for this user alone; warns if it exists and every user may look into it.
+/// Creates the directory and its parents for this user only. Warns if it exists and every user may
+/// access it.
 ///
 /// # Errors
 ///
-/// If it cannot be made, or exists and cannot be used.
+/// If the directory cannot be created, or exists and cannot be used.
 pub(super) fn prepare(path: &Path) -> Result<(), DataDirError> {
     let found = match fs::metadata(path) {
         Ok(found) => found,
@@ -116,7 +117,7 @@ mod tests {
         assert!(refused.contains(below.to_str().unwrap()), "{refused}");
     }
 
-    /// What is logged about a directory of this mode.
+    /// The log lines about a directory of this mode.
     fn logged(mode: u32) -> String {
         let root = tempfile::tempdir().unwrap();
         fs::set_permissions(root.path(), fs::Permissions::from_mode(mode)).unwrap();

@@ -1,4 +1,4 @@
-//! What `waybill` brings along: the embedded broker and the simulated services.
+//! Starts the embedded broker and the simulated services.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,16 +19,16 @@ use super::agents::Reached;
 use super::broker_metrics::BrokerMetrics;
 use crate::broker_access::BrokerLogins;
 
-/// The embedded broker, as the other parts of its process use it.
+/// The embedded broker, for other parts of its process.
 pub(super) struct EmbeddedBroker {
     pub(super) address: SocketAddr,
-    /// Where copies of it begin.
+    /// The source of a backup of its logs.
     pub(super) logs: Logs,
     logins: Option<Arc<BrokerLogins>>,
 }
 
 impl EmbeddedBroker {
-    /// The configuration with the login of this process, where one is needed.
+    /// The configuration with this process's login, if the broker requires one.
     pub(super) fn with_login(&self, config: &Config) -> Config {
         let mut config = config.clone();
         if let Some(logins) = &self.logins {
@@ -90,7 +90,7 @@ pub(super) async fn broker(
     })
 }
 
-/// What the broker lacks, with the flag that names another.
+/// The error for a broker that did not start, with the flag for another address.
 fn broker_not_started(config: &Config, error: StartError) -> anyhow::Error {
     let hint = match &error {
         StartError::Listen { .. } => " (--broker-listen; does another Waybill run?)".to_owned(),
@@ -108,7 +108,7 @@ fn broker_not_started(config: &Config, error: StartError) -> anyhow::Error {
     anyhow::Error::from(error).context(format!("the embedded broker cannot be started{hint}"))
 }
 
-/// What the services lack, with the flag that names another.
+/// The error for services that did not start, with the flag for another address.
 fn services_not_started(error: ServicesError) -> anyhow::Error {
     let hint = match &error {
         ServicesError::Listen { .. } => " (--services; does another Waybill run?)",
@@ -120,7 +120,7 @@ fn services_not_started(error: ServicesError) -> anyhow::Error {
     anyhow::Error::from(error).context(format!("the services cannot be started{hint}"))
 }
 
-/// Starts the simulated services and returns how they are reached.
+/// Starts the simulated services and returns how to reach them.
 pub(super) async fn services(config: &Config, running: &Running) -> anyhow::Result<Reached> {
     let settings = &config.services;
     let mut services_config =

@@ -1,4 +1,4 @@
-//! Ingestion: what takes requests in.
+//! The ingestion role: the HTTP API.
 
 use std::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use waybill_node::telemetry::announce;
 
 use super::Dependencies;
 
-/// The API of this process, as it is reached from here.
+/// How this process reaches its own API.
 pub(super) struct Api {
     pub(super) address: SocketAddr,
     pub(super) tls: Tls,

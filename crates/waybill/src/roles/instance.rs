@@ -1,4 +1,4 @@
-//! Names by which processes find their places in consumer groups again.
+//! Names that a process keeps over restarts, to regain its place in consumer groups.
 
 use waybill_agent::InstancePlace;
 use waybill_node::config::Config;
@@ -6,9 +6,9 @@ use waybill_telemetry::chain;
 
 use super::data_dir;
 
-/// A name that this process finds again when it is started again on the same data directory, so that
-/// after a `kill -9` its share of a topic does not wait for its session to end. `role` is where in the
-/// data directory such names lie. `None` where that cannot be written to.
+/// A name that this process gets again after a restart on the same data directory. After a `kill
+/// -9`, its share of a topic then does not wait for the session to time out. `role` is the
+/// subdirectory of the name. `None` if that is not writable.
 pub(super) fn place(config: &Config, role: &'static str) -> Option<InstancePlace> {
     if let Err(error) = data_dir::prepare(&config.data_dir) {
         tracing::warn!(error = %chain(&error), "the data directory cannot be used");

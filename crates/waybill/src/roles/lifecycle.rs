@@ -1,4 +1,4 @@
-//! The life of a process with roles: it starts them, is ready once all of them are, and ends in order.
+//! The lifetime of a process with roles: ordered start, readiness, and ordered shutdown.
 
 use anyhow::Context as _;
 use waybill_config::Environment;
@@ -13,19 +13,19 @@ use waybill_node::{Role, open_files};
 
 use super::{ports, prepare_data_dir, start};
 
-/// How many tasks a thread of the runtime runs before it polls sockets and timers; tokio's default is 61. Polling less often makes
-/// larger batches. A thread without tasks polls at once.
+/// How many tasks a runtime thread runs before it polls sockets and timers (tokio's default is 61).
+/// Rarer polls make larger batches. An idle thread polls at once.
 const EVENT_INTERVAL_TASKS: u32 = 200;
 
 /// Runs a role until a signal or a failure ends it.
 ///
-/// Not an `async fn`: the code of the roles is then compiled with this crate, once, and not again
-/// with every program that waits for them.
+/// Not an `async fn`, so that the roles' code is compiled once with this crate, and not in every
+/// program that awaits it.
 ///
 /// # Errors
 ///
-/// If the runtime cannot be had, a part cannot be started, or one fails. What failed was logged with
-/// its causes when it happened.
+/// If the runtime cannot be created, a part cannot be started, or one fails. A failure was logged
+/// with its causes when it happened.
 pub fn run(
     role: Role,
     config: &Config,
@@ -38,7 +38,7 @@ pub fn run(
         .build()
         .context("the threads of the runtime cannot be started")?;
     let outcome = runtime.block_on(live(role, config, environment, telemetry));
-    // Whatever is left was cut off on purpose.
+    // Tasks that still run were cut off on purpose.
     runtime.shutdown_background();
     outcome
 }
@@ -96,7 +96,7 @@ async fn live(
         }
         start(role, config, environment, &admin, &running).await?;
         all_started.set(true);
-        // The first thing that a stop ends, so that nobody is sent here any more.
+        // A shutdown ends readiness first, so that no more requests are routed to this process.
         running.spawn(Stage::Samples, "readiness", |stop| async move {
             stop.cancelled().await;
             all_started.set(false);

@@ -1,7 +1,7 @@
-//! The wiring of roles: from the configuration to running parts.
+//! Wires the roles: turns the configuration into running parts.
 //!
-//! Each role is started the same way whether it is alone in its process or beside all others: the
-//! difference is only which are started, and where the broker and the services are.
+//! A role starts in the same way alone in its process or beside others. The only differences are
+//! which roles start, and where the broker and the services are.
 
 mod agents;
 mod alerts;
@@ -57,7 +57,7 @@ struct Disk {
 }
 
 impl Disk {
-    /// Looks at its free space, and goes on looking, where this process keeps a broker or a store on it.
+    /// Monitors its free space, if this process keeps a broker or a store on it.
     fn watch(role: Role, config: &Config, admin: &Admin, running: &Running) -> Self {
         if !Self::keeps_data(role, config) {
             return Self::default();
@@ -72,7 +72,7 @@ impl Disk {
         disk
     }
 
-    /// Whether a process keeps a broker or a store on it.
+    /// Whether a process keeps a broker or a store on the disk.
     fn keeps_data(role: Role, config: &Config) -> bool {
         let has_store = config.store.scylla.cql().is_none();
         match role {
@@ -84,11 +84,11 @@ impl Disk {
     }
 }
 
-/// Makes the data directory of a role that needs one, before anything listens.
+/// Creates the data directory of a role that needs one, before any listener starts.
 ///
 /// # Errors
 ///
-/// If it cannot be made or used.
+/// If the directory cannot be created or used.
 fn prepare_data_dir(role: Role, config: &Config) -> anyhow::Result<()> {
     if Disk::keeps_data(role, config) || role == Role::Services {
         data_dir::prepare(&config.data_dir).context("dataDir (--data-dir)")?;
@@ -96,7 +96,7 @@ fn prepare_data_dir(role: Role, config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the roles have in common that take requests in, decide and supervise.
+/// Shared parts of ingestion, scheduler and supervisor.
 struct Dependencies {
     kafka: KafkaSettings,
     topics: Topics,
@@ -104,14 +104,13 @@ struct Dependencies {
     store: Arc<dyn Store>,
     /// The store, if it is embedded.
     embedded: Option<Weak<EmbeddedStore>>,
-    /// Whether its disk, or the embedded broker's, is short of room.
+    /// Whether the disk of the store or of the embedded broker is low on space.
     low_disk: LowDisk,
     partition_map: PartitionMap,
     broker: BrokerKind,
 }
 
-/// Starts the parts of a role. What is started is pushed to `running`, also when a later part
-/// fails to start.
+/// Starts the parts of a role. Started parts are pushed to `running`, even if a later one fails.
 ///
 /// # Errors
 ///
@@ -243,8 +242,8 @@ async fn start(
     }
 }
 
-/// Finds the workflows, makes what is missing of the topics, asks the schema registry for what
-/// writers need, and opens the store.
+/// Loads the workflows, creates missing topics, gets schema IDs from the schema registry, and opens
+/// the store.
 async fn dependencies(
     role: Role,
     config: &Config,
@@ -310,15 +309,15 @@ async fn dependencies(
     })
 }
 
-/// Warns where the topics of the embedded broker may take more than its disk has.
+/// Warns if the topics of the embedded broker may exceed its disk.
 fn disk_bounds(config: &Config, workflows: &Workflows) {
     if let Some(said) = disk_bounds_exceed(config, workflows) {
         tracing::warn!(advice = said, "the bounds of all topics exceed the disk");
     }
 }
 
-/// What is to be said where the topics of the embedded broker may take more than the file system of `dataDir` has;
-/// `None` also where the brokers are elsewhere or that file system cannot be read.
+/// A warning if the topics of the embedded broker may exceed the file system of `dataDir`; `None`
+/// also if the brokers are external or that file system cannot be read.
 pub(crate) fn disk_bounds_exceed(config: &Config, workflows: &Workflows) -> Option<String> {
     if config.kafka.brokers.is_some() {
         return None;

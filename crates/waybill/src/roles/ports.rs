@@ -1,5 +1,5 @@
-//! Whether all addresses can be bound that a role listens on: asked before anything is made, and answered
-//! for all of them at once.
+//! Checks that all listen addresses of a role can be bound, before anything else is created, and
+//! reports all failures at once.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,12 +9,12 @@ use waybill_node::Role;
 use waybill_node::config::Config;
 use waybill_node::exposure::listeners;
 
-/// Refuses a role some of whose addresses cannot be bound. A configuration that names one address twice does not come so
-/// far.
+/// Refuses a role if one of its addresses cannot be bound. The configuration was already checked
+/// for duplicates.
 ///
 /// # Errors
 ///
-/// All of these, each with its setting.
+/// The addresses that cannot be bound, each with its setting.
 pub(super) fn check(role: Role, config: &Config) -> anyhow::Result<()> {
     let mut refused = Vec::new();
     for listener in listeners(role, config) {
@@ -30,7 +30,7 @@ pub(super) fn check(role: Role, config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The usual cause of an error, to go behind it.
+/// The usual cause of an error, as the end of its message.
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrInUse => " (another process may listen there, such as a second Waybill)",
@@ -42,13 +42,13 @@ fn hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Binds an address as a listener would, and lets go of it. Nobody can connect meanwhile.
+/// Binds an address as a listener would, and releases it. It accepts no connections meanwhile.
 fn bind(address: SocketAddr) -> io::Result<()> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4(),
         SocketAddr::V6(_) => TcpSocket::new_v6(),
     }?;
-    // Connections that were closed a moment ago do not matter.
+    // Recently closed connections do not block the address.
     socket.set_reuseaddr(true)?;
     socket.bind(address)
 }

@@ -1,7 +1,8 @@
-//! Chooses how records are framed when a role starts, and gets the schema IDs from the schema registry.
+//! Chooses the framing of records when a role starts, and gets schema IDs from the schema registry.
 //!
-//! What must hold: **a role writes nothing, and is not ready, before it has its schema IDs**. It waits for a registry that does
-//! not answer. It ends, and says what to do, if the registry refuses or lacks a schema that the role may not register.
+//! What must hold: **a role writes nothing, and is not ready, before it has its schema IDs**. It
+//! waits for an unavailable registry. It exits with a hint if the registry refuses, or lacks a
+//! schema that the role may not register.
 
 use std::time::Duration;
 
@@ -12,16 +13,16 @@ use waybill_node::config::{Config, FramingChoice};
 use waybill_registry::{Registry, SchemaCache, Subject, SubjectError, schema_ids, subjects};
 use waybill_telemetry::health::Readiness;
 
-/// How long a registry that does not answer is left alone at first, and at most.
+/// The first and the longest pause before an unavailable registry is tried again.
 const PAUSE_MIN: Duration = Duration::from_millis(200);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// The topics of the installation, and how their records are framed. Waits for the registry, if one
-/// is configured.
+/// The topics of the installation, with the framing of their records. Waits for the registry, if
+/// one is configured.
 ///
 /// # Errors
 ///
-/// If the registry refuses, or a schema is not in it and is not to be registered.
+/// If the registry refuses, or lacks a schema that may not be registered.
 pub(super) async fn topics(
     config: &Config,
     workflows: &Workflows,

@@ -1,5 +1,5 @@
-//! Sample deliveries: the first thing that a new user sees. They go in over HTTP like everybody's,
-//! and their completion is read from the status topic like everybody's.
+//! Sample deliveries for new users. Like those of other clients, they go through the HTTP API, and
+//! the status topic reports their completion.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -28,14 +28,14 @@ use waybill_node::shutdown::{Running, Stage};
 use super::Dependencies;
 use super::ingestion::Api;
 
-/// Requests under way at once.
+/// The number of concurrent requests.
 const CLIENTS: usize = 16;
-/// How often the progress line is written anew.
+/// How often the progress line is updated.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
-/// How long the broker may take to tell where the status topic ends.
+/// The maximum time for the broker to return the end of the status topic.
 const BROKER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Starts to send `count` sample deliveries once the process is ready.
+/// Sends `count` sample deliveries once the process is ready.
 pub(super) fn start(
     count: u64,
     api: Api,
@@ -45,7 +45,7 @@ pub(super) fn start(
     running: &Running,
 ) {
     let Dependencies { kafka, topics, .. } = dependencies;
-    // As far as the API is concerned the samples come from outside.
+    // To the API the samples are ordinary requests, which need a token.
     let token = admin.auth().authenticator().map(|authenticator| {
         authenticator.own_token(Principal {
             name: "samples".into(),
@@ -88,13 +88,13 @@ pub(super) fn start(
     });
 }
 
-/// Where a person can go on from here.
+/// Addresses to print for the user.
 struct Addresses {
     http: String,
     admin: String,
     /// Whether the API speaks TLS.
     is_encrypted: bool,
-    /// Whether they ask for a token.
+    /// Whether the listeners require a token.
     asks: bool,
 }
 
@@ -111,7 +111,7 @@ impl fmt::Display for Addresses {
         } else {
             ""
         };
-        // A token in an argument would be visible to other users.
+        // Other users could see a token in an argument.
         let (header_file, token) = match asks {
             true => (
                 "(umask 077; printf 'authorization: Bearer %s\\n' \"$(cat TOKEN-FILE)\" > HEADER-FILE)\n  ",
@@ -134,7 +134,7 @@ impl fmt::Display for Addresses {
     }
 }
 
-/// Where somebody on this machine asks; by name where all its addresses are listened on.
+/// The URL of an address for local clients; `localhost` if it listens on all addresses.
 fn url(address: SocketAddr, is_encrypted: bool) -> String {
     let scheme = if is_encrypted { "https" } else { "http" };
     match address.ip().is_unspecified() {
@@ -170,9 +170,9 @@ struct Progress {
     sent: u64,
     accepted: u64,
     refused: u64,
-    /// Accepted and not final, since when.
+    /// Accepted and not final, with the start time.
     open: HashMap<OperationId, Instant>,
-    /// Final before the answer to their request was read.
+    /// Final before the answer to the request arrived.
     early: HashMap<OperationId, (Instant, ProcessState)>,
     durations: Vec<Duration>,
     failed: u64,
@@ -277,7 +277,7 @@ impl Samples {
         }
     }
 
-    /// Reads final states until all samples have one.
+    /// Reads final states until every sample has one.
     fn follow(&self, consumer: &PartitionConsumer, framing: &Framing) -> anyhow::Result<()> {
         const LIMITS: PollLimits = PollLimits {
             records: 1_000,
@@ -346,7 +346,7 @@ impl Progress {
     }
 }
 
-/// A delivery; every fifth one goes to a remote place.
+/// A delivery. Every fifth one goes to a remote location.
 fn sample(number: u64) -> serde_json::Value {
     let place = if number.is_multiple_of(5) {
         "a remote island"

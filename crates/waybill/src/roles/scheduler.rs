@@ -1,4 +1,4 @@
-//! The scheduler: what turns requests into finished operations.
+//! The scheduler role.
 
 use waybill_agent::DirectConfig;
 use waybill_agent::http::NamedHandler;
@@ -13,7 +13,7 @@ use waybill_topology::topics::BrokerKind;
 
 use super::{Dependencies, trim};
 
-/// Starts the scheduler of the shards of this process, and the `agents` that it asks directly.
+/// Starts the scheduler of this process's shards, with the `agents` that it calls directly.
 pub(super) async fn start(
     config: &Config,
     own: Own,
@@ -32,7 +32,7 @@ pub(super) async fn start(
         reply_key: reply_key(&*dependencies.store).await?,
         agents,
         agents_hold: DirectConfig {
-            // One commit may ask one agent for a step of all that is in flight.
+            // One commit may send all operations in flight to the same agent.
             in_flight_max: config
                 .agents
                 .in_flight_max
@@ -42,7 +42,7 @@ pub(super) async fn start(
     };
     match dependencies.broker {
         BrokerKind::Kafka => show_requests_retention(config.kafka.requests_retention),
-        // There requests do not expire, and are deleted once they are done.
+        // On the embedded broker, requests do not expire but are deleted once they are done.
         BrokerKind::Embedded => {
             let (kafka, topics) = (dependencies.kafka.clone(), dependencies.topics.clone());
             let (partition_map, store) = (
@@ -96,7 +96,7 @@ fn scheduler_settings(config: &Config, own: Own) -> SchedulerSettings {
         hand_off_after: settings.hand_off_after,
         retention: config.store.retention,
         timeout_grace: settings.timeout_grace,
-        // Well before ingestion tells a caller to repeat.
+        // Well before ingestion asks a caller to retry.
         fresh_for: config.http.accept_timeout / 2,
         checkpoint_every: settings.checkpoint_every,
         checkpoint_records: i64::try_from(settings.checkpoint_records).unwrap_or(i64::MAX),

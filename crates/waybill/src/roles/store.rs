@@ -1,4 +1,4 @@
-//! The state store: the embedded one of this process, or the cluster that the configuration names.
+//! Opens the state store: the embedded one of this process, or the configured cluster.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -13,16 +13,16 @@ use waybill_store::{CqlStore, DamageReport, EmbeddedConfig, EmbeddedStore, Store
 use waybill_telemetry::chain;
 use waybill_telemetry::visible::counted;
 
-/// How long a database may take to come up.
+/// The maximum time for a database to start.
 const DATABASE_PATIENCE: Duration = Duration::from_secs(60);
-/// How long one attempt to connect may take: longer than the driver waits for a node that says nothing.
+/// The maximum time for one attempt to connect. Longer than the driver waits for a silent node.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long after it was not there it is asked again.
+/// The pause before an unavailable database is tried again.
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(1);
-/// How often one supervisor looks whether old attention entries still lead anywhere.
+/// How often a supervisor checks whether old attention entries are still valid.
 const ATTENTION_WALK: Duration = Duration::from_secs(60 * 60);
 
-/// What readiness says of damage in the store.
+/// Readiness warnings about damage in the store.
 pub(super) fn said_of(damage: &DamageReport) -> Vec<String> {
     let refused = damage.refused.iter();
     let refused = refused.map(|cause| format!("the state store refuses every write: {cause}"));
@@ -38,12 +38,12 @@ pub(super) fn said_of(damage: &DamageReport) -> Vec<String> {
 /// An open store.
 pub(super) struct Opened {
     pub(super) store: Arc<dyn Store>,
-    /// The same, if it is embedded.
+    /// The same store, if it is embedded.
     pub(super) embedded: Option<Weak<EmbeddedStore>>,
 }
 
-/// Opens the store. A process with all roles prepares a cluster for itself; one with a single role
-/// leaves that to whoever deploys it.
+/// Opens the store. A process with all roles migrates a cluster itself. With a single role, that is
+/// left to the deployment.
 pub(super) async fn open(role: Role, config: &Config, running: &Running) -> anyhow::Result<Opened> {
     let Some(mut cql) = config.store.scylla.cql() else {
         let store = embedded(config, running).await?;
@@ -71,7 +71,7 @@ pub(super) async fn open(role: Role, config: &Config, running: &Running) -> anyh
     })
 }
 
-/// Asks again and again for as long as a database may take to come up.
+/// Retries for as long as a database may take to start.
 async fn once_there<T, F>(ask: impl Fn() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
@@ -106,7 +106,7 @@ async fn embedded(config: &Config, running: &Running) -> anyhow::Result<Arc<Embe
     })?;
     let store = Arc::new(store);
     let closing = store.clone();
-    // Closed when nobody writes any more: in the broker's stage, after the scheduler's.
+    // Closed in the broker's stage, after the scheduler's, when nothing writes any more.
     running.spawn(Stage::Broker, "store", |stop| async move {
         let refused = tokio::select! {
             () = stop.cancelled() => None,

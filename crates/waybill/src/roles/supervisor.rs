@@ -1,4 +1,4 @@
-//! The supervisor: what sees to operations that failed or stand still.
+//! The supervisor role.
 
 use waybill_node::config::Config;
 use waybill_node::shutdown::{Running, Stage};
@@ -6,7 +6,7 @@ use waybill_supervisor::{SupervisorParts, SupervisorSettings};
 
 use super::{Dependencies, instance};
 
-/// Where in the data directory supervisors find their names.
+/// The subdirectory of the data directory with the names of instances.
 const INSTANCES_DIR: &str = "supervisor";
 
 /// Starts the supervisor.
@@ -24,7 +24,7 @@ pub(super) fn start(config: &Config, dependencies: &Dependencies, running: &Runn
         ..supervisor_settings(config)
     };
     running.spawn(Stage::Scheduler, "supervisor", move |stop| async move {
-        // The name is this process's for as long as the supervisor uses it.
+        // Keeps the name reserved for this process while the supervisor uses it.
         let _place = place;
         waybill_supervisor::run(settings, parts, stop).await
     });

@@ -1,13 +1,14 @@
-//! Giving back the disk that finished requests and recoveries take on the embedded broker.
+//! Frees the disk space of finished requests and recoveries on the embedded broker.
 //!
-//! What must hold: **nothing else removes them.** On the embedded broker these topics have no retention
-//! by time or by size, so that neither a clock nor a backlog deletes work that is not done. They have a
-//! bound on disk instead, past which the broker refuses records. Records below the checkpoint are
-//! deleted, all but the last, whose fingerprint the next owner of the partition checks. On Kafka
-//! retention does this.
+//! What must hold: **nothing else deletes them.** On the embedded broker these topics have no
+//! retention by time or size, so that neither a clock nor a backlog deletes unfinished work. They
+//! have a disk limit instead, above which the broker refuses records. Records below the checkpoint
+//! are deleted except the last, because the next owner of the partition checks its fingerprint. On
+//! Kafka, retention does this.
 //!
-//! And: **a checkpoint is valid for its own log only.** Requests are deleted only where the record below the checkpoint has
-//! the checkpoint's fingerprint. Recoveries have none; the supervisor's audit repeats those that are gone.
+//! Also: **a checkpoint is valid for its own log only.** Requests are deleted only if the record
+//! below the checkpoint has the checkpoint's fingerprint. Recoveries have no fingerprint; the
+//! supervisor's audit repeats lost ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,16 +23,16 @@ use waybill_store::{Layout, LeaseKey, Store, StoreError};
 use waybill_topology::partition_map::PartitionMap;
 use waybill_topology::shards;
 
-/// How often the checkpoints are looked at.
+/// The interval between checks of the checkpoints.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// How long the broker may take to show the record below a checkpoint.
+/// The maximum time for the broker to return the record below a checkpoint.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The topics whose records nothing else removes.
+/// The topics whose records are deleted only here.
 const SOURCES: [Source; 3] = [Source::Requests, Source::HighPriority, Source::Recoveries];
 
-/// Deletes finished requests and recoveries until it is stopped. Several processes may do it at once.
+/// Deletes finished requests and recoveries until it is stopped. Safe to run in several processes.
 pub(super) async fn run(
     kafka: KafkaSettings,
     topics: Topics,
@@ -64,9 +65,9 @@ struct Trim {
     topics: Topics,
     partition_map: PartitionMap,
     store: Arc<dyn Store>,
-    /// Below which offsets this process has deleted.
+    /// The offsets below which this process has deleted records.
     trimmed: [BTreeMap<PartitionId, Offset>; SOURCES.len()],
-    /// The partitions whose records are kept, as the log already says.
+    /// Partitions for which the log already reported that their records are kept.
     kept: BTreeSet<(Source, PartitionId)>,
 }
 
@@ -88,10 +89,10 @@ impl Trim {
         })
     }
 
-    /// Deletes what is finished by now.
+    /// Deletes finished records.
     async fn pass(&mut self) -> Result<(), StoreError> {
         let layout = shards::layout(&*self.store, self.partition_map.partitions()).await?;
-        // Shards may have to begin at lower offsets than those of their predecessors.
+        // During a repartition, shards may begin at lower offsets than their predecessors.
         if layout.becomes().is_some() {
             return Ok(());
         }
@@ -125,7 +126,7 @@ impl Trim {
         Ok(())
     }
 
-    /// Whether the log of a partition is the one that its checkpoint was taken on.
+    /// Whether the checkpoint belongs to the current log of a partition.
     async fn is_of_this_log(
         &mut self,
         source: Source,
@@ -165,15 +166,15 @@ impl Trim {
     }
 }
 
-/// How far a partition is done.
+/// The progress of a partition.
 struct Done {
-    /// Below it nobody needs records any more.
+    /// Records below this offset are not needed any more.
     keep_from: Offset,
-    /// What the log is known by; `None` where nobody reads it any more, or nothing is lost by deleting too much.
+    /// Identifies the log; `None` if no shard reads it any more, or a wrong deletion loses nothing.
     mark: Option<Mark>,
 }
 
-/// How far a partition is done, and how its log is known.
+/// The progress of a partition, and the mark that identifies its log.
 async fn keep_from(
     store: &dyn Store,
     layout: &Layout,
@@ -197,7 +198,8 @@ async fn keep_from(
             mark,
         });
     }
-    // The supervisor that owns the index shard reroutes what was written while the partition was out of use.
+    // The supervisor that owns the index shard reroutes records written while the partition was
+    // retired.
     let index_shard = store.lease(LeaseKey::supervisor(partition)).await?;
     let rerouted = index_shard.map_or(Offset(0), |lease| lease.checkpoint.on(source));
     let mut left = times.iter().filter(|of| !of.is_over(source, rerouted));

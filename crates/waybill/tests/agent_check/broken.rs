@@ -1,4 +1,4 @@
-//! A small agent on plain rdkafka with one fault, and the service behind it, which counts its effects.
+//! A small agent on plain rdkafka with one fault, and its service, which counts its effects.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -22,69 +22,69 @@ use waybill_messages::DeadLetter;
 use waybill_messages::headers::{Stage, TRACEPARENT};
 use waybill_messages::{Record as _, Topics};
 
-/// What the agent does wrong.
+/// The fault of the agent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// Nothing.
+    /// No fault.
     None,
-    /// It reads, and never answers.
+    /// It reads requests and never answers.
     Silent,
-    /// Every reply says that it is the first attempt's.
+    /// Every reply carries the first attempt's number.
     EchoesFirstAttempt,
-    /// No reply says which ownership asked.
+    /// No reply carries the epoch.
     EchoesNoEpoch,
-    /// Every reply is one to `Run`.
+    /// Every reply carries the action `Run`.
     EchoesNoAction,
-    /// No reply has a nonce.
+    /// No reply carries the nonce.
     EchoesNoNonce,
-    /// Every reply has the same nonce.
+    /// Every reply carries the same nonce.
     EchoesOtherNonce,
-    /// Replies go where a partitioner puts them.
+    /// A partitioner chooses the partition of replies.
     RepliesByKey,
     RepliesWithoutKey,
-    /// What was answered once is not answered again.
+    /// A repeated request is not answered.
     AnswersOnce,
-    /// The service knows no keys: each attempt makes an effect.
+    /// The service ignores idempotency keys: each attempt makes an effect.
     EffectPerDelivery,
-    /// Attempts under a key that is under way are refused for good.
+    /// Attempts under a key in progress are refused permanently.
     RefusesOverlaps,
-    /// What an older owner asks is passed over.
+    /// Requests of older epochs are ignored.
     IgnoresOlderEpochs,
     AnswersLate,
-    /// Late requests are performed, in silence.
+    /// Late requests are performed without a reply.
     PerformsLate,
-    /// It takes its time, whatever complete-by says.
+    /// Steps take longer than their complete-by.
     Overruns,
-    /// A probe performs what it asks about.
+    /// A probe performs the step.
     ProbePerforms,
     ProbeForgetsOutputs,
     ProbeSeesUndone,
     UndoDoesNothing,
-    /// To undo what is undone is an error.
+    /// A second undo is an error.
     UndoesOnce,
-    /// To undo what was never performed is an error.
+    /// An undo without an effect is an error.
     UndoNeedsEffect,
-    /// An undo that comes first leaves no tombstone.
+    /// An early undo leaves no tombstone.
     ForgetsEarlyUndo,
-    /// What was undone is performed again.
+    /// An undone step is performed again.
     PerformsAgain,
-    /// The first record that cannot be read ends it.
+    /// The first poison record ends the agent.
     DiesOfPoison,
-    /// What cannot be read is passed over.
+    /// Poison records are skipped.
     DropsPoison,
-    /// It is put aside without a word.
+    /// Poison records go to the dead-letter topic without a cause.
     BuriesWithoutCause,
-    /// Every record is taken for one of the schema that it knows.
+    /// Every record is decoded with the same schema.
     GuessesSchemas,
-    /// A step that it does not know is passed over.
+    /// Unknown steps are skipped.
     PassesOverUnknownSteps,
     ErrorsWithoutCode,
     ErrorsWithoutMessage,
-    /// No two errors have the same code.
+    /// Every error has another code.
     ErrorsOfChance,
-    /// Replies carry a trace of its own.
+    /// Replies carry a trace of the agent's own.
     CarriesOtherTrace,
-    /// What it has no room for is passed over.
+    /// Requests above its capacity are dropped.
     DropsOverload,
     /// Offsets are committed when requests are read.
     CommitsFirst,
@@ -92,7 +92,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// How long a reply takes.
+    /// The delay of a reply.
     fn pace(self) -> Duration {
         match self {
             Self::Overruns | Self::CommitsFirst => Duration::from_millis(300),
@@ -104,11 +104,11 @@ impl Fault {
 
 /// The step that the agent performs.
 pub const STEP: &str = "greet";
-/// With [`Fault::DropsOverload`], how many it has room for.
+/// The capacity with [`Fault::DropsOverload`].
 const ROOM: usize = 20;
 const COMMIT_EVERY: Duration = Duration::from_millis(100);
 
-/// The agent, on a thread. Dropping it stops it.
+/// The agent on its own thread. Dropping it stops it.
 pub struct BrokenAgent {
     service: Arc<Mutex<Service>>,
     stop: Arc<AtomicBool>,
@@ -151,7 +151,7 @@ impl Ledger for BrokenAgent {
     }
 }
 
-/// What the service keeps of its keys.
+/// The state of the service by key.
 #[derive(Default)]
 struct Service {
     keys: HashMap<String, Kept>,
@@ -212,7 +212,7 @@ impl Service {
     }
 }
 
-/// What is sent once its time has come.
+/// A reply with its due time.
 struct Outgoing {
     due: Instant,
     until: Option<Timestamp>,
@@ -222,7 +222,7 @@ struct Outgoing {
     value: Vec<u8>,
     headers: OwnedHeaders,
     source: (i32, i64),
-    /// The step that is answered.
+    /// The step that the reply completes.
     under_way: Option<String>,
 }
 
@@ -236,7 +236,7 @@ struct Running {
     producer: BaseProducer,
     service: Arc<Mutex<Service>>,
     outgoing: Vec<Outgoing>,
-    /// Open offsets and the next one, by partition.
+    /// The open offsets and the next offset, by partition.
     open: BTreeMap<i32, (BTreeSet<i64>, i64)>,
     answered: BTreeSet<(String, u32, u64, String)>,
     newest_epochs: HashMap<OperationId, u64>,
@@ -447,7 +447,7 @@ impl Running {
         });
     }
 
-    /// The outcome with what is wrong with its error.
+    /// The outcome, with the fault applied to its error.
     fn spoilt(&mut self, mut outcome: Outcome) -> Outcome {
         if let Outcome::Permanent {
             error: StepError { code, message },
@@ -556,7 +556,7 @@ impl Running {
     }
 }
 
-/// A record that was read.
+/// A consumed record.
 struct Taken {
     partition: i32,
     offset: i64,

@@ -1,4 +1,4 @@
-//! The proof of the kit: each fault is caught, by the rule that it breaks.
+//! Proves the check itself: each fault breaks its rule.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Mutex;
@@ -11,10 +11,10 @@ use waybill_messages::Topics;
 use crate::broken::{BrokenAgent, Fault, STEP};
 use crate::world::World;
 
-/// A fault, the rules that it must break, and those that it may break with them.
+/// A fault, the rules that it must break, and the rules that it may also break.
 type Case = (Fault, &'static [Rule], &'static [Rule]);
 
-/// Checks at a time. They wait more than they work.
+/// Concurrent checks. They mostly wait.
 const AT_ONCE: usize = 6;
 
 const CASES: &[Case] = &[
@@ -27,7 +27,7 @@ const CASES: &[Case] = &[
     (Fault::EchoesOtherNonce, &[Rule::Echo], &[]),
     (Fault::RepliesByKey, &[Rule::Address], &[]),
     (Fault::RepliesWithoutKey, &[Rule::Address], &[]),
-    // What is passed over is never answered, and committed.
+    // A skipped request is committed and never answered.
     (Fault::AnswersOnce, &[Rule::Repeat, Rule::Commit], &[]),
     (
         Fault::EffectPerDelivery,
@@ -130,7 +130,7 @@ fn every_rule_is_broken_by_some_fault() {
     assert_eq!(broken, BTreeSet::from(Rule::ALL));
 }
 
-/// Checks an agent with a fault, and holds what is found against what must be.
+/// Checks an agent with a fault, and compares the broken rules with the expected ones.
 fn play(world: &World, (fault, must, may): Case) -> Result<(), String> {
     let report = checked(world, fault);
     let broken: BTreeSet<Rule> = report.broken().into_iter().collect();

@@ -10,7 +10,7 @@ use waybill_agent::check::Rule;
 
 use crate::world::{World, root};
 
-/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+/// The time limit of all waits. Generous, because it limits only failures.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const DELIVERY: &str = r#"{
@@ -60,7 +60,7 @@ fn what_an_agent_cannot_do_is_not_tried_and_breaks_no_rule_unless_it_must() {
     let services = world.start(services, &["services"])["services"].to_string();
     start_agents(&mut world, &services);
     let input = world.file("input.json", DELIVERY);
-    // An account is only read: there is nothing to undo or to probe.
+    // An account is only read, so there is nothing to undo or to probe.
     let arguments = [
         "--prefix",
         "trial",
@@ -106,7 +106,7 @@ fn what_an_agent_cannot_do_is_not_tried_and_breaks_no_rule_unless_it_must() {
     }
 }
 
-/// `waybill agents` with the built-in agents, under the prefix of a check.
+/// `waybill agents` with the built-in agents, on the topic prefix of a check.
 fn start_agents(world: &mut World, services: &str) {
     let brokers = world.broker.to_string();
     let arguments = ["--brokers", &brokers, "--services", services];
@@ -189,14 +189,14 @@ fn the_sample_in_python_keeps_every_rule_and_stops_in_order() {
     );
     assert_eq!(checked.code, Some(0), "{checked:#?}\n{log}");
 
-    // What it was told to keep it has committed by the time that it has stopped.
+    // By the end of its shutdown it has committed everything that it received.
     agent.stop();
     let topic = "agent-check.seats.requests.v1";
     assert_eq!(
         committed(&world, "agent-check-agents", topic),
         end_of(&world, topic)
     );
-    // The store agrees: every key was undone, and each booking was one.
+    // The service's database agrees: every key was undone, and each was booked once.
     let count = "import sqlite3, sys\n\
                  print(sqlite3.connect(sys.argv[1]).execute(\n\
                  'SELECT count(*) FROM bookings WHERE undone = 0').fetchone()[0])";
@@ -226,7 +226,7 @@ impl Sample {
         Self(child.unwrap())
     }
 
-    /// SIGTERM, and waits for an orderly end.
+    /// Sends SIGTERM and waits for an orderly exit.
     fn stop(&mut self) {
         let id = self.0.id().to_string();
         let sent = Command::new("kill").args(["-TERM", &id]).status().unwrap();
@@ -250,8 +250,8 @@ impl Drop for Sample {
     }
 }
 
-/// A Python with what the sample needs, made once for all runs. `None`, said aloud, where it cannot
-/// be had.
+/// A Python with the sample's dependencies, created once for all runs. If that fails, prints a line
+/// and returns `None`.
 fn python() -> Option<PathBuf> {
     let place = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("python-agent");
     let python = place.join("bin/python");
@@ -298,7 +298,7 @@ fn run(command: &mut Command) -> Result<(), String> {
     }
 }
 
-/// How many records a topic has got, all partitions together.
+/// The number of records on a topic, in all partitions together.
 fn end_of(world: &World, topic: &str) -> i64 {
     let consumer = consumer(world, "test");
     let partitions = partitions(&consumer, topic);
@@ -311,7 +311,7 @@ fn end_of(world: &World, topic: &str) -> i64 {
     ends.sum()
 }
 
-/// How many of them a group has committed.
+/// The number of records that a group has committed.
 fn committed(world: &World, group: &str, topic: &str) -> i64 {
     let consumer = consumer(world, group);
     let mut list = TopicPartitionList::new();

@@ -1,7 +1,7 @@
-//! `waybill agent-check`: it passes what keeps the rules, and catches what breaks them.
+//! `waybill agent-check`: it passes agents that keep the rules and fails those that break one.
 //!
-//! The agents that keep them are the built-in declared one, as `waybill agents` runs it, and the sample
-//! in Python; both are checked by the command. The broken ones are one small agent with a fault each.
+//! The good agents are a built-in one, as `waybill agents` runs it, and the sample in Python. The
+//! broken ones are one small agent with one fault each.
 
 mod broken;
 mod faults;

@@ -1,4 +1,4 @@
-//! A broker in a process of its own, what runs beside it, and the command that checks.
+//! A broker in its own process, further processes, and the command that checks agents.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
-/// A running broker. Dropping it kills it, and what was started beside it.
+/// A running broker. Dropping it kills it and the processes started with it.
 pub struct World {
     pub dir: TempDir,
     pub broker: SocketAddr,
@@ -28,7 +28,7 @@ impl World {
         world
     }
 
-    /// A role as a process of its own, with a data directory of its own.
+    /// A role in its own process, with its own data directory.
     pub fn role(&self, role: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
         command
@@ -46,7 +46,7 @@ impl World {
         addresses
     }
 
-    /// Writes a file; returns where it lies.
+    /// Writes a file and returns its path.
     pub fn file(&self, name: &str, text: &str) -> PathBuf {
         let path = self.dir.path().join(name);
         std::fs::write(&path, text).unwrap();
@@ -74,11 +74,11 @@ impl World {
     }
 }
 
-/// What a check said.
+/// The output of a check.
 #[derive(Debug)]
 pub struct Checked {
     pub code: Option<i32>,
-    /// Rule, verdict, and what was seen.
+    /// Rule, verdict and observation.
     pub verdicts: Vec<(String, String, String)>,
     pub stderr: String,
 }

@@ -1,4 +1,4 @@
-//! Followers of the alerts' topic, on an embedded broker of the test's own.
+//! Followers of the alert topic, on the test's own embedded broker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,7 +99,7 @@ async fn what_cannot_be_read_is_kept_once_however_many_are_told() {
         log.topics.operator_alerts()
     );
     assert_eq!(header("__connect.errors.offset"), "0");
-    // Both have passed it, and will not see it again.
+    // Both followers have committed past it, so it is not delivered again.
     let back = Receiver::start([]).await;
     let following = log.follow(
         [("one", webhook(&back)), ("other", webhook(&back))],
@@ -126,7 +126,7 @@ async fn a_stop_leaves_what_was_not_had_and_the_next_start_goes_on_there() {
     received(&receiver, 1).await;
     let rest = ["second", "third"].map(alert);
     log.send(&rest).await;
-    // Its first attempt fails, and the next one is far away.
+    // Its first attempt fails, and the next one is much later.
     received(&receiver, 2).await;
     following.stop().await;
 
@@ -166,7 +166,7 @@ async fn a_receiver_that_hangs_is_read_ahead_for_no_further_than_its_bounds() {
     received(&receiver, 1).await;
     let waiting = || metric(&metrics, "waybill_alerts_waiting").unwrap_or_default();
     eventually("the bound is reached", || waiting() >= 20.0).await;
-    // It polls on, with nothing to be had.
+    // It continues to poll an empty topic.
     for _ in 0..10 {
         sleep(Duration::from_millis(100)).await;
         assert!(waiting() <= 20.0, "{}", waiting());
@@ -260,7 +260,7 @@ async fn a_stop_does_not_wait_for_a_receiver_that_hangs() {
     let following = log.follow([("pager", webhook(&receiver))], config);
     log.send(&[alert("drone")]).await;
     received(&receiver, 1).await;
-    // Well within the attempt's own time-out, or this fails.
+    // Within the attempt's own time-out, or this fails.
     following.stop().await;
 }
 
@@ -282,7 +282,8 @@ async fn whoever_comes_back_under_its_name_takes_its_place_in_the_group() {
     log.send(&[alert("first")]).await;
     received(&receiver, 1).await;
 
-    // The first is not told to stop: were it not for the name, it would keep its share.
+    // The first one is not stopped. Without the stable name it would keep its share of the
+    // partitions.
     let (second, stop) = start();
     let fenced = timeout(PATIENCE, first).await.unwrap().unwrap();
     assert!(fenced.is_err(), "its place is another's now");
@@ -305,7 +306,7 @@ async fn alerts_of_a_recreated_topic_are_delivered() {
     received(&receiver, OLD).await;
 
     log.recreate_alerts_topic().await;
-    // At offsets that were all read in the old topic.
+    // At offsets that were all read on the old topic.
     let new: Vec<_> = (0..NEW).map(|step| alert(&format!("new-{step}"))).collect();
     log.send_all(PartitionId(0), &new).await;
     let requests = received(&receiver, OLD + NEW).await;
@@ -363,7 +364,7 @@ impl Log {
         admin.create_topics(&[again]).await.unwrap();
     }
 
-    /// Sends alerts, each to the partition of its operation.
+    /// Sends alerts, each to its operation's partition.
     async fn send(&self, alerts: &[OperatorAlert]) {
         for alert in alerts {
             let partition = partition_for(alert.operation, PARTITIONS);
@@ -391,7 +392,7 @@ impl Log {
         settled.await.unwrap().unwrap();
     }
 
-    /// The first letter that keeps an alert.
+    /// The first poison record with an alert.
     async fn dead_letter(&self) -> RawRecord {
         let reader = PartitionConsumer::new(&self.kafka, &ConsumerOptions::new("test")).unwrap();
         let topic = Topics::dead_letter(self.topics.operator_alerts());
@@ -412,7 +413,7 @@ impl Log {
         dead_letter.unwrap()
     }
 
-    /// How many dead letters keep alerts.
+    /// The number of poison records with an alert.
     async fn dead_letters(&self) -> i64 {
         let admin = Admin::new(&self.kafka, "test").unwrap();
         let topic = Topics::dead_letter(self.topics.operator_alerts());
@@ -453,7 +454,7 @@ impl Log {
     }
 }
 
-/// Followers that run.
+/// Running followers.
 pub struct Following {
     pub followers: Vec<JoinHandle<anyhow::Result<()>>>,
     pub stop: CancellationToken,

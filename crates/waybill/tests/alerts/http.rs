@@ -1,4 +1,4 @@
-//! An HTTP server that is sent alerts, and answers as a test wants it to.
+//! An HTTP server that receives alerts and answers as a test configures it.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -19,18 +19,18 @@ use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
-/// How a request is answered.
+/// The answer to a request.
 #[derive(Clone, Debug)]
 pub enum Answer {
     Status(u16),
     RetryAfter(u16, &'static str),
-    /// With 200, once the test says so.
+    /// 200, once the test allows it.
     When(Arc<Notify>),
-    /// Never.
+    /// No answer.
     Hang,
 }
 
-/// A request as it came.
+/// A received request.
 #[derive(Clone, Debug)]
 pub struct Received {
     pub at: Instant,
@@ -47,12 +47,12 @@ impl Received {
         serde_json::from_slice(&self.body).unwrap()
     }
 
-    /// The alerts of the request's kind that it tells of beyond those told of before.
+    /// The number of further alerts of this kind that the request reports as repeats.
     pub fn repeats(&self) -> u64 {
         self.json()["data"]["repeats"].as_u64().unwrap()
     }
 
-    /// Whether it was signed with the key as the specification wants it.
+    /// Whether the request has a valid signature with this key.
     pub fn is_signed_with(&self, key: &[u8]) -> bool {
         let [id, timestamp, signature] =
             ["webhook-id", "webhook-timestamp", "webhook-signature"].map(|name| self.header(name));
@@ -71,7 +71,7 @@ struct Shared {
     received: watch::Sender<Vec<Received>>,
 }
 
-/// The server. It answers 200 when it has no other answer left.
+/// The server. It answers 200 once its configured answers are used up.
 pub struct Receiver {
     address: SocketAddr,
     received: watch::Receiver<Vec<Received>>,
@@ -107,14 +107,14 @@ impl Receiver {
         format!("http://{}/alerts?key=hunter2", self.address)
     }
 
-    /// All requests, once there are that many.
+    /// All requests, once there are `count` of them.
     pub async fn received(&self, count: usize) -> Vec<Received> {
         let mut received = self.received.clone();
         let all = received.wait_for(|all| all.len() >= count).await.unwrap();
         all.clone()
     }
 
-    /// How many requests there were.
+    /// The number of requests.
     pub fn count(&self) -> usize {
         self.received.borrow().len()
     }

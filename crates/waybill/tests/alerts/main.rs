@@ -1,4 +1,4 @@
-//! Alerts against receivers that are real: servers on the loopback interface.
+//! Alerts with real receivers: servers on the loopback interface.
 
 mod follow;
 mod http;
@@ -78,7 +78,7 @@ async fn a_receiver_that_goes_away_has_its_alert_when_it_is_back() {
     let running = Running::start([("pager", webhook_to(&url))], config);
     let receipt = running.notifier("pager").submit(alert("drone")).await;
 
-    // It hangs up on two attempts, is not there at all for a moment, and comes back.
+    // It closes two connections without an answer, is unreachable for a moment, and comes back.
     for _ in 0..2 {
         drop(timeout(PATIENCE, listener.accept()).await.unwrap());
     }
@@ -91,7 +91,7 @@ async fn a_receiver_that_goes_away_has_its_alert_when_it_is_back() {
 
 #[tokio::test]
 async fn a_receiver_that_is_down_holds_no_other_up() {
-    // It takes connections into its backlog and never answers.
+    // It accepts connections into its backlog and never answers.
     let dead = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", dead.local_addr().unwrap());
     let (live, mail) = (Receiver::start([]).await, SmtpServer::start().await);
@@ -208,7 +208,7 @@ async fn a_thousand_parks_are_two_messages_and_every_one_is_counted() {
             receipts.push(running.notifier(name).submit(alert.clone()).await);
         }
     }
-    // Nothing more will come, so the windows need not last.
+    // No more alerts follow, so the windows may end.
     running.finish().await;
     assert!(join_all(receipts).await.iter().all(Result::is_ok));
 
@@ -252,8 +252,8 @@ async fn repeats_are_told_of_when_their_window_ends() {
     let results = timeout(PATIENCE, join_all(receipts)).await.unwrap();
     assert!(results.iter().all(Result::is_ok), "{results:?}");
     let told = repeats(&receiver.received(2).await);
-    // One alone, and then at most one message a window; were the machine so slow that a window
-    // ended quietly in between, there would be another one alone.
+    // One alone, and then at most one message per window. On a slow machine, a window may end
+    // without repeats, and another one alone follows.
     let alone = told.iter().filter(|repeats| **repeats == 0).count() as u64;
     assert_eq!(alone + told.iter().sum::<u64>(), 50, "{told:?}");
     assert!(told.len() < 50, "{told:?}");
@@ -300,7 +300,7 @@ async fn a_receiver_that_hangs_takes_in_no_more_than_its_queue_holds() {
     let mut one_too_many = Box::pin(pager.submit(alert("4")));
     for _ in 0..1_000 {
         assert!(one_too_many.as_mut().now_or_never().is_none());
-        // All tasks are on this thread: the worker takes what it can.
+        // All tasks run on this thread: the worker takes as many as it can.
         yield_now().await;
     }
     assert_eq!(receiver.count(), 1);

@@ -1,4 +1,4 @@
-//! Owners who asked to be told, on a broker of the test's own, with servers that are real.
+//! Notices to owners, on the test's own broker, with real servers.
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle};
 use tokio::time::timeout;
@@ -104,7 +104,7 @@ async fn one_who_cannot_be_reached_holds_up_nobody() {
     let following = follow(&log, &config);
     send(&log, &notice(ProcessState::Processed, &[ANNA, NUMBER])).await;
     received(&gateway, 1).await;
-    // The others have their turn while she is tried again, and while the gateway hangs.
+    // The other owners get theirs during the retries for her and while the gateway hangs.
     for count in 1..=5 {
         send(&log, &notice(ProcessState::Processed, &[BEN])).await;
         assert_eq!(mails(&mail, count).await[count - 1].to, ["ben@example.net"]);
@@ -121,8 +121,8 @@ async fn what_is_given_up_is_counted_and_no_log_line_names_the_contact() {
     const DORA: &str = "mailto:dora@example.net";
     let (metrics, _guard) = measured();
     let lines = Lines::default();
-    // For the whole process: what another test's thread comes by first is not known to a subscriber
-    // of one thread. Nobody else tells these two.
+    // For the whole process: a subscriber of one thread would miss lines that another test's thread
+    // logs first. Only this test notifies these two.
     tracing_subscriber::fmt()
         .with_max_level(tracing::Level::DEBUG)
         .with_writer(lines.clone())
@@ -145,8 +145,8 @@ async fn what_is_given_up_is_counted_and_no_log_line_names_the_contact() {
         })
     };
     let following = follow(&log, &config);
-    // The last one is past the limit, and two may not be told at all: their requests have passed no
-    // ingestion.
+    // The last one is above the limit, and two must not be notified at all: their requests did not
+    // go through ingestion.
     let all = [
         CLARA,
         DORA,
@@ -209,7 +209,7 @@ async fn what_a_stop_left_undone_is_told_after_the_next_start_under_the_same_id(
     assert_eq!(told[0].header("webhook-id"), tried[0].header("webhook-id"));
     assert_eq!(told[0].body, tried[0].body);
 
-    // Who was told is told no second time.
+    // Owners who were notified get no second notice.
     let following = follow(&log, &with(&back));
     send(&log, &notice(ProcessState::Cancelled, &[NUMBER])).await;
     let told = received(&back, 2).await;
@@ -249,7 +249,7 @@ async fn whoever_comes_back_under_its_name_takes_the_owners_place_in_the_group()
     timeout(PATIENCE, second).await.unwrap().unwrap().unwrap();
 }
 
-/// The defaults without their patience, with these ways to owners.
+/// The defaults with short times, and with these channels to owners.
 fn alerts(owners: OwnersConfig) -> AlertsConfig {
     AlertsConfig { owners, ..quick() }
 }
@@ -325,13 +325,13 @@ fn message_id(mail: &Mail) -> &str {
 }
 
 fn measured() -> (PrometheusHandle, impl Sized) {
-    // Kept for as long as the process lives: the guard borrows it.
+    // Leaked, because the guard borrows it.
     let recorder = Box::leak(Box::new(PrometheusBuilder::new().build_recorder()));
     let metrics = recorder.handle();
     (metrics, ::metrics::set_default_local_recorder(recorder))
 }
 
-/// The value of a metric of the channel e-mail.
+/// The value of a metric of the channel `email`.
 fn metric(metrics: &PrometheusHandle, name: &str) -> f64 {
     let start = format!("waybill_owner_notices_{name}{{channel=\"email\"}} ");
     let shown = metrics.render();

@@ -1,4 +1,4 @@
-//! `waybill up` as a process, with receivers that come and go: what the scheduler raises reaches
+//! `waybill up` as a process with receivers that stop and start: the scheduler's alerts reach
 //! people.
 
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use crate::http::{Received, Receiver};
 use crate::running::{KEY, SECRET};
 use crate::smtp::SmtpServer;
 
-/// A world whose `up` tells a webhook and a mailbox, and tries for as long as it takes.
+/// A world whose `up` sends alerts to a webhook and a mailbox, and retries without limit.
 fn world(webhook: SocketAddr, mail: &SmtpServer) -> World {
     World::new(&format!(
         "alerts:
@@ -30,7 +30,7 @@ fn world(webhook: SocketAddr, mail: &SmtpServer) -> World {
     ))
 }
 
-/// An address where nobody listens, until the test does.
+/// A free address. The test listens there later.
 async fn free_address() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     listener.local_addr().unwrap()
@@ -46,8 +46,8 @@ async fn set_faults(world: &World, service: &str, faults: &Value) {
     assert!(answer.status().is_success(), "{}", answer.status());
 }
 
-/// Sends a delivery that the drone service refuses to make, and then to undo. Returns its id once
-/// it is parked.
+/// Sends a delivery for which the drone service refuses both the step and its undo. Returns its ID
+/// once it is parked.
 async fn park(world: &World, caller_id: &str) -> String {
     set_faults(
         world,
@@ -124,7 +124,7 @@ async fn a_receiver_that_is_down_holds_up_nothing_and_has_the_alert_once_it_is_b
     let parked = park(&world, "first").await;
     assert!(mails(&world, &mail, 1).await[0].text.contains(&parked));
 
-    // Nobody has heard of it over the webhook, and everything else goes on.
+    // The webhook has received no alert, and everything else continues.
     set_faults(
         &world,
         "drone",
@@ -156,7 +156,7 @@ async fn what_a_receiver_has_not_had_outlives_a_stop_and_a_kill() {
     let up = world.again("up", &[], &LISTENERS);
     world.ready().await;
     let second = park(&world, "second").await;
-    // Who had the first alert is not told of it again after a stop in order.
+    // A receiver that got the first alert does not get it again after an graceful stop.
     let after_stop = mails(&world, &mail, 2).await;
     assert!(after_stop[1].text.contains(&second), "{after_stop:?}");
     up.kill();
@@ -202,7 +202,7 @@ async fn an_owner_who_asked_is_told_once_and_shown_to_nobody_though_the_process_
     let sentence = "Subject: Your drone-delivery first is done.";
     assert!(told[0].text.contains(sentence), "{}", told[0].text);
 
-    // An operation that fails says nothing of its owner wherever it shows.
+    // The owner's contact appears nowhere in the output about a failed operation.
     let parked = {
         let faults = json!({"refuseRate": 1, "undoRefuseRate": 1});
         set_faults(&world, "drone", &faults).await;
@@ -263,7 +263,7 @@ async fn an_owner_who_asked_is_told_once_and_shown_to_nobody_though_the_process_
         let id = lines.find(|line| line.starts_with("Message-ID: "));
         id.expect("a mail has an id").to_owned()
     };
-    // What was told just before the kill may be told again; its id says that it is the same.
+    // An alert sent just before the kill may be sent again, with the same ID.
     let ids: std::collections::BTreeSet<_> = all.iter().map(id_of).collect();
     assert_eq!(ids.len(), 3, "{all:?}");
     assert_eq!(places(), names, "the process finds its names again");

@@ -1,4 +1,4 @@
-//! Receivers that run, and what they are configured and sent with.
+//! Running receivers, their configuration, and alerts to send.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::smtp::SmtpServer;
 pub const KEY: &[u8] = b"123456789012345678901234";
 pub const SECRET: &str = "whsec_MTIzNDU2Nzg5MDEyMzQ1Njc4OTAxMjM0";
 
-/// Nothing here takes longer, unless it hangs.
+/// The time limit of all waits. Only a hang takes longer.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Receivers with their workers.
@@ -60,7 +60,7 @@ impl Running {
         timeout(PATIENCE, delivery).await.expect("an end in time")
     }
 
-    /// Hands nothing over any more, and waits until everything was sent.
+    /// Accepts no more alerts, and waits until all were sent.
     pub async fn finish(self) {
         drop(self.notifiers);
         for worker in self.workers {
@@ -85,7 +85,7 @@ pub fn repeats(requests: &[Received]) -> Vec<u64> {
     requests.iter().map(Received::repeats).collect()
 }
 
-/// The defaults without their patience.
+/// The defaults with short times.
 pub fn quick() -> AlertsConfig {
     AlertsConfig {
         backoff: Duration::from_millis(10),
@@ -120,7 +120,7 @@ pub fn email(server: &SmtpServer, to: &[&str]) -> ReceiverConfig {
     })
 }
 
-/// An alert of its own about the step.
+/// A distinct alert about the step.
 pub fn alert(step: &str) -> Alert {
     let event_id = Uuid::new_v4();
     Alert {

@@ -1,4 +1,4 @@
-//! A small SMTP server that keeps what it is sent, and answers as a test wants it to.
+//! A small SMTP server that keeps received mails and answers as a test configures it.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -11,32 +11,32 @@ use tokio::task::JoinHandle;
 use tokio_native_tls::TlsAcceptor;
 use waybill_alerts::EmailTls;
 
-/// A message as it came.
+/// A received mail.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Mail {
     pub from: String,
     pub to: Vec<String>,
-    /// What the client logged in with, as it sent it.
+    /// The client's login, as sent.
     pub login: Option<String>,
     pub is_encrypted: bool,
     pub text: String,
 }
 
-/// What happens on all connections.
+/// The events on all connections.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Seen {
     pub mails: Vec<Mail>,
     pub connections: usize,
-    /// Commands after the greeting, without their arguments.
+    /// Commands after the greeting, without arguments.
     pub commands: Vec<String>,
 }
 
-/// How the server behaves.
+/// The server's behaviour.
 #[derive(Default)]
 struct Ways {
-    /// What addresses are answered, one after the other; `250 ok` when nothing is left.
+    /// The answers to each recipient, in order; then `250 ok`.
     to: Mutex<HashMap<String, Vec<&'static str>>>,
-    /// Whether logging in is refused.
+    /// Whether logins are refused.
     refuses_login: bool,
     /// TLS from the start.
     tls: Option<TlsAcceptor>,
@@ -102,7 +102,7 @@ impl SmtpServer {
                     is_encrypted: false,
                     login: None,
                 };
-                // A client that hangs up ends its session.
+                // A client that disconnects ends its session.
                 tokio::spawn(async move { session.run(stream).await.ok() });
             }
         });
@@ -113,7 +113,7 @@ impl SmtpServer {
         }
     }
 
-    /// What was seen, once there are that many mails.
+    /// The events, once there are `count` mails.
     pub async fn mails(&self, count: usize) -> Vec<Mail> {
         let mut seen = self.seen.clone();
         let seen = seen.wait_for(|seen| seen.mails.len() >= count).await;
@@ -134,7 +134,7 @@ impl Drop for SmtpServer {
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// One connection.
+/// A connection.
 struct Session {
     seen: watch::Sender<Seen>,
     ways: Arc<Ways>,
@@ -166,7 +166,7 @@ impl Session {
         Ok(Box::new(stream))
     }
 
-    /// Talks until the client leaves, or asks for TLS.
+    /// Serves commands until the client disconnects or requests TLS.
     async fn talk(&mut self, stream: &mut Box<dyn Stream>) -> io::Result<Option<TlsAcceptor>> {
         let mut stream = BufReader::new(stream);
         let (mut from, mut to) = (String::new(), Vec::new());
@@ -223,7 +223,7 @@ impl Session {
     }
 }
 
-/// A message up to the line with nothing but a dot.
+/// Reads a mail up to the line with a single dot.
 async fn read_text<S: Stream>(stream: &mut BufReader<S>) -> io::Result<String> {
     let mut text = String::new();
     while let Some(line) = next_line(stream).await?
@@ -235,14 +235,14 @@ async fn read_text<S: Stream>(stream: &mut BufReader<S>) -> io::Result<String> {
     Ok(text)
 }
 
-/// The next line without its end; `None` where the client has left.
+/// The next line without its end; `None` if the client disconnected.
 async fn next_line<S: Stream>(stream: &mut BufReader<S>) -> io::Result<Option<String>> {
     let mut line = String::new();
     let length = stream.read_line(&mut line).await?;
     Ok((length > 0).then(|| line.trim_end_matches(['\r', '\n']).to_owned()))
 }
 
-/// What stands between the angle brackets.
+/// The address in angle brackets.
 fn address_in(argument: &str) -> String {
     let (_, rest) = argument.split_once('<').expect("an address");
     rest.split_once('>').expect("an address").0.to_owned()

@@ -1,4 +1,4 @@
-//! A certificate authority of one certificate, made for a test.
+//! A certificate authority with one certificate, for a test.
 
 use std::io::Write as _;
 
@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio_native_tls::TlsAcceptor;
 
-/// A certificate for `localhost` that signs itself.
+/// A self-signed certificate for `localhost`.
 pub struct Authority {
     certificate: X509,
     key: PKey<Private>,
@@ -56,7 +56,7 @@ impl Authority {
         }
     }
 
-    /// What a client that trusts it has on disk.
+    /// The certificate's file, for clients that trust it.
     pub fn certificate_file(&self) -> NamedTempFile {
         let mut file = NamedTempFile::new().unwrap();
         let pem = self.certificate.to_pem().unwrap();
@@ -64,7 +64,7 @@ impl Authority {
         file
     }
 
-    /// What a server proves itself with.
+    /// The TLS settings of a server with this certificate.
     pub fn acceptor(&self) -> TlsAcceptor {
         let certificate = self.certificate.to_pem().unwrap();
         let key = self.key.private_key_to_pem_pkcs8().unwrap();
@@ -73,8 +73,8 @@ impl Authority {
     }
 }
 
-/// Answers one request over HTTPS with 200, and gives back its head; `None` where the client hangs
-/// up instead of sending one.
+/// Answers one request over HTTPS with 200, and returns its head; `None` if the client disconnects
+/// without a request.
 pub async fn serve_https_once(listener: TcpListener, acceptor: TlsAcceptor) -> Option<String> {
     let (stream, _) = listener.accept().await.ok()?;
     let mut stream = acceptor.accept(stream).await.ok()?;
@@ -86,7 +86,7 @@ pub async fn serve_https_once(listener: TcpListener, acceptor: TlsAcceptor) -> O
     }
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
     stream.write_all(answer).await.ok()?;
-    // Whoever closes with unread bytes resets the connection, and the answer may be lost.
+    // A close with unread bytes would reset the connection, and the answer might be lost.
     let _ = stream.read_to_end(&mut request).await;
     String::from_utf8(request).ok()
 }

@@ -1,5 +1,4 @@
-//! Backups of the program while it runs under load, and what is restored of them; and operations that move from
-//! one store to another.
+//! Backups of the program under load, restores of them, and operations that move between stores.
 
 mod transfer;
 
@@ -21,19 +20,20 @@ use waybill_test_support::supervision;
 use waybill_test_support::supervision::setting::Setting;
 use waybill_test_support::world::{World, delivery};
 
-/// How many clients send at a time.
+/// The number of concurrent clients.
 const CLIENTS: usize = 8;
-/// After how many accepted deliveries a backup is made, and after how many the process is killed.
+/// The number of accepted deliveries before the backup, and before the kill.
 const BEFORE: usize = 600;
 const AFTER: usize = 900;
-/// How long a client waits before it sends the next.
+/// A client's pause between deliveries.
 const PAUSE: Duration = Duration::from_millis(10);
 
 fn is_remote(index: usize) -> bool {
     index.is_multiple_of(5)
 }
 
-/// A world of this setting. Its checkpoints move often, so that one which leads beyond its log is found.
+/// A world with this setting. Its checkpoints move often, so that one beyond its log would be
+/// found.
 fn world_of(setting: &Setting) -> World {
     let world = World::new("");
     let yaml = setting.sections(world.path("").as_path());
@@ -42,7 +42,7 @@ fn world_of(setting: &Setting) -> World {
     world
 }
 
-/// A world whose services run elsewhere.
+/// A world with the services of another process.
 fn world_at(services: &World) -> World {
     let mut world = world_of(&Setting::hasty());
     let address = services.address("services");
@@ -62,14 +62,14 @@ fn waybill(arguments: &[&str]) -> Output {
     command.output().unwrap()
 }
 
-/// `waybill backup`; fails with what it says.
+/// Runs `waybill backup`. Fails with its error.
 fn backup(world: &World, file: &Path) -> String {
     let admin = world.address("admin").to_string();
     let made = waybill(&["backup", file.to_str().unwrap(), "--admin", &admin]);
     said(&made, 0)
 }
 
-/// `waybill restore` to the data directory of a world.
+/// Runs `waybill restore` to the data directory of a world.
 fn restore(file: &Path, data_dir: &Path, code: i32) -> String {
     let data_dir = data_dir.to_str().unwrap();
     let restored = waybill(&["restore", file.to_str().unwrap(), "--data-dir", data_dir]);
@@ -82,7 +82,7 @@ fn said(output: &Output, code: i32) -> String {
     String::from_utf8(both).unwrap()
 }
 
-/// Deliveries that are sent until that is stopped, and the ids of those that were accepted.
+/// Sends deliveries until it is stopped, and keeps the IDs of accepted ones.
 struct Load {
     accepted: Arc<Mutex<Vec<(usize, String)>>>,
     stop: Arc<AtomicBool>,
@@ -105,7 +105,7 @@ impl Load {
                     tokio::time::sleep(PAUSE).await;
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let body = delivery(&format!("delivery-{index}"), is_remote(index));
-                    // Of what is not answered nothing is known.
+                    // The outcome of an unanswered request is unknown.
                     let Ok(answer) = client.post(&url).json(&body).send().await else {
                         continue;
                     };
@@ -144,7 +144,7 @@ impl Load {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_is_restored() {
-    // The same keys are refused before the backup and after it: what the services undid after it is undone again.
+    // The same keys are refused before and after the backup: undos after the backup are repeated.
     let faults =
         json!({ "errorRate": 0.01, "refuseRate": 0.05, "doThenTimeoutRate": 0.01, "jitterMs": 60 });
     let mut services = world_of(&Setting::hasty().with_faults(&faults));
@@ -180,7 +180,7 @@ async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_i
     let ends = second.all_end_in_balance(&ids, remote).await;
     assert_eq!(ends.error + ends.compensation_failed, 0, "{ends:?}");
     assert!(ends.processed > BEFORE / 2, "{ends:?}");
-    // What was accepted later is lost with the first world. Sent again, it is made once all the same.
+    // Later accepted deliveries are lost with the first world. Sent again, each takes effect once.
     let mut later = later.iter().filter(|(index, _)| !indices.contains(index));
     let (index, id) = later.next_back().expect("the load went on");
     let again = second
@@ -204,7 +204,7 @@ async fn files_that_are_not_whole_and_directories_that_are_not_free_are_refused(
         .await;
     let file = world.path("whole.backup");
     backup(&world, &file);
-    // One that is there is replaced.
+    // An existing file is replaced.
     backup(&world, &file);
 
     let taken = restore(&file, &world.path("data"), 1);
@@ -225,13 +225,13 @@ async fn files_that_are_not_whole_and_directories_that_are_not_free_are_refused(
         assert!(refused.contains(why), "{refused}");
         assert!(!new.exists() && !world.path("new.partial").exists());
     }
-    // What an earlier try left, and nobody knows what it is.
+    // A leftover of unknown origin.
     std::fs::create_dir(world.path("new.partial")).unwrap();
     let left = restore(&file, &new, 1);
     assert!(left.contains("new.partial"), "{left}");
     std::fs::remove_dir(world.path("new.partial")).unwrap();
 
-    // A directory with nothing in it is free.
+    // An empty directory is free.
     std::fs::create_dir(&new).unwrap();
     restore(&file, &new, 0);
     assert_eq!(running.terminate(), Some(0));
@@ -261,7 +261,7 @@ async fn one_backup_is_made_at_a_time_and_who_does_not_read_it_loses_it() {
     let refused = said(&refused, 1);
     assert!(refused.contains("another backup"), "{refused}");
     assert!(!file.exists() && !world.path("second.backup.partial").exists());
-    // The world goes on meanwhile, and afterwards the next one can be made.
+    // The world continues meanwhile, and the next backup can be made afterwards.
     let id = world.deliver(&delivery("meanwhile", false)).await;
     world.all_reach(&[id], "Processed").await;
     drop(unread);
@@ -274,7 +274,7 @@ async fn one_backup_is_made_at_a_time_and_who_does_not_read_it_loses_it() {
         .await;
 }
 
-/// Writes more to the broker than fits between it and a client that does not read.
+/// Writes more to the broker than fits into the buffers to a client that does not read.
 async fn fill(world: &World) {
     let mut config = ClientConfig::new();
     config.set("bootstrap.servers", world.address("broker").to_string());

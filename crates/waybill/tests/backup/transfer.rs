@@ -1,4 +1,4 @@
-//! Operations that move from one store to another, and go on there.
+//! Operations that move from one store to another and continue there.
 
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -15,7 +15,7 @@ use super::{said, up, waybill, world_at, world_of};
 
 const SCYLLA: &str = "WAYBILL_TEST_SCYLLA";
 
-/// What was exported, and the services that its operations are about.
+/// The exported file, and the services of its operations.
 struct Exported {
     services: World,
     _services: Process,
@@ -25,7 +25,7 @@ struct Exported {
     parked: String,
 }
 
-/// A store of its own to import into: flags that name it.
+/// A separate store for the import, with the flags that name it.
 struct Target {
     world: World,
     flags: Vec<String>,
@@ -60,7 +60,7 @@ impl Target {
     }
 }
 
-/// A world of which some operations are final, one is parked, and some are under way; stopped, and exported.
+/// A stopped and exported world with final operations, a parked one, and running ones.
 async fn exported() -> Exported {
     let mut services = world_of(&Setting::hasty());
     let _services = services.start("services", &[], &["services"]);
@@ -130,7 +130,8 @@ async fn exported() -> Exported {
     }
 }
 
-/// Starts a world on what was imported: what is parked is repaired there, and what was under way ends.
+/// Starts a world on the imported store: a parked operation is repaired there, and running ones
+/// end.
 async fn goes_on(mut exported: Exported, target: &mut Target, flags: &[&str]) -> Exported {
     exported
         .services
@@ -156,7 +157,7 @@ async fn goes_on(mut exported: Exported, target: &mut Target, flags: &[&str]) ->
     world.all_reach(parked, "Compensated").await;
     let ends = world.all_end_in_balance(&exported.ids, |_| false).await;
     assert_eq!((ends.processed, ends.compensated), (7, 1), "{ends:?}");
-    // A repeat of what was imported is known for what it is, and something new is not in its way.
+    // A repeat of an imported request is recognized, and a new request is accepted.
     let again = world.deliver(&delivery("done-0", false)).await;
     assert_eq!(again, exported.ids[0]);
     let fresh = world.deliver(&delivery("fresh", false)).await;
@@ -166,7 +167,7 @@ async fn goes_on(mut exported: Exported, target: &mut Target, flags: &[&str]) ->
     exported
 }
 
-/// The operations of a file by their ids, without what every import sets anew.
+/// The operations in a file by ID, without the fields that every import sets.
 fn lines(file: &Path) -> Vec<(String, Value)> {
     let text = std::fs::read_to_string(file).unwrap();
     let mut lines: Vec<_> = text
@@ -191,7 +192,7 @@ fn lines(file: &Path) -> Vec<(String, Value)> {
         }
         operation["created"]["request"] = Value::Null;
         let expires = operation["expiresAt"].as_i64();
-        // To the hour: a database counts in seconds that are left.
+        // To the hour: a database counts the remaining seconds.
         operation["expiresAt"] = expires.map(|at| at / 3_600_000_000).into();
     }
     lines.sort_by(|one, other| one.0.cmp(&other.0));
@@ -216,7 +217,7 @@ async fn what_was_exported_is_imported_once_and_goes_on_in_another_world() {
     assert_eq!(lines(&back), lines(&file));
     let exported = goes_on(exported, &mut target, &[]).await;
 
-    // What has gone on since is not set back.
+    // Operations that have continued since are not reset.
     let told = target.import(&file, 1);
     assert!(told.contains("with other contents"), "{told}");
     assert!(told.contains(&exported.parked), "{told}");

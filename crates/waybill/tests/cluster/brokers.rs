@@ -1,4 +1,4 @@
-//! Three brokers with three copies of everything, of which one after the other is killed.
+//! Three brokers with three copies of everything, which are killed one after the other.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -13,9 +13,9 @@ use crate::is_remote;
 use crate::servers::{Kind, Server};
 
 const BROKERS: usize = 3;
-/// Deliveries while one of them is killed. A multiple of five, for one in five goes by others.
+/// Deliveries during each kill. A multiple of five, because one in five is remote.
 const ROUND: usize = 400;
-/// How long to wait before the brokers are asked again.
+/// The pause before the brokers are asked again.
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
@@ -70,7 +70,7 @@ async fn of_three_brokers_each_may_be_killed_that_leads_and_no_delivery_is_lost(
     drop((services, members, ingestion));
 }
 
-/// Starts all at once: none of them is ready alone.
+/// Starts all at once, because none becomes ready alone.
 fn start_all(dir: &Path) -> Vec<Server> {
     let ports: Vec<u16> = (0..BROKERS).map(|_| free_port()).collect();
     let voters = (1..)
@@ -97,7 +97,7 @@ fn start_all(dir: &Path) -> Vec<Server> {
         .collect()
 }
 
-/// A port that nobody listens on, below those that outgoing connections take.
+/// A free port below the range of outgoing connections.
 fn free_port() -> u16 {
     loop {
         let port = 20_000 + (Uuid::new_v4().as_u128() % 12_000) as u16;

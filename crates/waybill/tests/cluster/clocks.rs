@@ -1,4 +1,4 @@
-//! Wall clocks that jump, each of another process and to and fro, while deliveries flow.
+//! Wall clocks of different processes that jump back and forth while deliveries run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use waybill_test_support::world::{World, delivery};
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
 
-/// Deliveries between two jumps. A multiple of five, for one in five goes by others.
+/// Deliveries between two jumps. A multiple of five, because one in five is remote.
 const ROUND: usize = 100;
-/// Far beyond leases, and beyond what clocks are said to lie apart at most. Who is handed off while a clock
-/// is ahead is looked at when the others have got there.
+/// Far longer than leases, and than the documented maximum difference of clocks. An operation that
+/// was handed off during a jump becomes due when the other clocks reach that time.
 const AHEAD: &str = "+20";
 const BEHIND: &str = "-20";
 const AS_IT_IS: &str = "+0";
@@ -57,10 +57,10 @@ async fn whosever_clock_jumps_every_delivery_ends_and_the_ledger_balances() {
             let prefix = format!("{process}-{}", ids.len());
             let jump = || clock.set(offset);
             ids.extend(deliver_while(&worlds, &prefix, ROUND, jump).await);
-            // So that the jump is seen while the round's deliveries are under way, and by the next.
+            // So that the jump happens during this round's deliveries and affects the next round.
             tokio::time::sleep(Duration::from_millis(500)).await;
             if *process == "scheduler" && offset == AHEAD {
-                // It drives half of the partitions.
+                // This process drives half of the partitions.
                 let mut sent = 0;
                 let is_ahead = async || {
                     sent += 1;
@@ -86,7 +86,7 @@ async fn whosever_clock_jumps_every_delivery_ends_and_the_ledger_balances() {
     cluster.remove().await;
 }
 
-/// Whether an operation was changed by a clock that is ahead.
+/// Whether a fast clock changed an operation.
 async fn is_of_the_future(world: &World, id: &str) -> bool {
     let url = world.url("http", &format!("/v1/operations/{id}"));
     let Ok(answer) = world.client.get(url).send().await else {

@@ -27,13 +27,13 @@ use crate::{PARTITIONS, is_remote};
 const BROKERS: &str = "WAYBILL_TEST_BROKERS";
 const SCYLLA: &str = "WAYBILL_TEST_SCYLLA";
 
-/// Requests that are sent at once.
+/// The number of concurrent requests.
 const CLIENTS: usize = 16;
 
-/// How many tests run at once. Each spends about half of its time waiting.
+/// The number of concurrent tests. Each waits for about half of its time.
 static SLOTS: Semaphore = Semaphore::const_new(2);
 
-/// Waits for one of the slots, and holds it until the permit is dropped.
+/// Waits for one of the slots. The permit holds it until it is dropped.
 pub async fn slot() -> SemaphorePermit<'static> {
     SLOTS
         .acquire()
@@ -41,25 +41,25 @@ pub async fn slot() -> SemaphorePermit<'static> {
         .expect("the semaphore is never closed")
 }
 
-/// What the processes of one test have in common.
+/// The shared settings of one test's processes.
 pub struct Cluster {
     pub brokers: String,
     pub scylla: String,
     pub name: String,
-    /// How long the processes that are started from now on repeat what they ask of the database.
+    /// How long processes that start from now on retry database requests.
     pub patience: &'static str,
     /// How many copies each topic has.
     pub copies: u16,
-    /// What the processes that are started from now on find in their environment.
+    /// The environment of processes that start from now on.
     pub env: Vec<(String, String)>,
-    /// The program that the processes are which are started from now on.
+    /// The program of processes that start from now on.
     pub program: PathBuf,
     dir: TempDir,
     _slot: SemaphorePermit<'static>,
 }
 
 impl Cluster {
-    /// Names of its own on the servers; `None`, and a word about it, where there are none.
+    /// Unique names on the servers. Without servers, prints a line and returns `None`.
     pub async fn new_or_skip() -> Option<Self> {
         let (Ok(brokers), Ok(scylla)) = (std::env::var(BROKERS), std::env::var(SCYLLA)) else {
             println!("SKIPPED: roles on real servers: {BROKERS} and {SCYLLA} do not both name one");
@@ -78,15 +78,15 @@ impl Cluster {
         })
     }
 
-    /// The same, with a keyspace that roles can use.
+    /// The same, with a migrated keyspace.
     pub async fn migrated_or_skip() -> Option<Self> {
         let cluster = Self::new_or_skip().await?;
         cluster.migrate();
         Some(cluster)
     }
 
-    /// The same on servers of its own, which are gone with their data when they are dropped. Where there
-    /// are others, there are jars and a Java to start them from.
+    /// The same on the test's own servers. Their data is removed when they are dropped. A machine
+    /// with other servers has the jars and a Java to start these.
     pub async fn with_servers_or_skip() -> Option<(Self, Server, Server)> {
         let mut cluster = Self::new_or_skip().await?;
         let kafka = Server::start(Kind::KAFKA, cluster.dir());
@@ -97,7 +97,7 @@ impl Cluster {
         Some((cluster, kafka, cassandra))
     }
 
-    /// Whoever is started from now on waits for no longer than a test can.
+    /// Shortens the waits of a repartition for processes that start from now on.
     pub fn grows_soon(&mut self) {
         let short = [
             ("WAYBILL_KAFKA__REPARTITION_SETTLE", "2s"),
@@ -107,8 +107,8 @@ impl Cluster {
         self.env.extend(short);
     }
 
-    /// Processes that are started from now on have long leases, which a busy machine renews in time. A test can then assert
-    /// owners exactly.
+    /// Gives processes that start from now on long leases, which even a busy machine renews in
+    /// time. A test can then assert owners exactly.
     pub fn uses_long_leases(&mut self) {
         let lease = ("WAYBILL_SCHEDULER__LEASE".to_owned(), "15s".to_owned());
         self.env.push(lease);
@@ -119,18 +119,18 @@ impl Cluster {
         assert!(output.status.success(), "{output:?}");
     }
 
-    /// Where files lie that several processes read.
+    /// The directory of shared files.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    /// The configuration of a process that drives `partitions`, if it is a scheduler. Leases are short,
-    /// so that nobody waits for long.
+    /// The configuration of a process that drives `partitions`, if it is a scheduler. Leases are
+    /// short, to shorten waits.
     fn yaml(&self, partitions: &str, more: &str) -> String {
         self.yaml_with(partitions, "", more)
     }
 
-    /// The same, with something more of its scheduler's.
+    /// The same, with additional settings of the scheduler.
     fn yaml_with(&self, partitions: &str, scheduler: &str, more: &str) -> String {
         let Self {
             brokers,
@@ -151,7 +151,7 @@ impl Cluster {
         )
     }
 
-    /// The program with the cluster's configuration, not started.
+    /// The program with the cluster's configuration, not started yet.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let config = self.write_config();
         let mut command = Command::new(&self.program);
@@ -164,14 +164,14 @@ impl Cluster {
 
     fn write_config(&self) -> PathBuf {
         let path = self.dir().join("waybill.yaml");
-        // Renamed, for a command that runs may be reading it.
+        // Renamed into place, because a running command may read the file.
         let new = tempfile::NamedTempFile::new_in(self.dir()).expect("the directory is writable");
         std::fs::write(new.path(), self.yaml("all", "")).expect("the directory is writable");
         new.persist(&path).expect("the file can be renamed");
         path
     }
 
-    /// Runs the program to its end, for which it has as long as anything may take here.
+    /// Runs the program to its end, within the general time limit.
     pub fn run(&self, arguments: &[&str]) -> Output {
         let mut command = self.command(arguments);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -196,7 +196,7 @@ impl Cluster {
         world
     }
 
-    /// The simulated services. `more` is what is configured beside the cluster.
+    /// The simulated services. `more` is additional configuration.
     pub fn services(&self, more: &str) -> Member {
         let world = self.world(&self.yaml("auto", more));
         Member::start("services", world, &[], Some("services"))
@@ -215,7 +215,7 @@ impl Cluster {
         Member::start("scheduler", world, &[], None)
     }
 
-    /// A scheduler of `partitions` with something more in its section.
+    /// A scheduler of `partitions` with additional settings in its section.
     pub fn scheduler_with(&self, partitions: &str, more: &str) -> Member {
         let world = self.world(&self.yaml_with(partitions, more, ""));
         Member::start("scheduler", world, &[], None)
@@ -230,7 +230,7 @@ impl Cluster {
         )
     }
 
-    /// Ingestion, whose world knows the services, too.
+    /// Ingestion. Its world also has the services' address.
     pub fn ingestion(&self, services: &Member, more: &str) -> Member {
         let mut world = self.world(&self.yaml("auto", more));
         let address = services.world.address("services");
@@ -238,7 +238,7 @@ impl Cluster {
         Member::start("ingestion", world, &[], Some("http"))
     }
 
-    /// Removes topics and keyspace. What runs is to be dropped before.
+    /// Removes topics and keyspace. Drop all processes first.
     pub async fn remove(self) {
         let consumer: BaseConsumer = self.kafka_client();
         let metadata = consumer
@@ -257,11 +257,11 @@ impl Cluster {
         dropped.expect("the keyspace can be dropped");
     }
 
-    /// A client of the broker that only looks.
+    /// A read-only client of the broker.
     pub fn kafka_client<C: rdkafka::config::FromClientConfig>(&self) -> C {
         ClientConfig::new()
             .set("bootstrap.servers", &self.brokers)
-            // A consumer needs one, though it reads for itself alone.
+            // A consumer needs a group ID, even if it joins no group.
             .set("group.id", &self.name)
             .set("enable.auto.commit", "false")
             .create()
@@ -269,8 +269,8 @@ impl Cluster {
     }
 }
 
-/// Sends so many deliveries, by all ingestions in turn, until each is accepted. Calls `meanwhile` when
-/// a third of them is. Returns the operations' ids in order.
+/// Sends deliveries through all ingestions in turn, until each is accepted. Calls `meanwhile` when
+/// a third is accepted. Returns the operations' IDs in order.
 pub async fn deliver_while(
     ingestions: &[Arc<World>],
     prefix: &str,
@@ -305,13 +305,13 @@ pub async fn deliver_while(
     sending.await.expect("the clients do not fail")
 }
 
-/// Sends so many deliveries.
+/// Sends `count` deliveries.
 pub async fn deliver(ingestion: &Member, prefix: &str, count: usize) -> Vec<String> {
     deliver_while(std::slice::from_ref(&ingestion.world), prefix, count, || ()).await
 }
 
-/// Waits until all deliveries have ended, holds them against the ledger, and asserts that nobody has to look
-/// after one of them.
+/// Waits until all deliveries have ended, compares them with the ledger, and asserts that none is
+/// parked.
 pub async fn all_end_without_a_person(world: &World, ids: &[String]) -> Ends {
     let ends = world.all_end_in_balance(ids, is_remote).await;
     println!("measured: {ends:?}");
@@ -319,7 +319,7 @@ pub async fn all_end_without_a_person(world: &World, ids: &[String]) -> Ends {
     ends
 }
 
-/// Waits until a member is ready, and says how long that took.
+/// Waits until a member is ready, and prints how long that took.
 pub async fn ready_after(member: &Member, what: &str, since: Instant) {
     member.world.ready().await;
     println!(

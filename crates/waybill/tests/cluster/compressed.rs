@@ -1,4 +1,4 @@
-//! Compressed batches on Kafka that would take all memory of their readers.
+//! Compressed batches on Kafka that would fill the memory of their consumers.
 
 use rdkafka::admin::{AdminClient, AdminOptions, AlterConfig, ResourceSpecifier};
 use rdkafka::client::DefaultClientContext;
@@ -6,7 +6,8 @@ use waybill_test_support::bombs::{CODECS, assert_refused, producer};
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver};
 
-/// What a bomb expands to. One of several hundred MiB would take all memory of a Kafka of its default size.
+/// The expanded size of a bomb. Several hundred MiB would fill the memory of a Kafka with default
+/// settings.
 const BOMB_BYTES: usize = 32 << 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -43,13 +44,14 @@ async fn a_small_batch_that_expands_to_much_reaches_no_role() {
     cluster.remove().await;
 }
 
-/// In such a topic a batch is as small as its sender could make it, and the consumer's library expands all of it.
+/// On such a topic the sender decides how small a batch is, and the consumer's library expands all
+/// of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_role_reads_a_topic_that_keeps_batches_compressed() {
     let Some(cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
-    // It makes the topics.
+    // The scheduler creates the topics.
     let mut scheduler = cluster.scheduler("all", "");
     scheduler.world.ready().await;
     scheduler.terminate();
@@ -63,7 +65,7 @@ async fn no_role_reads_a_topic_that_keeps_batches_compressed() {
         altered.await.expect("the broker answers")[0]
             .as_ref()
             .expect("the topic can be altered");
-        // The broker that answers may hear of it later than the one that altered it.
+        // The altered setting may reach other brokers later.
         scheduler
             .world
             .eventually("the topic is altered", async || {
@@ -79,7 +81,7 @@ async fn no_role_reads_a_topic_that_keeps_batches_compressed() {
         ("scheduler", &[&replies, &drone][..]),
         ("ingestion", &[&replies, &drone]),
         ("supervisor", &[&replies, &drone]),
-        // It reads its own requests alone.
+        // Agents read only their own requests.
         ("agents", &[&drone]),
     ] {
         let refused = cluster.run(&[role, "--http", "127.0.0.1:0"]);

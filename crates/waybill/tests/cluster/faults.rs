@@ -1,4 +1,5 @@
-//! Services that fail, hang, time out after the deed and refuse, under a scheduler that is killed.
+//! Services that fail, hang, time out after the effect and refuse, under a scheduler that is
+//! killed.
 
 use serde_json::json;
 use waybill_test_support::supervision::ends::Ends;
@@ -33,7 +34,7 @@ async fn whatever_fails_and_though_a_scheduler_is_killed_every_delivery_ends_and
     let kill = || killed.kill_and_start_again();
     let ids = deliver_while(std::slice::from_ref(&world), "faulty", DELIVERIES, kill).await;
 
-    // Most meet the faults, and nobody waits for the last of them.
+    // Most deliveries are affected by the faults, but the test does not wait for the last of them.
     world
         .eventually("most deliveries have ended", async || {
             let mut ended = 0;
@@ -57,12 +58,12 @@ async fn whatever_fails_and_though_a_scheduler_is_killed_every_delivery_ends_and
         error,
         compensation_failed,
     } = ends;
-    // Of five services, each refuses 3 % for good, of those that reached it before the faults were cleared. A busy machine
-    // lets more of them run out of time.
+    // Each of the five services permanently refuses 3 % of the deliveries that reach it before the
+    // faults are cleared. On a busy machine more of them run out of time.
     assert!(compensated >= ids.len() / 100, "{ends:?}");
     assert!(processed >= ids.len() / 10, "{ends:?}");
-    // Nobody cancelled, and this workflow undoes whatever fails for good. Only an undo that failed too
-    // often may be left to a person.
+    // No delivery was cancelled, and this workflow compensates every permanent failure. Only after
+    // too many failures of an undo may a delivery be parked.
     assert_eq!((cancelled, error), (0, 0), "{ends:?}");
     assert!(compensation_failed * 100 <= ids.len(), "{ends:?}");
     drop((services, ingestion, killed, _others));

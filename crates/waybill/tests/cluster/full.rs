@@ -1,4 +1,4 @@
-//! A broker whose disk is full: it takes nothing more, and ends.
+//! A broker with a full disk: it accepts no more writes and ends.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
 use crate::is_remote;
 
 const ROUND: usize = 200;
-/// Longer than a request is waited for, and than a lease.
+/// Longer than the time-out of a request, and than a lease.
 const AWAY: Duration = Duration::from_secs(8);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

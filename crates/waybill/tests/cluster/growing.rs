@@ -1,4 +1,5 @@
-//! The operation topics get more partitions, and go back to fewer, while deliveries and cancels flow through several of every role.
+//! The operation topics get more partitions, and then fewer, while deliveries and cancels run
+//! through several processes of every role.
 
 use waybill_test_support::world::delivery;
 
@@ -29,7 +30,7 @@ async fn partitions_become_more_and_fewer_under_several_schedulers_while_deliver
     running(&worlds[0], &schedulers, 4).await;
 
     let mut ids = Vec::new();
-    // There are as many shards as before, over fewer partitions.
+    // Fewer partitions with as many shards as before.
     for (verb, partitions, shards, is_killed) in [
         ("grow", 8, 8, true),
         ("grow", 16, 16, false),
@@ -42,11 +43,11 @@ async fn partitions_become_more_and_fewer_under_several_schedulers_while_deliver
             let growing = cluster.command(&grow).spawn();
             let mut growing = growing.expect("the program was built");
             if is_killed {
-                // While it is announced, or a moment before or after.
+                // Around the announcement.
                 std::thread::sleep(std::time::Duration::from_secs(3));
                 schedulers[1].kill_and_start_again();
             }
-            // It gives up waiting for shards after a while, and may be asked again.
+            // It stops waiting for shards after a while, and may be started again.
             let mut status = growing.wait().expect("it runs");
             for _ in 0..3 {
                 if status.success() {

@@ -1,4 +1,4 @@
-//! Two of every role, each of which is killed once while deliveries flow.
+//! Two processes of every role, each killed once while deliveries run.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use waybill_test_support::world::World;
 use crate::cluster::{Cluster, deliver_while};
 use crate::is_remote;
 
-/// Deliveries between two kills. A multiple of five, for one in five goes by others.
+/// Deliveries between two kills. A multiple of five, because one in five is remote.
 const ROUND: usize = 170;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -41,7 +41,7 @@ async fn every_accepted_delivery_completes_once_whichever_process_is_killed() {
     let world = &ingestions[0];
     world.all_reach(&ids, "Processed").await;
     world.assert_one_effect_per_step(&ids, is_remote).await;
-    // Whoever was killed works again.
+    // Every killed process works again.
     for member in &members {
         member.world.ready().await;
     }

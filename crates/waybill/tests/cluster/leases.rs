@@ -1,4 +1,4 @@
-//! Two schedulers of the same partitions, as a forced delete leaves them: one works, one waits.
+//! Two schedulers of the same partitions, as after a forced delete: one works and one waits.
 
 use std::time::Instant;
 
@@ -112,13 +112,13 @@ async fn a_scheduler_that_stood_still_past_its_lease_does_no_harm_when_it_goes_o
     cluster.remove().await;
 }
 
-/// The epochs after each partition has changed its owner once.
+/// The epochs after one change of owner per partition.
 fn next_epochs(epochs: &[u64]) -> Vec<u64> {
     assert_eq!(epochs.len(), PARTITIONS as usize, "all are owned");
     epochs.iter().map(|epoch| epoch + 1).collect()
 }
 
-/// Waits until a scheduler waits for all leases.
+/// Waits until a scheduler is waiting for all leases.
 async fn waits(scheduler: &Member) {
     scheduler
         .world
@@ -136,7 +136,7 @@ async fn assert_waits(scheduler: &Member) {
     );
 }
 
-/// Whether it says that it waits for the lease of each partition, and owns none.
+/// Whether it reports that it waits for the lease of each partition, and owns none.
 async fn is_waiting(scheduler: &Member) -> bool {
     let Some(readiness) = scheduler.readiness().await else {
         return false;

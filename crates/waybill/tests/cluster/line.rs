@@ -1,6 +1,6 @@
-//! A line to a server that can stand still: what is sent meanwhile arrives later, as when a network is
-//! cut for a while and packets are sent again. Or lose the server's answers: what it was asked for is done,
-//! and nobody hears of it.
+//! A connection to a server that a test can interrupt. While it is cut, data arrives later, as
+//! after a network outage with retransmissions. It can also lose the server's answers: the server
+//! performs requests whose answers never arrive.
 
 use std::net::SocketAddr;
 
@@ -9,21 +9,21 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// A line. It carries everything at first.
+/// A line, open at first.
 pub struct Line {
     pub address: SocketAddr,
     state: watch::Sender<State>,
 }
 
-/// What a line does.
+/// The state of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// It carries everything.
+    /// It forwards everything.
     Open,
-    /// It carries nothing until it is open again.
+    /// It forwards nothing until it is open again.
     Cut,
-    /// It loses the server's answers. A connection that has lost one is of no use any more, and closed
-    /// when the line is open again.
+    /// It loses the server's answers. A connection that lost one is unusable, and is closed when
+    /// the line opens again.
     Deaf,
 }
 
@@ -66,7 +66,7 @@ impl Line {
         Self { address, state }
     }
 
-    /// What it does from now on.
+    /// Changes the state.
     pub fn set(&self, state: State) {
         self.state.send_replace(state);
     }
@@ -88,7 +88,7 @@ async fn carry(
             break;
         };
         if now == State::Deaf && direction == Direction::FromServer {
-            // Behind a gap nothing can be understood.
+            // After a gap the data stream would be invalid.
             let _ = state.wait_for(|state| *state == State::Open).await;
             break;
         }
@@ -96,6 +96,6 @@ async fn carry(
             break;
         }
     }
-    // The other side may be gone already.
+    // The peer may already have closed the connection.
     let _ = to.shutdown().await;
 }

@@ -1,4 +1,4 @@
-//! Logs that are not what the checkpoints saw: requests that were not done are gone from them.
+//! Logs that lost records which the checkpoints count on: unfinished requests were deleted.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -76,12 +76,12 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
     ingestion.world.all_reach(&ids, "Processed").await;
     done_in_all(&cluster, &scheduler).await;
 
-    // Under everybody who reads and writes it.
+    // While all clients use it.
     make_anew(&cluster, &["operation-requests"]).await;
     refused(&scheduler, &(0..PARTITIONS).collect()).await;
     let readiness = scheduler.readiness().await.expect("it is alive");
     assert!(readiness.contains("this is another topic"), "{readiness}");
-    // What is accepted now waits in the new topic.
+    // Requests that are accepted now wait on the new topic.
     ids.extend(deliver(&ingestion, "between", DELIVERIES).await);
     scheduler.terminate();
     let mut scheduler = cluster.scheduler_with("0-3", SKIP);
@@ -90,7 +90,8 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
     done_in_all(&cluster, &scheduler).await;
     scheduler.terminate();
 
-    // Both, while nobody reads them, so that they hold more than was done of the old ones.
+    // Both topics, while no consumer reads them, so that they have more records than the
+    // checkpoints of the old ones.
     make_anew(&cluster, &["operation-requests", "high-priority-requests"]).await;
     ids.extend(deliver(&ingestion, "more", 3 * DELIVERIES).await);
     let mut scheduler = cluster.scheduler("0-3", "");
@@ -102,7 +103,7 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
     scheduler.world.ready().await;
     ids.extend(deliver(&ingestion, "after", DELIVERIES).await);
     ingestion.world.all_reach(&ids, "Processed").await;
-    // Each is found out while it is read, and not before.
+    // Each is detected while it is read, not earlier.
     let log = std::fs::read_to_string(scheduler.world.path("log.txt")).expect("there is a log");
     let passed: Vec<&str> = log
         .lines()
@@ -120,7 +121,7 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
     cluster.remove().await;
 }
 
-/// Deletes topics of requests, and makes them as they were.
+/// Deletes topics of requests, and creates them again with the same settings.
 async fn make_anew(cluster: &Cluster, names: &[&str]) {
     let topics: Vec<String> = names.iter().map(|name| topic(cluster, name)).collect();
     let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
@@ -129,7 +130,7 @@ async fn make_anew(cluster: &Cluster, names: &[&str]) {
     let deleted = deleted.expect("the broker answers");
     assert!(deleted.iter().all(Result::is_ok), "{deleted:?}");
     let deadline = Instant::now() + PATIENCE;
-    // Until then they look as if nothing were missing.
+    // Until then no record seems to be missing.
     let are_there = || {
         let metadata = admin.inner().fetch_metadata(None, PATIENCE);
         let metadata = metadata.expect("the broker answers");
@@ -147,7 +148,7 @@ async fn make_anew(cluster: &Cluster, names: &[&str]) {
     }
 }
 
-/// Waits until each partition has a request that is done, durably.
+/// Waits until each partition's checkpoint has passed a request, durably.
 async fn done_in_all(cluster: &Cluster, scheduler: &Member) {
     let is_done = async || {
         let shown = cluster.run(&["shards", "show", "--json"]);
@@ -186,7 +187,7 @@ async fn delete_requests(cluster: &Cluster, partition: u32) {
     deleted.expect("records can be deleted");
 }
 
-/// Waits until a scheduler refuses exactly these partitions, and runs the others.
+/// Waits until a scheduler refuses exactly these partitions and runs the others.
 async fn refused(scheduler: &Member, partitions: &BTreeSet<u32>) {
     let is_refused = async || {
         let views = scheduler.schedulers().await;

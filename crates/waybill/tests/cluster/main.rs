@@ -1,13 +1,13 @@
-//! The program on real servers: every role in processes of its own, on the Kafka that
-//! `WAYBILL_TEST_BROKERS` names and the ScyllaDB or Cassandra that `WAYBILL_TEST_SCYLLA` names (each
-//! `HOST:PORT`). Without both these tests are skipped. Processes are killed, stopped and cut off;
-//! then every accepted delivery is held against the services' ledger.
+//! The program on real servers: every role in its own processes, on the Kafka of
+//! `WAYBILL_TEST_BROKERS` and the ScyllaDB or Cassandra of `WAYBILL_TEST_SCYLLA` (each
+//! `HOST:PORT`). Without both, these tests are skipped. Processes are killed, stopped and cut off;
+//! then every accepted delivery is compared with the services' ledger.
 //!
-//! Each test has topics and a keyspace of its own, and removes them at its end. Two tests run at once, since
-//! each starts many processes.
+//! Each test has its own topics and keyspace, and removes them at its end. Two tests run
+//! concurrently, because each starts many processes.
 //!
-//! Kafka is not cut off here: its clients connect to the address that it advertises, past whatever
-//! stands before it. `crates/kafka/tests/clients` has clients whose broker is away.
+//! Kafka is not cut off here, because its clients connect to the advertised address and bypass a
+//! relay. `crates/kafka/tests/clients` tests clients with an unreachable broker.
 
 mod brokers;
 mod clocks;
@@ -31,10 +31,10 @@ mod stops;
 mod undecodable;
 mod upgrade;
 
-/// Of how many partitions the topics of these tests are.
+/// The number of partitions of these tests' topics.
 const PARTITIONS: u32 = 4;
 
-/// Every fifth delivery goes by others.
+/// Whether a delivery is remote, as every fifth one is.
 fn is_remote(index: usize) -> bool {
     index.is_multiple_of(5)
 }

@@ -1,4 +1,4 @@
-//! One process of a cluster: started, killed and started again where it was.
+//! One process of a cluster, which can be killed and restarted with its data.
 
 use std::path::Path;
 use std::process::Command;
@@ -18,8 +18,8 @@ pub struct Member {
 }
 
 impl Member {
-    /// Starts a role with a world's configuration. Beside `admin` it announces the listener `listens`,
-    /// if it has one.
+    /// Starts a role with a world's configuration. Beside `admin` it announces the listener
+    /// `listens`, if given.
     pub fn start(
         role: &'static str,
         mut world: World,
@@ -37,7 +37,7 @@ impl Member {
         }
     }
 
-    /// `kill -9`.
+    /// Sends SIGKILL.
     pub fn kill(&mut self) {
         self.process.take().expect("it runs").kill();
     }
@@ -49,31 +49,31 @@ impl Member {
         self.process = Some(process);
     }
 
-    /// `kill -9`, and a start at once.
+    /// Sends SIGKILL and starts it again at once.
     pub fn kill_and_start_again(&mut self) {
         self.kill();
         self.start_again();
     }
 
-    /// SIGTERM, and waits for an orderly end.
+    /// Sends SIGTERM and waits for an orderly exit.
     pub fn terminate(&mut self) {
         let code = self.process.take().expect("it runs").terminate();
         assert_eq!(code, Some(0), "{}", self.world.log_tail());
     }
 
-    /// An orderly end, and a start as another version of the program.
+    /// Stops it gracefully and starts another version of the program.
     pub fn becomes(&mut self, program: &Path) {
         self.terminate();
         self.world.set_program(program);
         self.start_again();
     }
 
-    /// SIGSTOP: it stands still and does not know it.
+    /// Sends SIGSTOP: it pauses without noticing it.
     pub fn freeze(&self) {
         self.signal("-STOP");
     }
 
-    /// SIGCONT: it goes on where it was.
+    /// Sends SIGCONT: it continues.
     pub fn thaw(&self) {
         self.signal("-CONT");
     }
@@ -92,7 +92,7 @@ impl Member {
         ended.is_some()
     }
 
-    /// What `/readyz` says; `None` while nobody answers.
+    /// The answer of `/readyz`; `None` while the process does not answer.
     pub async fn readiness(&self) -> Option<String> {
         let url = self.world.url("admin", "/readyz");
         self.world
@@ -106,7 +106,7 @@ impl Member {
             .ok()
     }
 
-    /// What `/schedulers` says of each partition; none while nobody answers.
+    /// The answer of `/schedulers` for each partition; empty while the process does not answer.
     pub async fn schedulers(&self) -> Vec<Value> {
         let url = self.world.url("admin", "/schedulers");
         match self.world.client.get(url).send().await {
@@ -115,7 +115,7 @@ impl Member {
         }
     }
 
-    /// The numbers of the ownerships that it holds, by partition.
+    /// The epochs of the leases that it holds, by partition.
     pub async fn epochs(&self) -> Vec<u64> {
         let schedulers = self.schedulers().await;
         let epochs = schedulers.iter().filter_map(|view| view["epoch"].as_u64());
@@ -123,7 +123,7 @@ impl Member {
     }
 }
 
-/// Where a test fails, the logs of all its processes say why.
+/// If a test fails, prints the logs of all its processes.
 impl Drop for Member {
     fn drop(&mut self) {
         if std::thread::panicking() {

@@ -1,4 +1,4 @@
-//! The database is away for longer than a lease, and for longer than anybody's patience.
+//! The database is unavailable for longer than a lease and longer than clients wait.
 
 use std::collections::BTreeMap;
 use std::thread::sleep;
@@ -11,9 +11,9 @@ use crate::cluster::{Cluster, all_end_without_a_person, deliver, deliver_while, 
 use crate::is_remote;
 use crate::line::{Line, State};
 
-/// How long it is away: several leases.
+/// The length of the outage: several leases.
 const AWAY: Duration = Duration::from_secs(20);
-/// How often somebody wants a delivery meanwhile.
+/// The interval of deliveries meanwhile.
 const EVERY: Duration = Duration::from_millis(100);
 const DELIVERIES: usize = 100;
 
@@ -36,7 +36,7 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
 
     line.set(State::Cut);
     let away_since = Instant::now();
-    // An id of the caller's: it is looked up before anything is accepted.
+    // With the caller's ID, which is looked up before the request is accepted.
     let looked_up = {
         let world = ingestion.world.clone();
         let body = delivery("looked-up", is_remote(DELIVERIES));
@@ -45,7 +45,7 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
     let mut answers = BTreeMap::<u16, usize>::new();
     let mut accepted = Vec::new();
     while away_since.elapsed() < AWAY {
-        // An id of the server's: such a request needs no look into the store.
+        // With the server's ID, which needs no look-up in the store.
         let mut body = delivery(
             &format!("during-{}", accepted.len()),
             is_remote(accepted.len()),
@@ -165,7 +165,7 @@ async fn roles_that_start_before_the_database_wait_for_it() {
             "{readiness}"
         );
     }
-    // A third one is to end while it waits.
+    // A third one is stopped while it waits.
     cluster.supervisor("").terminate();
     line.set(State::Open);
     for member in &waiting {
@@ -231,7 +231,7 @@ async fn a_database_that_is_away_for_longer_than_commits_are_repeated_ends_no_pr
     let line = Line::to(&server).await;
     cluster.scylla = line.address.to_string();
     let services = cluster.services("");
-    // Whoever wants to be answered does not wait for as long as the store is asked.
+    // Clients are answered long before the store's retries end.
     cluster.patience = "1h";
     let ingestion = cluster.ingestion(&services, "http: { acceptTimeout: 2s }");
     cluster.patience = "3s";
@@ -252,7 +252,7 @@ async fn a_database_that_is_away_for_longer_than_commits_are_repeated_ends_no_pr
     for scheduler in &patient[..2] {
         let what = "a commit was given up";
         let failed = async || {
-            // Something to write for either, in any of its partitions.
+            // Each needs writes, in any of its partitions.
             let url = ingestion.world.url("http", "/api/deliveryrequests");
             let mut body = delivery(&format!("during-{accepted}"), is_remote(accepted));
             let fields = body.as_object_mut().expect("a delivery is an object");
@@ -269,7 +269,7 @@ async fn a_database_that_is_away_for_longer_than_commits_are_repeated_ends_no_pr
         };
         scheduler.world.eventually(what, failed).await;
     }
-    // An id of the caller's has to be looked up.
+    // The caller's ID must be looked up.
     let url = ingestion.world.url("http", "/api/deliveryrequests");
     let body = delivery("looked-up", false);
     let answer = ingestion.world.client.post(url).json(&body).send().await;

@@ -1,4 +1,4 @@
-//! What is refused at start, and `waybill store`.
+//! Refused starts, and `waybill store`.
 
 use std::process::{Output, Stdio};
 
@@ -15,7 +15,7 @@ async fn topics_that_others_gave_more_partitions_are_refused_with_the_command_th
         return;
     };
     cluster.grows_soon();
-    // Topics as they are configured.
+    // Creates topics with the configured settings.
     let mut scheduler = cluster.scheduler("all", "");
     scheduler.world.ready().await;
     scheduler.terminate();
@@ -127,7 +127,7 @@ fn assert_migrated(cluster: &Cluster, output: &Output) {
     assert!(said.contains(&ok), "{said}");
 }
 
-/// All that a process wrote.
+/// The whole output of a process.
 fn text(output: &Output) -> String {
     let both = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
     both.concat()

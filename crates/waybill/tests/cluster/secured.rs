@@ -1,7 +1,7 @@
-//! The roles where Kafka and the database want TLS and logins, configured as `docs/cluster.md` shows it:
-//! only addresses and the places of files are put in. `WAYBILL_TEST_SECURED_BROKERS` and
-//! `WAYBILL_TEST_SECURED_SCYLLA` name the servers, and `WAYBILL_TEST_SECRETS` the directory with what they
-//! take.
+//! The roles on a Kafka and a database with TLS and logins, with the configuration in
+//! `docs/cluster.md`; only addresses and paths are replaced. `WAYBILL_TEST_SECURED_BROKERS` and
+//! `WAYBILL_TEST_SECURED_SCYLLA` name the servers, and `WAYBILL_TEST_SECRETS` the directory with
+//! their credentials.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -29,7 +29,7 @@ const BROKERS: &str = "WAYBILL_TEST_SECURED_BROKERS";
 const SCYLLA: &str = "WAYBILL_TEST_SECURED_SCYLLA";
 const SECRETS: &str = "WAYBILL_TEST_SECRETS";
 
-/// Where the documentation has files, and which file of the servers' secrets it is.
+/// Paths in the documentation, and the corresponding files of the servers' secrets.
 const FILES: [(&str, &str); 6] = [
     ("/kafka/properties/ssl.ca.location", "ca.pem"),
     ("/kafka/propertyFiles/sasl.password", "kafka-password"),
@@ -39,7 +39,7 @@ const FILES: [(&str, &str); 6] = [
     ("/store/scylla/passwordFile", "cql-password"),
 ];
 
-/// The configuration that the documentation shows.
+/// The configuration in the documentation.
 fn documented() -> Value {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/cluster.md");
     let page = std::fs::read_to_string(page).expect("the page is there");
@@ -50,7 +50,7 @@ fn documented() -> Value {
     serde_saphyr::from_str(yaml).expect("it is YAML")
 }
 
-/// The documented configuration with files that are in `dir`.
+/// The documented configuration with paths in `dir`.
 fn with_files_in(dir: &Path) -> Value {
     let mut config = documented();
     for (key, file) in FILES {
@@ -59,7 +59,7 @@ fn with_files_in(dir: &Path) -> Value {
     config
 }
 
-/// The value of a key that is there.
+/// The value of an existing key.
 fn at<'a>(config: &'a mut Value, key: &str) -> &'a mut Value {
     let found = config.pointer_mut(key);
     found.unwrap_or_else(|| panic!("the documentation does not show {key}"))
@@ -88,7 +88,7 @@ fn the_documented_configuration_is_a_configuration_and_shows_no_secret() {
     assert!(!shown.contains("hunter2"), "{shown}");
 }
 
-/// The servers, with topics, a keyspace and a user of one test's own.
+/// The servers, with one test's own topics, keyspace and user.
 struct Site {
     brokers: String,
     scylla: String,
@@ -144,7 +144,7 @@ impl Site {
         *at(&mut config, "/store/scylla/user") = json!(self.name);
         config["partitions"] = json!(PARTITIONS);
         config["kafka"]["topicPrefix"] = json!(self.name);
-        // Librdkafka tells all that it ever tells of its logins.
+        // Makes librdkafka log as much about its logins as it can.
         config["kafka"]["properties"]["debug"] = json!("security,broker");
         config["telemetry"] = json!({"logFilter": "info,librdkafka=debug,scylla=debug"});
         let scylla = &mut config["store"]["scylla"];
@@ -174,7 +174,7 @@ impl Site {
         command.output().expect("the program was built")
     }
 
-    /// Asserts that none of what the servers take for a proof stands in a text.
+    /// Asserts that a text contains none of the credentials.
     fn assert_no_secret(&self, text: &str) {
         for file in ["kafka-password", "guest-password", "cql-password"] {
             let secret = std::fs::read_to_string(self.secret(file)).unwrap();
@@ -186,7 +186,7 @@ impl Site {
         assert!(!text.contains("hunter2"), "a password stands in {text}");
     }
 
-    /// Removes topics, keyspace and user. What runs is to be dropped before.
+    /// Removes topics, keyspace and user. Drop all processes first.
     async fn remove(self) {
         let mut settings = KafkaSettings::new(self.brokers.clone());
         let password = std::fs::read_to_string(self.secret("kafka-password")).unwrap();
@@ -212,7 +212,7 @@ impl Site {
     }
 }
 
-/// A session of Cassandra's own first user.
+/// A session of Cassandra's default superuser.
 async fn first_user(scylla: &str, secrets: &Path) -> Session {
     let mut tls = SslConnector::builder(SslMethod::tls()).unwrap();
     tls.set_ca_file(secrets.join("ca.pem")).unwrap();
@@ -346,7 +346,7 @@ async fn a_role_that_is_not_let_in_ends_and_says_why_without_a_secret() {
             "{arguments:?} {key}: {said}"
         );
         assert!(started.elapsed() < PATIENCE, "{arguments:?} {key}");
-        // Said by the program, and not only logged by librdkafka on the way.
+        // Reported by the program, and not only logged by librdkafka.
         let own = |line: &&str| !line.contains("librdkafka:");
         let own: Vec<&str> = said.lines().filter(own).collect();
         assert!(
@@ -355,7 +355,7 @@ async fn a_role_that_is_not_let_in_ends_and_says_why_without_a_secret() {
         );
         site.assert_no_secret(&said);
     };
-    // In parallel: each case waits until the broker timeout expires.
+    // In parallel, because each case waits for the brokers' time-out.
     std::thread::scope(|scope| {
         for case in cases {
             scope.spawn(move || assert_refused(case));
@@ -364,7 +364,7 @@ async fn a_role_that_is_not_let_in_ends_and_says_why_without_a_secret() {
     site.remove().await;
 }
 
-/// All that a process wrote.
+/// The whole output of a process.
 fn text(output: &Output) -> String {
     let both = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
     both.concat()

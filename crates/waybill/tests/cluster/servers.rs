@@ -1,4 +1,4 @@
-//! Servers of a test's own, which it may kill, stop and start again where they were.
+//! A test's own servers, which it can kill, stop and restart with their data.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -7,22 +7,23 @@ use std::sync::mpsc;
 
 use waybill_test_support::world::PATIENCE;
 
-/// What starts servers, and stops them when it is asked to end.
+/// Starts servers, and stops them when it is terminated.
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.ci/servers/run");
 
-/// Which server.
+/// The kind of server.
 #[derive(Clone, Debug)]
 pub enum Kind {
-    /// A node of Kafka, with the flags that tell it of the other ones.
+    /// A Kafka node, with the flags that name the other nodes.
     Kafka(Vec<String>),
     Cassandra,
 }
 
 impl Kind {
-    /// The one node of a Kafka.
+    /// A single Kafka node.
     pub const KAFKA: Self = Self::Kafka(Vec::new());
 
-    /// Its name to the script, the flag of its port, and how the line begins that says that it is ready.
+    /// Its name in the script, the flag of its port, and the start of the line that reports it
+    /// ready.
     fn words(&self) -> (&'static str, &'static str, &'static str) {
         match self {
             Self::Kafka(_) => ("kafka", "--kafka-port", "kafka "),
@@ -31,17 +32,17 @@ impl Kind {
     }
 }
 
-/// A server with its data, which outlives it.
+/// A server. Its data outlives it.
 pub struct Server {
     kind: Kind,
     dir: PathBuf,
-    /// `HOST:PORT`, the same over all its starts.
+    /// `HOST:PORT`, the same after restarts.
     pub address: String,
     script: Option<Child>,
 }
 
 impl Server {
-    /// Starts a server whose data lies under `dir`, and waits until it is ready.
+    /// Starts a server with its data below `dir`, and waits until it is ready.
     pub fn start(kind: Kind, dir: &Path) -> Self {
         let mut server = Self {
             dir: dir.join(kind.words().0),
@@ -53,7 +54,7 @@ impl Server {
         server
     }
 
-    /// Starts it where it was.
+    /// Starts it again with its data.
     pub fn start_again(&mut self) {
         let (name, port_flag, ready) = self.kind.words();
         let mut command = Command::new(SCRIPT);
@@ -80,15 +81,16 @@ impl Server {
         self.address = address.unwrap_or_else(|_| panic!("{name} is not ready"));
     }
 
-    /// `kill -9`.
+    /// Sends SIGKILL.
     pub fn kill(&mut self) {
         self.signal("-KILL");
         let mut script = self.script.take().expect("it runs");
-        // It sees that its server is gone, and has nothing left to stop.
+        // The script sees that its server has ended, and has nothing left to stop.
         script.wait().expect("it can be waited for");
     }
 
-    /// No byte more may be written into its files, as on a disk that is full. Waits until it has ended of that.
+    /// Makes every write to its files fail, as on a full disk. Waits until the server has ended
+    /// because of it.
     pub fn fill_the_disk(&mut self) {
         let pid = self.pid();
         let limits = ["--pid", &pid, "--fsize=1:1"];
@@ -101,12 +103,12 @@ impl Server {
         script.wait().expect("it can be waited for");
     }
 
-    /// SIGSTOP.
+    /// Sends SIGSTOP.
     pub fn freeze(&self) {
         self.signal("-STOP");
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn thaw(&self) {
         self.signal("-CONT");
     }
@@ -142,7 +144,7 @@ impl Drop for Server {
             );
         }
         if let Some(mut script) = self.script.take() {
-            // One that stands still would not end; one that is gone has no pid file any more.
+            // A paused server would not end. A server that has ended has no pid file.
             let file = self.dir.join(format!("{}.pid", self.kind.words().0));
             if let Ok(server) = std::fs::read_to_string(file) {
                 let _ = Command::new("kill").args(["-CONT", server.trim()]).status();

@@ -1,4 +1,4 @@
-//! Schedulers share partitions, and their number changes while deliveries and cancels flow.
+//! Schedulers share partitions, and the number of shards changes while deliveries and cancels run.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ async fn partitions_are_shared_by_more_schedulers_and_by_fewer_while_deliveries_
         // Each of these was just accepted.
         for index in 0..CANCELLED {
             let name = format!("{prefix}-cancelled-{index}");
-            // One that others carry is undone by a person.
+            // A remote delivery is compensated by a person.
             let id = world.deliver(&delivery(&name, false)).await;
             let url = world.url("http", &format!("/api/deliveryrequests/{name}"));
             let answer = world.client.delete(&url).send().await;
@@ -65,7 +65,7 @@ async fn partitions_are_shared_by_more_schedulers_and_by_fewer_while_deliveries_
     cluster.remove().await;
 }
 
-/// Waits until so many shards run, over all schedulers: each at one of them.
+/// Waits until this many shards run, each at exactly one of the schedulers.
 pub async fn running(world: &Arc<World>, schedulers: &[Member], wanted: u64) {
     world
         .eventually("every shard runs at one scheduler", async || {

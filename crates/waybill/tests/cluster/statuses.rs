@@ -1,4 +1,4 @@
-//! The status topic, read whole.
+//! Reads the whole status topic.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ use waybill_test_support::world::PATIENCE;
 use crate::PARTITIONS;
 use crate::cluster::Cluster;
 
-/// Asserts that whatever was told more than once was told in the same words, and that there are at
-/// least so many events.
+/// Asserts that repeated status records are identical, and that there are at least `events_min`
+/// different ones.
 pub fn assert_each_event_has_one_version(cluster: &Cluster, events_min: usize) {
     let consumer: BaseConsumer = cluster.kafka_client();
     let topics = Topics::new(&cluster.name);

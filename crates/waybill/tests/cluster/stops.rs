@@ -1,5 +1,5 @@
-//! Whatever there is, killed or made to stand still, one after the other in an order that looks random:
-//! the broker, the database and each role, while deliveries flow.
+//! Kills or pauses the broker, the database and each role, one after the other in a pseudorandom
+//! order, while deliveries run.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -10,14 +10,14 @@ use waybill_test_support::world::{Dice, World};
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
 
-/// Deliveries between two faults. A multiple of five, for one in five goes by others.
+/// Deliveries between two faults. A multiple of five, because one in five is remote.
 const ROUND: usize = 60;
-/// How long somebody stands still: longer than leases, and than the sessions of consumer groups.
+/// The length of a pause: longer than leases, and than the sessions of consumer groups.
 const STILL: Duration = Duration::from_secs(8);
-/// Another order of the faults for each number.
+/// Determines the order of the faults.
 const SEED: u64 = 0x5eed;
 
-/// Whom something happens to.
+/// The target of a fault.
 #[derive(Clone, Copy, Debug)]
 enum Victim {
     Kafka,
@@ -85,7 +85,8 @@ async fn whatever_is_killed_or_stands_still_every_delivery_ends_and_the_ledger_b
             }
         };
         ids.extend(deliver_while(&worlds, &format!("round-{round}"), ROUND, strike).await);
-        // Who was struck works again before the next is: a role that finds no server when it starts ends.
+        // Each target works again before the next fault, because a role that finds no server at its
+        // start ends.
         for member in [&ingestion, &scheduler, &supervisor, &agents] {
             member.world.ready().await;
         }
@@ -93,9 +94,9 @@ async fn whatever_is_killed_or_stands_still_every_delivery_ends_and_the_ledger_b
         println!("measured: {victim:?}, {fault:?}: {ROUND} deliveries accepted in {took:.1} s");
     }
     let Ends { processed, .. } = all_end_without_a_person(&worlds[0], &ids).await;
-    // A few of them may have met more time-outs than a step may.
+    // A few may have had more time-outs than a step allows.
     assert!(processed * 10 >= ids.len() * 9, "{processed}");
-    // Whoever was struck works again.
+    // Every target works again.
     for mut member in [ingestion, other_ingestion, scheduler, supervisor, agents]
         .into_iter()
         .chain(others)
@@ -121,7 +122,7 @@ fn strike_server(server: &mut crate::servers::Server, fault: Fault) {
     }
 }
 
-/// Everything that happens, in an order that looks random and is the same each time.
+/// All faults, in a pseudorandom order that is the same each time.
 fn shuffled() -> Vec<(Victim, Fault)> {
     let victims = [
         Victim::Kafka,

@@ -9,10 +9,11 @@ use crate::cluster::{Cluster, all_end_without_a_person, deliver};
 /// The topics, without their prefix.
 const TOPICS: [&str; 3] = ["operation-requests.v1", "step-replies.v1", "recovery.v1"];
 
-/// A record whose value has the length -2: its length, attributes, differences of time and offset, no key.
+/// A record whose value has the length -2: its length, attributes, time and offset deltas, and no
+/// key.
 const RECORD: [u8; 7] = [12, 0, 0, 0, 1, 3, 0];
 
-/// It is met twice before it is passed over, which takes most of a minute.
+/// A batch is skipped when it fails for the second time, which takes most of a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_client_can_decode_is_put_aside_on_each_topic_and_deliveries_go_on() {
     let Some(cluster) = Cluster::migrated_or_skip().await else {

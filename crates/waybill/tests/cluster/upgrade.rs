@@ -1,4 +1,4 @@
-//! A rolling upgrade from the release before, and the way back, while deliveries flow.
+//! A rolling upgrade from the previous release, and the way back, while deliveries run.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use waybill_test_support::world::World;
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
 
-/// Deliveries between two changes. A multiple of five, for one in five goes by others.
+/// Deliveries between two changes. A multiple of five, because one in five is remote.
 const ROUND: usize = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,18 +1,19 @@
-//! Compressed batches on the topics of the program, written past its door.
+//! Compressed batches, written straight to the program's topics.
 
 use waybill_test_support::batches as handmade;
 use waybill_test_support::bombs::{CODECS, assert_refused, producer, send};
 
 use super::*;
 
-/// The memory that the program may take while it is sent bombs.
+/// The memory limit of the program during the attack.
 const MEMORY_BYTES: u64 = 256 << 20;
-/// What a bomb expands to: with gzip or Zstandard from less than a record may have.
+/// The expanded size of a bomb. With gzip or Zstandard, its compressed size is below the limit of a
+/// record.
 const BOMB_BYTES: usize = 400 << 20;
 /// The same for all codecs.
 const SMALL_BOMB_BYTES: usize = 32 << 20;
 
-/// Those that the program itself reads.
+/// The topics that the program itself reads.
 const TOPICS: [&str; 4] = [
     "waybill.operation-requests.v1",
     "waybill.step-replies.v1",
@@ -49,7 +50,8 @@ async fn a_small_batch_that_expands_to_much_is_refused_within_little_memory() {
     assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
 }
 
-/// One record in a batch whose checksum and counts are right, and whose value is said to be longer than the record.
+/// A record in a batch with a valid checksum and counts. The length of its value exceeds the
+/// record.
 fn lying_batch() -> Vec<u8> {
     let record = [0, 0, 0, 1, 0x90, 0x4e, b'a', b'b', b'c', 0];
     let length = 2 * record.len() as u8;

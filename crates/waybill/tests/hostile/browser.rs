@@ -1,8 +1,9 @@
-//! Web pages in a real browser: what it sends for a page of another origin, and for one whose host name resolves to this
-//! machine.
+//! Web pages in a real browser: its requests for a page of another origin, and for a page whose
+//! host name resolves to this machine.
 //!
-//! Relays stand between the browser and the program, and record what the program answers. One of them is the browser's
-//! proxy: it serves the attacker's page, and then has the host name of that page lead to the program (DNS rebinding).
+//! Relays between the browser and the program record the program's answers. One of them is the
+//! browser's proxy: it serves the attacker's page and then redirects that page's host name to the
+//! program (DNS rebinding).
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -16,7 +17,8 @@ use super::*;
 
 const ATTACKER: &str = "attacker.example";
 
-/// What the page tries. To the browser its own origin is that of the program, `there` and `admin` are others.
+/// The requests of the page. In the browser its origin is that of the program; `there` and `admin`
+/// are others.
 const PAGE: &str = r#"<!doctype html><title>a page</title><body><script>
 const there = "http://THERE", admin = "http://ADMIN", operation = "/v1/operations/private";
 const json = {"content-type": "application/json"}, plain = {"content-type": "text/plain"};
@@ -63,14 +65,15 @@ addEventListener("load", async () => {
 struct Browser(Child);
 
 impl Browser {
-    /// Opens a page; `None` if there is no Chromium on this machine.
+    /// Opens a page. Returns `None` if this machine has no Chromium.
     fn open(url: &str, proxy: SocketAddr, profile: &Path) -> Option<Self> {
         let names = ["chromium", "chromium-browser", "google-chrome"];
         let browser = names.iter().find_map(|name| {
             Command::new(name)
                 .args(["--headless=new", "--no-sandbox", "--disable-gpu"])
                 .args(["--disable-dev-shm-usage", "--no-first-run"])
-                // Otherwise it asks the user for permission, because it classifies the page as public.
+                // Otherwise it asks the user for permission, because it classifies the page as
+                // public.
                 .arg("--disable-features=LocalNetworkAccessChecks")
                 .arg(format!("--user-data-dir={}", profile.display()))
                 .arg(format!("--proxy-server=http://{proxy}"))
@@ -84,7 +87,7 @@ impl Browser {
         browser.map(Self)
     }
 
-    /// Whether it ended by itself, as a placeholder for a browser does that is not installed.
+    /// Whether it ended by itself, as a placeholder for a missing browser does.
     fn has_ended(&mut self) -> bool {
         self.0.try_wait().is_ok_and(|status| status.is_some())
     }
@@ -98,17 +101,17 @@ impl Drop for Browser {
     }
 }
 
-/// A request as a relay passes it on.
+/// A request that a relay forwards.
 struct Request {
     method: String,
-    /// Of a request to a proxy; empty otherwise.
+    /// The host of a request to a proxy; empty otherwise.
     host: String,
     path: String,
     headers: Vec<String>,
     body: Vec<u8>,
 }
 
-/// What becomes of a request.
+/// What a relay does with a request.
 enum Passage {
     To(SocketAddr),
     /// This page is the answer.
@@ -118,7 +121,7 @@ enum Passage {
     Nowhere,
 }
 
-/// Passes requests on, one with each connection, and records the status of each answer.
+/// Forwards requests, one per connection, and records the status of each answer.
 #[derive(Clone)]
 struct Relay {
     address: SocketAddr,
@@ -127,7 +130,7 @@ struct Relay {
 }
 
 impl Relay {
-    /// Passes requests on as `passage` says; what a page reports is sent to `results`.
+    /// Handles requests as `passage` decides. The page's results are sent to `results`.
     fn start(
         passage: impl Fn(&Request) -> Passage + Clone + Send + 'static,
         results: &mpsc::Sender<Value>,
@@ -141,7 +144,7 @@ impl Relay {
         std::thread::spawn(move || {
             for connection in listener.incoming().flatten() {
                 let (own, passage, results) = (own.clone(), passage.clone(), results.clone());
-                // The browser also asks for its own updates, and may hang up at any time.
+                // The browser also requests its own updates, and may disconnect at any time.
                 std::thread::spawn(move || own.pass_on(connection, &passage, &results).ok());
             }
         });
@@ -195,7 +198,7 @@ impl Relay {
         }
     }
 
-    /// The status of the only answer to such a request.
+    /// The status of the only answer to this request.
     fn answered(&self, method: &str, path: &str) -> u16 {
         let answers = self.answers.lock().unwrap();
         let mut of_it = answers
@@ -221,7 +224,7 @@ fn read(browser: &TcpStream) -> std::io::Result<Option<Request>> {
         let name = line.split(':').next().unwrap_or_default();
         match name.to_ascii_lowercase().as_str() {
             "" => break,
-            // Of this connection alone.
+            // These apply to one connection only.
             "connection" | "proxy-connection" => continue,
             "content-length" => {
                 let value = line.rsplit(':').next().unwrap_or_default();
@@ -309,7 +312,8 @@ async fn a_page_in_a_real_browser_reads_and_changes_nothing() {
         !results.to_string().contains("Harbour Street"),
         "{results:#}"
     );
-    // The browser sends these without asking first. The program refuses them, though it has no way to tell the page.
+    // The browser sends these without a preflight request. The program refuses them, though it
+    // cannot notify the page.
     for (relay, path) in [
         (&there, "/v1/operations/private:cancel"),
         (&there, "/v1/operations/private:resubmit"),

@@ -1,4 +1,4 @@
-//! Connections that are opened and left.
+//! Connections that are opened and abandoned.
 
 use std::time::{Duration, Instant};
 
@@ -10,14 +10,14 @@ use tokio::net::TcpStream;
 
 use super::*;
 
-/// The memory that the program may take while it is held by many requests.
+/// The memory limit of the program while many requests hold memory.
 const MEMORY_BYTES: u64 = 256 << 20;
-/// How many connections hold it.
+/// The number of connections that hold memory.
 const HTTP2_CONNECTIONS: usize = 400;
-/// How many requests are tried on each connection.
+/// The number of requests tried on each connection.
 const HTTP2_STREAMS: usize = 128;
 
-/// Opens as many connections as a listener takes, and more, each of which sends `sent` and waits.
+/// Opens more connections than a listener allows. Each sends `sent` and waits.
 async fn crowd(site: &Site, listener: &str, sent: &[u8]) -> Vec<TcpStream> {
     let mut crowd = Vec::new();
     for _ in 0..2 * CONNECTIONS_MAX {
@@ -33,7 +33,7 @@ async fn crowd(site: &Site, listener: &str, sent: &[u8]) -> Vec<TcpStream> {
 async fn has_replaced(site: &Site, listener: &str) {
     let replaced = format!("waybill_http_connections_replaced_total{{listener=\"{listener}\"}}");
     let deadline = Instant::now() + PATIENCE;
-    // That of the services is shown once a second.
+    // The services update that metric once a second.
     while site.metric(&replaced).await == 0.0 {
         assert!(Instant::now() < deadline, "{replaced}");
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -191,10 +191,10 @@ async fn what_the_limits_on_one_request_refuse_is_counted_by_reason() {
     }
 }
 
-/// What keeps a connection and its requests open.
+/// Keeps a connection and its requests open.
 type Held = (SendRequest<Bytes>, Vec<SendStream<Bytes>>);
 
-/// Opens a connection to a listener and on it requests whose bodies never end. The server may refuse them.
+/// Opens a connection and sends requests on it whose bodies never end. The server may refuse them.
 async fn begin_bodies(site: &Site, listener: &str, path: &str) -> Held {
     let socket = TcpStream::connect(site.address(listener)).await.unwrap();
     let (mut requests, connection) = h2::client::handshake(socket).await.unwrap();
@@ -208,14 +208,15 @@ async fn begin_bodies(site: &Site, listener: &str, path: &str) -> Held {
             .body(())
             .unwrap()
     };
-    // With an answer the server's settings have come. More streams than these allow would wait for others to end.
+    // After an answer, the server's settings have arrived. Streams above its limit would wait for
+    // others to end.
     let (answer, _) = requests.send_request(request("GET"), true).unwrap();
     answer.await.unwrap();
     let mut bodies = Vec::new();
     for _ in 0..HTTP2_STREAMS.min(requests.current_max_send_streams()) {
         let (_answer, mut body) = requests.send_request(request("POST"), false).unwrap();
         if bodies.len() < 2 {
-            // The server may have answered without it.
+            // The server may have answered without reading it.
             let _ = body.send_data(Bytes::from_static(&[b' '; 16 << 10]), false);
         }
         bodies.push(body);

@@ -1,4 +1,5 @@
-//! Attacks on the running program from outside, each by somebody without a token: what they must not stop goes on.
+//! Attacks on the running program by clients without a token. Honest requests must continue to
+//! work.
 
 mod batches;
 mod browser;
@@ -19,31 +20,31 @@ use serde_json::{Value, json};
 use waybill_test_support::memory::MemoryLimit;
 use waybill_test_support::process::Process;
 
-/// How long something may take that is waited for: it bounds a failure, not a success.
+/// The time limit of all waits: it limits only failures.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How many connections each listener takes.
+/// The connection limit of each listener.
 const CONNECTIONS_MAX: usize = 40;
 
-/// What names of topics begin with by default.
+/// The default topic prefix.
 const EMBEDDED_PREFIX: &str = "waybill";
 
-/// The program with everything in one process, nobody asked for a token, and few connections.
+/// The program in one process, without authentication and with a low connection limit.
 struct Site {
     directory: tempfile::TempDir,
     _process: Process,
     addresses: HashMap<String, SocketAddr>,
     http: Client,
-    /// What the names of its topics begin with.
+    /// Its topic prefix.
     prefix: String,
 }
 
-/// Where the topics of a program are.
+/// The broker with the program's topics.
 #[derive(Clone, Copy, Debug)]
 enum Broker {
-    /// In the program.
+    /// The embedded broker.
     Embedded,
-    /// On the Apache Kafka that `WAYBILL_TEST_BROKERS` names.
+    /// The Apache Kafka of `WAYBILL_TEST_BROKERS`.
     Kafka,
 }
 
@@ -78,17 +79,17 @@ impl Site {
         Self::start_within(None)
     }
 
-    /// One within a limit on memory.
+    /// Starts the program with a memory limit.
     fn start_within(limit: Option<&MemoryLimit>) -> Self {
         Self::start_at(Broker::Embedded, limit, &[])
     }
 
-    /// One that can run the workflows of these files as well.
+    /// Starts the program with additional workflows.
     fn start_at(broker: Broker, limit: Option<&MemoryLimit>, workflows: &[(&str, &str)]) -> Self {
         Self::start_with(broker, limit, workflows, CONNECTIONS_MAX)
     }
 
-    /// One whose listeners take so many connections.
+    /// Starts the program with this connection limit.
     fn start_with(
         broker: Broker,
         limit: Option<&MemoryLimit>,
@@ -143,13 +144,13 @@ impl Site {
             directory,
             _process: process,
             addresses,
-            // Each request by a connection of its own: so it has to be let in.
+            // A new connection for each request, so that the listener has to accept it.
             http: Client::builder().pool_max_idle_per_host(0).build().unwrap(),
             prefix,
         }
     }
 
-    /// Ends it, and removes its topics from Kafka.
+    /// Stops it and removes its topics from Kafka.
     async fn remove(self) {
         let Self {
             _process: process,
@@ -171,7 +172,7 @@ impl Site {
         admin.delete_topics(&own, &options).await.unwrap();
     }
 
-    /// The whole name of a topic.
+    /// The full name of a topic.
     fn topic(&self, name: &str) -> String {
         format!("{}.{name}", self.prefix)
     }
@@ -194,8 +195,8 @@ impl Site {
         (answer.status(), answer.text().await.unwrap())
     }
 
-    /// Waits until the program is ready. Each try is a request of its own, which a listener that is kept busy would not
-    /// answer.
+    /// Waits until the program is ready. Each try is a separate request, which an overloaded
+    /// listener would not answer.
     async fn ready(&self) {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -208,7 +209,7 @@ impl Site {
         }
     }
 
-    /// Requests a delivery and waits until it is delivered.
+    /// Requests a delivery and waits until it is processed.
     async fn deliver(&self, id: &str) {
         let delivery = delivery(id);
         let url = self.url("http", "/api/deliveryrequests");

@@ -1,4 +1,4 @@
-//! Web pages that use a browser on the network.
+//! Web pages that attack through a user's browser.
 
 use super::*;
 
@@ -33,7 +33,7 @@ async fn a_page_of_another_origin_changes_nothing() {
     site.deliver("finished").await;
     let verb = |name: &str| site.url("http", &format!("/v1/operations/finished:{name}"));
     for name in ["cancel", "resubmit", "compensate", "abandon"] {
-        // What a page may send anywhere without asking: no body, or one of three media types.
+        // What a page may send without a preflight request: no body, or one of three media types.
         let bare = site.http.post(verb(name)).send().await.unwrap();
         assert_eq!(bare.status(), StatusCode::UNSUPPORTED_MEDIA_TYPE, "{name}");
         for (header, value) in [

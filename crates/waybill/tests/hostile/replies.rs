@@ -1,4 +1,5 @@
-//! Replies that somebody makes up who may write to the topic of replies, and may not read what agents are asked.
+//! Forged replies of a client that may write to the topic of replies, but may not read step
+//! requests.
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::message::Headers as _;
@@ -33,12 +34,12 @@ fn client<C: rdkafka::config::FromClientConfig>(site: &Site, group: &str) -> C {
         .unwrap()
 }
 
-/// What a consumer reads next: value, and the cause of a dead letter.
+/// The next record of a consumer: its value, and the cause of a dead letter.
 fn next(consumer: &BaseConsumer) -> (Vec<u8>, String) {
     let deadline = Instant::now() + PATIENCE;
     let record = loop {
         assert!(Instant::now() < deadline, "no record came");
-        // An error tells of a group or a connection that begins.
+        // Errors occur while a group or a connection is starting.
         if let Some(Ok(record)) = consumer.poll(Duration::from_millis(100)) {
             break record;
         }
@@ -65,7 +66,7 @@ async fn shown(site: &Site, id: &str) -> Value {
     serde_json::from_str(&told).unwrap()
 }
 
-/// Produces a reply where its request wants it. Returns its value.
+/// Sends a reply to the partition that its request names. Returns its value.
 async fn send(
     site: &Site,
     producer: &FutureProducer,

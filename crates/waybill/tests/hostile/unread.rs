@@ -1,17 +1,18 @@
-//! Requests whose answers are far larger than they are, and which nobody reads; and requests that leave large buffers behind.
+//! Requests with far larger answers that the client never reads, and requests that leave large
+//! buffers behind.
 
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
 use super::*;
 
-/// The memory that the program may take meanwhile.
+/// The memory limit of the program.
 const MEMORY_BYTES: u64 = 256 << 20;
 const CONNECTIONS: usize = 40;
 /// How long a connection may stay full before its client gives up.
 const FULL_MAX: Duration = Duration::from_secs(2);
 
-/// Sends `sent` to a listener over several connections for as long as they take it, and keeps them.
+/// Sends `sent` to a listener over several connections until they are full, and keeps them open.
 async fn send_unread(site: &Site, listener: &str, sent: Vec<u8>) -> Vec<TcpStream> {
     let sent: std::sync::Arc<[u8]> = sent.into();
     let address = site.address(listener);
@@ -38,7 +39,7 @@ async fn send_unread(site: &Site, listener: &str, sent: Vec<u8>) -> Vec<TcpStrea
     streams
 }
 
-/// A request for the metadata of topics, as long as the broker takes one.
+/// A metadata request of the maximum size.
 fn metadata(topic: impl Fn(usize) -> String) -> Vec<u8> {
     const BYTES: usize = (1 << 20) - 100;
     let times = BYTES / (2 + topic(0).len());
@@ -54,7 +55,7 @@ fn metadata(topic: impl Fn(usize) -> String) -> Vec<u8> {
     [&length.to_be_bytes(), &frame[..]].concat()
 }
 
-/// A batch of many lines, each `line`.
+/// A batch of many lines, each equal to `line`.
 fn batch(line: &str) -> Vec<u8> {
     const BYTES: usize = 8 << 20;
     let lines = BYTES / (line.len() + 1);
@@ -75,7 +76,7 @@ async fn metadata_that_is_long_and_never_read_takes_little_memory() {
     let request = metadata(|_| topic.clone());
     let mut streams = send_unread(&site, "broker", request.repeat(20)).await;
     site.deliver("beside-one-topic").await;
-    // Each has an answer of its own, which says that it is not there.
+    // Each has its own answer, which says that it does not exist.
     let request = metadata(|nth| format!("no-such-topic-{nth:05}"));
     streams.extend(send_unread(&site, "broker", request.repeat(20)).await);
     site.deliver("beside-many-topics").await;
@@ -83,17 +84,17 @@ async fn metadata_that_is_long_and_never_read_takes_little_memory() {
     assert_eq!(limit.as_ref().map_or(0, MemoryLimit::kills), 0);
 }
 
-/// The first `sent` bytes of a produce request without records that announces a length.
+/// The first `sent` bytes of a produce request that announces `length` and has no records.
 fn produce(length: u32, sent: usize) -> Vec<u8> {
     let head = [0, 0, 0, 3, 0, 0, 0, 1, 0xff, 0xff];
-    // Acknowledged by nobody, and followed by bytes that belong to no field.
+    // Without acknowledgement, followed by bytes that belong to no field.
     let body = [0xff, 0xff, 0, 0, 0, 0, 3, 0xe8, 0, 0, 0, 0];
     let mut frame = [&length.to_be_bytes()[..], &head, &body].concat();
     frame.resize(sent, 0);
     frame
 }
 
-/// A produce request as long as the broker takes one, and so many bytes of another one.
+/// A produce request of the maximum size, and `bytes` bytes of another one.
 fn produce_and(bytes: usize) -> Vec<u8> {
     const BYTES: u32 = 16 << 20;
     let long = produce(BYTES, 4 + BYTES as usize);
@@ -131,7 +132,7 @@ async fn answers_to_batches_that_are_never_read_take_little_memory() {
 async fn requests_that_are_announced_or_stop_halfway_keep_no_memory_from_others() {
     const LENGTH: u32 = 16 << 20;
     const DELIVERIES: usize = 3_000;
-    /// Less than what a request may take to arrive.
+    /// Less than a request may take to arrive.
     const SOON: Duration = Duration::from_secs(40);
     let site = Site::start_with(Broker::Embedded, None, &[], 4 * CONNECTIONS);
     let mut streams = send_unread(&site, "broker", produce(LENGTH, 30)).await;

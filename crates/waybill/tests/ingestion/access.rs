@@ -1,4 +1,4 @@
-//! Who may do what, and that to one tenant another's operations are not there.
+//! Permissions of tokens. Operations of another tenant must look as if they did not exist.
 
 mod lists;
 mod tenants;
@@ -21,7 +21,7 @@ use waybill_ingestion::{Guards, IngestionConfig};
 
 use super::world::*;
 
-/// An ingestion that asks for tokens, and the tokens by name.
+/// An ingestion with authentication, and the tokens by name.
 pub struct Guarded {
     pub world: World,
     tokens: HashMap<&'static str, String>,
@@ -193,7 +193,7 @@ async fn a_tenant_that_has_all_streams_of_events_makes_room_for_another() {
         streams.push(stream);
     }
     assert_eq!(follow("zeta", "z").await.status(), 503, "no more than half");
-    // The two oldest ended for them.
+    // The two oldest streams were closed to make room.
     for stream in &mut streams[..2] {
         within(async { while stream.chunk().await.unwrap().is_some() {} }).await;
     }
@@ -216,7 +216,8 @@ async fn a_tenant_gets_half_of_the_queue_to_the_broker_while_another_wants_some(
         let sent = guarded.post(who, OPERATIONS, order(&id, 1)).send().await;
         sent.unwrap().status().as_u16()
     };
-    // The producer is connected before the broker becomes slow: after 2 s without an acknowledgement it counts as away.
+    // The producer is connected before the broker becomes slow: after 2 s without an
+    // acknowledgement it counts as unavailable.
     assert_eq!(send("acme", "warm".to_owned()).await, 202);
     let slow = Duration::from_millis(1_500);
     let cluster = &guarded.world.cluster;
@@ -227,7 +228,7 @@ async fn a_tenant_gets_half_of_the_queue_to_the_broker_while_another_wants_some(
             .collect()
     };
 
-    // Alone it fills the queue. What has no room there is refused at once.
+    // It fills the queue alone. Further requests are refused at once.
     let mut alone = begin('a');
     assert_eq!([alone.next().await, alone.next().await], [Some(503); 2]);
     assert_eq!(send("zeta", "z0".to_owned()).await, 503);
@@ -242,7 +243,7 @@ async fn a_tenant_gets_half_of_the_queue_to_the_broker_while_another_wants_some(
     guarded.world.ingestion.shutdown().await;
 }
 
-/// Every route, and the scope that it needs.
+/// Every route and its required scope.
 const ROUTES: [(&str, &str, &str); 15] = [
     ("POST", "/api/deliveryrequests", "submit"),
     ("GET", "/api/deliveryrequests/x", "read"),
@@ -368,7 +369,8 @@ async fn the_history_says_by_which_token_something_was_asked() {
     guarded.world.ingestion.shutdown().await;
 }
 
-/// Begins a batch with one line, and sends no more of it. Returns its connection and the status of its answer.
+/// Begins a batch with one line and sends no more. Returns the connection and the status of the
+/// answer.
 async fn begin_batch(guarded: &Guarded, who: &str, id: &str) -> (TcpStream, String) {
     let address = guarded.world.ingestion.address();
     let mut batch = TcpStream::connect(address).await.unwrap();
@@ -406,7 +408,7 @@ async fn a_tenant_whose_batches_take_all_memory_makes_room_for_another() {
     assert!(batches.len() > 1);
     let (other, status) = begin_batch(&guarded, "zeta", "z").await;
     assert!(status.ends_with("200"), "{status}");
-    // The oldest one ended for it.
+    // The oldest one was closed to make room.
     let (mut answer, mut part) = (String::new(), [0; 1024]);
     while !answer.contains("Other tenants want the memory") {
         let n = within(batches[0].read(&mut part)).await.unwrap();

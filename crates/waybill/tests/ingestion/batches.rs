@@ -1,4 +1,4 @@
-//! Many requests in one.
+//! Batches of requests.
 
 use std::time::Duration;
 

@@ -12,10 +12,10 @@ use waybill_store::RowWrite;
 
 use super::world::*;
 
-/// An event as it came: its id and its data.
+/// A received event: its ID and its data.
 type Event = (String, Value);
 
-/// A stream that is being read.
+/// An open stream.
 struct Stream {
     response: Response,
     text: String,
@@ -37,7 +37,7 @@ impl Stream {
         }
     }
 
-    /// The next piece, up to its empty line; `None` at the end.
+    /// The next block, up to its empty line; `None` at the end.
     async fn piece(&mut self) -> Option<String> {
         loop {
             if let Some((piece, rest)) = self.text.split_once("\n\n") {
@@ -85,7 +85,7 @@ fn at(id: OperationId, stamp: i64, state: ProcessState, step: StepProgress) -> R
     }
 }
 
-/// The address of the events of an operation whose step is running.
+/// The path of the events of an operation whose step is running.
 async fn events_of_a_running_one(world: &World) -> String {
     let id = OperationId::of_caller("", "slow");
     let running = step(StepState::Running, 1);
@@ -193,7 +193,7 @@ async fn a_stream_of_the_request_that_lost_its_id_says_so() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_are_bounded_and_a_place_is_free_again_once_its_client_is_gone() {
-    // That a client is gone shows when something is sent to it.
+    // The server notices a disconnected client only when it sends something.
     let world = World::with(|config| {
         config.event_streams_max = 2;
         config.accept_timeout = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! Requests that are wrong: each is told what is wrong with it, and none reaches a topic.
+//! Invalid requests: each answer names the error, and none reaches a topic.
 
 use std::time::{Duration, Instant};
 
@@ -342,7 +342,7 @@ async fn a_reply_topic_that_does_not_exist_is_refused_and_one_that_does_is_taken
         .collect();
     assert_eq!(statuses, [422, 202]);
 
-    // Somebody makes it.
+    // Another client creates the topic.
     let topic = TopicSpec::new("replies.nowhere", 1);
     admin.create_topics(&[topic]).await.unwrap();
     let began = Instant::now();

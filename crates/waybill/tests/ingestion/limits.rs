@@ -1,4 +1,4 @@
-//! What a tenant may send.
+//! Rate limits of tenants.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
@@ -18,7 +18,7 @@ fn of_tenant(tenant: &str) -> Value {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenant_that_floods_is_turned_away_with_a_time_and_the_others_are_not() {
     const BURST: u32 = 5;
-    // So slow that next to nothing comes back while this runs.
+    // So slow that practically nothing is refilled during the test.
     let slow = Rate {
         per_second: NonZeroU32::MIN,
         burst: NonZeroU32::new(BURST).unwrap(),
@@ -44,7 +44,7 @@ async fn a_tenant_that_floods_is_turned_away_with_a_time_and_the_others_are_not(
     }
     assert!(refused >= BURST, "{refused}");
 
-    // Cancels are requests, too: of the same share, and of each tenant's own.
+    // Cancels are requests too: they count towards the shared limit and each tenant's own.
     let cancel = |tenant: &str| {
         world.post(
             &format!("/v1/operations/none:cancel?tenant={tenant}"),

@@ -1,5 +1,5 @@
-//! Ingestion as its clients and the topic see it: a real server, librdkafka's mock cluster or the
-//! embedded broker, and the embedded store.
+//! Ingestion as its clients and the topic see it: a real server on librdkafka's mock cluster or the
+//! embedded broker, with the embedded store.
 
 mod access;
 mod batches;

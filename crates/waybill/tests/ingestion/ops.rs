@@ -1,4 +1,4 @@
-//! What is asked of operations that exist: cancels, reschedules, operators' verbs, and the list.
+//! Requests about existing operations: cancels, reschedules, operators' verbs, and the list.
 
 mod amends;
 mod shown;
@@ -56,7 +56,7 @@ fn error(code: &str) -> StepError {
     }
 }
 
-/// A row whose one step failed for good.
+/// A row whose only step failed permanently.
 fn parked(id: OperationId, action: Action) -> RowWrite {
     let state = match action {
         Action::Compensate => ProcessState::CompensationFailed,
@@ -117,7 +117,7 @@ async fn methods_that_are_not_known_say_which_are() {
         ("/problems/not-found".to_owned(), "GET, HEAD"),
         ("/".to_owned(), "GET, HEAD"),
     ] {
-        // An id may have a colon: what reads looks for such an operation.
+        // An ID may contain a colon, so a read looks for such an operation.
         let has_verb = path.contains("/x:");
         let is_allowed = |method: &Method| {
             let mut allowed = allow.split(", ");
@@ -137,7 +137,7 @@ async fn methods_that_are_not_known_say_which_are() {
             }
         }
     }
-    // No verb, so that it may be an id.
+    // Not a verb, so it may be an ID.
     let other = world.ask(Method::PUT, &format!("{OPERATIONS}/x:y"));
     let response = other.send().await.unwrap();
     assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);

@@ -1,4 +1,4 @@
-//! When the broker, the disk, memory or time runs out.
+//! The broker, the disk, memory or time is exhausted.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ async fn a_broker_that_is_away_is_a_503_and_back_again_a_202() {
 async fn each_of_a_crowd_learns_that_its_request_was_not_taken() {
     let world = World::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
     world.cluster.broker_down(1).unwrap();
-    // More of them than partitions: those of one partition wait for each other.
+    // More requests than partitions: those of one partition wait for each other.
     let crowd = (0..24).map(async |number| {
         tokio::time::sleep(Duration::from_millis(30) * number).await;
         let response = world.post(DELIVERIES, delivery()).send().await.unwrap();
@@ -189,7 +189,7 @@ async fn a_topic_that_has_reached_its_bound_on_disk_is_a_503_until_it_has_space_
     assert!(detail.contains("broker.requestsDiskBytesMax"), "{detail}");
     assert_eq!(world.records().len(), accepted);
 
-    // What the pipeline does with requests that are done: all but the last of each partition.
+    // Deletes finished requests as the pipeline does: all but the last of each partition.
     let mut done = BTreeMap::new();
     for record in world.records() {
         let last = done.entry(record.partition).or_insert(record.offset);

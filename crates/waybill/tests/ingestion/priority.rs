@@ -1,4 +1,4 @@
-//! Requests that are not to wait behind the rest.
+//! High-priority requests.
 
 use reqwest::StatusCode;
 use serde_json::json;

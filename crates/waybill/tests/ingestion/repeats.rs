@@ -1,4 +1,4 @@
-//! Requests with an id of their caller's: repeats, conflicts, and twins at the same time.
+//! Requests with an ID of the caller: repeats, conflicts, and concurrent duplicates.
 
 use std::time::{Duration, Instant};
 

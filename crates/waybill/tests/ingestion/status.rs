@@ -1,4 +1,4 @@
-//! What a request is answered, and what is shown of it afterwards.
+//! The answer to a request, and the later views of its operation.
 
 use std::time::{Duration, Instant};
 
@@ -72,7 +72,7 @@ async fn a_delivery_is_accepted_once_its_record_lies_on_its_partition() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_tells_pending_rejected_and_forgotten_apart() {
-    // Nothing is remembered: the token alone has to do.
+    // The server remembers nothing, so the token in the `Location` must be enough.
     let world = World::with(|config| config.recent_accepted_max = 0).await;
     let mut locations = Vec::new();
     for number in [1, 2] {
@@ -105,7 +105,7 @@ async fn a_token_tells_pending_rejected_and_forgotten_apart() {
     let winner = records.iter().min_by_key(|record| record.offset).unwrap();
     world.consumed(winner.partition, Offset(2)).await;
     for location in &locations {
-        // How far a partition was consumed may have been read a moment ago.
+        // The offset of consumption may have been read before the change.
         let deadline = Instant::now() + Duration::from_secs(30);
         let gone = loop {
             match world.get(location).await {

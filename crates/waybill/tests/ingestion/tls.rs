@@ -1,4 +1,4 @@
-//! The API over TLS: both versions of HTTP, dawdlers, and certificates that are renewed.
+//! The API over TLS: both versions of HTTP, slow clients, and renewed certificates.
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -119,7 +119,7 @@ async fn nothing_older_and_nothing_in_the_clear_is_spoken() {
     let request = b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n";
     socket.write_all(request).await.unwrap();
     let mut answer = Vec::new();
-    // It may be reset as well.
+    // The connection may be reset as well.
     let _ = within(socket.read_to_end(&mut answer)).await;
     assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
     encrypted.world.ingestion.shutdown().await;
@@ -150,7 +150,7 @@ async fn whoever_dawdles_in_the_handshake_holds_up_nobody_and_ends() {
     };
     let held = connect().await;
     assert!(began.elapsed() < patience, "it waited for the silent ones");
-    // All places are taken: the silent one that came first makes room.
+    // The limit is reached: the oldest silent connection is closed to make room.
     drop(within(connect()).await);
     assert_eq!(within(silent[0].read(&mut [0; 1])).await.unwrap_or(0), 0);
     for mut socket in silent {
@@ -175,7 +175,7 @@ async fn a_renewed_certificate_is_shown_from_then_on_and_no_connection_ends_for_
     };
     still_served("one").await;
 
-    // The first half of a renewal: the certificate is not that of the key.
+    // The first half of a renewal: the certificate does not match the key.
     let renewed = Certificate::new();
     let elsewhere = tempfile::tempdir().unwrap();
     let (path, _) = renewed.write(elsewhere.path());

@@ -1,4 +1,4 @@
-//! The bytes on the connection: framing, slowness, and both versions of HTTP.
+//! The bytes on the connection: framing, slow clients, and both versions of HTTP.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -248,7 +248,7 @@ async fn over_http_2_the_rest_of_a_body_that_is_refused_is_read_all_the_same() {
             count.fetch_add(1, Ordering::Relaxed);
             Ok::<_, Infallible>(Frame::data(Bytes::from_static(&[b'a'; 16 * 1024])))
         });
-        // Each a while behind the other, so that the answer is there before the last.
+        // Each one after a pause, so that the answer arrives before the last chunk.
         let chunks = stream::iter(chunks).then(async |chunk| {
             tokio::time::sleep(Duration::from_millis(1)).await;
             chunk
@@ -279,7 +279,7 @@ async fn over_http_1_an_answer_is_not_lost_though_the_body_was_refused_on_its_wa
     const CHUNKS: usize = 64;
     let world = World::start().await;
     let mut socket = TcpStream::connect(world.ingestion.address()).await.unwrap();
-    // The connection is good for another request, too.
+    // The connection stays usable for further requests.
     for _ in 0..2 {
         let head = format!(
             "POST {OPERATIONS} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -317,7 +317,8 @@ async fn a_body_that_stands_still_is_answered_408_and_its_connection_ends() {
             let began = Instant::now();
             let answer = world.raw(format!("{head}{body}").as_bytes()).await;
             assert!(began.elapsed() >= pause, "{path} {body:?}");
-            // Of a batch the answer has begun already: it ends with a line that says so.
+            // The answer to a batch has already begun, so it ends with a line that reports the
+            // error.
             match path {
                 BATCH => assert!(answer.contains("{\"status\":408,"), "{body:?}: {answer}"),
                 _ => assert!(answer.starts_with("HTTP/1.1 408 "), "{body:?}: {answer}"),

@@ -1,4 +1,4 @@
-//! What surrounds an ingestion under test, and how tests talk to it.
+//! The environment of an ingestion under test, and clients for it.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -37,10 +37,11 @@ pub const OPERATIONS: &str = "/v1/operations";
 pub const BATCH: &str = "/v1/operations:batch";
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// librdkafka's own.
+/// librdkafka's mock cluster.
 pub type Mock = MockCluster<'static, DefaultProducerContext>;
 
-/// Everything around one ingestion. Its brokers are librdkafka's mock cluster or the embedded one.
+/// The environment of one ingestion. Its broker is librdkafka's mock cluster or the embedded
+/// broker.
 pub struct World<C = Mock> {
     pub ingestion: Ingestion,
     pub store: Arc<EmbeddedStore>,
@@ -60,7 +61,7 @@ impl World {
         Self::guarded(Guards::default(), change).await
     }
 
-    /// Behind these guards.
+    /// With these guards.
     pub async fn guarded(guards: Guards, change: impl FnOnce(&mut IngestionConfig)) -> Self {
         let cluster = MockCluster::new(1).unwrap();
         let topics = Topics::default();
@@ -169,7 +170,7 @@ impl<C> World<C> {
         answer(self.http.get(self.url(path)).send().await.unwrap()).await
     }
 
-    /// Sends bytes as they are and returns what comes back until the server closes.
+    /// Sends bytes unchanged and returns the answer until the server closes the connection.
     pub async fn raw(&self, bytes: &[u8]) -> String {
         let mut socket = TcpStream::connect(self.ingestion.address()).await.unwrap();
         socket.write_all(bytes).await.unwrap();
@@ -178,7 +179,7 @@ impl<C> World<C> {
         String::from_utf8(answer).unwrap()
     }
 
-    /// All requests for new operations.
+    /// All create requests.
     pub fn records(&self) -> Vec<Taken> {
         let created = self.requests().into_iter().filter_map(|(record, request)| {
             let OperationRequest::Create(request) = request else {
@@ -195,17 +196,17 @@ impl<C> World<C> {
         created.collect()
     }
 
-    /// All records of the high-priority requests' topic.
+    /// All records on the topic of high-priority requests.
     pub fn high_priority(&self) -> Vec<(Lying, OperationRequest)> {
         self.decoded(self.topics.high_priority_requests())
     }
 
-    /// All records of the requests topic.
+    /// All records on the topic of requests.
     pub fn requests(&self) -> Vec<(Lying, OperationRequest)> {
         self.decoded(self.topics.requests())
     }
 
-    /// All records of the recovery topic.
+    /// All records on the topic of recoveries.
     pub fn recoveries(&self) -> Vec<(Lying, Recovery)> {
         self.decoded(self.topics.recovery())
     }
@@ -257,7 +258,7 @@ impl<C> World<C> {
         records
     }
 
-    /// What the scheduler would have written of this record.
+    /// Writes the row that the scheduler would write for this record.
     pub async fn schedule(&self, record: &Taken, state: ProcessState) {
         let request = &record.request;
         let created = Created {
@@ -293,7 +294,7 @@ impl<C> World<C> {
         self.store.write(batch).await.unwrap();
     }
 
-    /// Says how far the scheduler of a partition has got.
+    /// Sets how far a partition's scheduler has consumed.
     pub async fn consumed(&self, partition: PartitionId, consumed: Offset) {
         let lease = Lease {
             owner: Some(OwnerId(Uuid::new_v4())),
@@ -314,7 +315,7 @@ impl<C> World<C> {
     }
 }
 
-/// A row's state without its immutable part, as no scheduler leaves it.
+/// A row's state without its immutable part. No scheduler writes such a row.
 pub fn state_only(id: OperationId, state: ProcessState, updated_at: Timestamp) -> RowWrite {
     RowWrite {
         id,
@@ -325,7 +326,7 @@ pub fn state_only(id: OperationId, state: ProcessState, updated_at: Timestamp) -
     }
 }
 
-/// The row of an operation of one step that was not asked for yet.
+/// The row of an operation with one step that was not requested yet.
 pub fn row(id: OperationId, workflow: &str, state: ProcessState) -> RowWrite {
     let created = Created {
         input: delivery_input().into(),
@@ -351,7 +352,7 @@ pub fn delivery_input() -> Vec<u8> {
         .canonical_json()
 }
 
-/// A record as it lies in its topic.
+/// A record with its position.
 pub struct Lying {
     pub key: String,
     pub partition: PartitionId,
@@ -360,7 +361,7 @@ pub struct Lying {
     value: Vec<u8>,
 }
 
-/// A request for a new operation.
+/// A create request on the topic.
 pub struct Taken {
     pub key: String,
     pub partition: PartitionId,
@@ -440,7 +441,7 @@ pub async fn answer(response: Response) -> (StatusCode, Value) {
     )
 }
 
-/// The problem that a response must be.
+/// Asserts that a response is a problem and returns its parts.
 pub async fn problem(response: Response) -> (u16, String, Value) {
     assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
     let (status, problem) = answer(response).await;

@@ -1,4 +1,4 @@
-//! `waybill ops` as a process, against a `waybill up` in another whose services are told to fail.
+//! `waybill ops` as a process, against `waybill up` in another process with faulty services.
 
 mod world;
 
@@ -48,7 +48,7 @@ async fn a_parked_operation_is_seen_resubmitted_in_vain_and_then_for_good() {
         "{table}"
     );
 
-    // By the caller's id, too. What can be done is said.
+    // Also by the caller's ID. The page names the possible verbs.
     let page = world.ops("show one-0").out;
     for told in [
         id,
@@ -169,7 +169,7 @@ async fn a_redrive_halts_after_a_bad_canary_and_does_all_once_the_cause_is_gone(
     );
     assert_eq!(asked(&ids), 1);
 
-    // Canaries that may fail do not hold it up; the share of failures does.
+    // Tolerated canary failures do not halt it, but the share of failures does.
     let shared = world.ops("resubmit --step drone --canary 2 --canary-failures 2 --rate 2/s");
     assert_eq!(shared.code, Some(1), "{shared:?}");
     assert!(shared.err.contains("more than 20 %"), "{shared:?}");
@@ -182,7 +182,7 @@ async fn a_redrive_halts_after_a_bad_canary_and_does_all_once_the_cause_is_gone(
     for id in &ids {
         assert_eq!(world.standing(id).await, standing(&["drone", "package"]));
     }
-    // What is done no longer matches.
+    // Completed operations no longer match.
     let nothing = world.ops("resubmit --all --output json");
     assert_eq!(
         (nothing.code, nothing.out.as_str()),
@@ -209,7 +209,7 @@ async fn a_redrive_outlives_an_api_that_is_away_for_a_while_and_else_says_what_w
             run(&[&arguments[..], &["--api", &api]].concat())
         })
     };
-    // By the API itself: a command for each would take longer than the redrive.
+    // Sent to the API directly, because a command for each would take longer than the redrive.
     let has_asked = async |count: usize| {
         let mut asked = 0;
         for id in &ids {
@@ -254,7 +254,7 @@ async fn a_redrive_outlives_an_api_that_is_away_for_a_while_and_else_says_what_w
     }
 }
 
-/// What stands before a server, and can turn everybody away.
+/// A relay in front of a server, which can refuse all connections.
 struct Relay {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -284,7 +284,7 @@ impl Relay {
                 for (from, to) in [(&client, &server), (&server, &client)] {
                     let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     std::thread::spawn(move || {
-                        // It ends when either side does.
+                        // Ends when either side closes the connection.
                         let _ = std::io::copy(&mut from, &mut to);
                         let _ = to.shutdown(Shutdown::Both);
                     });
@@ -299,7 +299,7 @@ impl Relay {
         let mut open = self.shared.open.lock().unwrap();
         self.shared.is_away.store(away, Ordering::SeqCst);
         for connection in open.drain(..) {
-            // It may have ended by itself.
+            // The connection may already have ended.
             let _ = connection.shutdown(Shutdown::Both);
         }
     }
@@ -348,7 +348,7 @@ async fn a_cancel_undoes_what_was_done_and_is_refused_where_it_comes_too_late() 
             world.show(&id)["steps"][1]["state"] == "Running"
         })
         .await;
-    // The drone does not answer before: else the delivery might be through by then.
+    // The drone service answers only after this, so that the operation cannot complete first.
     let asked = world.ops("cancel slow --by kim --reason changed");
     assert_eq!(asked.code, Some(0), "{asked:?}");
     world.faults("drone", None).await;
@@ -426,7 +426,7 @@ async fn exit_codes_tell_a_refusal_from_a_slip_and_from_an_api_that_is_away() {
         assert_eq!(ran.code, Some(code), "{line}: {ran:?}");
         assert!(ran.err.contains(told), "{line}: {ran:?}");
     }
-    // A port that was free a moment ago.
+    // A port that was just released.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap().to_string();
     drop(free);
@@ -435,7 +435,7 @@ async fn exit_codes_tell_a_refusal_from_a_slip_and_from_an_api_that_is_away() {
     assert!(away.err.contains(&address), "{away:?}");
     let elsewhere = run(&["list", "--api", "http://kim:secret@localhost:1"]);
     assert_eq!(elsewhere.code, Some(2), "{elsewhere:?}");
-    // Another server is told from the API.
+    // Another server is distinguished from the API.
     let services = world.url("services", "");
     let other = run(&["list", "--api", &services]);
     assert_eq!(other.code, Some(2), "{other:?}");

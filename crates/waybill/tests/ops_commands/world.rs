@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
-/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+/// The time limit of all waits. Generous, because it limits only failures.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A workflow that parks what fails, where the built-in one undoes it.
+/// A workflow that parks failed operations, where the built-in one compensates them.
 pub const PARCEL: &str = "
 name: parcel
 version: 1
@@ -36,7 +36,7 @@ pub struct World {
     pub client: reqwest::Client,
 }
 
-/// What a command said.
+/// The output of a command.
 #[derive(Debug)]
 pub struct Ran {
     pub code: Option<i32>,
@@ -101,7 +101,7 @@ impl World {
         run(&[&arguments[..], &["--http", &http]].concat())
     }
 
-    /// What a command listed, as JSON.
+    /// The operations that a command lists, as JSON.
     pub fn listed(&self, flags: &str) -> Vec<Value> {
         let ran = self.ops(&format!("list --output json {flags}"));
         assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -114,7 +114,7 @@ impl World {
         ran.json().remove(0)
     }
 
-    /// Lets a service fail as `faults` says, or as it was told at the start.
+    /// Sets a service's faults, or restores the configured ones.
     pub async fn faults(&self, service: &str, faults: Option<Value>) {
         let url = self.url("services", &format!("/faults/{service}"));
         let request = match faults {
@@ -165,8 +165,8 @@ impl World {
         operations
     }
 
-    /// What stands of an operation, by the services' ledger: what was made for real, less what was
-    /// undone, by step.
+    /// The existing effects of an operation by step, from the services' ledger: effects minus
+    /// undos.
     pub async fn standing(&self, operation: &str) -> BTreeMap<String, i32> {
         let url = self.url("services", &format!("/ledger?operation={operation}"));
         let entries: Value = self

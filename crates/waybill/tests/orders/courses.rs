@@ -1,4 +1,4 @@
-//! What becomes of orders, and of what was half done when a process was killed.
+//! The courses of orders, also after a process was killed in the middle.
 
 use crate::shop::{Member, Shop, wait_until, wait_until_or_say};
 
@@ -51,7 +51,7 @@ fn an_order_is_carried_out_whole_or_undone_whole() {
     }
     let shelf = "SELECT on_hand FROM services.shelf WHERE article = 'lamp'";
     assert_eq!(shop.postgres.number(shelf), 998);
-    // The second order of the same number was none.
+    // The second order with the same number has no effect.
     assert_eq!(shop.records(REQUESTS), 4);
     let told = shop.postgres.ask(
         "SELECT sequence, state, step FROM news JOIN orders USING (operation)
@@ -111,7 +111,7 @@ fn a_relay_that_dies_before_it_marks_what_it_sent_sends_the_same_request_again()
     wait_until("it is marked", || shop.postgres.number(unsent) == 0);
     assert_eq!(shop.records(REQUESTS), 2);
 
-    // What comes behind it on its partition has been read when this one is completed.
+    // Requests after it on its partition were consumed by the time it completes.
     shop.order("2", &[]);
     shop.wait_for_status("2", "completed");
     assert_eq!(shop.status("1"), "completed");
@@ -138,7 +138,7 @@ fn a_listener_that_dies_with_news_in_hand_hears_them_again() {
     assert_eq!(shop.status("1"), "placed");
     shop.start(Member::Listener);
     shop.wait_for_status("1", "completed");
-    // Five at least: a step that was tried again is news, too.
+    // At least five: a retried step is reported too.
     let told = "SELECT count(*) >= 5 AND count(*) = max(sequence) FROM news";
     let by = "SELECT string_agg(sequence || ' by ' || topic, ', ' ORDER BY sequence) FROM news";
     wait_until_or_say(

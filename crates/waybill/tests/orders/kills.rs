@@ -1,4 +1,4 @@
-//! Everything is killed between any two steps, many times.
+//! Every process is killed between any two steps, many times.
 
 use std::collections::BTreeMap;
 use std::process::Child;
@@ -8,16 +8,16 @@ use crate::shop::{Member, PATIENCE, Shop};
 
 const ORDERS: u64 = 60;
 
-/// Decides who is killed, and when. Another seed is another run.
+/// The seed that decides which process is killed, and when.
 const SEED: u64 = 0x5eed_0de2;
 
-/// How much happens between two kills at most: rows that are written.
+/// The maximum number of written rows between two kills.
 const STEPS_BETWEEN_MAX: u64 = 12;
 
-/// How many order at once.
+/// The number of concurrent customers.
 const ORDERING_AT_ONCE: usize = 6;
 
-/// What becomes of an order, by its number.
+/// The expected course of an order, by its number.
 struct Fate {
     options: &'static [&'static str],
     status: &'static str,
@@ -114,19 +114,19 @@ fn no_order_is_lost_or_carried_out_twice_however_often_anything_is_killed() {
     assert_eq!(shop.postgres.number(shelf), on_hand);
 }
 
-/// Those who order: a process for each order, some at once. One that is killed half-way leaves an order
-/// as a whole or none, and is started again.
+/// The customers: a process for each order, several at once. A killed one leaves either a complete
+/// order or none, and is started again.
 #[derive(Default)]
 struct Customers {
     next: u64,
     again: Vec<u64>,
-    /// The order, its process, and after how many looks at it it is killed.
+    /// The order, its process, and the number of looks after which it is killed.
     ordering: Vec<(u64, Child, Option<u64>)>,
     killed: u32,
 }
 
 impl Customers {
-    /// Goes on with ordering. Returns whether there is still something to order.
+    /// Places further orders. Returns whether any are left.
     fn order(&mut self, shop: &Shop, random: &mut Random) -> bool {
         while self.ordering.len() < ORDERING_AT_ONCE {
             let Some(order) = self.again.pop().or_else(|| {
@@ -162,26 +162,26 @@ impl Customers {
     }
 }
 
-/// Whether every order has an end, and every request was sent.
+/// Whether every order has ended and every request was sent.
 fn is_settled(shop: &Shop) -> bool {
     let unsent = "SELECT count(*) FROM outbox WHERE sent_at IS NULL";
     open_orders(shop) == 0 && shop.postgres.number(unsent) == 0
 }
 
-/// How many orders have no end yet.
+/// The number of orders without an end.
 fn open_orders(shop: &Shop) -> i64 {
     let open = "SELECT count(*) FROM orders WHERE status NOT IN ('completed', 'cancelled')";
     shop.postgres.number(open)
 }
 
-/// How much has happened: rows that were written, and requests that were sent.
+/// The progress: written rows and sent requests.
 fn steps(shop: &Shop) -> u64 {
     let rows = "SELECT (SELECT count(*) FROM news) + (SELECT count(*) FROM services.ledger)
         + (SELECT count(*) FROM outbox) + (SELECT count(sent_at) FROM outbox)";
     u64::try_from(shop.postgres.number(rows)).unwrap()
 }
 
-/// One of those that were killed least.
+/// One of the processes that were killed least often.
 fn next_victim(kills: &BTreeMap<Member, u32>, random: &mut Random) -> Member {
     let times = |member: &Member| kills.get(member).copied().unwrap_or(0);
     let least = Member::ALL.iter().map(times).min().unwrap();
@@ -193,7 +193,7 @@ fn next_victim(kills: &BTreeMap<Member, u32>, random: &mut Random) -> Member {
     candidates[usize::try_from(random.below(count)).unwrap()]
 }
 
-/// SplitMix64: the same seed, the same numbers.
+/// SplitMix64: the same seed makes the same numbers.
 struct Random(u64);
 
 impl Random {

@@ -1,8 +1,8 @@
-//! The example examples/orders: orders and their requests written in one transaction to PostgreSQL,
-//! requests produced by the shop itself, and the shop told of the end of each.
+//! The example examples/orders: an order and its request are written in one PostgreSQL transaction,
+//! the shop itself produces the requests, and it is notified of the end of each.
 //!
-//! What runs is the example as it is committed, on a PostgreSQL of its own, and beside it Waybill as
-//! `up` and `agents`. Where PostgreSQL or Python cannot be had the tests say so and pass.
+//! The test runs the committed example on its own PostgreSQL, with Waybill as `up` and `agents`.
+//! Without PostgreSQL or Python, the tests say so and pass.
 
 mod courses;
 mod kills;

@@ -1,4 +1,4 @@
-//! A PostgreSQL server in a directory of its own.
+//! A PostgreSQL server in its own directory.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -23,11 +23,11 @@ pub struct Lock {
 }
 
 impl Postgres {
-    /// Starts a server that keeps its files in `dir`; or says why that cannot be done here.
+    /// Starts a server with its files in `dir`, or returns why that is not possible here.
     pub fn start(dir: &Path) -> Result<Self, String> {
         let initdb = find("initdb").ok_or("PostgreSQL is not installed")?;
         let psql = find("psql").ok_or("PostgreSQL's psql is not installed")?;
-        // The server refuses to be root's.
+        // The server refuses to run as root.
         let user = match id(&["-u"])? {
             0 => Some((id(&["-u", "postgres"])?, id(&["-g", "postgres"])?)),
             _ => None,
@@ -72,12 +72,12 @@ impl Postgres {
         Ok(server)
     }
 
-    /// What libpq is told to reach the database.
+    /// The connection string for libpq.
     pub fn database(&self) -> String {
         format!("host=127.0.0.1 port={} user=shop dbname=shop", self.port)
     }
 
-    /// The answer to a query: rows by lines, fields parted by `|`.
+    /// The result of a query: a line per row, fields separated by `|`.
     pub fn ask(&self, query: &str) -> String {
         let output = self.psql("shop", query).output().unwrap();
         assert!(output.status.success(), "{query}: {output:?}");
@@ -87,12 +87,12 @@ impl Postgres {
             .to_owned()
     }
 
-    /// The answer to a query for one number.
+    /// The number that a query returns.
     pub fn number(&self, query: &str) -> i64 {
         self.ask(query).parse().unwrap()
     }
 
-    /// Keeps everybody from writing to a table. Rows may be read, and locked.
+    /// Blocks writes to a table. Rows can still be read and locked.
     pub fn lock(&self, table: &str) -> Lock {
         let mut psql = self
             .psql_command("shop")
@@ -114,7 +114,7 @@ impl Postgres {
         }
     }
 
-    /// Whether somebody waits for a lock.
+    /// Whether any session waits for a lock.
     pub fn is_waited_in(&self) -> bool {
         self.number("SELECT count(*) FROM pg_locks WHERE NOT granted") > 0
     }
@@ -148,7 +148,7 @@ impl Drop for Lock {
     }
 }
 
-/// Where a program of PostgreSQL is: on the path, or where packages put it.
+/// The path of a PostgreSQL program: on `PATH`, or where packages install it.
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let versions = [
@@ -163,7 +163,7 @@ fn find(program: &str) -> Option<PathBuf> {
     .map(|entry| entry.path())
     .filter(|dir| dir.to_string_lossy().contains("postgresql") || dir.starts_with("/usr/pgsql"))
     .map(|dir| dir.join("bin"));
-    // A link on the path may stand apart from the server that `initdb` starts.
+    // A link on `PATH` may be in another directory than the server that `initdb` starts.
     versions
         .chain(std::env::split_paths(&path))
         .map(|dir| dir.join(program))

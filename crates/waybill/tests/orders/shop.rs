@@ -1,4 +1,4 @@
-//! The shop of the example, Waybill beside it, and questions to both.
+//! The shop of the example with Waybill, and queries to both.
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Write as _};
@@ -15,10 +15,10 @@ use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
 use crate::postgres::Postgres;
 
-/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+/// The time limit of all waits. Generous, because it limits only failures.
 pub const PATIENCE: Duration = Duration::from_secs(180);
 
-/// What runs.
+/// A process of the example.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Member {
     /// Broker, ingestion, scheduler and supervisor.
@@ -39,7 +39,7 @@ impl Member {
     ];
 }
 
-/// All of it, on ports that stay the same over restarts. Dropping it kills what runs.
+/// All processes, on ports that stay the same over restarts. Dropping it kills them.
 pub struct Shop {
     running: BTreeMap<Member, Process>,
     pub postgres: Postgres,
@@ -51,7 +51,7 @@ pub struct Shop {
 }
 
 impl Shop {
-    /// Everything, running; or nothing where PostgreSQL or Python cannot be had, which is said.
+    /// Starts all processes. Without PostgreSQL or Python, prints a line and returns `None`.
     pub fn open() -> Option<Self> {
         let dir = tempfile::tempdir().unwrap();
         let found = python().clone().and_then(|python| {
@@ -102,13 +102,13 @@ impl Shop {
         drop(self.running.remove(&member));
     }
 
-    /// Places an order; the same again places none.
+    /// Places an order. A repeat has no effect.
     pub fn order(&self, id: &str, options: &[&str]) {
         let status = self.ordering(id, options).status().unwrap();
         assert!(status.success(), "order {id}: {status}");
     }
 
-    /// The same as a process of its own, which can be killed.
+    /// The same as a separate process, which can be killed.
     pub fn ordering(&self, id: &str, options: &[&str]) -> Command {
         let mut command = self.shop(&["order", id]);
         command
@@ -118,7 +118,7 @@ impl Shop {
         command
     }
 
-    /// What the shop says of an order.
+    /// The shop's status of an order.
     pub fn status(&self, id: &str) -> String {
         let query = format!("SELECT status FROM orders WHERE id = '{id}'");
         self.postgres.ask(&query)
@@ -131,7 +131,7 @@ impl Shop {
         );
     }
 
-    /// The effects that were made and undone for an order, in their order.
+    /// The effects and undos of an order, in order.
     pub fn ledger(&self, id: &str) -> Vec<String> {
         let query = format!(
             "SELECT service || ' ' || change FROM services.ledger WHERE \"order\" = '{id}' ORDER BY entry"
@@ -143,12 +143,12 @@ impl Shop {
             .collect()
     }
 
-    /// What Waybill says of the operation of an order; nothing if it knows of none, or is away.
+    /// Waybill's view of an order's operation; `None` if it is unknown or Waybill is unavailable.
     pub fn operation(&self, id: &str) -> Option<Value> {
         get(self.http, &format!("/v1/operations/{id}")).ok()
     }
 
-    /// The same of an operation that Waybill must know of.
+    /// The same for an operation that must exist.
     pub fn known_operation(&self, id: &str) -> Value {
         let mut known = None;
         wait_until(&format!("the operation of order {id} is known"), || {
@@ -158,7 +158,7 @@ impl Shop {
         known.unwrap()
     }
 
-    /// How many records there are on a topic of four partitions.
+    /// The number of records on a topic of four partitions.
     pub fn records(&self, topic: &str) -> i64 {
         use rdkafka::consumer::{BaseConsumer, Consumer as _};
         let consumer: BaseConsumer = rdkafka::ClientConfig::new()
@@ -173,7 +173,7 @@ impl Shop {
             .sum()
     }
 
-    /// The ends of all logs, for who reads of a failure.
+    /// The ends of all logs, for a failure message.
     pub fn logs(&self) -> String {
         Member::ALL
             .iter()
@@ -229,7 +229,7 @@ pub fn wait_until(what: &str, is_so: impl FnMut() -> bool) {
     wait_until_or_say(what, is_so, String::new);
 }
 
-/// Waits for a condition; where it does not come about, says what there is instead.
+/// Waits for a condition. On a time-out, reports the actual state.
 pub fn wait_until_or_say(
     what: &str,
     mut is_so: impl FnMut() -> bool,
@@ -244,8 +244,7 @@ pub fn wait_until_or_say(
     }
 }
 
-/// A port that nobody listens on, below those that outgoing connections take: it has to be free still
-/// after a restart.
+/// A free port below the range of outgoing connections, so that it is still free after a restart.
 pub fn free_port() -> u16 {
     const FIRST: u16 = 21_000;
     const COUNT: u16 = 9_000;
@@ -268,7 +267,7 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The JSON that an address answers with 200.
+/// The JSON body of a 200 answer.
 pub fn get(address: SocketAddr, path: &str) -> Result<Value, String> {
     let mut stream = TcpStream::connect(address).map_err(|error| error.to_string())?;
     let said = write!(
@@ -286,7 +285,8 @@ pub fn get(address: SocketAddr, path: &str) -> Result<Value, String> {
     }
 }
 
-/// A Python that has what the example needs: the machine's, else one that is set up for the tests.
+/// A Python with the example's dependencies: the machine's, or else one that is set up for the
+/// tests.
 fn python() -> &'static Result<PathBuf, String> {
     static PYTHON: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     PYTHON.get_or_init(|| {

@@ -1,5 +1,5 @@
-//! Requests that a stranger writes straight to their topic: as good as one by HTTP where it is right,
-//! and in the dead-letter topic where it is not.
+//! Requests that another program writes straight to their topic: valid ones work as over HTTP, and
+//! invalid ones go to the dead-letter topic.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -26,7 +26,7 @@ const STATUSES: &str = "waybill.operation-status.v1";
 const ALERTS: &str = "waybill.operator-alerts.v1";
 const PARTITIONS: u32 = 4;
 
-/// A `waybill up` as it comes, and a producer that it knows nothing of.
+/// A default `waybill up`, and an independent producer.
 struct World {
     http: SocketAddr,
     client: ClientConfig,
@@ -60,7 +60,7 @@ impl World {
         }
     }
 
-    /// Writes a request where it belongs.
+    /// Writes a request to its own partition.
     fn write(&self, create: CreateRequest) {
         let key = create.operation.key();
         let home = partition_for(create.operation, PARTITIONS).0;
@@ -93,7 +93,7 @@ impl World {
         });
     }
 
-    /// How many records there are on a topic.
+    /// The number of records on a topic.
     fn count(&self, topic: &str) -> i64 {
         let consumer: BaseConsumer = self.client.create().unwrap();
         let ends = |partition| {
@@ -103,7 +103,7 @@ impl World {
         (0..i32::try_from(PARTITIONS).unwrap()).map(ends).sum()
     }
 
-    /// The first records on a topic, so many.
+    /// The first `count` records on a topic.
     fn read(&self, topic: &str, count: usize) -> Vec<OwnedMessage> {
         let consumer: BaseConsumer = self
             .client
@@ -123,7 +123,7 @@ impl World {
         records
     }
 
-    /// Posts a delivery. Returns the status.
+    /// Posts a delivery and returns the status.
     fn post(&self, body: &Value) -> u16 {
         let output = Command::new("curl")
             .args(["-s", "-o", "/dev/null", "-w", "%{http_code}"])
@@ -143,7 +143,7 @@ fn delivery() -> Value {
     })
 }
 
-/// A delivery under an id of the caller's, as little as a stranger has to write.
+/// A delivery with the caller's ID and the minimum of fields.
 fn request(caller_id: &str, input: &Value) -> CreateRequest {
     CreateRequest {
         operation: OperationId::of_caller("", caller_id),
@@ -168,14 +168,14 @@ fn a_request_from_anybody_is_as_good_as_one_by_http() {
     world.write(request("d-1", &delivery()));
     world.wait_for_state("d-1", "Processed");
 
-    // By HTTP it is the same request, and another is a conflict.
+    // Over HTTP an equal request is a repeat, and a different one is a conflict.
     let mut body = delivery();
     body["deliveryId"] = "d-1".into();
     assert_eq!(world.post(&body), 200);
     body["packageInfo"]["size"] = "Large".into();
     assert_eq!(world.post(&body), 409);
 
-    // Twice by the topic, the second time with another body: the first stands.
+    // Twice on the topic, the second time with another body: the first one counts.
     world.write(request("d-1", &delivery()));
     let mut other = delivery();
     other["ownerId"] = "bob".into();
@@ -191,14 +191,14 @@ fn a_request_from_anybody_is_as_good_as_one_by_http() {
         .collect();
     assert_eq!(kinds, [StatusKind::Final, StatusKind::Rejected]);
 
-    // In another partition, it is rerouted.
+    // A request in another partition is rerouted.
     let away = request("d-2", &delivery());
     let key = away.operation.key();
     let home = partition_for(away.operation, PARTITIONS).0;
     world.write_to((home + 1) % PARTITIONS, &key, away);
     world.wait_for_state("d-2", "Processed");
 
-    // Who asks for a workflow that is not there has an operation that says so.
+    // A request for an unknown workflow gets an operation that reports it.
     let unknown = CreateRequest {
         workflow: "no-such".to_owned(),
         ..request("d-3", &json!({}))
@@ -210,7 +210,7 @@ fn a_request_from_anybody_is_as_good_as_one_by_http() {
         "workflow-unknown"
     );
 
-    // A deadline that was ahead and is no more ends an operation that has begun nothing.
+    // A passed deadline ends an operation that has not begun anything.
     let mut overdue = request("d-4", &delivery());
     overdue.deadline = Some(Timestamp(overdue.requested_at.as_micros() + 1));
     world.write(overdue);
@@ -267,7 +267,7 @@ fn a_bad_request_ends_in_the_dead_letter_topic_with_its_cause() {
     for id in ["huge", "late", "no-object", "other-key"] {
         assert_eq!(world.operation(id), None, "{id}");
     }
-    // The partitions go on.
+    // The partitions continue.
     for n in 0..8 {
         world.write(request(&format!("good-{n}"), &delivery()));
     }
@@ -285,7 +285,7 @@ fn a_request_cannot_have_its_status_written_to_a_topic_that_is_not_allowed() {
     };
     world.write(sly);
     world.wait_for_state("sly", "Processed");
-    // The end of a later one on the same producer: what was to be sent before it has been.
+    // After a later operation of the same producer has ended, all earlier records were sent.
     let statuses = world.read(STATUSES, 1);
     assert_eq!(statuses.len(), 1);
     assert_eq!(world.count(ALERTS), 0);

@@ -107,7 +107,7 @@ fn every_dead_letter_topic_with_the_prefix_is_found_and_told_with_what_it_holds(
         [UNKNOWN, UNKNOWN, UNKNOWN, DEAD, DEAD]
     );
 
-    // A receipt is a record, too, and what retention took is none any more.
+    // A receipt is a record too, and deleted records do not count.
     world.text("dlq replay step-replies 1 0");
     world.forget(UNKNOWN, 2, 1);
     assert_eq!(topics(), held(2, 3));
@@ -125,7 +125,7 @@ fn a_dead_letter_is_shown_in_full_and_given_out_byte_for_byte() {
     let own: [(&str, Option<&[u8]>); 2] = [("traceparent", Some(b"00-1")), ("none", None)];
     world.bury(REPLIES, 1, &own, POISON);
     let shown = world.text("dlq show step-replies 1 0");
-    // As a list prints it.
+    // In the format of lists.
     let dead_letters = world.json("dlq list --output json");
     let cursor = dead_letters[0]["cursor"].as_str().unwrap();
     assert_eq!(world.text(&format!("dlq show {cursor}")), shown);
@@ -198,7 +198,7 @@ fn a_replay_sends_the_same_bytes_to_the_same_partition_once() {
     assert_eq!(field(&forced, "outcome"), ["replayed"]);
     assert_eq!(world.held(REPLIES, 1).len(), 2);
 
-    // Receipts are no dead letters.
+    // Receipts are not listed as dead letters.
     assert_eq!(world.json("dlq list --output json").len(), 1);
     assert_eq!(world.json("dlq list --open --output json").len(), 0);
     let refusal = world.refusal("dlq show step-replies 1 1");
@@ -208,7 +208,7 @@ fn a_replay_sends_the_same_bytes_to_the_same_partition_once() {
 #[test]
 fn replaying_all_goes_on_where_it_stopped_and_leaves_out_what_has_no_place() {
     let world = World::new();
-    // Foreign records on the topic: one says nothing, one lies about its topic.
+    // Foreign records on the topic: one has no headers, and one names a wrong source.
     world.produce((DEAD, 0), Some(b"k"), Some(b"v"), &[]);
     world.bury("somewhere-else", 0, &[], POISON);
     for index in 0..250_u32 {
@@ -349,7 +349,7 @@ fn a_poison_request_of_a_running_system_is_listed_replayed_and_comes_back() {
             std::thread::sleep(Duration::from_millis(50));
         }
     };
-    // The topics are made while the process starts.
+    // The process creates the topics during its start.
     world.wait_for_topic(DEAD_REQUESTS);
     let requests = ("waybill.operation-requests.v1", 2);
     world.produce(requests, Some(KEY), Some(POISON), &[]);
@@ -369,7 +369,7 @@ fn a_poison_request_of_a_running_system_is_listed_replayed_and_comes_back() {
         "it is still the same record"
     );
 
-    // Those of agents, too.
+    // Also those of agents.
     world.produce(
         ("waybill.drone.requests.v1", 1),
         Some(KEY),

@@ -1,4 +1,4 @@
-//! `waybill records`, and what is refused before any command looks.
+//! `waybill records`, and arguments that commands refuse.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
@@ -106,7 +106,7 @@ fn following_prints_what_comes_and_nothing_that_was_there() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    // The heading is written once the start is fixed.
+    // The heading is written once the start offsets are fixed.
     let mut out = BufReader::new(following.stdout.take().unwrap());
     let mut heading = String::new();
     out.read_line(&mut heading).unwrap();
@@ -195,7 +195,7 @@ fn a_reader_that_leaves_early_is_no_failure() {
 #[test]
 fn brokers_that_are_away_and_arguments_that_mean_nothing_are_refused() {
     let world = World::new();
-    // The socket holds a port, and does not listen.
+    // The socket is bound and does not listen.
     let held = tokio::net::TcpSocket::new_v4().unwrap();
     held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let away = held.local_addr().unwrap().to_string();

@@ -1,4 +1,4 @@
-//! A broker in a process of its own, and the commands that look at it.
+//! A broker in its own process, and commands that read it.
 
 use std::io::Read as _;
 use std::net::SocketAddr;
@@ -22,13 +22,13 @@ use waybill_messages::Record as _;
 use waybill_messages::headers::Stage;
 use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
-/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+/// The time limit of all waits. Generous, because it limits only failures.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub const REPLIES: &str = "waybill.step-replies.v1";
 pub const DEAD: &str = "waybill.step-replies.v1.dlq";
 
-/// Key, value and headers that no text can hold.
+/// A key, value and headers that are not valid text.
 pub const KEY: &[u8] = b"\xffkey";
 pub const POISON: &[u8] = b"\x00\x01poison\r\n\xff";
 
@@ -38,12 +38,12 @@ pub struct World {
     _process: Process,
     pub address: SocketAddr,
     producer: BaseProducer,
-    /// The timestamp of every record. Not an old one, which retention would take.
+    /// The timestamp of every record. A recent one, because retention would delete an old one.
     made_at: jiff::Timestamp,
 }
 
 impl World {
-    /// A broker with the topic of replies and that of its dead letters, two partitions each.
+    /// A broker with the topic of replies and its dead-letter topic, of two partitions each.
     pub fn new() -> Self {
         let world = Self::start("broker", &["--broker-listen", "127.0.0.1:0"]);
         world.create(REPLIES, 2);
@@ -51,7 +51,7 @@ impl World {
         world
     }
 
-    /// A process that brings a broker along.
+    /// A process with an embedded broker.
     pub fn start(role: &str, listeners: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
@@ -92,7 +92,7 @@ impl World {
         assert!(made.iter().all(Result::is_ok), "{made:?}");
     }
 
-    /// Waits until a topic was made by somebody else.
+    /// Waits until another process has created a topic.
     pub fn wait_for_topic(&self, topic: &str) {
         let consumer: BaseConsumer = self.client().set("group.id", "test").create().unwrap();
         let deadline = Instant::now() + PATIENCE;
@@ -106,7 +106,7 @@ impl World {
         }
     }
 
-    /// Deletes what a partition holds below an offset.
+    /// Deletes a partition's records below an offset.
     pub fn forget(&self, topic: &str, partition: i32, below: i64) {
         let admin: AdminClient<DefaultClientContext> = self.client().create().unwrap();
         let mut list = TopicPartitionList::new();
@@ -139,7 +139,7 @@ impl World {
         }
     }
 
-    /// A dead letter as Waybill writes them, of offset 17 of its source.
+    /// A dead letter as Waybill writes it, from offset 17 of its source.
     pub fn bury(&self, source: &str, partition: u32, own: &[(&str, Option<&[u8]>)], value: &[u8]) {
         let dead_letter = DeadLetter {
             topic: source,
@@ -178,26 +178,26 @@ impl World {
         finished(running.unwrap(), arguments)
     }
 
-    /// What a command that succeeds writes.
+    /// The output of a successful command.
     pub fn text(&self, arguments: &str) -> String {
         let output = self.run(arguments);
         assert!(output.status.success(), "{arguments}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// The lines of JSON that a command that succeeds writes.
+    /// The JSON lines of a successful command.
     pub fn json(&self, arguments: &str) -> Vec<Value> {
         json_lines(&self.text(arguments))
     }
 
-    /// What a command that fails says.
+    /// The error of a failed command.
     pub fn refusal(&self, arguments: &str) -> String {
         let output = self.run(arguments);
         assert_eq!(output.status.code(), Some(1), "{arguments}: {output:?}");
         String::from_utf8(output.stderr).unwrap()
     }
 
-    /// Everything that a partition holds.
+    /// All records of a partition.
     pub fn held(&self, topic: &str, partition: i32) -> Vec<OwnedMessage> {
         let consumer: BaseConsumer = self.client().set("group.id", "test").create().unwrap();
         let (low, high) = consumer

@@ -1,5 +1,5 @@
-//! A standard consumer: the Confluent client for Python, with its own registry client and Avro
-//! deserializer, reads the status topic.
+//! A standard consumer reads the status topic: the Confluent client for Python, with its own
+//! registry client and Avro deserializer.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,10 +10,10 @@ use waybill_test_support::world::World;
 
 use crate::{STATUS, deliver, with_registry};
 
-/// Names a Python that has `confluent-kafka[avro,schemaregistry]`; else `python3` is tried.
+/// Names a Python with `confluent-kafka[avro,schemaregistry]`. The default is `python3`.
 const PYTHON: &str = "WAYBILL_TEST_PYTHON";
 
-/// Prints each record of a topic as it lies there by now, a JSON line each.
+/// Prints each current record of a topic as a JSON line.
 const SCRIPT: &str = r#"
 import json, sys
 from confluent_kafka import Consumer, TopicPartition
@@ -36,7 +36,7 @@ for _ in range(int(wanted)):
     print(json.dumps({"operation": str(value["operation"]), "state": value["state"]}))
 "#;
 
-/// A Python with what the script imports, if there is one.
+/// A Python with the script's dependencies, if there is one.
 fn python() -> Option<String> {
     let python = std::env::var(PYTHON).unwrap_or_else(|_| "python3".to_owned());
     let imports = "import confluent_kafka.schema_registry.avro";
@@ -63,7 +63,7 @@ async fn a_standard_consumer_reads_the_status_topic_with_the_registry_alone() {
     world.all_reach(&ids, "Processed").await;
     let (brokers, registry) = (world.address("broker").to_string(), stub.url());
     let count = ids.len().to_string();
-    // The registry answers on this runtime.
+    // The registry runs on this runtime.
     let read = tokio::task::spawn_blocking(move || {
         let arguments = [&*brokers, &*registry, STATUS, &*count];
         Command::new(Path::new(&python))

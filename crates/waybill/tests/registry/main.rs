@@ -1,5 +1,5 @@
-//! The whole system with a schema registry: what lies on the topics, what a start does, and what
-//! becomes of records while the registry is away.
+//! The whole system with a schema registry: the records on the topics, the start of roles, and
+//! records during an outage of the registry.
 
 mod consumer;
 mod real;
@@ -16,7 +16,7 @@ use waybill_test_support::world::World;
 
 const STATUS: &str = "waybill.operation-status.v1";
 
-/// A configuration that names the registry, and says `more` of it.
+/// A configuration with the registry and the settings `more` for it.
 fn with_registry(stub: &Stub, more: &str) -> String {
     format!(
         "partitions: 2\nschemaRegistry: {{ url: '{}', {more} }}\n",
@@ -24,7 +24,7 @@ fn with_registry(stub: &Stub, more: &str) -> String {
     )
 }
 
-/// What a command of the program that ends by itself says with this configuration.
+/// The output of a command with this configuration.
 fn waybill(config: &Path, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     command.args(arguments).arg("--config").arg(config);
@@ -38,7 +38,7 @@ fn schema_of(kind: RecordKind) -> RecordSchema {
     found.expect("every record has a schema")
 }
 
-/// Sends so many deliveries, and returns their ids.
+/// Sends `count` deliveries and returns their IDs.
 async fn deliver(world: &World, prefix: &str, count: usize) -> Vec<String> {
     let mut ids = Vec::new();
     for index in 0..count {

@@ -1,4 +1,4 @@
-//! The whole on a registry that others run, if the environment names one.
+//! The whole system on an external registry, if the environment names one.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::{deliver, schema_of, waybill};
 /// The registry's URL.
 const REGISTRY: &str = "WAYBILL_TEST_REGISTRY";
 
-/// Reads nothing that anything else wrote.
+/// A schema that cannot read data of any other schema.
 const OTHER: &str =
     r#"{"type": "record", "name": "Other", "fields": [{"name": "a", "type": "long"}]}"#;
 
@@ -23,7 +23,7 @@ async fn a_registry_of_others_gives_ids_resolves_them_and_refuses_what_is_incomp
         println!("SKIPPED: a schema registry of others: {REGISTRY} names none");
         return;
     };
-    // Subjects of its own: a registry keeps what it was given.
+    // Unique subjects, because a registry keeps all schemas.
     let prefix = format!("t{}", uuid::Uuid::now_v7().simple());
     let settings = RegistrySettings {
         url: url.clone(),

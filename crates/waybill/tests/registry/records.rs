@@ -1,4 +1,4 @@
-//! What lies on the topics, and what cannot be read yet.
+//! The records on the topics, and records that cannot be decoded yet.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ fn client(world: &World) -> ClientConfig {
     client
 }
 
-/// The values of every topic, with the topics' names, as they lie there by now.
+/// The values of all current records, with their topics' names.
 pub fn values(world: &World) -> Vec<(String, Vec<u8>)> {
     let consumer: BaseConsumer = client(world).create().unwrap();
     let metadata = consumer.fetch_metadata(None, PATIENCE).unwrap();
@@ -66,7 +66,7 @@ pub fn values(world: &World) -> Vec<(String, Vec<u8>)> {
     values
 }
 
-/// The id in a value's frame; `None` for one in another frame.
+/// The ID in a value's frame; `None` for another framing.
 pub fn id_of(value: &[u8]) -> Option<u32> {
     let (id, _) = value.strip_prefix(&[0])?.split_first_chunk()?;
     Some(u32::from_be_bytes(*id))
@@ -94,13 +94,13 @@ async fn every_record_of_every_topic_names_a_schema_that_its_subject_has() {
             .any(|(topic, _)| topic == "waybill.drone.requests.v1")
     );
 
-    // Questions do not grow with records.
+    // The number of requests to the registry does not grow with the records.
     let asked = stub.asked().len();
     let more = deliver(&world, "more", 20).await;
     world.all_reach(&more, "Processed").await;
     assert_eq!(stub.asked().len(), asked);
 
-    // People read them with the same configuration.
+    // Commands read the records with the same configuration.
     let brokers = world.address("broker").to_string();
     let printed = crate::waybill(
         &world.path("waybill.yaml"),
@@ -121,7 +121,7 @@ async fn a_restart_with_a_registry_and_one_that_only_reads_it_lose_nothing() {
     let up = world.up();
     world.ready().await;
     let mut ids = deliver(&world, "plain", 100).await;
-    // Many of them are under way.
+    // Many of them are running.
     up.kill();
     for more in ["", "framing: singleObject", ""] {
         std::fs::write(world.path("waybill.yaml"), with_registry(&stub, more)).unwrap();
@@ -142,8 +142,7 @@ async fn a_restart_with_a_registry_and_one_that_only_reads_it_lose_nothing() {
     assert!(framed.contains(&true) && framed.contains(&false));
 }
 
-/// A request as a program would write it that has registered a schema of its own: the same
-/// fields, without documentation.
+/// A request of a program that registered its own schema: the same fields without documentation.
 fn foreign_request(name: &str, id: u32) -> (OperationId, Vec<u8>) {
     let operation = OperationId::of_caller("", name);
     let request = OperationRequest::Create(CreateRequest {
@@ -181,7 +180,8 @@ fn produce(world: &World, operation: OperationId, value: &[u8]) {
     producer.flush(PATIENCE).unwrap();
 }
 
-/// The schema of requests as another program would register it: with another text, and so another id.
+/// The schema of requests as another program would register it: with a different text, and so
+/// another ID.
 fn foreign_schema(stub: &Stub) -> u32 {
     let mut schema: serde_json::Value =
         serde_json::from_str(schema_of(RecordKind::OperationRequest).json).unwrap();
@@ -193,7 +193,7 @@ fn foreign_schema(stub: &Stub) -> u32 {
 async fn while_the_registry_is_away_known_schemas_go_on_and_a_new_one_is_waited_for() {
     let stub = Stub::start().await;
     let mut world = World::new(&with_registry(&stub, ""));
-    // A high-priority request waits behind nothing of the other topic.
+    // A high-priority request does not wait for the other topic.
     world.send_only_normal();
     let up = world.up();
     world.ready().await;
@@ -207,7 +207,7 @@ async fn while_the_registry_is_away_known_schemas_go_on_and_a_new_one_is_waited_
         })
         .await;
 
-    // Its own partition waits behind it, in order; the other one goes on.
+    // Its own partition waits for it, in order; the other one continues.
     let at_home = |id: &str| {
         let operation: OperationId = id.parse().unwrap();
         partition_for(operation, PARTITIONS) == partition_for(waiting, PARTITIONS)

@@ -1,4 +1,4 @@
-//! What a start needs of the registry, and the commands that prepare it.
+//! What roles need from the registry at their start, and the commands that prepare it.
 
 use serde_json::{Value, json};
 use waybill_messages::RecordKind;
@@ -10,16 +10,16 @@ use crate::{schema_of, waybill, with_registry};
 
 const SUBJECT: &str = "waybill.step-replies.v1-value";
 
-/// Cannot read what anything else wrote.
+/// A schema that cannot read data of any other schema.
 const OTHER: &str =
     r#"{"type": "record", "name": "Other", "fields": [{"name": "a", "type": "long"}]}"#;
 
-/// Starts `up`, of which only the admin address is to be expected.
+/// Starts `up` and waits only for its admin address.
 fn begin(world: &mut World) -> Process {
     world.start("up", &FREE, &["admin"])
 }
 
-/// What makes `up` listen on free ports alone.
+/// Makes `up` listen only on free ports.
 const FREE: [&str; 6] = [
     "--http",
     "127.0.0.1:0",
@@ -29,7 +29,7 @@ const FREE: [&str; 6] = [
     "127.0.0.1:0",
 ];
 
-/// Waits until the process has ended, and returns its code.
+/// Waits until the process has ended, and returns its exit code.
 async fn end(world: &World, mut process: Process) -> Option<i32> {
     let mut code = None;
     world
@@ -98,7 +98,7 @@ async fn an_incompatible_schema_ends_the_start_and_the_commands_with_the_registr
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(text.contains(SUBJECT), "{text}");
     }
-    // Nothing was added where one is refused.
+    // If one subject is refused, none is added.
     assert_eq!(stub.versions(SUBJECT).len(), 1);
 }
 

@@ -1,4 +1,4 @@
-//! The embedded broker of a guarded program: what a token allows there.
+//! The embedded broker with authentication: the permissions of tokens.
 
 use std::time::Duration;
 
@@ -35,7 +35,7 @@ fn client(up: &Up, token: Option<&Token>) -> ClientConfig {
     config
 }
 
-/// Why a record is not written; `None` if it is.
+/// The error of a write; `None` if it succeeds.
 async fn refused(up: &Up, token: Option<&Token>, topic: &str) -> Option<RDKafkaErrorCode> {
     let mut config = client(up, token);
     config.set("message.timeout.ms", "3000");
@@ -45,7 +45,7 @@ async fn refused(up: &Up, token: Option<&Token>, topic: &str) -> Option<RDKafkaE
     sent.err().and_then(|(error, _)| error.rdkafka_error_code())
 }
 
-/// What comes of reading a topic from its start: a record, or an error.
+/// The result of reading a topic from its start: a record or an error.
 async fn read(up: &Up, token: &Token, topic: &'static str) -> Result<(), RDKafkaErrorCode> {
     let partitions = if topic == STEP_REQUESTS { 2 } else { 4 };
     let mut config = client(up, Some(token));
@@ -135,7 +135,7 @@ async fn the_embedded_broker_lets_nobody_read_or_forge_without_a_token_for_it() 
     assert_eq!(deleted.unwrap()[0].as_ref().unwrap_err().1, denied);
     assert_eq!(read(&up, &administrator, STEP_REQUESTS).await, Ok(()));
 
-    // A token that is withdrawn is one no more.
+    // A withdrawn token loses its permissions.
     site.revoke("ops");
     until(async || read(&up, &administrator, STEP_REQUESTS).await.is_err()).await;
 

@@ -6,7 +6,7 @@ use openssl::pkey::{PKey, Private};
 use openssl::sign::Signer;
 use serde_json::{Value, json};
 
-/// A key that signs by EdDSA.
+/// A key that signs with EdDSA.
 pub struct Signing(PKey<Private>);
 
 impl Signing {
@@ -14,7 +14,7 @@ impl Signing {
         Self(PKey::generate_ed25519().unwrap())
     }
 
-    /// The set with its public half.
+    /// The key set with its public half.
     pub fn set(&self) -> String {
         let x = URL_SAFE_NO_PAD.encode(self.0.raw_public_key().unwrap());
         json!({"keys": [{"kty": "OKP", "crv": "Ed25519", "kid": "one", "x": x}]}).to_string()
@@ -28,12 +28,12 @@ impl Signing {
     }
 }
 
-/// A token that nobody signed.
+/// An unsigned token.
 pub fn unsigned(claims: &Value) -> String {
     format!("{}.", signed(&json!({"alg": "none"}), claims))
 }
 
-/// The claims of a token that is good for a while.
+/// The claims of a token that is valid for a while.
 pub fn claims(scope: &str, tenant: &str) -> Value {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     json!({

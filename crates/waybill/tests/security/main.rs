@@ -1,4 +1,4 @@
-//! The whole program behind TLS and tokens: its listeners, its own commands, and what it says.
+//! The whole program with TLS and tokens: its listeners, its commands, and its output.
 
 mod broker;
 mod jwt;
@@ -35,7 +35,7 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
     let up = site.up(&["--samples", "20", "--log", "trace"]);
     let http = site.client();
 
-    // The samples have a token of their own.
+    // The samples use their own token.
     up.wait_for("completed 20  failed 0").await;
 
     let api = |path: &str| format!("https://localhost:{}{path}", up.http.port());
@@ -58,7 +58,7 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
         assert_eq!(create(token).send().await.unwrap().status(), status);
     }
 
-    // HTTP/2 has layers of its own that might tell of a header.
+    // HTTP/2 has its own layers, which might log a header.
     let stream = site.certificate.connect(up.http, b"\x02h2").await;
     let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.unwrap();
@@ -73,7 +73,7 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
         answer.into_body().collect().await.unwrap();
     }
 
-    // By our own commands.
+    // With Waybill's commands.
     let api = format!("https://localhost:{}", up.http.port());
     let shown = site.run(&["ops", "show", id, "--api", &api], Some(&operator));
     assert_eq!(shown.code, 0, "{}", shown.text);
@@ -122,7 +122,7 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
         let line = format!("waybill_{name}_unauthorized_total{{reason=\"{reason}\"}} {count}\n");
         assert!(metrics.contains(&line), "{line}{metrics}");
     }
-    // What looks and asks for an operator gets in in the same way; a probe needs no token.
+    // An operator's commands authenticate in the same way. A probe needs no token.
     for token in [&[][..], &["--token-file", "/nonexistent"]] {
         let ready = site.run(&[&["ready", "--admin-url", &admin], token].concat(), None);
         assert_eq!(ready.code, 0, "{}", ready.text);
@@ -268,5 +268,5 @@ fn broken_files_are_refused_at_the_start_with_their_place() {
     assert_eq!(refused.code, 2, "{}", refused.text);
 }
 
-/// How long anything may take.
+/// The time limit of all waits.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! A directory with everything that a guarded program needs, and the program as a process.
+//! A directory with the files of a program with authentication, and the program as a process.
 
 use std::fs::{File, Permissions};
 use std::io::Write as _;
@@ -15,7 +15,7 @@ use waybill_test_support::certificate::Certificate;
 use super::PATIENCE;
 use super::jwt::Signing;
 
-/// A token, and the file that it lies in.
+/// A token and its file.
 pub struct Token {
     pub text: String,
     pub file: PathBuf,
@@ -23,7 +23,7 @@ pub struct Token {
 }
 
 impl Token {
-    /// One that no file knows.
+    /// A token that is in no tokens file.
     pub fn unknown() -> Self {
         let made = output(program().args([
             "token",
@@ -49,7 +49,7 @@ impl Token {
     }
 }
 
-/// What a guarded program is started with.
+/// The files that the program is started with.
 pub struct Site {
     pub certificate: Certificate,
     directory: tempfile::TempDir,
@@ -90,7 +90,7 @@ impl Site {
         std::fs::write(self.path("waybill.yaml"), text).unwrap();
     }
 
-    /// Adds a token to the file, as a person would.
+    /// Adds a token to the tokens file.
     pub fn token(&mut self, name: &str, scopes: &str, tenant: &str) -> Token {
         self.make_token(&["--name", name, "--scopes", scopes, "--tenant", tenant])
     }
@@ -100,7 +100,7 @@ impl Site {
         self.make_token(&["--name", name, "--agents", agents, "--all-tenants"])
     }
 
-    /// `waybill agents` in a process of its own, with its token in a file, as its pod would have it.
+    /// `waybill agents` in its own process, with its token in a file as in a pod.
     pub fn agents(&self, up: &Up, token: &Token) -> Agents {
         let config = self.path("agents.yaml");
         let text = format!(
@@ -137,19 +137,19 @@ impl Site {
         token
     }
 
-    /// Gives a file the mode that it has where nobody thought of it.
+    /// Makes a file readable for all users.
     pub fn let_everybody_read(&self, name: &str) {
         let mode = Permissions::from_mode(0o644);
         std::fs::set_permissions(self.path(name), mode).unwrap();
     }
 
-    /// What somebody leaves who was called away.
+    /// Leaves the tokens file half-edited.
     pub fn break_tokens(&self) {
         let file = File::options().append(true).open(self.path("tokens.yaml"));
         writeln!(file.unwrap(), "- name: half").unwrap();
     }
 
-    /// Leaves a token out, and what is broken with it.
+    /// Removes a token and repairs the file.
     pub fn revoke(&self, name: &str) {
         let file = self.path("tokens.yaml");
         let text = std::fs::read_to_string(&file).unwrap();
@@ -182,7 +182,7 @@ impl Site {
         self.configure();
     }
 
-    /// A client that trusts the program's certificate alone.
+    /// A client that trusts only the program's certificate.
     pub fn client(&self) -> Client {
         let pem = self.certificate.x509.to_pem().unwrap();
         Client::builder()
@@ -192,12 +192,12 @@ impl Site {
             .unwrap()
     }
 
-    /// `waybill up`, once it listens.
+    /// Starts `waybill up` and waits until it listens.
     pub fn up(&self, flags: &[&str]) -> Up {
         Up::start(self.directory.path(), &self.path("waybill.yaml"), flags)
     }
 
-    /// One of our own commands, with a token and the certificate.
+    /// Runs a command with a token and the certificate.
     pub fn run(&self, arguments: &[&str], token: Option<&Token>) -> Done {
         let mut command = self.command(arguments, token);
         command.env("WAYBILL_CA_FILE", self.path("tls.crt"));
@@ -208,7 +208,7 @@ impl Site {
         output(&mut self.command(arguments, token))
     }
 
-    /// One of our own commands, without the configuration.
+    /// Runs a command without the configuration.
     pub fn run_without_configuration(arguments: &[&str]) -> Done {
         output(program().args(arguments))
     }
@@ -226,12 +226,12 @@ impl Site {
     }
 }
 
-/// What became of a command.
+/// The result of a command.
 pub struct Done {
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
-    /// Both.
+    /// Both outputs.
     pub text: String,
 }
 
@@ -247,7 +247,7 @@ fn output(command: &mut Command) -> Done {
     }
 }
 
-/// The program without any variable of ours.
+/// The program without Waybill's environment variables.
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     for (name, _) in std::env::vars_os() {
@@ -306,7 +306,7 @@ impl Up {
         }
     }
 
-    /// Where it has said that it listens.
+    /// The announced address of a listener.
     fn listening(&self, name: &str) -> Option<SocketAddr> {
         let announced = format!("listening {name} ");
         let text = self.text();
@@ -319,12 +319,12 @@ impl Up {
         String::from_utf8_lossy(&std::fs::read(&self.output).unwrap()).into_owned()
     }
 
-    /// Waits until it has said this.
+    /// Waits until its output contains this text.
     pub async fn wait_for(&self, words: &str) {
         until(async || self.text().contains(words)).await;
     }
 
-    /// Ends it in order, and returns all that it said.
+    /// Stops it gracefully and returns its whole output.
     pub fn stop(mut self) -> String {
         let id = self.child.id().to_string();
         Command::new("kill").args(["-TERM", &id]).status().unwrap();
@@ -352,7 +352,7 @@ impl Drop for Up {
     }
 }
 
-/// Waits until it holds.
+/// Waits until the condition is true.
 pub async fn until(holds: impl AsyncFn() -> bool) {
     let began = Instant::now();
     while !holds().await {

@@ -1,4 +1,5 @@
-//! A wall clock that is wrong: for a moment, while operations with a deadline are under way, and from the start.
+//! A wrong wall clock: for a moment while operations with a deadline are running, and from the
+//! start.
 
 use std::time::Duration;
 
@@ -6,9 +7,9 @@ use serde_json::json;
 use waybill_test_support::clock::{Clock, library};
 use waybill_test_support::world::{World, delivery};
 
-/// Deliveries before, during and after the glitch each.
+/// The number of deliveries before, during and after the glitch each.
 const ROUND: usize = 20;
-/// How long the clock is wrong.
+/// The duration of the wrong time.
 const GLITCH: Duration = Duration::from_secs(2);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -22,7 +23,7 @@ async fn a_clock_an_hour_ahead_for_two_seconds_undoes_nothing_that_has_a_deadlin
     world.env.extend(clock.env.iter().cloned());
     let up = world.up();
     world.ready().await;
-    // Long enough for the first deliveries to be under way during the glitch.
+    // Long enough for the first deliveries to be running during the glitch.
     world
         .put_faults("drone", &json!({ "latencyMs": 2_000 }))
         .await;
@@ -70,7 +71,7 @@ async fn a_machine_that_boots_years_behind_catches_up_once_its_clock_is_right() 
     world.env.extend(clock.env.iter().cloned());
     let up = world.up();
     world.ready().await;
-    // Handed off: the deadline index, and the cursor of its sweep, begin years ago.
+    // Handed off, so that the deadline index and the cursor of its sweep begin years ago.
     world
         .put_faults("drone", &json!({ "errorRate": 1.0 }))
         .await;

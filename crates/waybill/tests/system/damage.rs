@@ -1,4 +1,5 @@
-//! Bytes that change on disk under a system at work: what they hold is named, and nothing else stands still.
+//! Data that changes on disk in a running system: the damage is reported, and everything else
+//! continues.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
@@ -13,8 +14,8 @@ use crate::{REQUESTS, restart};
 
 const DELIVERIES: usize = 60;
 
-/// One block of the rows is damaged while operations are under way. Those in it cannot be read; every other one goes
-/// on, and new ones do.
+/// A block of rows is damaged while operations are running. Its operations cannot be read; all
+/// others continue, and new ones are accepted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_damaged_block_of_the_store_harms_its_operations_only_and_a_doctor_names_them() {
     let mut world = World::new("partitions: 2\nscheduler: { handOffAfter: 10m }\n");
@@ -76,7 +77,7 @@ async fn a_damaged_block_of_the_store_harms_its_operations_only_and_a_doctor_nam
     assert!(said.contains(&file.display().to_string()), "{said:?}");
 }
 
-/// Writes the rows out to a table on disk and changes a bit of one of its blocks.
+/// Flushes the rows to a table on disk and changes a bit in one of its blocks.
 fn damage_a_block(store: &Path) -> PathBuf {
     let file = {
         let db = fjall::Database::builder(store).open().unwrap();
@@ -95,8 +96,9 @@ fn damage_a_block(store: &Path) -> PathBuf {
     file
 }
 
-/// A request is damaged on disk after it was accepted. Its partition is read up to it and says where it stands; it is
-/// not carried out as something else, and once the bytes are right again everything goes on.
+/// A request is damaged on disk after it was accepted. Its partition is consumed up to it and
+/// reports the damage. The request is never executed as something else, and once its bytes are
+/// repaired everything continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_damaged_request_is_never_carried_out_and_its_partition_says_where_it_stands() {
     let mut world = World::new("partitions: 1\n");
@@ -154,8 +156,8 @@ async fn a_damaged_request_is_never_carried_out_and_its_partition_says_where_it_
     world.ready().await;
 }
 
-/// A request is changed on disk into one that no client can decode, with a right checksum. It is put aside, and the
-/// requests behind it are carried out. So it is after a restart.
+/// A request on disk becomes one that no client can decode, with a valid checksum. It goes to the
+/// dead-letter topic, and the requests after it are executed. The same holds after a restart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_client_can_decode_is_put_aside_and_its_partition_goes_on() {
     let mut world = World::new("partitions: 1\n");
@@ -194,7 +196,7 @@ async fn what_no_client_can_decode_is_put_aside_and_its_partition_goes_on() {
     assert_eq!(cause, "records at this offset cannot be parsed");
     world.ready().await;
 
-    // Its last records are all done: nothing is read again.
+    // Its last records are all done, so none is read again.
     assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
     let world = Arc::new(world);
     let _up = restart(&world);
@@ -204,7 +206,7 @@ async fn what_no_client_can_decode_is_put_aside_and_its_partition_goes_on() {
     assert_eq!(dead_letters(&world), listed_before);
 }
 
-/// Gives the value around a place of a log the length -2, and its batch a right checksum.
+/// Gives the value at a place in a log the length -2, and its batch a valid checksum.
 fn poison(path: &Path, within: usize) {
     let mut log = std::fs::read(path).unwrap();
     let mut start = 0;
@@ -216,7 +218,7 @@ fn poison(path: &Path, within: usize) {
         }
         start = end;
     };
-    // Behind the batch's header: the record's length, attributes, and the differences of time and offset.
+    // After the batch's header: the record's length, attributes, and the deltas of time and offset.
     let mut at = 61;
     varint(batch, &mut at);
     at += 1;
@@ -237,7 +239,7 @@ fn poison(path: &Path, within: usize) {
     file.write_all_at(&batch, start as u64).unwrap();
 }
 
-/// A number of a record, and the place behind it.
+/// A varint of a record. Moves `at` past it.
 fn varint(bytes: &[u8], at: &mut usize) -> i64 {
     let (mut number, mut shift) = (0_u64, 0);
     loop {
@@ -251,7 +253,7 @@ fn varint(bytes: &[u8], at: &mut usize) -> i64 {
     }
 }
 
-/// The file below a folder, with a name on its path, that holds some bytes, and where in it.
+/// The file below a folder with `name` in its path that contains `bytes`, and their offset.
 fn find(folder: &Path, name: &str, bytes: &[u8]) -> (PathBuf, u64) {
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
@@ -270,7 +272,7 @@ fn find(folder: &Path, name: &str, bytes: &[u8]) -> (PathBuf, u64) {
     panic!("no file of {name} holds it");
 }
 
-/// Changes a bit of a file, or changes it back.
+/// Flips a bit of a file. A second call restores it.
 fn flip(path: &Path, at: u64) {
     let file = std::fs::File::options()
         .read(true)

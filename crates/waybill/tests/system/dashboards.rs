@@ -1,5 +1,5 @@
-//! Grafana's dashboards: whether their files are sound and name only metrics that there are, and whether every
-//! panel shows something where a real Prometheus scrapes a Waybill at work.
+//! Grafana's dashboards: the files are valid and use only existing metrics, and every panel shows
+//! data of a real Prometheus that scrapes a running Waybill.
 
 mod live;
 
@@ -11,13 +11,13 @@ use waybill::catalogue;
 
 const DASHBOARDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../grafana/dashboards");
 
-/// What Prometheus makes by itself.
+/// Metrics that Prometheus itself creates.
 const OF_PROMETHEUS: [&str; 1] = ["ALERTS"];
 
-/// The kinds of panel that Grafana has built in and that are used.
+/// The built-in kinds of panels in use.
 const KINDS: [&str; 4] = ["stat", "timeseries", "state-timeline", "table"];
 
-/// A dashboard's file.
+/// A dashboard file.
 struct Dashboard {
     name: String,
     json: Value,
@@ -44,7 +44,7 @@ impl Dashboard {
         }
     }
 
-    /// All panels but the headings of rows.
+    /// All panels except the headings of rows.
     fn panels(&self) -> impl Iterator<Item = &Value> {
         let panels = self.json["panels"].as_array().expect("there are panels");
         panels.iter().filter(|panel| panel["type"] != "row")
@@ -63,7 +63,7 @@ impl Dashboard {
     }
 }
 
-/// A query as Grafana sends it, with all that can be chosen chosen.
+/// A query as Grafana sends it, with all variables replaced.
 fn as_sent(expression: &str) -> String {
     expression
         .replace("$__rate_interval", "30s")
@@ -164,7 +164,7 @@ fn queries_ask_for_metrics_that_there_are_and_legends_for_labels_that_are_left()
     }
 }
 
-/// The metrics that an expression names, without what histograms hang onto their names.
+/// The metrics of an expression, without the suffixes of histograms.
 fn metrics_of(expression: &str) -> BTreeSet<&str> {
     let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     let named = words.filter(|word| {
@@ -179,7 +179,7 @@ fn metrics_of(expression: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// The labels that the expression's aggregations leave.
+/// The labels that remain after the expression's aggregations.
 fn grouped_by(expression: &str) -> BTreeSet<&str> {
     let groups = expression.split(" by (").skip(1);
     let labels = groups.filter_map(|rest| rest.split(')').next());

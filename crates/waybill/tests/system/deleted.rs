@@ -1,5 +1,5 @@
-//! Records that are gone before they are done, by retention or with their topic: refused, told of, and passed over only
-//! if a person says so.
+//! Unfinished records that retention or the deletion of their topic removed. Schedulers refuse the
+//! partition, report it, and skip the records only if a person allows it.
 
 use std::process::{Command, Output};
 use std::sync::Arc;
@@ -66,14 +66,14 @@ async fn topics_of_requests_that_are_made_anew_before_any_was_consumed_are_not_t
     delete_topics(&world).await;
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 
-    // The start makes the topics again, under the same names.
+    // The start creates the topics again, under the same names.
     let process = restart(&world);
     let readiness = refused(&world, "was deleted and created again").await;
     let new = topic_ids(&world);
     for (topic, at) in [(REQUESTS, 0), (HIGH_PRIORITY, 1)] {
         assert_ne!(old[at], new[at], "{topic}");
     }
-    // A lease holds the first half of an ID.
+    // A lease has the first half of an ID.
     assert!(readiness.contains(&old[0][..10]), "{old:?}: {readiness}");
     assert!(readiness.contains(&new[0]), "{new:?}: {readiness}");
     for id in &gone {
@@ -81,7 +81,7 @@ async fn topics_of_requests_that_are_made_anew_before_any_was_consumed_are_not_t
     }
     let between = deliver_all(&world, "between", DELIVERIES, &Arc::default()).await;
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
-    // Nothing but a person's word makes a difference.
+    // Only a person's setting makes a difference.
     let process = restart(&world);
     refused(&world, "was deleted and created again").await;
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
@@ -92,7 +92,7 @@ async fn topics_of_requests_that_are_made_anew_before_any_was_consumed_are_not_t
     world.all_reach(&ids, "Processed").await;
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 
-    // The new topics are the ones to remember from then on.
+    // From then on the IDs of the new topics are stored.
     std::fs::write(world.path("waybill.yaml"), CONFIG).expect("the directory is writable");
     let _process = restart(&world);
     world.ready().await;
@@ -117,7 +117,7 @@ async fn steps_on_a_recreated_topic_of_an_agent_are_performed() {
     let topic = world.topic(AGENT);
     let partitions = partitions_of(&world, &topic);
     recreate(&world, &topic, partitions).await;
-    // Fewer requests than the agent has read of the old topic, all attempts counted.
+    // Fewer requests than the agent read on the old topic, including all attempts.
     let new = deliver_all(&world, "new", NEW, &Arc::default()).await;
     world.all_reach(&new, "Processed").await;
     world.assert_one_effect_per_step(&new, is_remote).await;
@@ -243,10 +243,10 @@ async fn what_is_accepted_into_a_topic_that_was_made_anew_is_kept_while_its_part
     delete_topics(&world).await;
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 
-    // The start makes the topics again. What comes then lies at offsets that were done in the old ones.
+    // The start creates the topics again. New requests get offsets that were done on the old ones.
     let process = restart(&world);
     refused(&world, "this is another topic").await;
-    // The first lies where everything was consumed in the old topic.
+    // The first request is at an offset that was consumed on the old topic.
     let first = world
         .client
         .post(world.url("http", "/api/deliveryrequests"))
@@ -269,7 +269,7 @@ async fn what_is_accepted_into_a_topic_that_was_made_anew_is_kept_while_its_part
     }
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 
-    // Another process knows nothing but what its `Location` says.
+    // After a restart, the process only has the data in the `Location`.
     let process = restart(&world);
     refused(&world, "recreated").await;
     let pending = status(&world, &location).await;
@@ -283,7 +283,7 @@ async fn what_is_accepted_into_a_topic_that_was_made_anew_is_kept_while_its_part
     world.assert_one_effect_per_step(&new, is_remote).await;
 }
 
-/// What the API says of a request that was accepted.
+/// The API's view of an accepted request.
 async fn status(world: &World, location: &str) -> Value {
     let mut shown = Value::Null;
     world
@@ -300,7 +300,8 @@ async fn status(world: &World, location: &str) -> Value {
     shown
 }
 
-/// Waits until every partition is refused, and returns what readiness says; it and `waybill doctor` say `why`.
+/// Waits until every partition is refused, and returns the text of readiness. Asserts that it and
+/// `waybill doctor` contain `why`.
 async fn refused(world: &World, why: &str) -> String {
     world
         .eventually("every partition is refused", async || {
@@ -314,7 +315,7 @@ async fn refused(world: &World, why: &str) -> String {
     let readiness = readiness.text().await.expect("it is text");
     assert!(readiness.contains(why), "{readiness}");
     assert!(readiness.contains(SKIP), "{readiness}");
-    // Of a log whose records differ the lease runs out.
+    // If the records of the log differ, the lease expires.
     let mut said = String::new();
     let leases = r#""what":"leases","verdict":"bad""#;
     world
@@ -329,12 +330,12 @@ async fn refused(world: &World, why: &str) -> String {
     readiness
 }
 
-/// Starts `up` again, which is to go on without what is gone.
+/// Starts `up` again with the setting to skip missing records.
 async fn restart_and_skip(world: &Arc<World>) -> Process {
     let config = format!("{CONFIG}scheduler: {{ {SKIP} }}\n");
     std::fs::write(world.path("waybill.yaml"), config).expect("the directory is writable");
     let process = restart(world);
-    // Whether a log is another one shows only when its first record has come: a shard may be ready before.
+    // A different log is detected only at its first record, and a shard may be ready earlier.
     world
         .eventually("what is gone is passed over", async || {
             let log = std::fs::read_to_string(world.path("log.txt"));
@@ -345,7 +346,7 @@ async fn restart_and_skip(world: &Arc<World>) -> Process {
     process
 }
 
-/// Deletes both topics of requests, and waits until they are gone.
+/// Deletes both topics of requests, and waits until they no longer exist.
 async fn delete_topics(world: &World) {
     delete(
         world,
@@ -354,7 +355,7 @@ async fn delete_topics(world: &World) {
     .await;
 }
 
-/// Deletes topics, and waits until they are gone.
+/// Deletes topics, and waits until they no longer exist.
 async fn delete(world: &World, topics: &[String]) {
     let names: Vec<&str> = topics.iter().map(String::as_str).collect();
     let admin = admin(world);
@@ -386,7 +387,7 @@ fn topic_ids(world: &World) -> [String; 2] {
     })
 }
 
-/// Starts or stops every shard, and waits until it runs or stands still.
+/// Starts or stops every shard, and waits until it has started or stopped.
 pub(crate) async fn set_running(world: &World, running: bool) {
     for view in schedulers(world).await {
         let shard = world.url("admin", &format!("/schedulers/{}", view["shard"]));
@@ -414,7 +415,7 @@ pub(crate) async fn delete_all(world: &World, topic: &str) {
     }
 }
 
-/// Deletes a topic and creates it with so many partitions.
+/// Deletes a topic and creates it with this number of partitions.
 async fn recreate(world: &World, topic: &str, partitions: i32) {
     delete(world, &[topic.to_owned()]).await;
     let new = NewTopic::new(topic, partitions, TopicReplication::Fixed(1));

@@ -1,4 +1,5 @@
-//! A disk that is short of room, or full: the data directory on a small file system that a foreign file fills.
+//! A disk that is low on space or full: the data directory is on a small file system that a foreign
+//! file fills.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -15,16 +16,16 @@ use waybill_test_support::world::{World, delivery};
 use crate::is_remote;
 
 const LISTENERS: &[&str] = &["http", "admin", "broker", "services"];
-/// How large the file system is. `storage.freeMin: auto` is a quarter of it.
+/// The size of the file system. `storage.freeMin: auto` is a quarter of it.
 const DISK_MIB: u64 = 160;
 
-/// A file system in memory. Dropping it takes it away, whatever still uses it.
+/// A file system in memory. Dropping it unmounts it, even while it is in use.
 struct Disk {
     at: PathBuf,
 }
 
 impl Disk {
-    /// Mounts one there; `None`, and a line that says so, where that cannot be done.
+    /// Mounts one at `at`. If that is not possible, prints a line and returns `None`.
     fn mount(at: PathBuf) -> Option<Self> {
         fs::create_dir_all(&at).expect("the directory is writable");
         let mounted = Command::new("mount")
@@ -48,7 +49,7 @@ impl Disk {
         self.at.join("foreign")
     }
 
-    /// Fills it with a foreign file until so much is free.
+    /// Fills it with a foreign file, except for `leave` bytes.
     fn fill(&self, leave: u64) {
         let mut file = File::options()
             .create(true)
@@ -64,7 +65,7 @@ impl Disk {
         }
     }
 
-    /// Takes the foreign file away.
+    /// Removes the foreign file.
     fn empty(&self) {
         fs::remove_file(self.foreign()).expect("the foreign file is there");
     }
@@ -76,7 +77,8 @@ impl Drop for Disk {
     }
 }
 
-/// A world with its data on a disk of its own, but for the services: what they do is the judge's.
+/// A world with its own disk for data. The services are elsewhere, because their ledger must stay
+/// writable.
 fn world_on_a_disk() -> Option<(World, Disk)> {
     let world = World::new("partitions: 2\n");
     if world.is_on_servers() {
@@ -90,7 +92,7 @@ fn world_on_a_disk() -> Option<(World, Disk)> {
     Some((world, disk))
 }
 
-/// Has all schedulers run, or stand still.
+/// Starts or stops all schedulers.
 async fn run(world: &World, running: bool) {
     for shard in 0..2 {
         let url = world.url("admin", &format!("/schedulers/{shard}"));
@@ -116,11 +118,11 @@ async fn deliver(world: &World, prefix: &str, count: usize) -> Vec<String> {
     ids
 }
 
-/// Waits until a new request is refused for want of room, and says how it was answered.
+/// Waits until a new request is refused for lack of space, and returns its answer.
 async fn refused(world: &World, id: &str) -> (Option<String>, Value) {
     let url = world.url("http", "/api/deliveryrequests");
     let refusal = tokio::sync::Mutex::new(None);
-    // Each with an id of its own: one that was accepted before the disk was low is answered as that.
+    // Each with a new ID, because a repeat of an accepted one is answered as accepted.
     let asked = AtomicUsize::new(0);
     world
         .eventually("new requests are refused", async || {
@@ -176,7 +178,7 @@ async fn below_the_mark_new_requests_are_answered_503_and_accepted_ones_go_on() 
     run(&world, false).await;
     let ids = deliver(&world, "before", 40).await;
 
-    // A quarter of the disk is the mark; what is left is plenty for what was accepted.
+    // The threshold is a quarter of the disk. The rest is enough for accepted operations.
     disk.fill((DISK_MIB / 4 - 8) << 20);
     let (after, body) = refused(&world, "during").await;
     assert_eq!(after.as_deref(), Some("10"), "{body}");
@@ -204,7 +206,7 @@ async fn below_the_mark_new_requests_are_answered_503_and_accepted_ones_go_on() 
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 }
 
-/// The broker has a disk of its own, which is not full: the embedded store has to wait and go on.
+/// The broker has its own disk, which is not full: the embedded store has to wait and continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_on_a_full_disk_ends_nothing_and_a_start_on_it_works() {
     let Some((mut world, disk)) = world_on_a_disk() else {
@@ -231,7 +233,7 @@ async fn a_store_on_a_full_disk_ends_nothing_and_a_start_on_it_works() {
     let ids = deliver(&world, "before", 40).await;
 
     disk.fill(0);
-    // It answers once the partition is owned, which it cannot be yet.
+    // It answers once the partition has an owner, which is not possible yet.
     let world = Arc::new(world);
     let asking = tokio::spawn({
         let world = world.clone();
@@ -267,7 +269,7 @@ async fn a_store_on_a_full_disk_ends_nothing_and_a_start_on_it_works() {
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 }
 
-/// Everything of `up` is on one disk: neither its broker nor its store can write anything.
+/// The whole `up` is on one disk: neither its broker nor its store can write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_with_broker_and_store_on_one_full_disk_waits_and_goes_on() {
     let Some((mut world, disk)) = world_on_a_disk() else {
@@ -282,7 +284,7 @@ async fn a_process_with_broker_and_store_on_one_full_disk_waits_and_goes_on() {
 
     disk.fill(0);
     refused(&world, "during").await;
-    // It answers once the partition is owned, which it cannot be yet.
+    // It answers once the partition has an owner, which is not possible yet.
     let world = Arc::new(world);
     let asking = tokio::spawn({
         let world = world.clone();
@@ -304,7 +306,7 @@ async fn a_process_with_broker_and_store_on_one_full_disk_waits_and_goes_on() {
     asking.abort();
     process.kill();
 
-    // A start on a full disk works, too.
+    // A start on a full disk works too.
     let mut process = world.again("up", &[], LISTENERS);
     refused(&world, "again").await;
     assert!(is_alive(&mut process), "{}", world.log_tail());

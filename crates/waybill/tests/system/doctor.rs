@@ -1,5 +1,5 @@
-//! `waybill doctor` and `waybill explain lag`, `waybill ready` and `waybill log`: what they say of a system at work, and
-//! of one that stands still.
+//! `waybill doctor`, `waybill explain lag`, `waybill ready` and `waybill log` on a running and on a
+//! stopped system.
 
 use std::collections::BTreeSet;
 use std::process::{Command, Output};
@@ -12,7 +12,7 @@ const DELIVERIES: usize = 12;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_holds_the_checkpoints_is_named_and_what_an_operation_waits_for() {
-    // Who lingers is not handed off meanwhile.
+    // Prevents a hand-off during the test.
     let config = "partitions: 2\nscheduler: { handOffAfter: 10m }\n";
     let mut world = World::of_either_kind(config);
     let _up = world.up();
@@ -115,7 +115,7 @@ async fn a_doctor_finds_nothing_bad_of_a_system_that_is_well_and_what_is_bad_of_
         .await;
     up.kill();
     if world.is_on_servers() {
-        // Its leases stand in the store, and run out.
+        // Its leases are in the store, and expire.
         world
             .eventually("its leases have run out", async || {
                 let findings = json_lines(&run(&world, &["doctor"]));
@@ -131,7 +131,7 @@ async fn a_doctor_finds_nothing_bad_of_a_system_that_is_well_and_what_is_bad_of_
     }
 }
 
-/// A workflow whose agent has its name wrong.
+/// A workflow with a misspelt agent.
 const MISSPELT: &str = "
 name: misspelt
 version: 1
@@ -229,7 +229,7 @@ async fn a_process_says_whether_it_is_ready_and_writes_other_lines_when_it_is_to
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     assert_eq!(said(&plain(&world, &["log"])), "info,waybill=debug");
 
-    // The stop of each part is such a detail.
+    // For example, the stop of each part is logged as such a detail.
     assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
     assert!(log().contains(detail), "{}", log());
     let gone = plain(&world, &["ready", "--output", "json"]);
@@ -242,7 +242,7 @@ async fn a_process_says_whether_it_is_ready_and_writes_other_lines_when_it_is_to
     assert!(why.starts_with("nobody answers at "), "{why}");
 }
 
-/// What is bad. The command says so with its exit code.
+/// The bad findings. Asserts that the exit code matches.
 pub(crate) fn bad(output: &Output) -> Vec<String> {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let findings = json_lines(output);
@@ -261,7 +261,7 @@ pub(crate) fn json_lines(output: &Output) -> Vec<Value> {
         .unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
-/// Runs a command that writes JSON to its end.
+/// Runs a command that prints JSON to its end.
 pub(crate) fn run(world: &World, arguments: &[&str]) -> Output {
     plain(world, &[arguments, &["--output", "json"]].concat())
 }

@@ -1,4 +1,4 @@
-//! The store is gone, or another one than before, and the log is not.
+//! The store is missing or replaced, and the log still exists.
 
 use std::sync::Arc;
 
@@ -49,12 +49,12 @@ async fn a_log_whose_state_is_gone_is_not_run_again_until_a_person_says_so() {
     std::fs::write(world.path("waybill.yaml"), config).expect("the directory is writable");
     let _process = restart(&world);
     world.ready().await;
-    // What retention or a bound on disk has not taken from the log is run again, to no further effect.
+    // Requests that are still in the log run again, without further effects.
     world.all_reach(&ids, "Processed").await;
     world.assert_one_effect_per_step(&ids, is_remote).await;
 }
 
-/// The copies of the checkpoints on the requests, by partition; 0 where there is none.
+/// The copies of the request checkpoints, by partition; 0 if there is none.
 fn copies(world: &World) -> Vec<i64> {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", world.address("broker").to_string())

@@ -1,4 +1,4 @@
-//! The operation topics get more partitions, or go back to fewer, while everything goes on.
+//! The operation topics get more partitions, or fewer, without downtime.
 
 use std::collections::BTreeSet;
 use std::io::Read as _;
@@ -48,8 +48,8 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
         assert!(grown.status.success(), "{grown:?}\n{}", world.log_tail());
         all_run(&world, 4, 4).await;
 
-        // Whoever drives it is killed when the topics have grown, and asked again; and once more when it is
-        // announced. That is gone on with.
+        // The process that drives the change is killed after the topics have grown, and again after
+        // the announcement. The repeated command continues.
         is_at(3).await;
         let mut growing = begin(&world, "grow", 8);
         world
@@ -74,7 +74,7 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
         let _ = growing.kill();
         let _ = growing.wait();
         for index in 0..20 {
-            // Its partition may be one that nobody reads yet.
+            // Possibly no shard reads its partition yet.
             let id = world
                 .deliver(&delivery(&format!("announced-{index}"), false))
                 .await;
@@ -140,16 +140,16 @@ async fn partitions_become_fewer_and_more_again_while_deliveries_and_cancels_flo
     let mut process = world.up();
     world.ready().await;
     let world = Arc::new(world);
-    // By what Kafka says of the topic, whatever is in use.
+    // It uses the number of partitions of Kafka's metadata, independent of the layout.
     let deaf = Deaf::of(&world, "by-kafka", CONFIGURED);
     let (mut ids, mut between) = (Vec::new(), Vec::new());
     for (round, (way, partitions, killed_at)) in [
         ("shrink", 2, None),
         ("grow", 4, None),
-        // After the layouts that intend it, and cut: schedulers go on with it by themselves.
+        // After the intended and the cut layout: schedulers continue the change by themselves.
         ("shrink", 1, Some(2)),
         ("grow", CONFIGURED, None),
-        // And announce it: the same command goes on.
+        // After the announcement: the same command continues.
         ("shrink", 4, Some(3)),
     ]
     .into_iter()
@@ -177,7 +177,8 @@ async fn partitions_become_fewer_and_more_again_while_deliveries_and_cancels_flo
             let _ = changing.kill();
             let _ = changing.wait();
             for index in 0..20 {
-                // Who reads its partition may leave it to others, who have yet to come.
+                // The current reader of its partition may leave it to other shards, which have not
+                // begun.
                 let name = format!("between-{round}-{index}");
                 let id = world.deliver(&delivery(&name, false)).await;
                 assert!(world.state(&id).await.is_some(), "{id} is not known");
@@ -203,7 +204,7 @@ async fn partitions_become_fewer_and_more_again_while_deliveries_and_cancels_flo
         between.extend(cancelled);
         let log = world.log_tail();
         assert!(changed.status.success(), "{changed:?}\n{log}");
-        // As many as there were from the start, whatever they share.
+        // As many as at the start, whatever partitions they share.
         all_run(&world, CONFIGURED, partitions).await;
         ids.extend(sending.await.expect("the clients do not fail"));
     }
@@ -217,7 +218,7 @@ async fn partitions_become_fewer_and_more_again_while_deliveries_and_cancels_flo
     assert_eq!(ends.processed + ends.cancelled, ids.len(), "{ends:?}");
     assert!(ends.cancelled > 0, "{ends:?}");
 
-    // What lies in the other way is a slip.
+    // A number in the wrong direction is a slip.
     let slip = change(&world, "grow", 2).await;
     let why = String::from_utf8_lossy(&slip.stderr).into_owned();
     assert!(
@@ -262,7 +263,7 @@ async fn a_command_that_grows_continues_when_its_process_is_killed() {
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 }
 
-/// Waits until the process runs so many shards, of so many partitions.
+/// Waits until the process runs this many shards of this many partitions.
 async fn all_run(world: &World, shards: u32, partitions: u32) {
     world
         .eventually("all shards run", async || {
@@ -279,7 +280,7 @@ async fn all_run(world: &World, shards: u32, partitions: u32) {
     world.ready().await;
 }
 
-/// How many layouts there were before the one in force.
+/// The generation of the current layout.
 async fn generation(world: &World) -> u64 {
     let answer = world.client.get(world.url("admin", "/shards")).send().await;
     let layout: Value = answer.expect("it answers").json().await.expect("JSON");
@@ -294,7 +295,7 @@ fn announced(world: &World, partitions: u32) -> bool {
     log.contains(&format!("{told} partitions={partitions}\n"))
 }
 
-/// A client that writes requests to the partitions of one number, whatever the others go by.
+/// A client that always writes requests to the partitions of one fixed number.
 struct Deaf {
     is_over: Arc<AtomicBool>,
     ids: JoinHandle<Vec<String>>,
@@ -322,14 +323,14 @@ impl Deaf {
     }
 }
 
-/// When its test fails the client stops, else the test would never end.
+/// Stops the client when its test fails, because the test would never end otherwise.
 impl Drop for Deaf {
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
     }
 }
 
-/// How many partitions a topic has.
+/// The number of partitions of a topic.
 fn partitions_of(world: &World, topic: &str) -> usize {
     let topic = world.topic(topic);
     let consumer = looker(world);
@@ -342,12 +343,12 @@ fn partitions_of(world: &World, topic: &str) -> usize {
         .sum()
 }
 
-/// Makes so many partitions, and waits until that is done.
+/// Grows to this number of partitions, and waits for the end of the command.
 async fn grow(world: &Arc<World>, partitions: u32) -> Output {
     change(world, "grow", partitions).await
 }
 
-/// Goes over to so many partitions, and waits until that is done.
+/// Changes to this number of partitions, and waits for the end of the command.
 async fn change(world: &Arc<World>, way: &str, partitions: u32) -> Output {
     let changing = begin(world, way, partitions);
     tokio::task::spawn_blocking(|| changing.wait_with_output())
@@ -363,7 +364,7 @@ fn begin(world: &World, way: &str, partitions: u32) -> Child {
     command.spawn().expect("the program was built")
 }
 
-/// Fails with what it printed if it has ended without success.
+/// Fails with its output if it has ended without success.
 fn goes_on(changing: &mut Child) {
     let Some(status) = changing.try_wait().expect("it is our child") else {
         return;
@@ -375,7 +376,7 @@ fn goes_on(changing: &mut Child) {
     assert!(status.success(), "{status}: {printed}");
 }
 
-/// `waybill topics …`.
+/// A `waybill topics …` command.
 fn command(world: &World, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     without_test_variables(&mut command);

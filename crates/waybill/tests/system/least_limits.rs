@@ -1,4 +1,4 @@
-//! The least that a configuration may set, on a running process.
+//! The minimum values of the configuration, on a running process.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +7,12 @@ use waybill_test_support::world::{World, delivery};
 
 use crate::{deliver_all, is_remote};
 
-/// 32 for one address, which gets three quarters of them.
+/// 32 connections per address, which is three quarters of them.
 const CONFIG: &str =
     "broker: { connectionsMax: 42, groupsMax: 10, storedGroupsMax: 10, partitionsMax: 80 }\n";
 
-/// Every duration, count and size at its minimum, except shutdownTimeout: with all others at their minimum, a stop takes longer.
+/// Every duration, count and size at its minimum, except shutdownTimeout: with all others at their
+/// minimum, a stop takes longer.
 const ALL: &str = "
 partitions: 1
 shutdownTimeout: 30s
@@ -112,7 +113,7 @@ async fn a_process_works_with_every_setting_at_its_least() {
     for index in 0..DELIVERIES {
         let delivery = delivery(&format!("least-{index}"), is_remote(index));
         ids.push(world.deliver(&delivery).await);
-        // A tenant may send one in a second.
+        // A tenant may send one request per second.
         tokio::time::sleep(Duration::from_millis(1_100)).await;
     }
     world.all_reach(&ids, "Processed").await;

@@ -1,6 +1,6 @@
-//! The whole system, as processes: killed, stopped, cut off and fed with garbage, and held against the
-//! services' ledger. On the embedded broker and store, or, with `WAYBILL_TEST_WORLD=servers`, on the servers
-//! that `WAYBILL_TEST_BROKERS` and `WAYBILL_TEST_SCYLLA` name.
+//! The whole system as processes that are killed, stopped, cut off and sent garbage. Results are
+//! compared with the services' ledger. The tests use the embedded broker and store or, with
+//! `WAYBILL_TEST_WORLD=servers`, the servers in `WAYBILL_TEST_BROKERS` and `WAYBILL_TEST_SCYLLA`.
 
 mod clocks;
 mod damage;
@@ -40,8 +40,8 @@ const REPLIES: &str = "step-replies";
 const FAILED: &str = "failed-operations";
 const RECOVERY: &str = "recovery";
 
-/// Sends `count` deliveries, every fifth of them remote, from a few clients at once, and returns
-/// the operations' ids in order.
+/// Sends `count` deliveries, every fifth of them remote, from several concurrent clients. Returns
+/// the operations' IDs in order.
 async fn deliver_all(
     world: &Arc<World>,
     prefix: &str,
@@ -75,8 +75,9 @@ fn is_remote(index: usize) -> bool {
     index.is_multiple_of(5)
 }
 
-/// Sends 2,000 deliveries while `process` is killed at 20 random moments, and started again by `start`; half as many of both
-/// on servers, where a start takes longer. Then holds every accepted one against the ledger. Returns the process that is left.
+/// Sends 2,000 deliveries while `process` is killed at 20 random moments and restarted by `start`.
+/// On servers, both numbers are halved, because a start takes longer. Then compares every accepted
+/// one with the ledger. Returns the last process.
 async fn deliver_while_killing(
     world: &Arc<World>,
     prefix: &'static str,
@@ -96,7 +97,7 @@ async fn deliver_while_killing(
     };
     let mut dice = Dice(seed);
     for kill in 1..=kills {
-        // Each kill falls at a random moment of the next share of the deliveries.
+        // Each kill is at a random moment of the next share of the deliveries.
         let reached = deliveries * kill / (kills + 4);
         world
             .eventually("the next share is accepted", async || {
@@ -132,7 +133,7 @@ async fn every_accepted_delivery_completes_once_with_agents_in_the_process_that_
     assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
 }
 
-/// Starts `up` again where it was, through a shared world.
+/// Starts `up` again with its data, through a shared world.
 fn restart(world: &Arc<World>) -> Process {
     world.again("up", &[], &["http", "admin", "broker", "services"])
 }
@@ -152,7 +153,7 @@ async fn every_accepted_delivery_completes_once_however_often_agents_are_killed(
     assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
 }
 
-/// Agents in a process of their own, on the world's broker and services.
+/// Agents in their own process, on the world's broker and services.
 fn start_agents(world: &Arc<World>) -> Process {
     let brokers = world.address("broker").to_string();
     let services = world.address("services").to_string();
@@ -177,7 +178,7 @@ async fn the_checkpoint_reaches_the_end_and_a_restart_finds_everything() {
             "the checkpoint reaches the end of both topics",
             async || {
                 let ends = (requests_end(&world), log_end(&world, REPLIES));
-                // A request whose answer was late was sent again.
+                // A request with a late answer was sent again.
                 ends.0 >= DELIVERIES as u64 && checkpoint(&world).await == ends
             },
         )
@@ -191,7 +192,7 @@ async fn the_checkpoint_reaches_the_end_and_a_restart_finds_everything() {
     assert_eq!(checkpoint(&world).await.0, requests_end(&world));
 }
 
-/// A client of the broker that only looks.
+/// A read-only client of the broker.
 fn looker(world: &World) -> BaseConsumer {
     ClientConfig::new()
         .set("bootstrap.servers", world.address("broker").to_string())
@@ -199,7 +200,7 @@ fn looker(world: &World) -> BaseConsumer {
         .expect("a consumer can be made")
 }
 
-/// The ends of all partitions of a topic added up.
+/// The sum of the end offsets of a topic's partitions.
 fn log_end(world: &World, topic: &str) -> u64 {
     let topic = world.topic(topic);
     let consumer = looker(world);
@@ -212,12 +213,12 @@ fn log_end(world: &World, topic: &str) -> u64 {
     (0..PARTITIONS as i32).map(end).sum()
 }
 
-/// The ends of both topics of requests added up.
+/// The sum of the end offsets of both topics of requests.
 fn requests_end(world: &World) -> u64 {
     log_end(world, REQUESTS) + log_end(world, HIGH_PRIORITY)
 }
 
-/// The checkpoints of all partitions added up: requests and replies.
+/// The sums of the checkpoints of all partitions: requests and replies.
 async fn checkpoint(world: &World) -> (u64, u64) {
     let mut sums = (0, 0);
     for scheduler in schedulers(world).await {
@@ -293,7 +294,7 @@ async fn a_window_full_of_slow_operations_neither_deadlocks_nor_holds_up_the_fas
     );
     let _process = world.up();
     world.ready().await;
-    // Only deliveries by drone are slow; remote ones go by the third party.
+    // Only deliveries by drone are slow; remote ones use third-party transport.
     let faults = world.url("services", "/faults/drone");
     let slow = world
         .client
@@ -346,7 +347,7 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_o
     for partition in 0..PARTITIONS {
         produce(&world, REQUESTS, partition, b"some-key", poison);
     }
-    // The supervisor's own topic, too.
+    // Also the supervisor's own topic.
     produce(&world, FAILED, 0, b"some-key", poison);
     let world = Arc::new(world);
     let ids = deliver_all(&world, "beside-poison", 40, &Arc::default()).await;
@@ -435,7 +436,8 @@ async fn a_request_in_the_wrong_partition_is_rerouted_and_completes() {
     world.assert_one_effect_per_step(&ids, |_| false).await;
 }
 
-/// Writes a request straight to a partition of its topic, as any client could. Returns its operation.
+/// Writes a request straight to a partition of its topic, as any client could. Returns its
+/// operation.
 fn put_to(world: &World, name: &str, partition: impl Fn(OperationId) -> u32) -> String {
     let operation = OperationId::of_caller("", name);
     let request = CreateRequest {

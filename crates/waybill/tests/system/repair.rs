@@ -1,11 +1,12 @@
-//! Failures that are undone, parked and repaired, through the API alone and held against the ledger.
+//! Failures that are compensated, parked and repaired through the API alone, and compared with the
+//! ledger.
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use waybill_test_support::process::Process;
 use waybill_test_support::world::{World, delivery};
 
-/// A workflow that parks what fails: its last step has nothing to undo, the first has.
+/// A workflow that parks failures: its last step has no undo, but the first one has.
 const PARKING: &str = "
 name: parking
 version: 1
@@ -19,7 +20,7 @@ steps:
     kind: pure
 ";
 
-/// Everything in one process, and ready.
+/// All roles in one process, ready.
 async fn up() -> (World, Process) {
     let mut world = World::of_either_kind("");
     std::fs::write(world.path("parking.yaml"), PARKING).expect("the directory is writable");
@@ -138,7 +139,7 @@ async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
         (last.as_str(), state.as_str()),
         ("final", "CompensationFailed")
     );
-    // Nobody who asks from now on saw it being parked.
+    // The restarted process did not see the operation being parked.
     world.parked_become("CompensationFailed", 1.0).await;
     world.parked_become("Error", 0.0).await;
     let age = "waybill_parked_oldest_age_seconds";

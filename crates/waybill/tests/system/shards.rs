@@ -1,4 +1,4 @@
-//! A partition has several shards, and their number changes while everything goes on.
+//! A partition has several shards, and their number changes during operation.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -16,7 +16,7 @@ use crate::{
 };
 
 const CONFIG: &str = "partitions: 4\nscheduler: { lease: 3s, leaseMargin: 300ms }\n";
-/// Requests that are sent at once.
+/// The number of concurrent requests.
 const CLIENTS: usize = 8;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -86,7 +86,7 @@ async fn a_new_store_begins_with_the_configured_shards_and_another_number_is_tol
     world.all_reach(&ids, "Processed").await;
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 
-    // With the default of 1 it goes on as the store says, and says so.
+    // With the configured default of 1, the stored number applies and the log reports it.
     let process = restart(&world);
     all_own(&world, 2).await;
     let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
@@ -107,7 +107,7 @@ async fn what_only_waits_is_left_to_the_shards_that_follow() {
     let mut world = World::of_either_kind(config);
     let process = world.up();
     world.ready().await;
-    // At this rate the crowd would take more than a minute.
+    // At this speed the many requests would take more than a minute.
     let slow = json!({ "latencyMs": 2000 });
     world.put_faults("drone", &slow).await;
     let request = |index: usize| {
@@ -123,7 +123,7 @@ async fn what_only_waits_is_left_to_the_shards_that_follow() {
     let set = shards(&world, &["set", "2", "--json"]);
     assert_eq!(set["perPartition"], 2);
     all_run(&world, 2).await;
-    // So those who were followed did not go on until nobody waited any more.
+    // So the predecessors ended without finishing all waiting requests first.
     world
         .eventually("most wait for those who follow", async || {
             waiting().await > 100.0
@@ -136,11 +136,11 @@ async fn what_only_waits_is_left_to_the_shards_that_follow() {
     assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
 }
 
-/// Deliveries that are cancelled as soon as they are accepted, and now and then before.
+/// Cancels deliveries right after their acceptance, and sometimes before it.
 pub async fn deliver_and_cancel(world: &World, progress: &AtomicUsize) -> Vec<String> {
     const CANCELLED: usize = 200;
     let sent = (0..CANCELLED).map(async |index: usize| {
-        // Spread over the time in which the others flow.
+        // Distributed over the time of the other deliveries.
         world
             .eventually("the next one is due", async || {
                 progress.load(Ordering::Relaxed) >= (index * 9).min(1_700)
@@ -150,7 +150,7 @@ pub async fn deliver_and_cancel(world: &World, progress: &AtomicUsize) -> Vec<St
         if index.is_multiple_of(4) {
             cancel(world, &name).await;
         }
-        // One that others carry is undone by a person.
+        // A remote delivery is compensated by a person.
         let id = world.deliver(&delivery(&name, false)).await;
         cancel(world, &name).await;
         id
@@ -158,7 +158,7 @@ pub async fn deliver_and_cancel(world: &World, progress: &AtomicUsize) -> Vec<St
     stream::iter(sent).buffered(CLIENTS).collect().await
 }
 
-/// Asks for it until it is taken, or comes too late.
+/// Repeats a cancel until it is accepted or too late.
 pub async fn cancel(world: &World, name: &str) {
     let url = world.url("http", &format!("/api/deliveryrequests/{name}"));
     world
@@ -176,12 +176,12 @@ pub async fn cancel(world: &World, name: &str) {
         .await;
 }
 
-/// Waits until the process runs all shards of such a layout, and is ready.
+/// Waits until the process runs all shards of this layout and is ready.
 async fn all_own(world: &World, per_partition: u32) {
     all_run(world, PARTITIONS * per_partition).await;
 }
 
-/// Waits until the process runs so many shards, which are all, and is ready.
+/// Waits until the process runs exactly this many shards and is ready.
 async fn all_run(world: &World, shards: u32) {
     world
         .eventually("all shards run", async || {
@@ -214,7 +214,7 @@ async fn lowest_checkpoints(world: &World) -> BTreeMap<u64, [u64; 3]> {
     lowest
 }
 
-/// Runs `waybill shards …` to its end and reads its JSON.
+/// Runs `waybill shards …` to its end and parses its JSON.
 fn shards(world: &World, arguments: &[&str]) -> Value {
     let output = command(world, arguments).output().expect("it runs");
     assert!(output.status.success(), "{output:?}\n{}", world.log_tail());

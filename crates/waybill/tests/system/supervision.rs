@@ -1,5 +1,5 @@
-//! Supervision, proved from outside: services that fail, hang, refuse and go away, under processes
-//! that are killed. At the end every accepted delivery has ended or waits for a person, and the
+//! Supervision from outside: services that fail, hang, refuse and become unreachable, with
+//! processes that are killed. In the end every accepted delivery has ended or is parked, and the
 //! services' ledger balances.
 
 mod audit;

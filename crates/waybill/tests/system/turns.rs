@@ -1,4 +1,4 @@
-//! Whose requests go first where more wait than there is room for.
+//! The order of admission if more requests wait than there is room for.
 
 use std::time::{Duration, Instant};
 
@@ -14,9 +14,10 @@ use waybill_test_support::world::{PATIENCE, World, delivery};
 
 /// Requests of a tenant that sends all at once.
 const CROWD: usize = 300;
-/// Of those that come after it: of another tenant, and of high priority.
+/// The number of later requests: of another tenant, and of high priority.
 const FEW: usize = 6;
-/// How many of the crowd may end before any of the few: those that were admitted in rotation with them, and a window.
+/// How many of the first tenant's requests may end before any of the few: those admitted in turn
+/// with them, and a window.
 const AHEAD_MAX: usize = 80;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -25,7 +26,8 @@ async fn a_crowd_is_passed_by_another_tenant_and_by_high_priority_requests_and_c
     let mut world = World::of_either_kind(config);
     let up = world.up();
     world.ready().await;
-    // The crowd takes seconds: long enough for all to be read before most of it has ended.
+    // The first tenant's requests take seconds: long enough for all to be read before most of them
+    // end.
     world
         .put_faults("drone", &json!({ "latencyMs": 200 }))
         .await;
@@ -57,7 +59,7 @@ async fn a_crowd_is_passed_by_another_tenant_and_by_high_priority_requests_and_c
     assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
 }
 
-/// The callers' ids of so many operations that were processed, in the order in which they ended.
+/// The callers' IDs of the first `count` processed operations, in order of their ends.
 fn ended(world: &World, count: usize) -> Vec<String> {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", world.address("broker").to_string())
@@ -90,7 +92,7 @@ fn ended(world: &World, count: usize) -> Vec<String> {
     ended
 }
 
-/// Has the only partition run, or stand still.
+/// Starts or stops the only partition.
 async fn run(world: &World, running: bool) {
     let url = world.url("admin", "/schedulers/0");
     let body = json!({ "running": running });
@@ -98,7 +100,7 @@ async fn run(world: &World, running: bool) {
     assert!(answer.is_ok_and(|answer| answer.status().is_success()));
 }
 
-/// Sends requests in one batch. Returns the operations' ids in order.
+/// Sends requests in one batch. Returns the operations' IDs in order.
 pub async fn send(world: &World, requests: Vec<Value>) -> Vec<String> {
     let lines: String = requests.iter().map(|line| format!("{line}\n")).collect();
     let sent = world

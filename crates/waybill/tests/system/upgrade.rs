@@ -1,4 +1,4 @@
-//! A process that becomes another version where it was, with what the one before it has left under way.
+//! Another version of the program on the same data, with unfinished operations of the previous one.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A collector of spans: OTLP over HTTP, kept in memory.
+//! A collector of spans: OTLP over HTTP, in memory.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -21,16 +21,16 @@ use tokio::net::TcpListener;
 
 use super::PATIENCE;
 
-/// A span as it was received.
+/// A received span.
 #[derive(Clone, Debug)]
 pub struct Received {
-    /// By which process.
+    /// The service name of its process.
     pub service: String,
-    /// By which part of it.
+    /// The instrumentation scope.
     pub scope: String,
     pub trace: String,
     pub id: String,
-    /// Empty for the first of a trace.
+    /// Empty for the root span of a trace.
     pub parent: String,
     pub name: String,
     pub kind: SpanKind,
@@ -47,7 +47,7 @@ impl Received {
     }
 }
 
-/// It stops with the runtime of its test.
+/// Stops with the runtime of its test.
 pub struct Collector {
     pub address: SocketAddr,
     spans: Arc<Mutex<Vec<Received>>>,
@@ -76,7 +76,7 @@ impl Collector {
         format!("http://{}/v1/traces", self.address)
     }
 
-    /// The spans of an operation, once they are as wanted.
+    /// The spans of an operation, once `wanted` accepts them.
     pub async fn of(&self, operation: &str, wanted: impl Fn(&[Received]) -> bool) -> Vec<Received> {
         let look = async {
             loop {
@@ -93,7 +93,7 @@ impl Collector {
         }
     }
 
-    /// What there is of an operation: spans that name it, and those of their traces.
+    /// The spans that name an operation, and all others of their traces.
     pub fn all_of(&self, operation: &str) -> Vec<Received> {
         let spans = self.spans.lock().unwrap();
         let traces: Vec<&String> = spans

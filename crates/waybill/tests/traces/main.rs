@@ -1,4 +1,4 @@
-//! Spans, as a collector gets them from the whole program.
+//! The spans of the whole program, as a collector receives them.
 
 mod collector;
 
@@ -21,10 +21,10 @@ use waybill_test_support::process::{Process, log_tail};
 
 use self::collector::{Collector, Received};
 
-/// How long anything is waited for. Generous: it bounds a failure, not a success.
+/// The time limit of all waits. Generous, because it limits only failures.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The program, with spans that go somewhere.
+/// The program with a collector.
 struct World {
     directory: TempDir,
     process: Process,
@@ -34,7 +34,7 @@ struct World {
 }
 
 impl World {
-    /// Starts it with these settings of spans, and of the rest.
+    /// Starts it with these settings of traces, and further settings.
     fn start(traces: &str, settings: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let here = directory.path().display();
@@ -77,7 +77,7 @@ impl World {
         format!("http://{}{path}", self.addresses[listener])
     }
 
-    /// Has a delivery accepted, and returns its operation.
+    /// Sends a delivery until it is accepted, and returns its operation.
     async fn deliver(&self, traceparent: Option<&str>) -> String {
         let mut request = self.http.post(self.url("http", "/api/deliveryrequests"));
         if let Some(traceparent) = traceparent {
@@ -138,7 +138,7 @@ fn delivery() -> Value {
     })
 }
 
-/// Whether there is a span that says how an operation ended.
+/// Whether there is a span for the end of an operation.
 fn has_ended(spans: &[Received], operation: &str, state: &str) -> bool {
     spans.iter().any(|span| {
         span.name == "drone-delivery"
@@ -147,14 +147,14 @@ fn has_ended(spans: &[Received], operation: &str, state: &str) -> bool {
     })
 }
 
-/// Whether every span belongs to another one of its trace, but for those that `above` is the parent of.
+/// Whether every span has its parent in the trace, except those with the parent `above`.
 fn is_whole(spans: &[Received], above: &str) -> bool {
     let ids: HashSet<&str> = spans.iter().map(|span| &*span.id).collect();
     let mut parents = spans.iter().map(|span| &*span.parent);
     parents.all(|parent| ids.contains(parent) || parent == above)
 }
 
-/// The spans of an operation that was processed, with all of its five steps.
+/// The spans of a processed operation, with all of its five steps.
 async fn of_processed(collector: &Collector, operation: &str, above: &str) -> Vec<Received> {
     let is_attempt = |span: &&Received| {
         span.name.starts_with("process ") && span.is("waybill.outcome", "success")
@@ -221,7 +221,7 @@ async fn a_trace_leads_from_the_client_through_every_part_to_the_services() {
     assert_eq!((end.kind, &end.parent), (SpanKind::Internal, &sent.id));
     assert!(!end.is_failure);
 
-    // Each of the five agents was asked by a message, and asked its service.
+    // Each of the five agents received a message and called its service.
     let asked = below(&spans, taken_up);
     let mut steps: Vec<&str> = asked
         .iter()
@@ -251,7 +251,7 @@ async fn a_trace_leads_from_the_client_through_every_part_to_the_services() {
         assert!(["200", "201"].contains(&&*call.attributes["http.response.status_code"]));
         assert!(call.took <= attempt.took);
     }
-    // Whatever a delivery is about is not told.
+    // Spans contain no data of the delivery.
     for text in spans.iter().flat_map(|span| span.attributes.values()) {
         for secret in ["Harbour", "Hill", "p-1", "ada"] {
             assert!(!text.contains(secret), "{text}");
@@ -286,7 +286,7 @@ async fn retries_kills_and_undoing_stay_in_the_trace() {
     };
     let spans = collector.of(&id, wanted).await;
 
-    // What a process has not sent yet is lost with it, but what comes after belongs to what was before.
+    // Unsent spans of a killed process are lost, but later ones belong to the same trace.
     let name = format!("process {REQUESTS}");
     let taken_up: Vec<&Received> = spans.iter().filter(|span| span.name == name).collect();
     let first_taken_up = taken_up[0];
@@ -335,12 +335,12 @@ async fn a_trace_is_told_whole_or_not_at_all() {
     let from = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     let told = world.deliver(Some(from)).await;
     let spans = of_processed(&collector, &told, "b7ad6b7169203331").await;
-    // Spans arrive in the order in which they ended, so that those of the others would be there.
+    // Spans arrive in the order of their ends, so those of the others would have arrived.
     for id in &quiet {
         assert_eq!(collector.all_of(id).len(), 0);
     }
 
-    // Agents of the scheduler's own process are sent nothing.
+    // Agents in the scheduler's own process receive no messages.
     let taken_up = only(&spans, &format!("process {REQUESTS}"));
     let attempts = below(&spans, taken_up);
     assert_eq!(attempts.len(), 5, "{attempts:#?}");
@@ -394,7 +394,7 @@ async fn each_line_of_a_batch_is_a_trace_unless_the_batch_has_one() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn no_operation_waits_for_a_collector() {
-    // It takes connections, and never answers.
+    // It accepts connections and never answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}/v1/traces", silent.local_addr().unwrap());
     let traces = format!("queueMax: 3, requestTimeout: 1s, endpoint: '{endpoint}'");

@@ -1,4 +1,5 @@
-//! The page about the configuration, made from waybill.example.yaml, which a test holds against the program.
+//! The configuration page, generated from waybill.example.yaml. A test compares that file with the
+//! program.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -22,7 +23,7 @@ Relative paths of files and directories count from the working directory of the 
 containers and services, write absolute paths.
 ";
 
-/// The page.
+/// The text of the page.
 pub(super) fn page() -> String {
     let mut page = HEAD.to_owned();
     let variables = variables::<Config>();
@@ -33,14 +34,14 @@ pub(super) fn page() -> String {
     page
 }
 
-/// A key of the file, with what stands above it.
+/// A key of the file, with the comment above it.
 #[derive(PartialEq, Eq, Debug)]
 struct Key<'a> {
-    /// From the outermost section on.
+    /// From the outermost section inwards.
     path: Vec<&'a str>,
-    /// As in the file; empty for a section.
+    /// The value in the file; empty for a section.
     default: &'a str,
-    /// The comment's lines, without their marks.
+    /// The lines of the comment, without their marks.
     about: Vec<&'a str>,
 }
 
@@ -68,8 +69,8 @@ impl Key<'_> {
     }
 }
 
-/// Sentences as they are, and what stands indented in the comment as code. Lines after the first begin with
-/// `indent`.
+/// Keeps sentences as text and turns indented lines of the comment into code. Lines after the first
+/// begin with `indent`.
 fn text(about: &[&str], indent: &str) -> String {
     let mut text = String::new();
     let mut in_code = false;
@@ -117,7 +118,7 @@ fn keys(file: &str) -> Vec<Key<'_>> {
                 about: std::mem::take(&mut about),
             });
         } else {
-            // An empty line: what was said before it is about the file.
+            // After an empty line the comment above is about the whole file.
             about.clear();
         }
     }

@@ -1,7 +1,8 @@
-//! The agents of the drone-delivery application as functions: they call the simulated services of this process
-//! without HTTP, and understand their answers as the declarative agents do.
+//! The agents of the drone-delivery application as functions. They call the simulated services of
+//! this process without HTTP, and interpret answers like the declarative agents.
 //!
-//! Deliberately absent: a circuit breaker and retries inside an attempt. A function of the same process is not away.
+//! Deliberately absent: a circuit breaker, and retries within an attempt. A function in the same
+//! process is always reachable.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use waybill_agent::{
 };
 use waybill_drone_delivery::services::{Answered, CallError, Caller, Request, Service};
 
-/// How many attempts may wait for a service at once.
+/// The maximum number of attempts that wait for a service at once.
 const CONCURRENCY_MAX: usize = 256;
 
 /// The five agents, by name.
@@ -39,7 +40,7 @@ struct FunctionAgent {
     caller: Caller,
 }
 
-/// What the account service has to know of a delivery.
+/// The fields of a delivery that the account service needs.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Ordered<'a> {
@@ -47,7 +48,7 @@ struct Ordered<'a> {
     owner_id: Cow<'a, str>,
 }
 
-/// What is kept of an answer.
+/// The fields of an answer that later steps need.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Kept {
@@ -77,7 +78,8 @@ impl FunctionAgent {
                 let answer = self.caller.call(self.service, Request::Check { owner });
                 return self.judge(Action::Run, answer.await);
             }
-            // The third-party service looks for the locations, which stand in the input as they would in a body.
+            // The third-party service reads the locations, which have the same fields in the input
+            // as in a request body.
             Action::Run if self.service == Service::ThirdParty => Request::Run {
                 key: &key,
                 body: Bytes::copy_from_slice(input),
@@ -116,14 +118,14 @@ impl FunctionAgent {
         }
         let problem: Problem = serde_json::from_slice(&answer.body).unwrap_or_default();
         match status.as_u16() {
-            // What the services answer where nothing took effect, and a later attempt may.
+            // These statuses mean that nothing took effect and a retry may succeed.
             429 | 503 => transient(problem.code, problem.detail),
             _ if status.is_server_error() => unknown(problem.code, problem.detail),
             _ => permanent(problem.code, problem.detail),
         }
     }
 
-    /// What later steps need of an answer; `None` if it is not there.
+    /// The results that later steps need from an answer; `None` if one is missing.
     fn kept(&self, action: Action, body: &[u8]) -> Option<Vec<(String, String)>> {
         if action == Action::Compensate {
             return Some(Vec::new());

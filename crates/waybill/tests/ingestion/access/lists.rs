@@ -1,4 +1,4 @@
-//! The list shows one tenant its own alone.
+//! Lists show a tenant only its own operations.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -17,11 +17,11 @@ fn of_tenant(tenant: &str, number: u32) -> RowWrite {
     row
 }
 
-/// Two of `acme` among many of `zeta`, most of them at one instant.
+/// Two operations of `acme` among many of `zeta`, most of them with the same timestamp.
 async fn fill(world: &World) {
     let zetas = (0..2_300).map(|number| (of_tenant("zeta", number), 10));
     let acmes = [(0, 5), (1, 20)].map(|(number, at)| (of_tenant("acme", number), at));
-    // What cannot be read is nobody's who sees one tenant.
+    // Without a readable row, an operation belongs to no tenant.
     let unreadable = state_only(
         OperationId::of_caller("acme", "broken"),
         ProcessState::Error,
@@ -40,7 +40,7 @@ async fn fill(world: &World) {
     world.store.write(batch).await.unwrap();
 }
 
-/// Every operation that a list shows, and every text that it gave.
+/// Every operation in a list, and the text of every answer.
 async fn listed(guarded: &Guarded, who: &str, query: &str) -> (Vec<String>, String) {
     let (mut ids, mut texts, mut cursor) = (Vec::new(), String::new(), String::new());
     for _ in 0..100 {

@@ -1,4 +1,4 @@
-//! Two tenants, and every way in which one could meet what is the other's.
+//! Two tenants, and every way in which one could reach the other's operations.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use waybill_engine::{Action, OperationId, ProcessState, StepProgress, StepState,
 use super::super::world::*;
 use super::Guarded;
 
-/// Everything that can be asked of one operation: method, path, body.
+/// Every request about one operation: method, path, body.
 fn askings(id: &str, query: &str) -> Vec<(Method, String, Option<Value>)> {
     let operation = format!("{OPERATIONS}/{id}");
     let delivery = format!("{DELIVERIES}/{id}{query}");
@@ -41,7 +41,7 @@ fn askings(id: &str, query: &str) -> Vec<(Method, String, Option<Value>)> {
     ]
 }
 
-/// What is answered, with every trace of the id itself taken out.
+/// The answer, without any trace of the ID itself.
 async fn answered(
     guarded: &Guarded,
     who: &str,
@@ -64,7 +64,7 @@ async fn answered(
     answers
 }
 
-/// Requests something for `acme`; returns its id and the query of its Location.
+/// Makes a request of `acme`. Returns its ID and the query of its `Location`.
 async fn made_for_acme(guarded: &Guarded, path: &str, body: Value) -> (String, String) {
     let response = guarded.post("acme", path, body).send().await.unwrap();
     assert_eq!(response.status(), 202);
@@ -75,7 +75,7 @@ async fn made_for_acme(guarded: &Guarded, path: &str, body: Value) -> (String, S
 }
 
 async fn is_as_if_it_were_not_there(guarded: &Guarded, id: &str, at: &str) {
-    // Where it would lie is no secret: an id says it.
+    // The partition is no secret: it follows from the ID.
     let partition = partition_for(id.parse().unwrap(), PARTITIONS);
     let nobody = std::iter::repeat_with(|| OperationId(Uuid::now_v7()))
         .find(|id| partition_for(*id, PARTITIONS) == partition);
@@ -160,7 +160,7 @@ async fn the_row_of_another_tenant_is_not_there() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_of_another_tenant_are_not_told_though_followed_before_they_came() {
-    // While the topic cannot be read, nobody knows whose request it is.
+    // While the topic cannot be read, the owner of the request is unknown.
     let guarded = Guarded::with(|config| config.pending_reads_max = 0).await;
     let (id, at) = made_for_acme(&guarded, OPERATIONS, order("order-1", 1)).await;
     let events = format!("{OPERATIONS}/{id}/events");
@@ -200,7 +200,7 @@ async fn events_of_another_tenant_are_not_told_though_followed_before_they_came(
         told.push_str(std::str::from_utf8(&chunk).unwrap());
     }
     assert!(told.contains("event: final"), "{told}");
-    // By now the row was looked at for both.
+    // By now the row was read for both.
     let first = within(anothers.chunk()).await.unwrap().unwrap();
     assert_eq!(&first[..], b"retry: 1000\n\n");
     let more = tokio::time::timeout(Duration::from_secs(1), anothers.chunk()).await;
@@ -284,7 +284,7 @@ async fn to_name_another_tenant_is_refused_wherever_it_can_be_named() {
         "whoever may act for all may name any"
     );
 
-    // In a batch each line stands for itself.
+    // Each line of a batch is authorized separately.
     let own = json!({"workflow": "order", "id": "order-3", "tenant": "zeta", "input": {}});
     let lines = format!("{}\n{named}\n{own}\n", order("order-4", 4));
     let response = guarded.post("zeta", BATCH, lines).send().await.unwrap();

@@ -1,4 +1,4 @@
-//! What callers ask: to cancel and to reschedule.
+//! Callers' changes: cancel and reschedule.
 
 use std::sync::Arc;
 
@@ -218,7 +218,7 @@ async fn a_cancel_before_its_request_keeps_a_place_for_an_id_of_the_callers_only
     assert_eq!(cancelled["state"], "Cancelled");
     assert_eq!(cancelled["cancel"], "applied");
     assert_eq!(cancelled["request"], Value::Null, "it never came");
-    // Its create comes after all: it is taken, for the scheduler to end it.
+    // A late create is accepted, and the scheduler ends it.
     let mut late = delivery();
     late["deliveryId"] = json!("not-yet");
     let response = world.post(DELIVERIES, late.clone()).send().await.unwrap();
@@ -250,7 +250,7 @@ async fn a_cancel_before_its_request_keeps_a_place_for_an_id_of_the_callers_only
     world.ingestion.shutdown().await;
 }
 
-/// An id of the server's.
+/// An ID that the server created.
 async fn uuid_of_server(world: &World) -> String {
     let accepted = world.post(DELIVERIES, delivery()).send().await.unwrap();
     answer(accepted).await.1["id"].as_str().unwrap().to_owned()
@@ -308,7 +308,7 @@ async fn whose_a_pending_request_is_its_location_says_where_memory_does_not() {
         (format!("?{at}"), 202),
         (format!("?{at}&tenant=acme"), 202),
         (format!("?{at}&tenant=other"), 404),
-        // Nothing says whose it is, nor that it is.
+        // Nothing shows its tenant, or that it exists.
         (String::new(), 404),
         ("?tenant=acme".to_owned(), 404),
     ] {

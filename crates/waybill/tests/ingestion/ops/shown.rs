@@ -1,4 +1,4 @@
-//! What is shown and listed of operations that need somebody.
+//! Views and lists of operations that need attention.
 
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -271,7 +271,7 @@ async fn the_list_shows_what_needs_a_person_filtered_and_page_by_page() {
         .await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
     assert_eq!(problem["errors"].as_array().unwrap().len(), 2);
-    // There is an entry of such a one, but not of each: an empty list would be a lie.
+    // Not every such operation has an entry, so an empty list would be wrong.
     let (status, problem) = world.get(&format!("{OPERATIONS}?state=Processed")).await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
     let detail = problem["errors"][0]["detail"].as_str().unwrap();

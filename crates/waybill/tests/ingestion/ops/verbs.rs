@@ -1,4 +1,4 @@
-//! What operators ask.
+//! Operators' verbs.
 
 use reqwest::StatusCode;
 use serde_json::{Value, json};
@@ -269,7 +269,7 @@ async fn an_operation_that_was_undone_is_run_again_as_a_new_one_and_linked() {
             .await;
         assert_eq!((status, &problem["code"]), (409, &json!(code)), "{name}");
     }
-    // Two reschedules that crossed each other left it with a deadline before its pickup.
+    // Two concurrent reschedules left it with a deadline before its pickup.
     let mut crossed = row(
         id_of("crossed"),
         "drone-delivery",
@@ -321,7 +321,7 @@ async fn an_operation_that_runs_again_as_a_new_one_is_not_run_a_third_time() {
          {new}."
     );
     assert_eq!(problem["detail"], expected);
-    // A repeat of the first is answered as the first was.
+    // A repeat of the first request gets the first answer.
     let (status, asked) = answer(resubmit("first").await.unwrap()).await;
     assert_eq!(status, StatusCode::ACCEPTED);
     assert_eq!(asked["resubmittedAs"], first.to_string());

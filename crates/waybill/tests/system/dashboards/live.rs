@@ -1,4 +1,5 @@
-//! Every panel against a real Prometheus that scrapes a Waybill to which everything happens that panels show.
+//! Every panel on a real Prometheus that scrapes a Waybill in which all events of the panels
+//! happen.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -13,7 +14,7 @@ use waybill_test_support::world::{PATIENCE, World, delivery};
 use super::{Dashboard, as_sent};
 use crate::{REPLIES, REQUESTS, is_remote};
 
-/// Receivers at an address where nobody listens.
+/// Receivers at an address without a listener.
 const NOBODY: &str = "\
 alerts:
   receivers:
@@ -21,14 +22,14 @@ alerts:
   owners:
     sms: { url: 'http://127.0.0.1:9/', template: '{\"text\": \"{{notice.text}}\"}' }
 ";
-/// How long it scrapes between two looks at the panels.
+/// The pause between two checks of the panels.
 const BETWEEN_ROUNDS: Duration = Duration::from_millis(500);
 const RULES: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../../prometheus/waybill.rules.yaml"
 );
 
-/// A Prometheus of the test's own. Dropping it kills it.
+/// The test's own Prometheus. Dropping it kills it.
 struct Prometheus {
     child: Child,
     address: String,
@@ -42,7 +43,8 @@ impl Drop for Prometheus {
 }
 
 impl Prometheus {
-    /// One that scrapes the world's admin port every second; `None` where there is none on this machine.
+    /// Scrapes the world's admin port every second. Returns `None` if this machine has no
+    /// Prometheus.
     fn scraping(world: &World) -> Option<Self> {
         let config = json!({
             "global": { "scrape_interval": "1s", "evaluation_interval": "1s" },
@@ -70,13 +72,13 @@ impl Prometheus {
             let (_, address) = rest.split_once("address=")?;
             address.split_whitespace().next().map(str::to_owned)
         });
-        // Read to the end, so that it never blocks on a full pipe.
+        // Reads to the end, so that it never blocks on a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
         let address = address.expect("Prometheus says where it listens");
         Some(Self { child, address })
     }
 
-    /// How many results a query has.
+    /// The number of results of a query.
     async fn results(&self, world: &World, query: &str) -> usize {
         let url = format!("http://{}/api/v1/query", self.address);
         let asked = reqwest::Url::parse_with_params(&url, [("query", query)]).expect("a URL");
@@ -122,14 +124,14 @@ async fn every_panel_shows_something_of_a_waybill_at_work() {
         }
         let said = empty.join("\n");
         assert!(Instant::now() < deadline, "nothing to show:\n{said}");
-        // Something goes on while panels look at the last half minute.
+        // Keeps the system busy, because panels show the last half minute.
         let more = (0..20).map(|index| delivery(&format!("round-{round}-{index}"), false));
         world.deliver_each(more).await;
         tokio::time::sleep(BETWEEN_ROUNDS).await;
     }
 }
 
-/// Deliveries that succeed, fail in several ways and are parked, and records that nobody can read.
+/// Deliveries that succeed, fail in several ways and are parked, and undecodable records.
 async fn everything_happens(world: &World) {
     let of = |prefix: &'static str| {
         (0..40).map(move |index| delivery(&format!("{prefix}-{index}"), is_remote(index)))

@@ -1,4 +1,5 @@
-//! Operations that nothing would wake any more: their entry of the deadline index is gone, or what was asked because of it.
+//! Operations that only the audit can wake: their entry in the deadline index, or the recovery for
+//! it, is lost.
 
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::{RECOVERY, schedulers};
 const UP: [&str; 4] = ["http", "admin", "broker", "services"];
 const SCHEDULER: &str = "handOffAfter: 500ms, timeoutGrace: 200ms, checkpointEvery: 100ms";
 
-/// A world whose services never answer, and whose steps may take this long.
+/// A world with services that never answer, and steps with this time-out.
 fn world(timeout: &str) -> World {
     hanging(World::of_either_kind(""), timeout)
 }
@@ -44,7 +45,7 @@ fn configure(world: &World, sections: &str, more: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operation_whose_index_entry_is_gone_is_found_counted_woken_and_ends() {
-    // Longer than it takes to find it: nothing else moves it meanwhile.
+    // Longer than the audit needs, so that nothing else wakes the operation meanwhile.
     let mut world = world("2m");
     let up = world.up();
     world.ready().await;
@@ -60,7 +61,7 @@ async fn an_operation_whose_index_entry_is_gone_is_found_counted_woken_and_ends(
         line.contains("waking an operation that nothing would have woken") && line.contains(&id)
     });
     assert!(told.count() > 0, "{log}");
-    // The agent that hangs with it asks again when its process is there again.
+    // The stopped agent reads the request again after its process restarts.
     up.kill();
     without_faults(&world);
     let _up = world.again("up", &[], &UP);
@@ -75,7 +76,7 @@ async fn recoveries_that_retention_took_are_refused_and_what_they_would_have_wok
     let id = world.deliver(&delivery("unasked", false)).await;
     is_handed_off(&world, &id, 1).await;
     set_running(&world, false).await;
-    // The agent has given up by then: it says nothing past complete-by.
+    // The agent has given up by then: it does not answer after the complete-by.
     let before = end_of_recoveries(&world);
     world
         .eventually("the supervisor asks for it", async || {
@@ -98,7 +99,7 @@ async fn recoveries_that_retention_took_are_refused_and_what_they_would_have_wok
         "{reason}"
     );
     assert!(reason.contains("skipDeletedRequests: true"), "{reason}");
-    // What is refused is not the audit's: whoever decides about it wakes it.
+    // The audit skips operations of a refused partition. A person decides about them.
     assert_eq!(woken(&world).await, 0.0);
     assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
 
@@ -114,7 +115,7 @@ async fn recoveries_that_retention_took_are_refused_and_what_they_would_have_wok
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_that_an_audit_cannot_read_is_counted_and_logged_once() {
-    // It does not become due meanwhile: the sweep would count it, too.
+    // It does not become due meanwhile, because the sweep would count it too.
     let mut world = hanging(World::new(""), "2m");
     let up = world.up();
     world.ready().await;
@@ -135,7 +136,7 @@ async fn a_row_that_an_audit_cannot_read_is_counted_and_logged_once() {
     world
         .eventually("the audit counts it", async || unreadable().await > 0.0)
         .await;
-    // Some rounds more.
+    // Several more rounds.
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(unreadable().await, 1.0);
     let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
@@ -145,7 +146,7 @@ async fn a_row_that_an_audit_cannot_read_is_counted_and_logged_once() {
     assert_eq!(lines.count(), 1, "{log}");
 }
 
-/// Replaces the state of an operation by what is none, while no process has the store open.
+/// Replaces an operation's state with invalid data, while no process uses the store.
 fn damage_row(world: &World, id: OperationId) {
     let database = fjall::Database::builder(world.path("data/store")).open();
     let database = database.expect("nobody has the store open");
@@ -158,7 +159,7 @@ fn damage_row(world: &World, id: OperationId) {
     synced.expect("it can be synced");
 }
 
-/// Has the services of processes that are started from now on do what they are asked.
+/// Removes the faults of services that start from now on.
 fn without_faults(world: &World) {
     let path = world.path("waybill.yaml");
     let config = std::fs::read_to_string(&path).expect("it is there");
@@ -166,7 +167,8 @@ fn without_faults(world: &World) {
     std::fs::write(path, config).expect("the directory is writable");
 }
 
-/// Waits until an operation is handed off, and the checkpoint has passed this many requests durably.
+/// Waits until an operation is handed off, and the checkpoint has passed this many requests
+/// durably.
 async fn is_handed_off(world: &World, id: &str, requests: usize) {
     world
         .eventually("the operation is handed off", async || {
@@ -186,7 +188,7 @@ async fn is_handed_off(world: &World, id: &str, requests: usize) {
         .await;
 }
 
-/// Waits until the audit has woken something.
+/// Waits until the audit has woken an operation.
 async fn is_woken(world: &World) {
     world
         .eventually("the audit wakes it", async || woken(world).await > 0.0)
@@ -199,7 +201,7 @@ async fn woken(world: &World) -> f64 {
         .await
 }
 
-/// Where the recoveries of the only partition end.
+/// The end of the recoveries on the only partition.
 fn end_of_recoveries(world: &World) -> i64 {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", world.address("broker").to_string())
@@ -209,7 +211,7 @@ fn end_of_recoveries(world: &World) -> i64 {
     ends.expect("the broker tells where a topic ends").1
 }
 
-/// Moves the sweep past an operation's due time, while no process has the store open.
+/// Moves the sweep past an operation's due time, while no process uses the store.
 async fn lose_index_entry(world: &World, id: &str) {
     let index_shard = PartitionId(0);
     let store: Box<dyn Store> = match world.cql() {

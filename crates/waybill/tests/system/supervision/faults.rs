@@ -1,4 +1,4 @@
-//! Services that fail, hang, time out after the deed and refuse, all at once.
+//! Services that fail, hang, time out after the effect and refuse, all at once.
 //!
 //! A longer run: `WAYBILL_TEST_DELIVERIES=20000 cargo test --release -p waybill --test system
 //! delivery_ends`.
@@ -13,14 +13,14 @@ use waybill_test_support::world::{Dice, Metrics, World, delivery};
 use super::{Ends, SERVICES, Setting};
 use crate::{deliver_all, is_remote, restart, start_agents};
 
-/// Sends so many deliveries where the environment says nothing else.
+/// The default number of deliveries.
 const DELIVERIES: usize = 1_500;
 
 fn faults() -> Value {
     json!({ "errorRate": 0.05, "hangRate": 0.01, "doThenTimeoutRate": 0.02, "refuseRate": 0.03 })
 }
 
-/// How many deliveries to send: `WAYBILL_TEST_DELIVERIES`, for a longer run.
+/// The number of deliveries: `WAYBILL_TEST_DELIVERIES` sets it for a longer run.
 fn deliveries() -> usize {
     std::env::var("WAYBILL_TEST_DELIVERIES").map_or(DELIVERIES, |count| {
         count
@@ -61,8 +61,8 @@ async fn whatever_fails_and_however_often_agents_are_killed_every_delivery_ends_
     assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
 }
 
-/// Sends deliveries while `process` is killed at random moments and started again. Returns the
-/// process that is left, and the operations' ids.
+/// Sends deliveries while `process` is killed at random moments and restarted. Returns the last
+/// process and the operations' IDs.
 async fn send_while_killing(
     world: &Arc<World>,
     prefix: &'static str,
@@ -92,8 +92,9 @@ async fn send_while_killing(
     (process, ids)
 }
 
-/// Whether so many deliveries have reached the services, by their ledger, which outlives every kill; or the last of
-/// them has ended. On a slow machine many run out of time and end without any effect that the ledger would show.
+/// Whether `share` deliveries have reached the services, by their ledger, which outlives every
+/// kill, or the last of them has ended. On a slow machine many time out without any effect in the
+/// ledger.
 async fn have_started_or_ended(world: &World, prefix: &str, share: usize) -> bool {
     if in_ledger(world).await.is_some_and(|count| count >= share) {
         return true;
@@ -102,15 +103,15 @@ async fn have_started_or_ended(world: &World, prefix: &str, share: usize) -> boo
     state.is_some_and(|state| !["Pending", "Processing", "Compensating"].contains(&&*state))
 }
 
-/// How many operations the ledger knows; `None` while nobody answers.
+/// The number of operations in the ledger; `None` while the services are unavailable.
 async fn in_ledger(world: &World) -> Option<usize> {
     let summary = world.client.get(world.url("services", "/ledger/summary"));
     let summary: Value = summary.send().await.ok()?.json().await.ok()?;
     summary["operations"].as_u64().map(|count| count as usize)
 }
 
-/// Lets most deliveries meet the faults, and clears them; then every delivery ends, and the ledger
-/// agrees.
+/// Waits until most deliveries were affected by the faults, and clears them. Then every delivery
+/// ends and the ledger agrees.
 async fn end_in_balance(world: &World, prefix: &str, ids: &[String]) {
     world
         .eventually("most deliveries have got to the services", async || {
@@ -126,13 +127,14 @@ async fn end_in_balance(world: &World, prefix: &str, ids: &[String]) {
         error,
         compensation_failed,
     } = ends;
-    // Of five services, each refuses 3 % for good, of those that reached it before the faults were cleared.
+    // Each of the five services permanently refuses 3 % of the deliveries that reach it before the
+    // faults are cleared.
     let refused = ids.len() / 100..ids.len() / 4;
     assert!(refused.contains(&compensated), "{ends:?}");
     assert!(processed > ids.len() / 2, "{ends:?}");
     assert_eq!(cancelled, 0, "nobody cancelled: {ends:?}");
-    // Nothing refused an undo, and this workflow undoes whatever fails for good. Only an undo that
-    // failed too often may be left to a person.
+    // No undo was refused, and this workflow compensates every permanent failure. Only after too
+    // many failures of an undo may a delivery be parked.
     assert_eq!(error, 0, "{ends:?}");
     assert!(compensation_failed * 100 <= ids.len(), "{ends:?}");
 }
@@ -149,7 +151,7 @@ async fn the_store_the_ledger_and_the_metrics_agree_on_how_deliveries_ended() {
             &json!({ "undoRefuseRate": 0.3, "refuseRate": 0 }),
         )
         .await;
-    // By others, so that there is something whose undo is refused.
+    // Remote ones, so that there are undos to refuse.
     let bodies = (0..DELIVERIES).map(|index| delivery(&format!("count-{index}"), index % 2 == 0));
     let ids = world.deliver_each(bodies).await;
     let ends = world.all_end_in_balance(&ids, |index| index % 2 == 0).await;
@@ -169,7 +171,7 @@ async fn the_store_the_ledger_and_the_metrics_agree_on_how_deliveries_ended() {
     assert_eq!(number("complete"), ends.processed, "{summary}");
     let in_part = number("partial") + number("halfUndone");
     assert_eq!(in_part, ends.compensation_failed, "{summary}");
-    // Those that were refused at their first step never had an effect.
+    // Deliveries that were refused at their first step never had an effect.
     assert!(number("undone") <= ends.compensated, "{summary}");
 }
 
@@ -190,14 +192,14 @@ async fn every_metric_that_is_shown_is_in_the_documents_and_the_other_way_round(
         };
         assert_eq!((kind, labels), (known_kind, known_labels), "{name}");
     }
-    // Nobody is told of anything here, nothing is damaged, no collector gets spans, and on servers there is neither an
-    // embedded broker nor a disk to watch.
+    // No receiver is configured, no data is damaged, and no collector receives spans. On servers
+    // there is neither an embedded broker nor a disk to watch.
     let is_elsewhere = |name: &str| {
         let elsewhere = ["waybill_alerts_", "waybill_owner_notices_"];
         elsewhere.iter().any(|prefix| name.starts_with(prefix))
             || name.starts_with("waybill_broker_") && world.is_on_servers()
             || name.starts_with("waybill_disk_") && world.is_on_servers()
-            // There is no such retention on the embedded broker.
+            // The embedded broker has no such retention.
             || name == "waybill_scheduler_requests_retention_seconds" && !world.is_on_servers()
             || [
                 "waybill_scheduler_leases_lost_total",
@@ -231,7 +233,7 @@ fn documented() -> Metrics {
     rows.collect()
 }
 
-/// What the metrics say of how many were created, and of how they ended.
+/// The metrics of created operations, and of their final states.
 async fn counted(world: &World) -> (usize, Ends) {
     let count = async |name: &str| world.metric(name, "").await as usize;
     let ends = Ends {

@@ -1,4 +1,4 @@
-//! A service that is away for long: what needs it waits, at no cost, and everything else goes on.
+//! A long outage of a service: its operations wait at no cost, and all others continue.
 
 use serde_json::{Value, json};
 use waybill_test_support::supervision::balance::Ledger;
@@ -6,7 +6,7 @@ use waybill_test_support::world::{World, delivery};
 
 use super::{Setting, replaced};
 
-/// A workflow that has no use for drones.
+/// A workflow that does not use drones.
 const ERRAND: &str = "
 name: errand
 version: 1
@@ -16,18 +16,18 @@ steps:
     timeout: 1s
 ";
 
-/// How often the drones' agent says that it did not try, while they are away.
+/// How often the drone agent reports `not-attempted` during the outage.
 const NOT_ATTEMPTED: f64 = 250.0;
 
-/// How many attempts may fail before the breaker opens: as many as it looks at, and those that were
-/// under way beside them.
+/// How many attempts may fail before the breaker opens: those in its window, and those in progress
+/// at that time.
 const OPENING: f64 = 30.0;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outage_of_one_service_costs_no_delivery_and_holds_up_no_other_workflow() {
     const DELIVERIES: usize = 100;
     const ERRANDS: usize = 100;
-    // The drones live elsewhere, so that they can go away alone.
+    // The drone service is in another process, so that it can stop alone.
     let mut elsewhere = World::new("");
     let drones = elsewhere.start("services", &[], &["services"]);
     let mut setting = Setting::hasty();
@@ -41,7 +41,7 @@ async fn an_outage_of_one_service_costs_no_delivery_and_holds_up_no_other_workfl
     );
     let from = replaced(from, "baseUrl: \"{services}\"\n", &at, 1);
     setting.agents = format!("{before}  - name: drone\n{from}");
-    // A delivery that opens the breaker has one failure, and may not have another.
+    // A delivery that opens the breaker has one failure, and must not have another one.
     let workflow = &mut setting.workflows[0];
     *workflow = replaced(workflow, "maxAttempts: 8", "maxAttempts: 2", usize::MAX);
     setting.workflows.push(ERRAND.to_owned());

@@ -1,18 +1,18 @@
-//! What is parked costs nothing.
+//! Parked operations cost nothing.
 
 use serde_json::json;
 use waybill_test_support::world::{World, delivery};
 
 use super::Setting;
 
-/// How much more work a delivery may take beside the parked ones. Loose, for what is written together is a
-/// matter of the moment; looking at a thousand of them would be far more.
+/// The maximum ratio of work per delivery with and without parked operations. Loose, because the
+/// grouping of writes varies; a scan of a thousand operations would be far more.
 const MORE_MAX: f64 = 2.0;
 
-/// Deliveries whose work is counted.
+/// The number of measured deliveries.
 const COUNTED: usize = 100;
 
-/// For how long, in the supervisor's own time, nothing may be asked for.
+/// How long the supervisor must request nothing, in its own time.
 const STILL: f64 = 4.0;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -40,7 +40,7 @@ async fn a_thousand_parked_deliveries_slow_nothing_down_and_cost_the_supervisor_
     assert_eq!(ends.compensation_failed, PARKED, "{ends:?}");
     world.clear_faults().await;
 
-    // Entries that came late, on a machine that is busy elsewhere, are looked at between two times of standing still.
+    // On a busy machine, late entries are processed between two idle periods.
     let mut asked = stands_still(&world).await;
     world
         .eventually("nothing is asked for twice as long", async || {
@@ -57,8 +57,8 @@ async fn a_thousand_parked_deliveries_slow_nothing_down_and_cost_the_supervisor_
     }
 }
 
-/// Waits until every index shard was swept for a while and nothing was asked for meanwhile. What was
-/// handed off earlier has its entries looked at first.
+/// Waits until every index shard was swept for a while without any request. Entries of earlier
+/// hand-offs are processed first.
 async fn stands_still(world: &World) -> f64 {
     const SWEPT: &str = "waybill_supervisor_last_sweep_timestamp_seconds";
     let asked = async || {
@@ -86,7 +86,8 @@ async fn stands_still(world: &World) -> f64 {
     standing
 }
 
-/// The least of a few rounds: an attempt that outlives its second, on a machine that is busy elsewhere, is more work.
+/// The minimum of several rounds: on a busy machine, an attempt that takes longer than a second is
+/// more work.
 async fn least_work_of_deliveries(world: &World, prefix: &str) -> [(&'static str, f64); 2] {
     let mut least = work_of_deliveries(world, &format!("{prefix}-0")).await;
     for round in 1..3 {
@@ -98,8 +99,8 @@ async fn least_work_of_deliveries(world: &World, prefix: &str) -> [(&'static str
     least
 }
 
-/// What some deliveries cost the whole system. When they have ended, no
-/// operation is in memory: those that are parked take no place there.
+/// The cost of some deliveries for the whole system. Afterwards no operation is in memory: parked
+/// ones need none.
 async fn work_of_deliveries(world: &World, prefix: &str) -> [(&'static str, f64); 2] {
     const ROWS: &str = "waybill_scheduler_commit_rows_sum";
     const RECORDS: &str = "waybill_kafka_producer_records_total";
