@@ -1,9 +1,9 @@
-//! How many requests a second the services answer, and what one costs them in CPU time.
+//! Measures how many requests per second the services answer, and their CPU time per request.
 //!
 //! `cargo run --release -p waybill-drone-delivery --example services_throughput [seconds]`
 //!
-//! The services run on threads of their own, whose CPU time the system counts (Linux). The client
-//! shares the machine, so the rate says little and the cost per request much.
+//! The services run on their own threads, whose CPU time the system counts (Linux). The client
+//! shares the machine, so the cost per request is more meaningful than the rate.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Sends whole deliveries, one request after the other on each of the clients.
+/// Sends complete deliveries. Each client sends one request at a time.
 async fn load(base: String, http2: bool, time: Duration) -> Result<u64, Box<dyn Error>> {
     let mut connector = HttpConnector::new();
     connector.set_nodelay(true);
@@ -106,7 +106,7 @@ async fn load(base: String, http2: bool, time: Duration) -> Result<u64, Box<dyn 
     Ok(count.load(Ordering::Relaxed))
 }
 
-/// The CPU time that the services' threads have used so far.
+/// The total CPU time of the services' threads.
 fn cpu_of_services() -> Result<Duration, Box<dyn Error>> {
     let mut nanos = 0;
     for thread in std::fs::read_dir("/proc/self/task")? {

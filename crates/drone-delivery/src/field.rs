@@ -1,5 +1,4 @@
-//! What is wrong with one field of a JSON body, in the form that RFC 9457's `errors` extension
-//! takes.
+//! An error in one field of a JSON body, in the format of RFC 9457's `errors` extension.
 
 use std::fmt;
 
@@ -40,7 +39,7 @@ pub fn pointer_to(parent: &str, name: &str) -> String {
     format!("{parent}/{}", name.replace('~', "~0").replace('/', "~1"))
 }
 
-/// A value as a message shows it: its JSON, cut where it is long.
+/// A value in a message: its JSON, cut if it is long.
 pub(crate) fn shown(value: &serde_json::Value) -> String {
     const CHARS_MAX: usize = 40;
     let text = value.to_string();

@@ -1,14 +1,14 @@
 //! A delivery request: its fields, and the check that names every wrong one.
 //!
 //! The fields are those of the public "drone delivery" reference application, so that its clients
-//! work unchanged. Three things follow from that: `dropoffLocation` is another spelling of
-//! `dropOffLocation`; an optional field may be `null`; and an empty `deadline` means none.
+//! work unchanged. For that reason `dropoffLocation` is accepted as `dropOffLocation`, an optional
+//! field may be `null`, and an empty `deadline` means none.
 //!
-//! What must hold: a request that passes has one canonical form, whatever order, spelling or time
-//! zone its fields came in. That form is the operation's input, which workflow templates refer to
-//! and by which a repeat is told from a conflict. It has every field; absent ones are `null`.
+//! What must hold: a valid request has one canonical form, independent of the order, spelling and
+//! time zone of its fields. That form is the operation's input. Workflow templates refer to it, and
+//! it distinguishes a repeat from a conflict. It has every field; absent ones are `null`.
 //!
-//! Deliberately absent: whether times lie in the future, which depends on when one asks.
+//! Deliberately absent: a check that times are in the future, because its result would change.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -17,7 +17,7 @@ use utoipa::ToSchema;
 
 use crate::field::{FieldError, pointer_to, shown};
 
-/// How many characters an id, a location or a tag may have.
+/// The maximum number of characters of an ID, a location or a tag.
 pub const TEXT_CHARS_MAX: usize = 256;
 
 /// A request to deliver one package by drone.
@@ -96,8 +96,8 @@ pub enum ConfirmationRequired {
 }
 
 impl DeliveryRequest {
-    /// The one JSON form of this request: camelCase names in a fixed order, every field present
-    /// (`null` where it was not given), times in UTC.
+    /// The canonical JSON of this request: camelCase names in a fixed order, every field present
+    /// (`null` if absent), times in UTC.
     #[must_use]
     pub fn canonical_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("string keys and finite numbers always serialize")
@@ -108,9 +108,9 @@ impl DeliveryRequest {
 ///
 /// # Errors
 ///
-/// Every wrong field, with what was expected of it: missing, of another type, unknown, not one of
-/// the values that it may have, empty or too long, not a number above 0, not a date and time, a
-/// deadline before the pickup.
+/// Every wrong field, with what was expected: missing, of another type, unknown, not an allowed
+/// value, empty or too long, not a number above 0, not a date and time, or a deadline before the
+/// pickup.
 pub fn validate(request: &Value) -> Result<DeliveryRequest, Vec<FieldError>> {
     let mut errors = Vec::new();
     match delivery_request(request, &mut errors) {
@@ -135,7 +135,7 @@ pub struct Reschedule {
 }
 
 impl Reschedule {
-    /// The fields to change and their new values, in the form that they have in
+    /// The changed fields and their new values, in the format of
     /// [`DeliveryRequest::canonical_json`].
     #[must_use]
     pub fn fields(&self) -> Map<String, Value> {
@@ -149,14 +149,14 @@ impl Reschedule {
     }
 }
 
-/// Checks what is to be changed of a delivery. Of two times, one of which is not named, it can't tell
-/// whether they fit.
+/// Checks a change of a delivery. If the change names only one of two times, the function cannot
+/// check their order.
 ///
 /// # Errors
 ///
-/// Every wrong field, with what was expected of it: one that can't be changed, not a date and time
-/// (`null` is none: a time can be changed, not taken away), a deadline before the pickup. A change
-/// of nothing is wrong as a whole.
+/// Every wrong field, with what was expected: one that cannot be changed, not a date and time
+/// (`null` is refused, because a time can be changed but not removed), or a deadline before the
+/// pickup. An empty change is wrong as a whole.
 pub fn validate_reschedule(change: &Value) -> Result<Reschedule, Vec<FieldError>> {
     let mut errors = Vec::new();
     let reschedule = reschedule(change, &mut errors);
@@ -246,19 +246,19 @@ fn package_info(value: &Value, at: &str, errors: &mut Vec<FieldError>) -> Option
     })
 }
 
-/// What a string stands for, and so what it may be.
+/// The use of a string, which determines its allowed values.
 #[derive(Clone, Copy)]
 enum Text {
-    /// It becomes part of a URL, where `.` and `..` would name another resource.
+    /// Part of a URL, in which `.` and `..` would name another resource.
     Id,
-    /// Something that a person reads.
+    /// Text for people.
     Words,
-    /// As `Words`, and it may be empty.
+    /// As `Words`, but may be empty.
     Label,
 }
 
-/// The fields of one object. Each reader answers `None` both for an absent field and for a wrong
-/// one, which it has then named in `errors`.
+/// The fields of one object. Each reader returns `None` for an absent field, and for a wrong one
+/// after adding it to `errors`.
 struct Fields<'a> {
     object: &'a Map<String, Value>,
     at: &'a str,
@@ -316,7 +316,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Which of a field's two names was used; names the other one wrong if both were.
+    /// Which of a field's two names was used. If both were, adds an error for the second one.
     fn one_of_two_names(&mut self, name: &'static str, other: &'static str) -> &'static str {
         match (
             self.object.contains_key(name),
@@ -400,7 +400,7 @@ impl<'a> Fields<'a> {
         self.instant_of(name, value)
     }
 
-    /// As [`Fields::instant`], but `null` is no instant.
+    /// As [`Fields::instant`], but refuses `null`.
     fn new_instant(&mut self, name: &'static str) -> Option<Timestamp> {
         self.known.push(name);
         let value = self.object.get(name)?;
@@ -448,8 +448,7 @@ impl<'a> Fields<'a> {
         self.refuse_others("is unknown; the fields are");
     }
 
-    /// Names the fields that are not known, with what is said of them before the names of those that
-    /// are.
+    /// Adds an error for each unknown field: `detail`, followed by the names of the known fields.
     fn refuse_others(&mut self, detail: &str) {
         let object = self.object;
         for name in object.keys() {

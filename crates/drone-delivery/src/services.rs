@@ -1,19 +1,19 @@
 //! Five simulated services on one listener: account, package, third-party transport, drone and
 //! delivery, with faults that can be switched on and a ledger of what they did.
 //!
-//! They are what the rules are judged by: an agent repeats attempts, dies in the middle and undoes
-//! what it does not know, and afterwards the ledger tells which effects were really made. So these
-//! must hold, whatever is killed and started again:
+//! Tests of the guarantees rely on them. An agent repeats attempts, dies in the middle, and undoes
+//! unknown attempts; then the ledger shows the real effects. So these rules must hold through kills
+//! and restarts:
 //!
-//! * **An effect is in the ledger before it is answered.** It was written to the file (not synced:
-//!   the services may be killed at any moment, the machine may not lose its power).
+//! * **An effect is in the ledger before it is answered.** It was written to the file but not
+//!   synced: the services survive a kill, not a power failure.
 //! * **One effect per idempotency key and service.** A repeat gets the first answer again and is
-//!   counted apart.
+//!   counted separately.
 //! * **An undone key stays undone.** An undo that comes before its forward action leaves a
 //!   tombstone. A forward action after its undo is refused (409 `undone-before`), and the ledger
 //!   has the refusal.
-//! * **A refusal has no effect, now or later.** What a key is refused for at random depends on the
-//!   key alone, and what was made is never refused, nor is the undo of what was undone.
+//! * **A refusal has no effect, now or later.** A random refusal depends on the key alone. An
+//!   existing effect is never refused, and neither is a repeated undo.
 //!
 //! | service | forward | undo | probe |
 //! |---|---|---|---|
@@ -23,19 +23,19 @@
 //! | drone | `PUT /api/DroneDeliveries/{id}` | `DELETE` | `GET` |
 //! | delivery | `PUT /api/Deliveries/{id}` | `DELETE` | `GET` |
 //!
-//! All three name the effect by the header `Idempotency-Key`. An undo answers 204, also where there
-//! was nothing to undo. A probe answers 200 with what its maker was answered where the effect
-//! stands, else 404 `not-performed`.
+//! All three identify the effect by the header `Idempotency-Key`. An undo answers 204, even if
+//! there was nothing to undo. A probe of an existing effect answers 200 with the original answer,
+//! else 404 `not-performed`.
 //!
-//! Beside them: `GET`, `PUT`, `DELETE /faults/{service}`, `GET /faults`, and the ledger: `GET
-//! /ledger` (NDJSON), `GET /ledger?operation=ID` (an array), either with `tombstones=true` also with
-//! tombstones and refusals; `GET /ledger/summary`, the counts; `GET /ledger/operations?after=&limit=`
-//! (NDJSON), what stands of each operation, page by page. Each speaks HTTP/1.1 and HTTP/2 with prior
-//! knowledge.
+//! Also: `GET`, `PUT`, `DELETE /faults/{service}`, `GET /faults`, and the ledger. `GET /ledger`
+//! (NDJSON) and `GET /ledger?operation=ID` (an array) include tombstones and refusals with
+//! `tombstones=true`. `GET /ledger/summary` returns the counts. `GET
+//! /ledger/operations?after=&limit=` (NDJSON) returns the existing effects of each operation, page
+//! by page. All speak HTTP/1.1 and HTTP/2 with prior knowledge.
 //!
-//! Deliberately absent: what a package, a drone or a delivery is. The services keep no resources;
-//! who holds a key is all that they know. There is no middleware and no trace per request either:
-//! they share the machine with what is measured.
+//! Deliberately absent: resources such as packages, drones or deliveries. The services know only
+//! idempotency keys. There is also no middleware and no trace per request, because the services
+//! share the machine with the measured system.
 
 mod answer;
 mod api;
@@ -68,25 +68,26 @@ use crate::field::FieldError;
 use faults::FaultBoard;
 use ledger::Ledger;
 
-/// How many connections may be open, where the configuration does not say.
+/// The default number of open connections.
 pub const DEFAULT_CONNECTIONS_MAX: usize = 4_096;
 
-/// How many requests may be under way beyond four of each connection, where the configuration does not say. Agents of one
-/// address may have six thousand.
+/// The default number of concurrent requests beyond four per connection. Agents at one address may
+/// have six thousand.
 pub const DEFAULT_REQUESTS_MAX: usize = 8_192;
 
-/// How many requests may wait out a latency at once, those included whose clients have gone away.
+/// The maximum number of requests that wait for a latency at once. Requests of disconnected clients
+/// count too.
 pub const DELAYED_MAX: usize = 16_384;
 
 /// One of the five services.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Service {
-    /// Says whether an owner may order.
+    /// Checks whether an owner may order.
     Account,
     /// Registers packages.
     Package,
-    /// Books transport by others where drones don't fly.
+    /// Books transport by third parties to places that drones do not reach.
     ThirdParty,
     /// Schedules drones.
     Drone,
@@ -95,7 +96,7 @@ pub enum Service {
 }
 
 impl Service {
-    /// All of them, in the order in which a delivery meets them.
+    /// All services, in the order in which a delivery calls them.
     pub const ALL: [Self; 5] = [
         Self::Account,
         Self::Package,
@@ -123,30 +124,30 @@ impl Service {
     }
 }
 
-/// How the services run.
+/// The configuration of the services.
 #[derive(Clone, Debug)]
 pub struct ServicesConfig {
-    /// Where to listen; port 0 picks a free one.
+    /// The listen address; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// How many connections may be open. One more replaces the one that has been idle for longest; where none is idle it
-    /// waits. One address gets three quarters of them.
+    /// The maximum number of connections. A further one replaces the longest idle one, or waits if
+    /// none is idle. One address gets three quarters of them.
     pub connections_max: usize,
-    /// How many requests may be under way beyond four of each connection. One address gets three quarters of them; a
-    /// further one over HTTP/2 is refused by `REFUSED_STREAM`.
+    /// The maximum number of concurrent requests beyond four per connection. One address gets three
+    /// quarters of them. A further one over HTTP/2 is refused with `REFUSED_STREAM`.
     pub requests_max: usize,
-    /// The directory of the ledger; it is made if need be. One process at a time may use it.
+    /// The directory of the ledger, created if missing. One process at a time may use it.
     pub data_dir: PathBuf,
-    /// Owners whose id begins with this are suspended. Empty: none are.
+    /// Owners with this ID prefix are suspended. Empty: no owner is.
     pub suspended_prefix: String,
-    /// Locations that contain this need third-party transport. Empty: none do.
+    /// Locations that contain this text need third-party transport. Empty: no location does.
     pub remote_marker: String,
-    /// The faults to start with, which `DELETE /faults/{service}` comes back to.
+    /// The initial faults, which `DELETE /faults/{service}` restores.
     pub faults: FaultsByService,
 }
 
 impl ServicesConfig {
-    /// Services without faults: owners that begin with `suspended-` are suspended, locations that
-    /// contain `remote` need third-party transport.
+    /// Services without faults. Owners with the prefix `suspended-` are suspended, and locations
+    /// that contain `remote` need third-party transport.
     #[must_use]
     pub fn new(listen: SocketAddr, data_dir: PathBuf) -> Self {
         Self {
@@ -169,13 +170,13 @@ pub enum StartError {
     Listen {
         /// The address.
         address: SocketAddr,
-        /// What the system says.
+        /// The cause.
         source: std::io::Error,
     },
     /// The ledger can't be opened.
     #[error("the services' ledger can't be opened")]
     Ledger(#[from] LedgerError),
-    /// The configured faults make no sense.
+    /// The configured faults are invalid.
     #[error("the faults of service {service} are wrong: {}", list(.errors))]
     Faults {
         /// The service.
@@ -193,7 +194,8 @@ fn list(errors: &[FieldError]) -> String {
     errors.join("; ")
 }
 
-/// The running services. Dropped without [`Services::shutdown`], they end at once, as if killed.
+/// The running services. Without [`Services::shutdown`], dropping them ends them at once, as if
+/// killed.
 #[derive(Debug)]
 pub struct Services {
     address: SocketAddr,
@@ -205,13 +207,13 @@ pub struct Services {
 }
 
 impl Services {
-    /// Reads the ledger and listens.
+    /// Reads the ledger and starts to listen.
     ///
-    /// The future is boxed, so that this crate compiles it, and all that it spawns, rather than the crate that awaits it.
+    /// The future is boxed so that this crate compiles it, and not the crate that awaits it.
     ///
     /// # Errors
     ///
-    /// When the address is taken, the ledger can't be read or belongs to another process, or the
+    /// If the address is in use, the ledger cannot be read or belongs to another process, or the
     /// configured faults are out of range.
     pub fn start(
         config: ServicesConfig,
@@ -255,26 +257,26 @@ impl Services {
         })
     }
 
-    /// Where they listen.
+    /// The listen address.
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What calls them without HTTP, from the same process.
+    /// Calls the services without HTTP, from the same process.
     #[must_use]
     pub fn caller(&self) -> Caller {
         self.caller.clone()
     }
 
-    /// The connections that are open.
+    /// The open connections.
     #[must_use]
     pub const fn connections(&self) -> &Arc<Connections> {
         &self.connections
     }
 
-    /// Takes no more connections, lets requests that are under way be answered for a few seconds,
-    /// and ends. Requests that were to hang are cut.
+    /// Accepts no more connections, gives running requests a few seconds to finish, and ends.
+    /// Hanging requests are cut off.
     pub async fn shutdown(mut self) {
         self.stopping.cancel();
         if let Some(listening) = self.listening.take()
@@ -292,13 +294,13 @@ impl Drop for Services {
     }
 }
 
-/// What every request may use.
+/// The state that all requests share.
 struct Site {
     ledger: Arc<Ledger>,
     faults: FaultBoard,
     suspended_prefix: String,
     remote_marker: String,
-    /// Room for requests that wait out a latency.
+    /// Permits for requests that wait for a latency.
     delayed: Arc<Semaphore>,
     stopping: CancellationToken,
 }

@@ -1,4 +1,4 @@
-//! What a delivery request may be, and how each wrong field is named.
+//! Valid delivery requests, and the error for each wrong field.
 
 use serde_json::{Value, json};
 use waybill_drone_delivery::field::FieldError;
@@ -22,7 +22,7 @@ fn full() -> Value {
     })
 }
 
-/// The full request with the value at `pointer` replaced, or taken away.
+/// The full request with the value at `pointer` replaced or removed.
 fn with(pointer: &str, value: Option<Value>) -> Value {
     let mut request = full();
     let (parent, name) = pointer.rsplit_once('/').expect("a pointer");

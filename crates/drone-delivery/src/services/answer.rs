@@ -1,4 +1,4 @@
-//! Answers: small JSON documents, problems, and one long stream.
+//! Answers: small JSON documents, problems, and one stream.
 
 use std::borrow::Cow;
 use std::io;
@@ -16,7 +16,7 @@ use waybill_http::ArrivingBody;
 
 use crate::field::FieldError;
 
-/// How large a request's body may be.
+/// The maximum size of a request's body.
 pub(super) const BODY_BYTES_MAX: usize = 64 * 1024;
 
 pub(super) type Answer = Response<AnswerBody>;
@@ -28,9 +28,9 @@ pub struct Unanswered;
 
 /// The body of an answer.
 pub(super) enum AnswerBody {
-    /// All of it at once; `None` once it was sent, or empty.
+    /// The whole body; `None` if it was sent or is empty.
     Whole(Option<Bytes>),
-    /// Piece by piece, as fast as the client reads.
+    /// In pieces, as fast as the client reads.
     Pieces(mpsc::Receiver<io::Result<Bytes>>),
 }
 
@@ -64,7 +64,7 @@ impl Body for AnswerBody {
     }
 }
 
-/// A JSON answer whose text is already there.
+/// A JSON answer from serialized text.
 pub(super) fn json_text(status: StatusCode, text: impl Into<Bytes>) -> Answer {
     with_body(
         status,
@@ -119,7 +119,7 @@ impl Problem {
         }
     }
 
-    /// Names the wrong fields.
+    /// Adds the wrong fields.
     pub(super) fn with_errors(self, errors: Vec<FieldError>) -> Self {
         Self { errors, ..self }
     }
@@ -181,11 +181,11 @@ impl From<Problem> for Answer {
     }
 }
 
-/// Reads a request's body to its end.
+/// Reads a request's whole body.
 ///
 /// # Errors
 ///
-/// Where it is too large or breaks off.
+/// If the body is too large or incomplete.
 pub(super) async fn read_body(body: ArrivingBody) -> Result<Bytes, Problem> {
     if body.is_end_stream() {
         return Ok(Bytes::new());

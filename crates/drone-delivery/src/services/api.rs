@@ -1,4 +1,4 @@
-//! The five services themselves.
+//! The requests to the five services.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -27,10 +27,10 @@ const COMPLETE_BY: &str = "waybill-complete-by";
 /// How long a request hangs before its connection is closed.
 const HANG_MAX: Duration = Duration::from_secs(60);
 
-/// How long an id in a path may be, in bytes as it stands there.
+/// The maximum length of an ID in a path, in bytes as encoded there.
 const ID_BYTES_MAX: usize = 1_024;
 
-/// Answers one request, or leaves it without an answer.
+/// Answers one request, or leaves it unanswered.
 pub(super) async fn answer(
     site: Arc<Site>,
     request: Request<ArrivingBody>,
@@ -44,9 +44,9 @@ pub(super) async fn answer(
 }
 
 enum Asked {
-    /// A service: the call still has to meet its fate.
+    /// A request to a service, which faults may still affect.
     Service(Call),
-    /// Something beside the services, answered already.
+    /// A control request, already answered.
     Control(Answer),
 }
 
@@ -61,8 +61,8 @@ async fn read(site: &Site, head: &Parts, body: ArrivingBody) -> Result<Asked, Pr
     Call::read(service, id, head, body).map(Asked::Service)
 }
 
-/// Which service a path below `/api/` belongs to, and the id in it. Names of collections are
-/// compared as the reference does, whatever their case.
+/// The service of a path below `/api/`, and the ID in it. Names of collections are compared without
+/// case, as in the reference application.
 fn route(resource: &str) -> Option<(Service, &str)> {
     let (collection, id) = resource.split_once('/')?;
     let service = [
@@ -86,18 +86,18 @@ pub(super) struct Call {
 }
 
 pub(super) enum CallAction {
-    /// Asks for an account.
+    /// Reads an account.
     Check { owner: String },
     /// Makes an effect.
     Run { key: HeaderValue, body: Bytes },
-    /// Undoes one.
+    /// Undoes an effect.
     Undo { key: HeaderValue },
-    /// Asks whether one stands.
+    /// Checks whether an effect exists.
     Probe { key: HeaderValue },
 }
 
 impl Call {
-    /// Reads a request; answers what is wrong with it.
+    /// Parses a request, or returns its error.
     fn read(service: Service, id: &str, head: &Parts, body: Bytes) -> Result<Self, Problem> {
         let action = match (service, &head.method) {
             (Service::Account, &Method::GET) => CallAction::Check {
@@ -122,7 +122,7 @@ impl Call {
         Ok(Self { service, action })
     }
 
-    /// The number by which the key is refused at random.
+    /// The number that decides about random refusals.
     fn number(&self) -> u64 {
         match &self.action {
             CallAction::Check { owner } => stable_number(owner),
@@ -132,7 +132,7 @@ impl Call {
         }
     }
 
-    /// By which rate it is refused at random.
+    /// The rate of random refusals that applies.
     const fn refusal(&self) -> Refusal {
         match self.action {
             CallAction::Check { .. } | CallAction::Run { .. } | CallAction::Probe { .. } => {
@@ -142,7 +142,7 @@ impl Call {
         }
     }
 
-    /// Performs it, or what the faults make of it.
+    /// Performs the call, or applies a fault to it.
     pub(super) async fn meet_its_fate(self, site: &Arc<Site>) -> Result<Answer, Unanswered> {
         let fate = site
             .faults
@@ -167,8 +167,8 @@ impl Call {
         }
     }
 
-    /// Performs the call, at once or after a delay. What was delayed is performed even if the
-    /// client goes away meanwhile: that is how actions come late.
+    /// Performs the call, at once or after a delay. A delayed call is performed even if the client
+    /// disconnects: that is how late actions occur.
     async fn perform_after(
         self,
         delay: Duration,
@@ -237,7 +237,7 @@ fn check_account(site: &Site, owner: &str) -> Result<Answer, Problem> {
     Ok(json_text(StatusCode::OK, r#"{"suspended":false}"#))
 }
 
-/// Makes an effect. What is answered depends on the key alone, so that a repeat is answered alike.
+/// Makes an effect. The answer depends on the key alone, so that repeats get the same one.
 fn run(
     site: &Site,
     service: Service,
@@ -259,7 +259,7 @@ fn run(
     Ok(json_text(StatusCode::CREATED, document))
 }
 
-/// Tells whether an effect stands, with what its maker was answered.
+/// Checks whether an effect exists, and returns its original answer.
 fn probe(site: &Site, service: Service, key: IdempotencyKey<'_>) -> Result<Answer, Problem> {
     if site.ledger.stands(service, key) {
         Ok(json_text(StatusCode::OK, document(service, key)))
@@ -272,7 +272,7 @@ fn probe(site: &Site, service: Service, key: IdempotencyKey<'_>) -> Result<Answe
     }
 }
 
-/// What the maker of an effect is answered.
+/// The answer to a forward action.
 fn document(service: Service, key: IdempotencyKey<'_>) -> String {
     let number = key.number() >> 16;
     match service {
@@ -286,7 +286,7 @@ fn document(service: Service, key: IdempotencyKey<'_>) -> String {
     }
 }
 
-/// Whether one of the locations that a body names is remote.
+/// Whether one of the locations in a body is remote.
 fn needs_third_party(marker: &str, body: &[u8]) -> Result<bool, Problem> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -319,7 +319,7 @@ fn owner_id(id: &str) -> Result<Cow<'_, str>, Problem> {
     })
 }
 
-/// The idempotency key of a request, known to be well formed.
+/// The well-formed idempotency key of a request.
 fn key_header(head: &Parts) -> Result<HeaderValue, Problem> {
     let Some(header) = head.headers.get(IDEMPOTENCY_KEY) else {
         return Err(Problem::new(
@@ -346,8 +346,8 @@ fn parsed(key: &HeaderValue) -> IdempotencyKey<'_> {
         .expect("the key was parsed when the request was read")
 }
 
-/// A request that arrives past its complete-by is not performed. One that arrives in time and then
-/// takes too long is.
+/// Refuses a request that arrives after its complete-by. One that arrives in time is performed,
+/// however long it takes.
 fn refuse_if_late(complete_by: &HeaderValue) -> Result<(), Problem> {
     let instant = complete_by
         .to_str()
@@ -384,7 +384,7 @@ fn undo_refused() -> Problem {
     )
 }
 
-/// 409 is what agents take for a refusal for good.
+/// Agents treat 409 as permanent.
 fn undone_before(cause: &'static str) -> Problem {
     Problem::new(
         StatusCode::CONFLICT,
@@ -421,7 +421,7 @@ async fn wait(delay: Duration, site: &Site) -> Result<(), Unanswered> {
     }
 }
 
-/// Keeps a request waiting for as long as anyone waits for it, up to [`HANG_MAX`].
+/// Keeps a request open, at most for [`HANG_MAX`].
 async fn hang(site: &Site) -> Unanswered {
     match wait(HANG_MAX, site).await {
         Ok(()) | Err(Unanswered) => Unanswered,

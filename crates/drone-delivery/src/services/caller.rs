@@ -1,4 +1,5 @@
-//! The services as functions, for agents in the same process: the same faults, the same ledger, no HTTP.
+//! Calls the services as functions, for agents in the same process: the same faults and ledger
+//! without HTTP.
 
 use std::fmt;
 use std::sync::Weak;
@@ -14,40 +15,41 @@ use super::api::{Call, CallAction};
 use super::key::IdempotencyKey;
 use super::{Service, Site};
 
-/// Calls the services of this process. Clones call the same ones; once they have ended nobody answers.
+/// Calls the services of this process. Clones share them. After the services end, calls are
+/// unanswered.
 #[derive(Clone)]
 pub struct Caller {
     site: Weak<Site>,
 }
 
-/// What a service is asked.
+/// A request to a service.
 #[derive(Clone, Debug)]
 pub enum Request<'a> {
-    /// Whether an owner may order. Of the account service alone.
+    /// Checks whether an owner may order. Only for the account service.
     Check {
         /// The owner's id.
         owner: &'a str,
     },
-    /// To make an effect.
+    /// Makes an effect.
     Run {
         /// The idempotency key.
         key: &'a str,
-        /// JSON; only the third-party service looks into it.
+        /// JSON; only the third-party service reads it.
         body: Bytes,
     },
-    /// To undo an effect.
+    /// Undoes an effect.
     Undo {
         /// The idempotency key.
         key: &'a str,
     },
-    /// Whether an effect stands.
+    /// Checks whether an effect exists.
     Probe {
         /// The idempotency key.
         key: &'a str,
     },
 }
 
-/// What a service answers, as it would over HTTP.
+/// The answer of a service, as over HTTP.
 #[derive(Clone, Debug)]
 pub struct Answered {
     /// The status.
@@ -56,16 +58,16 @@ pub struct Answered {
     pub body: Bytes,
 }
 
-/// A request that no service takes.
+/// Why a call has no answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CallError {
     /// The key is not of the form `operation/step`.
     #[error("the idempotency key is malformed")]
     Key,
-    /// An account is checked and nothing else, and nothing else is checked.
+    /// The account service only checks accounts, and no other service does.
     #[error("the service is not asked that")]
     Unfit,
-    /// It was taken and left without an answer.
+    /// The request was accepted and left unanswered.
     #[error(transparent)]
     Unanswered(#[from] Unanswered),
 }
@@ -75,11 +77,11 @@ impl Caller {
         Self { site }
     }
 
-    /// Asks a service, and waits for its answer.
+    /// Sends a request to a service and waits for its answer.
     ///
     /// # Errors
     ///
-    /// If the request is none that the service takes, or is left without an answer.
+    /// If the service does not have this request, or leaves it unanswered.
     pub async fn call(
         &self,
         service: Service,
@@ -105,7 +107,7 @@ impl Caller {
         let (head, body) = answer.into_parts();
         let body = match body {
             AnswerBody::Whole(bytes) => bytes.unwrap_or_default(),
-            // What a service answers is small; pieces are for the ledger's pages.
+            // Answers of services are small. Only the ledger's pages come in pieces.
             AnswerBody::Pieces(_) => Bytes::new(),
         };
         Ok(Answered {

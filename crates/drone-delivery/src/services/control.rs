@@ -1,4 +1,4 @@
-//! What people and judges ask beside the services: faults and the ledger.
+//! Control requests of people and tests: faults and the ledger.
 
 use std::borrow::Cow;
 use std::io;
@@ -15,20 +15,20 @@ use super::answer::{Answer, Problem, json, json_text, ndjson, read_body};
 use super::ledger::{Reader, is_of_effect, line_start};
 use super::{Service, Site};
 
-/// How many pieces of the ledger may wait for a slow client.
+/// The maximum number of pieces of the ledger that wait for a slow client.
 const PIECES_MAX: usize = 4;
 
-/// How many operations a page of `GET /ledger/operations` may have.
+/// The maximum number of operations on a page of `GET /ledger/operations`.
 pub const PAGE_OPERATIONS_MAX: usize = 10_000;
 
-/// How many it has where nothing is said.
+/// The default number of operations on a page.
 const PAGE_OPERATIONS: usize = 1_000;
 
-/// Answers what is no service's.
+/// Answers requests to all paths that are not a service's.
 ///
 /// # Errors
 ///
-/// Why there is nothing to answer.
+/// The problem of a wrong request.
 pub(super) async fn answer(
     site: &Site,
     head: &Parts,
@@ -101,16 +101,16 @@ fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
     }
 }
 
-/// What `GET /ledger` is asked for.
+/// The parameters of `GET /ledger`.
 #[derive(Default)]
 struct LedgerQuery<'a> {
     operation: Option<Cow<'a, str>>,
-    /// Also tombstones, and forward actions that were refused because their undo had come.
+    /// Include tombstones, and forward actions that were refused after their undo.
     tombstones: bool,
 }
 
 impl<'a> LedgerQuery<'a> {
-    /// Reads the query; what it does not know comes back.
+    /// Parses the query, or returns the unknown parameter.
     fn parse(query: &'a str) -> Result<Self, &'a str> {
         let mut parsed = Self::default();
         for pair in pairs(query) {
@@ -192,7 +192,7 @@ fn array(mut reader: Reader, start: &str, tombstones: bool) -> io::Result<Vec<u8
     Ok(array)
 }
 
-/// A page of `GET /ledger/operations`.
+/// The parameters of `GET /ledger/operations`.
 struct OperationsQuery<'a> {
     after: Option<Cow<'a, str>>,
     limit: usize,
@@ -227,8 +227,8 @@ impl<'a> OperationsQuery<'a> {
     }
 }
 
-/// A page has fewer than `limit` lines only where the operations end. They are in the order in which
-/// they first occurred, so that new ones come on later pages and none is missed.
+/// A page has fewer than `limit` lines only at the end. Operations are ordered by their first
+/// occurrence, so that new ones appear on later pages and none is missed.
 fn operations(site: &Site, query: &str) -> Result<Answer, Problem> {
     let OperationsQuery { after, limit } = OperationsQuery::parse(query)?;
     let operations = site.ledger.operations(after.as_deref(), limit);
@@ -244,8 +244,8 @@ fn operations(site: &Site, query: &str) -> Result<Answer, Problem> {
     }))
 }
 
-/// Lines, piece by piece. The thread that reads them waits for the client, and ends when that goes
-/// away.
+/// Sends lines in pieces. The reading thread waits for the client, and ends when the client
+/// disconnects.
 fn stream(mut next: impl FnMut() -> io::Result<Option<Bytes>> + Send + 'static) -> Answer {
     let (sender, receiver) = mpsc::channel(PIECES_MAX);
     tokio::task::spawn_blocking(move || {

@@ -1,4 +1,4 @@
-//! Faults: how often a service fails and how, and how long it takes.
+//! Faults: failure rates and latencies of the services.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::RwLock;
@@ -12,12 +12,12 @@ use super::key::mix;
 use super::{Service, StartError};
 use crate::field::{FieldError, pointer_to, shown};
 
-/// How long a latency or a jitter may be, in milliseconds.
+/// The maximum latency or jitter, in milliseconds.
 pub const DELAY_MS_MAX: u64 = 60_000;
 
-/// The faults of one service. Rates are shares of requests, from 0 to 1; they are drawn one by one,
-/// error, hang, refuse, do-then-time-out, and the first that hits decides. They concern forward
-/// actions, undos and probes alike, but for the two refusals.
+/// The faults of one service. Rates are shares of requests, from 0 to 1. They are drawn in the
+/// order error, hang, refuse, do-then-time-out, and the first hit decides. Except for the two
+/// refusals they apply to forward actions, undos and probes alike.
 #[derive(Clone, Copy, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Faults {
@@ -25,26 +25,26 @@ pub struct Faults {
     pub error_rate: f64,
     /// Never answers, without effect.
     pub hang_rate: f64,
-    /// Does what was asked and then never answers.
+    /// Performs the request and then never answers.
     pub do_then_timeout_rate: f64,
-    /// Refuses forward actions for good, without effect, and probes of what was so refused. The
-    /// same keys are refused as long as the rate stays; an undo never is.
+    /// Refuses forward actions permanently and without effect, and probes of these. The same keys
+    /// are refused while the rate stays. Undos are never refused.
     pub refuse_rate: f64,
-    /// Refuses undos for good; what they were to undo stands. The same keys are refused as long as
-    /// the rate stays, and they are others than those of `refuse_rate`.
+    /// Refuses undos permanently; their effects remain. The same keys are refused while the rate
+    /// stays. These keys are independent of those of `refuse_rate`.
     pub undo_refuse_rate: f64,
-    /// How long every answer takes at least, in milliseconds.
+    /// The minimum duration of every answer, in milliseconds.
     pub latency_ms: u64,
-    /// How much longer it may take, evenly spread, in milliseconds.
+    /// The maximum additional duration, evenly distributed, in milliseconds.
     pub jitter_ms: u64,
 }
 
 impl Faults {
-    /// These faults with the fields that `change` names replaced.
+    /// These faults with the fields in `change` replaced.
     ///
     /// # Errors
     ///
-    /// Every field that is unknown or out of range; nothing is changed then.
+    /// Every field that is unknown or out of range. Then nothing changes.
     pub fn changed(mut self, change: &Map<String, Value>) -> Result<Self, Vec<FieldError>> {
         let mut errors = Vec::new();
         for (name, value) in change {
@@ -73,7 +73,7 @@ impl Faults {
         }
     }
 
-    /// Which fields are out of range.
+    /// The fields that are out of range.
     fn wrong_fields(&self) -> Vec<FieldError> {
         let rates = [
             ("errorRate", self.error_rate),
@@ -148,7 +148,7 @@ impl FaultsByService {
         }
     }
 
-    /// The faults of one service, to change.
+    /// The faults of one service, for a change.
     pub const fn of_mut(&mut self, service: Service) -> &mut Faults {
         match service {
             Service::Account => &mut self.account,
@@ -160,36 +160,36 @@ impl FaultsByService {
     }
 }
 
-/// Which of the two rates of refusal holds for a request.
+/// Which of the two refusal rates applies to a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Refusal {
-    /// That of forward actions; also for checks, and for probes of forward actions.
+    /// The rate of forward actions. Also for checks, and for probes of forward actions.
     Forward,
-    /// That of undos.
+    /// The rate of undos.
     Undo,
 }
 
-/// What happens to one request.
+/// The faults that apply to one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Fate {
-    /// How long to wait first.
+    /// The delay before the request.
     pub(super) delay: Duration,
-    /// What comes then.
+    /// What happens after the delay.
     pub(super) ending: Ending,
 }
 
-/// How a request ends.
+/// The outcome of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Ending {
-    /// It is performed and answered.
+    /// Performed and answered.
     Answer,
-    /// It is answered with 503 and not performed.
+    /// Answered with 503, not performed.
     Error,
-    /// It is neither performed nor answered.
+    /// Neither performed nor answered.
     Hang,
-    /// It is performed and not answered.
+    /// Performed, not answered.
     DoThenHang,
-    /// It is refused, unless what it asks for was done already.
+    /// Refused, unless it was performed before.
     Refuse,
 }
 
@@ -205,7 +205,7 @@ impl FaultsByService {
     ///
     /// # Errors
     ///
-    /// [`StartError::Faults`] with the wrong fields of the first service that has some.
+    /// [`StartError::Faults`] with the wrong fields of the first service that has any.
     pub fn check(&self) -> Result<(), StartError> {
         for service in Service::ALL {
             let errors = self.of(service).wrong_fields();
@@ -218,7 +218,7 @@ impl FaultsByService {
     }
 }
 
-/// The faults in force, and the dice.
+/// The current faults, and the random numbers.
 pub(super) struct FaultBoard {
     configured: FaultsByService,
     current: RwLock<FaultsByService>,
@@ -239,7 +239,7 @@ impl FaultBoard {
         *self.current.read().expect("no holder of the lock panics")
     }
 
-    /// Changes a service's faults and tells the new ones.
+    /// Changes a service's faults and returns the new ones.
     pub(super) fn change(
         &self,
         service: Service,
@@ -251,7 +251,7 @@ impl FaultBoard {
         Ok(changed)
     }
 
-    /// Goes back to the configured faults and tells them.
+    /// Restores the configured faults and returns them.
     pub(super) fn reset(&self, service: Service) -> Faults {
         let configured = *self.configured.of(service);
         let mut current = self.current.write().expect("no holder of the lock panics");
@@ -259,8 +259,8 @@ impl FaultBoard {
         configured
     }
 
-    /// What happens to a request. `number` stands for its key: what is refused at random is
-    /// decided by it alone, so that a repeat is refused again.
+    /// Draws the faults of a request. `number` represents the key: it alone decides about random
+    /// refusals, so that a repeat is refused again.
     pub(super) fn fate(
         &self,
         service: Service,
@@ -278,8 +278,8 @@ impl FaultBoard {
         let refused = |rate, number: u64| rate > 0.0 && unit(number) < rate;
         let refused = match refusal {
             Refusal::Forward => refused(faults.refuse_rate, number),
-            // By another number: else the keys whose undo is refused would be just those that were
-            // never made.
+            // Uses another number. Otherwise undos would be refused for exactly those keys whose
+            // forward actions are refused.
             Refusal::Undo => refused(faults.undo_refuse_rate, mix(number)),
         };
         let ending = if self.dice.hits(faults.error_rate) {
@@ -301,7 +301,7 @@ impl FaultBoard {
     }
 }
 
-/// A source of random numbers that all requests share: splitmix64 over a counter.
+/// A shared source of random numbers: splitmix64 over a counter.
 struct Dice(AtomicU64);
 
 impl Dice {
@@ -319,7 +319,7 @@ impl Dice {
     }
 }
 
-/// The number's upper 53 bits as a fraction from 0 up to, but not including, 1.
+/// The number's upper 53 bits as a fraction in [0, 1).
 #[allow(
     clippy::cast_precision_loss,
     reason = "53 bits fit an f64 without loss"

@@ -1,11 +1,11 @@
-//! The idempotency key of a request: which operation and which of its steps it serves.
+//! The idempotency key of a request, which names the operation and the step.
 
 use std::fmt;
 
-/// How long a key may be, in bytes.
+/// The maximum length of a key, in bytes.
 const KEY_BYTES_MAX: usize = 256;
 
-/// A key, `operation/step`. Everything in it is printable ASCII that needs no escape in JSON.
+/// A key, `operation/step`: printable ASCII that needs no escape in JSON.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct IdempotencyKey<'a> {
     text: &'a str,
@@ -43,8 +43,8 @@ impl<'a> IdempotencyKey<'a> {
         &self.text[self.slash + 1..]
     }
 
-    /// A number that depends on the key alone, on every machine and in every version: FNV-1a with
-    /// a final mix, so that all its bits can be used.
+    /// A number that depends on the key alone, on every machine and in every version: FNV-1a with a
+    /// final mix, so that all its bits are usable.
     pub(super) fn number(self) -> u64 {
         stable_number(self.text)
     }

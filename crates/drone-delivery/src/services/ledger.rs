@@ -1,15 +1,15 @@
 //! The ledger: an append-only file of the effects that the services made and undid.
 //!
-//! One line of JSON an entry. A line is written with one `write` before the effect is answered, so
-//! that it survives the end of the process; nothing is synced. What the file says is all that the
-//! services know: at start it is read from the beginning, through the same function that applies a
-//! new entry. A last line without its end is what a crash leaves behind and is cut.
+//! One line of JSON per entry. A line is written with one `write` before the effect is answered, so
+//! that it survives the end of the process; nothing is synced. The file is the only state of the
+//! services. At start, the function that applies new entries applies all lines. An incomplete last
+//! line is left by a crash and is cut.
 //!
-//! A write costs about two microseconds, less than waking a request that waited for another one's
-//! write would, so writes are not grouped.
+//! Writes are not grouped: a write takes about two microseconds, less than waking a request that
+//! waits for the write of another one.
 //!
-//! Tombstones stand in the file too, and forward actions that were refused because their undo had
-//! come. They are no effects: readers leave them out unless asked.
+//! The file also holds tombstones and forward actions that were refused after their undo. These are
+//! no effects, and readers leave them out by default.
 
 mod filter;
 mod index;
@@ -39,10 +39,10 @@ pub(super) use read::{Reader, is_of_effect, line_start};
 pub use states::SLOTS_MAX;
 pub use summary::{StepCounts, Summary};
 
-/// The ledger's file in its directory.
+/// The name of the ledger's file.
 const FILE_NAME: &str = "ledger.ndjson";
 
-/// What an entry says was done.
+/// The action of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
@@ -56,32 +56,32 @@ pub enum Action {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry<'a> {
-    // `operation` stays the first field, and `tombstone` and `refused`, of which an entry has one at
-    // most, the last: readers look for them there.
+    // `operation` must stay the first field, and `tombstone` and `refused` the last, because
+    // readers look for them there. An entry has at most one of the last two.
     /// The operation, from the idempotency key.
     pub operation: &'a str,
     /// The step, from the idempotency key.
     pub step: &'a str,
-    /// What was done.
+    /// The action.
     pub action: Action,
     /// The idempotency key.
     pub key: &'a str,
-    /// Whether it had been done under this key before: then nothing was done now.
+    /// Whether the action was performed under this key before, so that nothing was done now.
     pub repeat: bool,
-    /// When.
+    /// The time.
     pub at: Timestamp,
-    /// By which service.
+    /// The service.
     pub service: Service,
-    /// Whether there was nothing to undo: the key is barred from now on.
+    /// Whether there was nothing to undo, so that the key is barred from now on.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub tombstone: bool,
-    /// Whether a forward action was refused, because its undo had come before.
+    /// Whether a forward action was refused after its undo.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub refused: bool,
 }
 
 impl<'a> Entry<'a> {
-    /// The entry of an effect that is made or undone now.
+    /// An entry with the current time.
     fn now(service: Service, key: IdempotencyKey<'a>, action: Action) -> Self {
         Self {
             operation: key.operation(),
@@ -100,12 +100,12 @@ impl<'a> Entry<'a> {
 /// Why a ledger can't be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// The file can't be made, read or cut.
+    /// The file cannot be created, read or cut.
     #[error("can't use {path}")]
     File {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The cause.
         source: io::Error,
     },
     /// Another process has it open.
@@ -114,17 +114,17 @@ pub enum LedgerError {
         /// The file.
         path: PathBuf,
     },
-    /// A line in it, not the torn last one, is no entry.
+    /// A line other than the incomplete last one is not an entry.
     #[error("{path} has no ledger entry at byte {offset}")]
     Line {
         /// The file.
         path: PathBuf,
         /// Where the line begins.
         offset: u64,
-        /// What is wrong with it.
+        /// The cause.
         source: serde_json::Error,
     },
-    /// It has more combinations of service and step than can be told apart.
+    /// The file has too many combinations of service and step.
     #[error("{path} has more than {SLOTS_MAX} combinations of service and step")]
     TooManySteps {
         /// The file.
@@ -132,18 +132,18 @@ pub enum LedgerError {
     },
 }
 
-/// What came of a forward action.
+/// The result of a forward action.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Run {
-    /// Its effect stands: made now, or by an earlier request with the same key.
+    /// The effect exists: made now, or by an earlier request with the same key.
     Stands,
-    /// Its effect was undone; it is not made again.
+    /// The effect was undone and is not made again.
     Undone,
-    /// It was undone before it came.
+    /// The undo came before the forward action.
     UndoneFirst,
 }
 
-/// Why nothing could be written down, and so nothing was done.
+/// Why the entry could not be written, so that nothing was done.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RecordError {
     #[error("the ledger can't be written")]
@@ -159,9 +159,9 @@ pub(super) struct Ledger {
 }
 
 struct Inner {
-    /// Where the next line goes. What a failed write left behind it is overwritten.
+    /// The offset of the next line. It overwrites the remains of a failed write.
     end: u64,
-    /// How far write-back was started.
+    /// The offset up to which write-back has started.
     write_back: WriteBackProgress,
     line: Vec<u8>,
     index: Index,
@@ -201,7 +201,7 @@ impl Ledger {
         })
     }
 
-    /// Makes the effect of `key`, unless it was made or undone before.
+    /// Makes the effect of `key`, unless it was already made or undone.
     pub(super) fn run(
         &self,
         service: Service,
@@ -230,7 +230,7 @@ impl Ledger {
         Ok(run)
     }
 
-    /// Undoes the effect of `key`; if there is none yet, sees to it that there never will be.
+    /// Undoes the effect of `key`. If there is none yet, bars it.
     pub(super) fn undo(
         &self,
         service: Service,
@@ -250,19 +250,20 @@ impl Ledger {
         Ok(())
     }
 
-    /// Begins write-back of these bytes, if any. It may wait for the disk: the lock is not held.
+    /// Starts write-back of these bytes, if any. It may wait for the disk, so the lock must not be
+    /// held.
     fn begin_write_back(&self, due: Option<Range<u64>>) {
         if let Some(due) = due {
             write_back::begin(&self.file, &due);
         }
     }
 
-    /// Whether the effect of `key` stands at this service.
+    /// Whether the effect of `key` exists at this service.
     pub(super) fn stands(&self, service: Service, key: IdempotencyKey<'_>) -> bool {
         self.state(service, key) == EffectState::Made
     }
 
-    /// Whether the effect of `key` was undone at this service, or has a tombstone.
+    /// Whether the effect of `key` was undone or barred at this service.
     pub(super) fn is_undone(&self, service: Service, key: IdempotencyKey<'_>) -> bool {
         matches!(
             self.state(service, key),
@@ -270,7 +271,7 @@ impl Ledger {
         )
     }
 
-    /// Whether anything was ever done under `key` at this service, a tombstone included.
+    /// Whether this service has any entry for `key`, including a tombstone.
     pub(super) fn knows(&self, service: Service, key: IdempotencyKey<'_>) -> bool {
         self.state(service, key) != EffectState::None
     }
@@ -284,13 +285,13 @@ impl Ledger {
         self.lock().index.summary()
     }
 
-    /// A reader of everything that is in the ledger now.
+    /// Reads all current entries of the ledger.
     pub(super) fn reader(&self) -> Reader {
         let end = self.lock().end;
         Reader::new(self.file.clone(), std::iter::once(0..end).collect())
     }
 
-    /// A reader of the parts of the ledger in which `operation` may occur.
+    /// Reads the parts of the ledger in which `operation` may occur.
     pub(super) fn reader_of(&self, operation: &str) -> Reader {
         let inner = self.lock();
         let ranges = inner.index.ranges_of(operation, inner.end);
@@ -298,8 +299,8 @@ impl Ledger {
         Reader::new(self.file.clone(), ranges)
     }
 
-    /// Up to `limit` operations with what stands of each, behind `after` or from the first one, in
-    /// the order in which they first occurred. `None` if `after` is unknown.
+    /// Up to `limit` operations with their existing effects, after `after` or from the first one,
+    /// in order of their first occurrence. `None` if `after` is unknown.
     pub(super) fn operations(&self, after: Option<&str>, limit: usize) -> Option<Operations> {
         let inner = self.lock();
         let listed = inner.index.operations(after, limit)?;
@@ -333,7 +334,7 @@ impl Inner {
     }
 }
 
-/// Reads the file's entries; answers where the last whole line ends.
+/// Reads the file's entries. Returns the end of the last complete line.
 fn read_index(file: &File, path: &Path) -> Result<(Index, u64), LedgerError> {
     let mut index = Index::default();
     let mut lines = BufReader::with_capacity(256 * 1024, file);

@@ -1,4 +1,4 @@
-//! The listener: what connections may use, and an orderly end.
+//! The listener: connection limits and an graceful shutdown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use waybill_http::{
 use super::Site;
 use super::answer::{Answer, AnswerBody, Problem, Unanswered};
 
-/// What a connection may send, and how long it may take.
+/// Limits on what a connection may send, and on its time.
 const GATE: GateLimits = GateLimits {
     head_bytes_max: 64 * 1024,
     headers_max: HEADERS_LIMIT_MAX,
@@ -22,13 +22,14 @@ const GATE: GateLimits = GateLimits {
     idle_timeout: Duration::from_secs(120),
 };
 
-/// How many requests one HTTP/2 connection may have under way: agents ask for much at once, on few connections.
+/// The maximum number of concurrent requests per HTTP/2 connection. Agents send many at once, on
+/// few connections.
 const REQUESTS_PER_CONNECTION_MAX: usize = 1_024;
 
-/// How long requests that are under way may take once the services are to end.
+/// How long running requests may take after the shutdown began.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 
-/// Room for `connections_max` connections, and for three quarters of them from one address.
+/// Limits for `connections_max` connections, three quarters of them per address.
 pub(super) const fn limits(connections_max: usize, requests_max: usize) -> ServerLimits {
     ServerLimits {
         connections_max,
@@ -48,8 +49,9 @@ impl Service for Site {
             let refusal = Refusal::of_path(request.uri().path());
             return Ok(Problem::new(StatusCode::BAD_REQUEST, "bad-head", refusal.detail()).into());
         }
-        // Agents use any name for this host, and have no origin. For web pages it is an IP address or localhost: another
-        // site's page changes nothing, also under a name of its own that resolves to this machine.
+        // Agents may use any host name and send no origin. Requests of web pages must use an IP
+        // address or localhost. Another site's page can then change nothing, even if a name of its
+        // own resolves to this machine.
         let (method, uri, headers) = (request.method(), request.uri(), request.headers());
         if is_from_page(headers)
             && Hosts::local(&[], false)
@@ -63,7 +65,7 @@ impl Service for Site {
     }
 }
 
-/// Serves until `stopping`, then lets requests that are under way end; ends at once with `aborting`.
+/// Serves until `stopping`, then lets running requests finish. Ends at once with `aborting`.
 pub(super) async fn listen(
     server: Server<Site>,
     stopping: CancellationToken,

@@ -1,4 +1,4 @@
-//! More connections than the listener takes.
+//! More connections than the listener allows.
 
 use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -19,10 +19,10 @@ async fn twice_as_many_connections_as_the_listener_takes_keep_nobody_out() {
         ..config(directory.path())
     })
     .await;
-    // Each request by a connection of its own: so it has to be let in.
+    // A new connection for each request, so that the listener has to accept it.
     let client = reqwest::Client::builder().pool_max_idle_per_host(0);
     site.client = client.build().unwrap();
-    // Silent ones, and ones that send half a head.
+    // Silent connections, and ones that send half a head.
     for sent in [&b""[..], b"GET /faults HTTP/1.1\r\nhost: loc"] {
         let mut crowd = Vec::new();
         for _ in 0..2 * CONNECTIONS_MAX {

@@ -1,4 +1,4 @@
-//! What each service does when asked, asked again, asked wrongly.
+//! The reaction of each service to requests, repeats and invalid requests.
 
 use reqwest::{Client, StatusCode};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! Faults that are switched on: each does what it says, to each kind of request.
+//! Each fault has its effect on each kind of request.
 
 use std::time::{Duration, Instant};
 
@@ -27,12 +27,12 @@ async fn a_page_of_another_site_sets_no_faults() {
     let foreign = (403, "foreign-origin".to_owned());
     let page = put(own_host, Some("http://evil.example")).await;
     assert_eq!(code(page).await, foreign);
-    // A name of the page's own that resolves to this machine.
+    // A host name of the foreign page that resolves to this machine.
     let rebound = put("evil.example", Some("http://evil.example")).await;
     assert_eq!(code(rebound).await, foreign);
     assert_eq!(site.get("/faults/drone").await["errorRate"], 0.0);
 
-    // Its own pages, and programs, whatever they call this machine.
+    // The services' own pages, and programs, whatever host name they use.
     let own_origin = format!("http://{own_host}");
     assert!(put(own_host, Some(&own_origin)).await.status().is_success());
     assert!(put("services.example", None).await.status().is_success());

@@ -1,4 +1,4 @@
-//! What the ledger keeps, tells and counts, also after the services were killed.
+//! The contents, answers and counts of the ledger, also after a kill.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -276,7 +276,7 @@ async fn many_operations_are_paged_in_order_and_new_ones_come_last() {
         if seen.len() == PAGE_OPERATIONS_MAX {
             site.send("PUT", "/api/packages/p", "new/package", json!({}))
                 .await;
-            // What is known already keeps its place.
+            // A known operation keeps its place.
             site.send(
                 "PUT",
                 "/api/Deliveries/d",

@@ -1,5 +1,5 @@
-//! The five services over real HTTP: effects and repeats, undos in either order, probes, faults, bad
-//! input, too many connections, and what the ledger keeps when the services die.
+//! The five services over real HTTP: effects and repeats, undos in either order, probes, faults,
+//! bad input, too many connections, and the ledger after the services die.
 
 mod connections;
 mod effects;

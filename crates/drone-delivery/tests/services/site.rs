@@ -1,4 +1,4 @@
-//! The services under test, and a client that asks them.
+//! The services under test, and a client.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use waybill_drone_delivery::services::{Services, ServicesConfig};
 
-/// Long enough for anything that does happen.
+/// Long enough for any event that does happen.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long to see that nothing happens.
+/// Long enough to show that nothing happens.
 pub const SILENCE: Duration = Duration::from_millis(300);
 
 pub struct Site {
@@ -84,7 +84,7 @@ impl Site {
             .collect()
     }
 
-    /// The ledger of one operation with what is no effect, as (step, what it says).
+    /// All ledger entries of one operation, including those without effect, as (step, kind).
     pub async fn all_entries(&self, operation: &str) -> Vec<(String, &'static str)> {
         let path = format!("/ledger?operation={operation}&tombstones=true");
         let entries = self.get(&path).await;
@@ -123,7 +123,7 @@ impl Site {
             .collect()
     }
 
-    /// Waits for the ledger of an operation to have this many entries.
+    /// Waits until the ledger of an operation has this many entries.
     pub async fn wait_for_entries(&self, operation: &str, count: usize) {
         self.wait_for(async || self.entries(operation).await.len() == count)
             .await;
@@ -165,7 +165,7 @@ pub async fn code(answer: Response) -> (u16, String) {
     (status, problem["code"].as_str().expect("a code").to_owned())
 }
 
-/// Ends the services as `kill -9` would, with nothing said or written any more.
+/// Ends the services as `kill -9` would, without a message or a write.
 pub fn kill(site: Site, runtime: Runtime) {
     std::mem::forget(site.services);
     drop(runtime);

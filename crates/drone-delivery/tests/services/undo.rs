@@ -8,7 +8,7 @@ use tokio::runtime::Runtime;
 
 use crate::site::{Site, code, directory, entry, kill, locations};
 
-/// Where each service makes its effects, and the step that it is asked for here.
+/// The path at which each service makes its effects, and the step that the tests use.
 const EFFECTS: [(&str, &str); 4] = [
     ("/api/packages/p", "package"),
     ("/api/ThirdPartyDeliveries/t", "third-party"),

@@ -1,5 +1,5 @@
-//! Where to look for an operation in a long file: for some consecutive lines, which operations may
-//! occur in them.
+//! Filters that speed up the search for an operation in a long file. Each covers some consecutive
+//! lines.
 
 /// A Bloom filter of 2 KiB. With 1,024 entries, about 1 in 400 answers is wrongly "maybe".
 #[derive(Default)]

@@ -1,10 +1,10 @@
-//! What the services keep in memory of their ledger: the state of every key, the counts, and where
-//! to look for an operation.
+//! The index of the ledger in memory: the state of every key, the counts, and the parts of the file
+//! in which an operation may occur.
 //!
-//! It is small, because it grows with the number of operations and never shrinks: 38 to 44 bytes an
-//! operation (16 for its id, 8 for where its first line is, 8 for its effects, and 5 for each slot of
-//! a hash table that is 7/16 to 7/8 full) and at most 2 bytes a line. Bounded are the
-//! combinations of service and step.
+//! It is small, because it grows with the number of operations and never shrinks. An operation
+//! takes 38 to 44 bytes: 16 for its ID, 8 for the offset of its first line, 8 for its effects, and
+//! 5 for each slot of a hash table that is 7/16 to 7/8 full. A line takes at most 2 bytes. The
+//! number of combinations of service and step is bounded.
 
 mod known;
 
@@ -22,13 +22,13 @@ use super::{Action, Entry};
 use crate::services::Service;
 use known::{KnownOperations, OperationDigest};
 
-/// How many lines share one filter.
+/// The number of lines per filter.
 const CHUNK_LINES: u64 = 1_024;
 
 #[derive(Default)]
 pub(super) struct Index {
     operations: KnownOperations,
-    /// Which effects were made twice, by the operation's place. Empty, unless a rule was broken.
+    /// Effects that were made twice, by the operation's place. Empty unless a rule was broken.
     doubles: HashMap<usize, SlotSet>,
     slots: Vec<Slot>,
     counts: OperationCounts,
@@ -44,7 +44,7 @@ struct Slot {
     counts: StepCounts,
 }
 
-/// Some consecutive lines, and which operations occur in them.
+/// Some consecutive lines, with a filter of their operations.
 struct Chunk {
     start: u64,
     filter: Filter,
@@ -58,12 +58,12 @@ impl Index {
         }
     }
 
-    /// Whether an entry with this combination can be applied.
+    /// Whether the index can apply an entry with this service and step.
     pub(super) fn has_room_for(&self, service: Service, step: &str) -> bool {
         self.slots.len() < SLOTS_MAX || self.slot(service, step).is_some()
     }
 
-    /// Takes account of an entry whose line begins at `offset`. There is room for it.
+    /// Applies an entry whose line begins at `offset`. The caller checked [`Self::has_room_for`].
     pub(super) fn apply(&mut self, entry: &Entry<'_>, offset: u64) {
         let digest = self.digest(entry.operation);
         self.note_line(digest, offset);
@@ -123,7 +123,7 @@ impl Index {
         self.operations[place].states.set(slot, state);
     }
 
-    /// Notes that the line at `offset` is one of the operation's.
+    /// Records that the line at `offset` belongs to the operation.
     fn note_line(&mut self, digest: OperationDigest, offset: u64) {
         if self.lines.is_multiple_of(CHUNK_LINES) {
             self.chunks.push(Chunk {
@@ -153,8 +153,8 @@ impl Index {
         summary
     }
 
-    /// The byte ranges, each of whole lines, in which `operation` may occur. `end` is the
-    /// ledger's.
+    /// The ranges of bytes, each of whole lines, in which `operation` may occur. `end` is the end
+    /// of the ledger.
     pub(super) fn ranges_of(&self, operation: &str, end: u64) -> Vec<Range<u64>> {
         let digest = self.digest(operation);
         if self.operations.place(digest).is_none() {
@@ -170,8 +170,7 @@ impl Index {
             .collect()
     }
 
-    /// Up to `limit` operations behind `after`, or from the first one; `None` if `after` is
-    /// unknown.
+    /// Up to `limit` operations after `after`, or from the first one; `None` if `after` is unknown.
     pub(super) fn operations(&self, after: Option<&str>, limit: usize) -> Option<Vec<Listed>> {
         let start = match after {
             Some(operation) => self.place(operation)? + 1,
@@ -217,7 +216,7 @@ impl Index {
         slots_where(&self.slots, |slot| *slot.step == *step)
     }
 
-    /// A UUID in its usual form stands for itself; of anything else, a 128-bit hash.
+    /// The bytes of a UUID in canonical form, or else a 128-bit hash.
     fn digest(&self, operation: &str) -> OperationDigest {
         let mut canonical = Uuid::encode_buffer();
         match Uuid::try_parse(operation) {
@@ -237,7 +236,7 @@ impl Index {
     }
 }
 
-/// How an operation stands, as far as its effects tell.
+/// The state of an operation, judged by its effects.
 #[derive(Clone, Copy)]
 enum OperationOutcome {
     Complete,
@@ -246,7 +245,7 @@ enum OperationOutcome {
     Undone,
 }
 
-/// How many operations stand how.
+/// The number of operations by state.
 #[derive(Default)]
 struct OperationCounts {
     complete: u64,
@@ -266,9 +265,9 @@ impl OperationCounts {
     }
 }
 
-/// A whole delivery is a package, a delivery, and a drone or a booking with others, but not both. A
-/// tombstone beside a standing effect counts as half undone: an undo was begun and did not reach
-/// all.
+/// A complete delivery has a package, a delivery, and either a drone or a third-party booking. A
+/// tombstone beside an existing effect counts as half undone: an undo has begun and has not reached
+/// every step.
 fn outcome(states: States, slots: &[Slot]) -> OperationOutcome {
     let made = states.made();
     let stands = |service| made.meets(slots_where(slots, |slot| slot.service == service));

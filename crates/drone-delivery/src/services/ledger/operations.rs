@@ -1,7 +1,7 @@
-//! What stands of each operation, page by page, for a judge of many operations.
+//! Lists the existing effects of each operation, page by page, for tests with many operations.
 //!
-//! The index knows the states of an operation but not its name, which would cost more than all the
-//! rest. The name is read from the operation's first line, outside the ledger's lock.
+//! The index has the states of an operation but not its name, which would take more memory than all
+//! the rest. The name is read from the operation's first line, outside the ledger's lock.
 
 use std::fs::File;
 use std::io;
@@ -12,25 +12,25 @@ use serde::{Deserialize, Serialize};
 
 use super::states::{SlotSet, States};
 
-/// How many operations are turned into lines at once.
+/// The number of operations that are turned into lines at once.
 const OPERATIONS_AT_ONCE: usize = 256;
 
-/// How long a line of the ledger may be. The services write at most 256 bytes of key, twice, and
-/// about 200 beside.
+/// The maximum length of a line. The services write at most 256 bytes of key, twice, and about 200
+/// more.
 const LINE_BYTES_MAX: usize = 2_048;
 
-/// One operation as the index knows it.
+/// An operation from the index.
 pub(super) struct Listed {
-    /// Where its first line begins.
+    /// The offset of its first line.
     pub(super) first_line: u64,
     pub(super) states: States,
     pub(super) double: SlotSet,
 }
 
-/// A page of operations, in the order in which they first occurred. Reading it blocks.
+/// A page of operations, ordered by first occurrence. Reading it blocks.
 pub(in super::super) struct Operations {
     file: Arc<File>,
-    /// The end of the ledger when the page was asked for.
+    /// The end of the ledger at the time of the request.
     end: u64,
     /// The step of each slot.
     steps: Vec<Box<str>>,
@@ -41,13 +41,13 @@ pub(in super::super) struct Operations {
 #[derive(Serialize)]
 struct Line<'a> {
     operation: &'a str,
-    /// Steps whose effects stand.
+    /// Steps with existing effects.
     standing: Vec<&'a str>,
-    /// Steps whose effects were undone.
+    /// Steps with undone effects.
     undone: Vec<&'a str>,
     /// Steps whose undo came before their forward action.
     barred: Vec<&'a str>,
-    /// Steps whose effects were made although one of the same key stood already.
+    /// Steps with an effect that was made again under the same key while it existed.
     double: Vec<&'a str>,
 }
 
@@ -87,7 +87,7 @@ impl Operations {
         Ok((!lines.is_empty()).then_some(lines))
     }
 
-    /// The operation's name, from its first line.
+    /// The operation's ID, from its first line.
     fn operation_of(&self, listed: &Listed) -> io::Result<String> {
         #[derive(Deserialize)]
         struct Name {
@@ -104,7 +104,7 @@ impl Operations {
         Ok(name.operation)
     }
 
-    /// The names of these slots' steps, each once: several services may have a part in one.
+    /// The distinct steps of these slots: several services may take part in one step.
     fn steps_in(&self, slots: SlotSet) -> Vec<&str> {
         let mut names = Vec::new();
         for (slot, step) in self.steps.iter().enumerate() {

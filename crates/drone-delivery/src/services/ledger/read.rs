@@ -1,4 +1,4 @@
-//! Reading the ledger while it is written: lines that are there never change.
+//! Reads the ledger while it is written: existing lines never change.
 
 use std::fs::File;
 use std::io;
@@ -6,19 +6,19 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
-/// How much is read at once.
+/// The number of bytes in one read.
 const READ_BYTES: usize = 64 * 1024;
 
-/// How every line of a tombstone ends, and how that of a refusal.
+/// The ends of all lines of tombstones and of refusals.
 const NO_EFFECT_ENDS: [&[u8]; 2] = [b",\"tombstone\":true}\n", b",\"refused\":true}\n"];
 
-/// Reads whole lines, some dozens of kilobytes at a time. It blocks.
+/// Reads whole lines, some dozen kilobytes at a time. It blocks.
 pub(in super::super) struct Reader {
     file: Arc<File>,
-    /// What is still to be read, in order; each begins and ends with a line.
+    /// The remaining ranges, in order. Each begins and ends with a line.
     ranges: std::vec::IntoIter<Range<u64>>,
     current: Range<u64>,
-    /// The beginning of a line whose end was not read yet.
+    /// The beginning of a line that is incomplete so far.
     rest: Vec<u8>,
 }
 
@@ -57,12 +57,13 @@ impl Reader {
     }
 }
 
-/// Whether this line, with its end, is of an effect or a repeat: no tombstone and no refusal.
+/// Whether this line, including its end, records an effect or a repeat, and not a tombstone or a
+/// refusal.
 pub(in super::super) fn is_of_effect(line: &[u8]) -> bool {
     !NO_EFFECT_ENDS.iter().any(|end| line.ends_with(end))
 }
 
-/// How every line of `operation` begins.
+/// The start of every line of `operation`.
 pub(in super::super) fn line_start(operation: &str) -> String {
     format!("{{\"operation\":\"{operation}\",")
 }

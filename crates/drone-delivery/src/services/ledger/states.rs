@@ -1,23 +1,23 @@
-//! What is known of one operation's effects: two bits for each combination of service and step, and
-//! questions about all of them at once.
+//! The states of one operation's effects: two bits per combination of service and step, with
+//! queries over all of them.
 
-/// How many combinations of service and step the ledger tells apart. A workflow has one for each
-/// step that calls a service of these.
+/// The maximum number of combinations of service and step. A workflow has one for each step that
+/// calls one of these services.
 pub const SLOTS_MAX: usize = 32;
 
-/// The lower one of each pair of bits.
+/// The lower bit of each pair.
 const LOWER_BITS: u64 = 0x5555_5555_5555_5555;
 
-/// What is known of the effect of one key at one service.
+/// The state of one key's effect at one service.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum EffectState {
-    /// Nothing.
+    /// No effect.
     None,
-    /// It was made and stands.
+    /// Made and existing.
     Made,
-    /// It was made and undone.
+    /// Made and undone.
     Undone,
-    /// It was undone before it was made, and must not be made any more.
+    /// Undone before it was made, so that it must never be made.
     Barred,
 }
 
@@ -45,23 +45,23 @@ impl States {
         self.0 = (self.0 & !(0b11 << (slot * 2))) | (bits << (slot * 2));
     }
 
-    /// Whose effects stand.
+    /// The slots with existing effects.
     pub(super) fn made(self) -> SlotSet {
         SlotSet(self.0 & !(self.0 >> 1) & LOWER_BITS)
     }
 
-    /// Whose effects were undone.
+    /// The slots with undone effects.
     pub(super) fn undone(self) -> SlotSet {
         SlotSet(!self.0 & (self.0 >> 1) & LOWER_BITS)
     }
 
-    /// Whose keys have a tombstone.
+    /// The slots with a tombstone.
     pub(super) fn barred(self) -> SlotSet {
         SlotSet(self.0 & (self.0 >> 1) & LOWER_BITS)
     }
 }
 
-/// Some of the slots: the lower bit of each one's pair is set.
+/// A set of slots: the lower bit of each slot's pair is set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct SlotSet(u64);
 

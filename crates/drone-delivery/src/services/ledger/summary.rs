@@ -1,62 +1,61 @@
-//! The ledger in numbers, for judges.
+//! The totals of the ledger, for tests.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// What the ledger holds, in numbers. Every operation is counted as one of `complete`, `partial`,
-/// `half_undone` and `undone`.
+/// The totals of the ledger. Every operation counts as one of `complete`, `partial`, `half_undone`
+/// and `undone`.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
-    /// How many operations it knows, those with nothing but a tombstone included.
+    /// The number of operations, including those with only a tombstone.
     pub operations: u64,
-    /// Operations of which a whole delivery stands, and nothing was undone: a package, a delivery,
-    /// and a drone or third-party transport.
+    /// Operations with a complete delivery and nothing undone: a package, a delivery, and a drone
+    /// or third-party transport.
     pub complete: u64,
-    /// Operations of which something else than a whole delivery stands, and nothing was undone.
-    /// Those that are under way are among them.
+    /// Operations with other existing effects and nothing undone. They include unfinished ones.
     pub partial: u64,
-    /// Operations of which something stands although something else was undone or has a tombstone.
-    /// Those that are being undone are among them; once nothing moves, each is a suspect.
+    /// Operations with an existing effect and another one that was undone or has a tombstone. They
+    /// include operations in compensation. Once all have ended, each of them is suspicious.
     pub half_undone: u64,
-    /// Operations of which nothing stands.
+    /// Operations without existing effects.
     pub undone: u64,
     /// The counts of each step.
     pub effects: BTreeMap<String, StepCounts>,
-    /// Requests that were repeats, forward and undo together.
+    /// Repeated requests, forward and undo together.
     pub repeats: u64,
     /// Undos that came before their forward action.
     pub tombstones: u64,
-    /// Forward actions that were refused because their undo had come.
+    /// Forward actions that were refused after their undo.
     pub refused: u64,
-    /// Effects that were made although one of the same key stood already. Anything but 0 is a
-    /// breach of the rule that a step has one effect.
+    /// Effects that were made again under the same key while they existed. Anything but 0 violates
+    /// the rule that a step has one effect.
     pub double: u64,
 }
 
-/// One step, in numbers.
+/// The totals of one step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StepCounts {
-    /// How many effects were made, repeats apart.
+    /// Effects that were made, without repeats.
     pub run: u64,
-    /// How many were undone, repeats apart.
+    /// Effects that were undone, without repeats.
     pub compensate: u64,
-    /// How many stand.
+    /// Existing effects.
     pub standing: u64,
-    /// How many undos came before their forward action.
+    /// Undos that came before their forward action.
     pub tombstones: u64,
-    /// How many forward actions were refused because their undo had come.
+    /// Forward actions that were refused after their undo.
     pub refused: u64,
-    /// How many requests were repeats, forward and undo together.
+    /// Repeated requests, forward and undo together.
     pub repeats: u64,
-    /// How many effects were made although one of the same key stood already.
+    /// Effects that were made again under the same key while they existed.
     pub double: u64,
 }
 
 impl Summary {
-    /// Adds the counts of one service's part in a step.
+    /// Adds the counts of one service to a step.
     pub(super) fn add(&mut self, step: &str, counts: StepCounts) {
         let sum = self.effects.entry(step.to_owned()).or_default();
         sum.run += counts.run;

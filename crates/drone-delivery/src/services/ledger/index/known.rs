@@ -1,4 +1,4 @@
-//! The operations that occur in the ledger, in the order of their first lines, and a hash table of where each is.
+//! The operations in the ledger, ordered by their first line, and a hash table of their places.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::{Index, IndexMut};
@@ -7,26 +7,27 @@ use hashbrown::HashTable;
 
 use super::States;
 
-/// How many operations are kept in one piece. A growing list of all of them would be copied, and there twice meanwhile.
+/// The number of operations in one piece. A single growing list would be copied, and would need
+/// twice the memory meanwhile.
 const PIECE: usize = 8_192;
 
-/// A digest of an operation's name.
+/// A digest of an operation's ID.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct OperationDigest(pub(super) [u8; 16]);
 
-/// What is known of an operation.
+/// The index entry of an operation.
 pub(super) struct Operation {
     digest: OperationDigest,
-    /// Where its first line begins in the file.
+    /// The offset of its first line in the file.
     pub(super) first_line: u64,
     pub(super) states: States,
 }
 
 #[derive(Default)]
 pub(super) struct KnownOperations {
-    /// All of the same length, but the last one.
+    /// All pieces but the last have the same length.
     pieces: Vec<Vec<Operation>>,
-    /// `u32`: 2^32 operations would need 170 GB of memory.
+    /// `u32` is enough: 2^32 operations would need 170 GB of memory.
     places: HashTable<u32>,
     hasher: RandomState,
 }
@@ -43,7 +44,7 @@ impl KnownOperations {
         place.map(|place| *place as usize)
     }
 
-    /// Adds an operation that is not known yet, and returns its place.
+    /// Adds an unknown operation and returns its place.
     pub(super) fn add(&mut self, digest: OperationDigest, first_line: u64) -> usize {
         let place = self.len();
         if place.is_multiple_of(PIECE) {
