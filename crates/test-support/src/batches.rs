@@ -1,11 +1,12 @@
-//! Record batches made by hand, and a request that appends them as they are. No Kafka client sends such batches.
+//! Hand-made record batches, and a request that appends them unchanged. No Kafka client sends such
+//! batches.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// A batch with a right checksum. Each record is its bytes, from the length on. The lowest bits of `attributes` say how
-/// the records are compressed.
+/// A batch with a valid checksum. Each record is given as its bytes, from the length on. The lowest
+/// bits of `attributes` name the compression.
 pub fn batch(attributes: u16, records: &[Vec<u8>]) -> Vec<u8> {
     const UNSEQUENCED: [u8; 8 + 2 + 4] = [0xff; 14];
     let count = u32::try_from(records.len()).unwrap();
@@ -19,17 +20,17 @@ pub fn batch(attributes: u16, records: &[Vec<u8>]) -> Vec<u8> {
     checked.extend(records.concat());
     let mut batch = vec![0; 8];
     batch.extend(u32::try_from(checked.len() + 9).unwrap().to_be_bytes());
-    // No leader epoch, and the number of the format.
+    // No leader epoch, and the format version.
     batch.extend([0xff, 0xff, 0xff, 0xff, 2]);
     batch.extend(crc32c::crc32c(&checked).to_be_bytes());
     batch.extend(checked);
     batch
 }
 
-/// Appends a batch, whatever it holds, to partition 0 of a topic. Returns the broker's error code.
+/// Appends a batch of any content to partition 0 of a topic. Returns the broker's error code.
 ///
-/// Repeats the request for a while if the broker does not lead the partition, as clients do: after a topic is created, its
-/// metadata may name a leader before that broker knows.
+/// Retries for a while if the broker does not lead the partition, as clients do: after a topic is
+/// created, the metadata may name a leader before that broker has become it.
 pub fn produce(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
     const NOT_LEADER: i16 = 6;
     let deadline = Instant::now() + 2 * TIMEOUT;
@@ -50,9 +51,9 @@ fn request(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
     let one = 1_u32.to_be_bytes();
     let length = |bytes: &[u8]| u32::try_from(bytes.len()).unwrap().to_be_bytes();
     let topic = [&length(topic.as_bytes())[2..], topic.as_bytes()].concat();
-    // Produce, version 7, correlation 0, and no client's name.
+    // Produce, version 7, correlation ID 0, and no client ID.
     let mut request = [&[0, 0, 0, 7][..], &[0; 4], &NONE].concat();
-    // No transaction, acknowledged by all replicas: one topic, one partition, which is 0.
+    // No transaction, acknowledged by all replicas: one topic with partition 0.
     let timeout_ms = u32::try_from(TIMEOUT.as_millis()).unwrap();
     request.extend([&NONE[..], &ALL, &timeout_ms.to_be_bytes()].concat());
     request.extend([&one[..], &topic, &one, &[0; 4], &length(batch), batch].concat());
@@ -60,7 +61,8 @@ fn request(broker: impl ToSocketAddrs, topic: &str, batch: &[u8]) -> i16 {
     broker.set_read_timeout(Some(2 * TIMEOUT)).unwrap();
     let frame = [&length(&request)[..], &request].concat();
     broker.write_all(&frame).unwrap();
-    // Length, correlation, one topic with its name, one partition with its number, and the code.
+    // Length, correlation ID, one topic with its name, one partition with its number, and the error
+    // code.
     let mut answer = vec![0; 4 + 4 + 4 + topic.len() + 4 + 4 + 2];
     broker.read_exact(&mut answer).unwrap();
     i16::from_be_bytes(*answer.last_chunk().unwrap())

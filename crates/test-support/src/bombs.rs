@@ -7,13 +7,13 @@ use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use rdkafka::producer::{FutureProducer, FutureRecord};
 use rdkafka::util::Timeout;
 
-/// How long a broker may take to answer.
+/// The maximum time for a broker's answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The codecs of the Kafka protocol.
 pub const CODECS: [&str; 4] = ["gzip", "snappy", "lz4", "zstd"];
 
-/// A producer that compresses with a codec, however large its records are.
+/// A producer that compresses with a codec and does not limit the size of records.
 pub fn producer(brokers: &str, codec: &str) -> FutureProducer {
     ClientConfig::new()
         .set("bootstrap.servers", brokers)
@@ -26,14 +26,15 @@ pub fn producer(brokers: &str, codec: &str) -> FutureProducer {
         .unwrap()
 }
 
-/// Sends a record to partition 0 of a topic, and waits for what the broker says.
+/// Sends a record to partition 0 of a topic, and waits for the broker's answer.
 pub async fn send(producer: &FutureProducer, topic: &str, value: &[u8]) -> Result<(), KafkaError> {
     let record = FutureRecord::<(), _>::to(topic).partition(0).payload(value);
     let sent = producer.send(record, Timeout::After(PATIENCE)).await;
     sent.map(drop).map_err(|(error, _)| error)
 }
 
-/// Sends to each of these topics a record of so many equal bytes, and asserts that the broker refuses it for its size.
+/// Sends a record of `bytes` equal bytes to each topic, and asserts that the broker refuses it as
+/// too large.
 pub async fn assert_refused(producer: &FutureProducer, topics: &[&str], bytes: usize) {
     let zeroes = vec![0; bytes];
     for topic in topics {

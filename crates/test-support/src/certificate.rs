@@ -1,4 +1,4 @@
-//! Certificates that are made for a test, and connections that hold a server to them.
+//! Certificates for tests, and connections that verify a server's certificate.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use openssl::x509::{X509, X509NameBuilder};
 use tokio::net::TcpStream;
 use tokio_openssl::SslStream;
 
-/// A certificate for `localhost` and 127.0.0.1 that signs itself.
+/// A self-signed certificate for `localhost` and 127.0.0.1.
 pub struct Certificate {
     /// The certificate.
     pub x509: X509,
@@ -24,7 +24,7 @@ pub struct Certificate {
 }
 
 impl Certificate {
-    /// A new one with a key of its own, valid for a day.
+    /// A new certificate with its own key, valid for a day.
     #[expect(clippy::new_without_default, reason = "each is another one")]
     pub fn new() -> Self {
         let curve = EcGroup::from_curve_name(Nid::X9_62_PRIME256V1).unwrap();
@@ -58,7 +58,7 @@ impl Certificate {
         }
     }
 
-    /// Writes it and its key below `directory`; returns where they are.
+    /// Writes the certificate and its key to `directory`. Returns their paths.
     pub fn write(&self, directory: &Path) -> (PathBuf, PathBuf) {
         let [certificate, key] = ["tls.crt", "tls.key"].map(|name| directory.join(name));
         std::fs::write(&certificate, self.x509.to_pem().unwrap()).unwrap();
@@ -67,7 +67,7 @@ impl Certificate {
         (certificate, key)
     }
 
-    /// A connection to a server that has it, for these protocols, such as `b"\x02h2"`.
+    /// Connects to a server with this certificate, for these protocols, such as `b"\x02h2"`.
     pub async fn connect(&self, to: SocketAddr, protocols: &[u8]) -> SslStream<TcpStream> {
         let mut connector = SslConnector::builder(SslMethod::tls_client()).unwrap();
         connector

@@ -1,20 +1,20 @@
-//! The wall clock of a process, which a test sets: libfaketime stands between the program and the system's clock.
-//! Clocks that only count go on as they are.
+//! A wall clock of a process that a test can set, with libfaketime. Monotonic clocks are
+//! unaffected.
 
 use std::path::{Path, PathBuf};
 
-/// How long the library believes what it has read of a file, in seconds.
+/// How long libfaketime caches the file, in seconds.
 const READ_EVERY: &str = "1";
 
-/// A clock of one process.
+/// The clock of one process.
 pub struct Clock {
     file: PathBuf,
-    /// What its process is started with.
+    /// The environment variables for its process.
     pub env: Vec<(String, String)>,
 }
 
 impl Clock {
-    /// The clock of the process of this name, which is right. It is set by a file in `dir`.
+    /// A correct clock for the process with this name. A file in `dir` sets it.
     pub fn new(library: &Path, dir: &Path, process: &str) -> Self {
         let file = dir.join(format!("clock-of-{process}"));
         let env = [
@@ -32,16 +32,16 @@ impl Clock {
         clock
     }
 
-    /// So many seconds ahead of the system's.
+    /// Sets the offset from the system's clock, in seconds.
     pub fn set(&self, offset: &str) {
-        // Never seen half written.
+        // Renamed into place, so that no reader sees a partial file.
         let fresh = self.file.with_extension("fresh");
         std::fs::write(&fresh, offset).expect("the directory is writable");
         std::fs::rename(&fresh, &self.file).expect("it is there");
     }
 }
 
-/// The library, where Debian has it.
+/// The path of libfaketime on Debian, if it is installed.
 pub fn library() -> Option<PathBuf> {
     let machines = std::fs::read_dir("/usr/lib").ok()?;
     let libraries = machines

@@ -1,4 +1,4 @@
-//! What several test programs use. Everything here panics where a test has to fail.
+//! Shared parts of test programs. A failure panics.
 
 pub mod batches;
 pub mod bombs;

@@ -1,16 +1,16 @@
-//! Log lines that a test reads.
+//! Captures log lines for a test.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Log lines that are kept. Clones are the same lines.
+/// Captured log lines. Clones share them.
 #[derive(Clone, Default, Debug)]
 pub struct Lines(Arc<Mutex<Vec<u8>>>);
 
 impl Lines {
-    /// What was written so far.
+    /// The text so far.
     pub fn text(&self) -> String {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8(bytes.clone()).expect("log lines are text")

@@ -4,19 +4,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// For how long a group may count a process that has ended.
+/// How long a group may still count a process that has ended.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Starts the program behind `$1` in the group whose list of processes is `$0`.
+/// Starts the program in `$1` in the group whose process list is the file `$0`.
 const START_IN_GROUP: &str = r#"echo $$ >"$0" && exec "$@""#;
 
-/// Where a version of control groups has its files.
+/// The files of one version of control groups.
 struct Version {
     root: &'static str,
     limit: &'static str,
     /// The limit on memory and swap together, or on swap.
     swap: (&'static str, fn(u64) -> u64),
-    /// Counts the processes that were killed.
+    /// The counter of killed processes.
     kills: &'static str,
 }
 
@@ -42,8 +42,8 @@ pub struct MemoryLimit {
 }
 
 impl MemoryLimit {
-    /// A group with a limit of so many bytes. Prints a line that begins with `SKIPPED:` and returns `None` if this user
-    /// cannot create one.
+    /// A group with a limit in bytes. Prints a line that begins with `SKIPPED:` and returns `None`
+    /// if this user cannot create one.
     pub fn new_or_skip(bytes: u64) -> Option<Self> {
         let name = format!("waybill-test-{}", uuid::Uuid::new_v4().simple());
         for version in VERSIONS {
@@ -60,7 +60,7 @@ impl MemoryLimit {
             };
             if write(version.limit, bytes).is_ok() {
                 let (file, of) = version.swap;
-                // Where there is no swap, there may be no such file.
+                // Without swap, the file may not exist.
                 let _ = write(file, of(bytes));
                 return Some(group);
             }
@@ -69,7 +69,7 @@ impl MemoryLimit {
         None
     }
 
-    /// The command in the group: its program has the limit from its start.
+    /// The same command, started within the group, so that the limit applies from the start.
     pub fn around(&self, command: &Command) -> Command {
         let mut limited = Command::new("sh");
         limited.args(["-c", START_IN_GROUP]);
@@ -78,7 +78,7 @@ impl MemoryLimit {
         limited
     }
 
-    /// How many processes were killed because they exceeded the limit.
+    /// The number of processes that were killed because they exceeded the limit.
     pub fn kills(&self) -> u64 {
         let events = std::fs::read_to_string(self.directory.join(self.kills));
         let events = events.expect("the group exists");

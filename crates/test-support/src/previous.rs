@@ -1,10 +1,10 @@
-//! The program of the release before this one.
+//! The program of the previous release.
 
 use std::path::PathBuf;
 
 const PREVIOUS: &str = "WAYBILL_TEST_PREVIOUS";
 
-/// Where it is, as `.ci/previous` says; `None`, and a word about it, where it was not built.
+/// Its path from `.ci/previous`. If it was not built, prints a line and returns `None`.
 pub fn previous_or_skip() -> Option<PathBuf> {
     let previous = std::env::var_os(PREVIOUS).map(PathBuf::from);
     if previous.is_none() {

@@ -1,4 +1,4 @@
-//! The program as a process, and where it listens.
+//! The program as a process, with its listeners' addresses.
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;
@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 
 use crate::world::PATIENCE;
 
-/// How long a process may take to announce its listeners. Generous: it bounds a failure, not a
-/// success.
+/// The time for a process to announce its listeners. Generous, because it limits only failures.
 const ANNOUNCE_PATIENCE: Duration = Duration::from_secs(120);
-/// How much of a log is shown where something was not reached.
+/// The number of log lines in a failure message.
 const LOG_LINES_SHOWN: usize = 60;
 
 /// A running process. Dropping it kills it.
@@ -24,8 +23,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// Starts a command, whose log goes behind what the file `log` holds, and waits until it has
-    /// announced the listeners named in `announces`. Their addresses are returned, too.
+    /// Starts a command and appends its output to the file `log`. Waits until the command has
+    /// announced the listeners named in `announces`, and returns their addresses.
     pub fn start(
         mut command: Command,
         announces: &[&str],
@@ -41,7 +40,7 @@ impl Process {
         let stdout = process.child.stdout.take().expect("stdout is piped");
         let (sender, lines) = mpsc::channel();
         std::thread::spawn(move || {
-            // Read to the end, so that the process never blocks on a full pipe.
+            // Reads to the end, so that the process never blocks on a full pipe.
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 let _ = sender.send(line);
             }
@@ -71,13 +70,13 @@ impl Process {
 }
 
 impl Process {
-    /// `kill -9`.
+    /// Sends SIGKILL.
     pub fn kill(mut self) {
         self.child.kill().expect("the process is there");
         self.child.wait().expect("the process can be waited for");
     }
 
-    /// SIGTERM, and waits for the end. Returns the exit code.
+    /// Sends SIGTERM and waits for the end. Returns the exit code.
     pub fn terminate(mut self) -> Option<i32> {
         let pid = self.child.id().to_string();
         let sent = Command::new("kill").args(["-TERM", &pid]).status();
@@ -110,8 +109,7 @@ impl Drop for Process {
     }
 }
 
-/// Takes the variables away that are for tests alone: the program refuses variables with its prefix
-/// that it does not know.
+/// Removes the variables for tests, because the program refuses unknown variables with its prefix.
 pub fn without_test_variables(command: &mut Command) -> &mut Command {
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("WAYBILL_TEST_") {

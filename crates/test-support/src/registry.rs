@@ -1,6 +1,6 @@
-//! A schema registry in memory, for tests: the part of the Confluent REST API that Waybill asks for,
-//! with its paths, bodies and error codes, backward compatibility included. It can be away, and
-//! counts what it is asked.
+//! A schema registry in memory, for tests. It has the part of the Confluent REST API that Waybill
+//! uses, with its paths, bodies and error codes, and checks backward compatibility. A test can make
+//! it unavailable and read its requests.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,10 +17,10 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
-/// The first id that is given: none that a test could guess by counting from 1.
+/// The first ID. A test cannot guess it by counting from 1.
 const FIRST_ID: u32 = 4_711;
 
-/// A running registry. Clones are the same one.
+/// A running registry. Clones share it.
 #[derive(Clone)]
 pub struct Stub {
     address: SocketAddr,
@@ -29,11 +29,11 @@ pub struct Stub {
 
 #[derive(Default)]
 struct Shared {
-    /// Each schema once; its place and [`FIRST_ID`] are its id.
+    /// Each schema once. Its ID is its place plus [`FIRST_ID`].
     schemas: Vec<Stored>,
-    /// The ids of each subject's versions.
+    /// The IDs of each subject's versions.
     subjects: BTreeMap<String, Vec<u32>>,
-    /// What every question is answered with instead.
+    /// A fixed answer to every request.
     instead: Option<(StatusCode, &'static str)>,
     asked: Vec<String>,
     authorization: Option<String>,
@@ -48,7 +48,7 @@ struct Stored {
 type Shares = State<Arc<Mutex<Shared>>>;
 
 impl Stub {
-    /// Listens on a free port of this machine.
+    /// Listens on a free local port.
     pub async fn start() -> Self {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -68,22 +68,22 @@ impl Stub {
         Self { address, shared }
     }
 
-    /// Where it listens.
+    /// The base URL.
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// Has every question answered with this, until [`Stub::is_back`].
+    /// Answers every request in this way until [`Stub::is_back`].
     pub fn answers(&self, status: StatusCode, body: &'static str) {
         self.shared().instead = Some((status, body));
     }
 
-    /// Is away, as behind a proxy that says so.
+    /// Becomes unavailable, as behind a proxy that reports it.
     pub fn goes_away(&self) {
         self.answers(StatusCode::SERVICE_UNAVAILABLE, "");
     }
 
-    /// Answers by itself again.
+    /// Answers normally again.
     pub fn is_back(&self) {
         self.shared().instead = None;
     }
@@ -93,7 +93,7 @@ impl Stub {
         self.shared().store(schema, schema_type)
     }
 
-    /// Gives a subject a version, whatever was before.
+    /// Adds a version to a subject without a compatibility check.
     pub fn give(&self, subject: &str, schema: &str) -> u32 {
         let mut shared = self.shared();
         let id = shared.store(schema, "AVRO");
@@ -102,18 +102,18 @@ impl Stub {
         id
     }
 
-    /// The ids of a subject's versions.
+    /// The IDs of a subject's versions.
     pub fn versions(&self, subject: &str) -> Vec<u32> {
         let shared = self.shared();
         shared.subjects.get(subject).cloned().unwrap_or_default()
     }
 
-    /// What it was asked so far, as method and path.
+    /// The requests so far, as method and path.
     pub fn asked(&self) -> Vec<String> {
         self.shared().asked.clone()
     }
 
-    /// The `Authorization` of the last question.
+    /// The `Authorization` header of the last request.
     pub fn authorization(&self) -> Option<String> {
         self.shared().authorization.clone()
     }
@@ -141,7 +141,7 @@ impl Shared {
         self.schemas.get(id.checked_sub(FIRST_ID)? as usize)
     }
 
-    /// Why a subject cannot get a schema: it could not read what the newest version wrote.
+    /// The error if a schema cannot read data of the subject's newest version.
     fn conflict(&self, subject: &str, schema: &str) -> Option<String> {
         let newest = self.subjects.get(subject)?.last()?;
         let writer = Schema::parse_str(&self.stored(*newest)?.schema).unwrap();
@@ -175,7 +175,7 @@ fn not_found(error_code: u32, message: &str) -> Response {
     failed(StatusCode::NOT_FOUND, error_code, message)
 }
 
-/// The schema of a body, as a registry takes it.
+/// The schema in a request's body.
 fn submitted(headers: &HeaderMap, body: &Value) -> String {
     assert_eq!(
         headers[CONTENT_TYPE],
@@ -188,7 +188,7 @@ async fn schema(State(shared): Shares, Path(id): Path<u32>) -> Response {
     let shared = shared.lock().unwrap();
     match shared.stored(id) {
         None => not_found(40_403, "Schema not found"),
-        // The type of Avro schemas is left out.
+        // The type is omitted for Avro schemas.
         Some(Stored {
             schema,
             schema_type,

@@ -1,4 +1,4 @@
-//! What a person asks of the API to repair operations, and what comes of it.
+//! Requests of a person who repairs operations, and their effects.
 
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
@@ -6,14 +6,14 @@ use serde_json::Value;
 use crate::world::World;
 
 impl World {
-    /// Takes the faults of a service away.
+    /// Resets the faults of a service.
     pub async fn reset_faults(&self, service: &str) {
         let url = self.url("services", &format!("/faults/{service}"));
         let answer = self.client.delete(url).send().await;
         assert!(answer.is_ok_and(|answer| answer.status().is_success()));
     }
 
-    /// Sends a request to the API, and returns its answer.
+    /// Sends a request to the API and returns its answer.
     pub async fn request(
         &self,
         method: Method,
@@ -35,7 +35,7 @@ impl World {
         self.request(Method::GET, &path, None).await.1
     }
 
-    /// Asks for a verb, which is accepted; returns how the operation is then.
+    /// Sends a verb, which must be accepted. Returns the operation after it.
     pub async fn verb(&self, id: &str, verb: &str, body: Value) -> Value {
         let path = format!("/v1/operations/{id}:{verb}");
         let (status, view) = self.request(Method::POST, &path, Some(body)).await;
@@ -52,7 +52,7 @@ impl World {
         self.shown(id).await
     }
 
-    /// The steps of an operation whose effects stand, and those whose were undone.
+    /// The steps of an operation with existing effects, and those with undone ones.
     pub async fn balance(&self, id: &str) -> (Vec<String>, Vec<String>) {
         let url = self.url("services", "/ledger/operations?limit=10000");
         let answer = self.client.get(url).send().await;
@@ -72,7 +72,7 @@ impl World {
         (steps("standing"), steps("undone"))
     }
 
-    /// Waits until the gauges say that so many wait for a person in this state.
+    /// Waits until the gauge of parked operations in this state has this value.
     pub async fn parked_become(&self, state: &str, count: f64) {
         self.eventually(&format!("{count} are parked in {state}"), async || {
             let label = format!("state=\"{state}\"");

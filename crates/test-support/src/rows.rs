@@ -1,4 +1,4 @@
-//! Parts of rows, for unit tests and for those from outside.
+//! Parts of rows, for unit tests and integration tests.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use waybill_engine::{
     Priority, ProcessState, RequestHash, Stamp, StepProgress, Timestamp,
 };
 
-/// What a create without anything special leaves, as the first record of partition 0.
+/// The created part of a plain request at the first record of partition 0.
 pub fn created(workflow: &str, steps: &[&str]) -> Created {
     Created {
         workflow: workflow.into(),
@@ -33,7 +33,7 @@ pub fn created(workflow: &str, steps: &[&str]) -> Created {
     }
 }
 
-/// The state of an operation, none of whose steps was asked for.
+/// The state of an operation before any step was requested.
 pub fn untouched(state: ProcessState, steps: usize, updated_at: Timestamp) -> OperationState {
     OperationState {
         state,
@@ -58,7 +58,7 @@ pub fn untouched(state: ProcessState, steps: usize, updated_at: Timestamp) -> Op
     }
 }
 
-/// The row of an operation in `state`, none of whose steps was asked for.
+/// The row of an operation in `state`, before any step was requested.
 pub fn row(state: ProcessState, steps: &[&str]) -> OperationRow {
     OperationRow {
         id: OperationId(Uuid::from_u128(7)),

@@ -1,5 +1,5 @@
-//! The other world: Apache Kafka and a CQL database instead of what is embedded. Each test has topics and a
-//! keyspace of its own on them, which are gone when it ends.
+//! Apache Kafka and a CQL database in place of the embedded ones. Each test has its own topics and
+//! keyspace, which are dropped when it ends.
 
 use std::time::Duration;
 
@@ -12,14 +12,14 @@ use scylla::statement::unprepared::Statement;
 use uuid::Uuid;
 use waybill_store::{CqlConfig, CqlReplication};
 
-/// Whether the tests run on servers: then it is `servers`.
+/// The variable that selects where tests run: `servers` for these servers.
 const WORLD: &str = "WAYBILL_TEST_WORLD";
-/// How long the servers may take to answer.
+/// The maximum time for an answer of the servers.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How long dropping a keyspace may take.
+/// The maximum time to drop a keyspace.
 const DROP_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Names of one test on the servers.
+/// The names of one test on the servers.
 #[derive(Debug)]
 pub struct Servers {
     pub brokers: String,
@@ -28,11 +28,11 @@ pub struct Servers {
 }
 
 impl Servers {
-    /// Those that the environment names, if tests are to run on them.
+    /// The servers from the environment, if tests are to run on them.
     ///
     /// # Panics
     ///
-    /// If they are to, and there are none: then nothing would be tested.
+    /// If the environment selects servers and names none, because nothing would be tested.
     pub fn wanted() -> Option<Self> {
         (std::env::var(WORLD).ok()? == "servers").then(|| {
             let named = |name: &str| std::env::var(name).expect("both servers are named");
@@ -44,8 +44,8 @@ impl Servers {
         })
     }
 
-    /// What makes a process use them. Leases are short, so that nobody waits for long for those of a process
-    /// that was killed.
+    /// The environment that makes a process use these servers. Leases are short, so that those of a
+    /// killed process expire soon.
     pub fn env(&self) -> Vec<(String, String)> {
         let Self {
             brokers,
@@ -68,7 +68,7 @@ impl Servers {
         .into()
     }
 
-    /// What opens the state store.
+    /// The settings that open the state store.
     pub fn cql(&self) -> CqlConfig {
         let mut config = CqlConfig::new([&self.scylla]);
         config.keyspace.clone_from(&self.name);
@@ -95,7 +95,7 @@ impl Servers {
 ///
 /// # Errors
 ///
-/// If the server does not answer, or refuses.
+/// If the server does not answer or refuses.
 pub async fn drop_keyspace(scylla: &str, keyspace: &str) -> anyhow::Result<()> {
     let session = SessionBuilder::new().known_node(scylla).build().await?;
     let mut statement = Statement::new(format!("DROP KEYSPACE IF EXISTS {keyspace}"));
@@ -104,7 +104,7 @@ pub async fn drop_keyspace(scylla: &str, keyspace: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Its processes are gone by then, or it is no matter any more.
+/// The test's processes have ended by then, or no longer matter.
 impl Drop for Servers {
     fn drop(&mut self) {
         let Self {
@@ -113,7 +113,7 @@ impl Drop for Servers {
             name,
         } = self;
         let (brokers, scylla, name) = (brokers.clone(), scylla.clone(), name.clone());
-        // A test may end inside of a runtime, which must not be blocked.
+        // A test may end within a runtime, which must not be blocked.
         let removing = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = { runtime }.enable_all().build()?;

@@ -1,4 +1,4 @@
-//! Services with faults, and how what becomes of operations is held against the effects that they made.
+//! Services with faults, and checks of operations against the effects in the ledger.
 
 pub mod balance;
 pub mod ends;

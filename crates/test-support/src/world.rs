@@ -1,4 +1,4 @@
-//! The program as processes: started, killed and asked from outside, as a user would.
+//! Runs the program as processes, and uses them from outside as a user would.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::process::{Process, log_tail};
 use crate::servers::Servers;
 
-/// How long anything may take that is waited for. Generous: it bounds a failure, not a success.
+/// The time limit of all waits. Generous, because it limits only failures.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Metrics by name, each with its kind and its labels.
@@ -23,21 +23,21 @@ pub type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;
 /// One world: a data directory, a configuration, and the addresses that its first process got.
 pub struct World {
     dir: TempDir,
-    /// Where its listeners are, and those of others that it asks, by name.
+    /// The addresses of its own and of external listeners, by name.
     pub addresses: HashMap<String, SocketAddr>,
-    /// What its listeners are asked with.
+    /// The HTTP client for its listeners.
     pub client: reqwest::Client,
-    /// What its processes find in their environment.
+    /// The environment of its processes.
     pub env: Vec<(String, String)>,
-    /// The program that its processes are from now on.
+    /// The program of processes that start from now on.
     program: Mutex<PathBuf>,
-    /// The servers that its processes use instead of what is embedded.
+    /// The servers that replace the embedded broker and store.
     servers: Option<Servers>,
     only_normal: AtomicBool,
 }
 
 impl World {
-    /// A world whose configuration file holds `yaml`.
+    /// A world with the configuration file `yaml`.
     pub fn new(yaml: &str) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         std::fs::write(dir.path().join("waybill.yaml"), yaml).expect("the directory is writable");
@@ -56,7 +56,7 @@ impl World {
         }
     }
 
-    /// The same; its processes use Apache Kafka and a CQL database where the environment says so.
+    /// The same, but on Apache Kafka and a CQL database if the environment selects them.
     pub fn of_either_kind(yaml: &str) -> Self {
         let mut world = Self::new(yaml);
         if let Some(servers) = Servers::wanted() {
@@ -78,7 +78,7 @@ impl World {
         self.servers.is_some()
     }
 
-    /// What opens the state store, if that is a CQL database.
+    /// The settings that open the state store, if it is a CQL database.
     pub fn cql(&self) -> Option<waybill_store::CqlConfig> {
         self.servers.as_ref().map(Servers::cql)
     }
@@ -90,7 +90,7 @@ impl World {
         format!("{prefix}.{name}.v1")
     }
 
-    /// A file of its directory.
+    /// A path in its directory.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
@@ -106,19 +106,19 @@ impl World {
     }
 
     /// Starts a role and waits until it has announced the listeners named in `announces`. A
-    /// listener that was there before gets its old address again.
+    /// listener that was started before gets its old address again.
     pub fn start(&mut self, role: &str, extra: &[&str], announces: &[&str]) -> Process {
         let (process, addresses) = self.spawn(role, extra, announces);
         self.addresses.extend(addresses);
         process
     }
 
-    /// Has the processes that are started from now on be of another version.
+    /// Starts later processes from another program.
     pub fn set_program(&self, program: &Path) {
         *self.program.lock().expect("nobody fails with it") = program.to_owned();
     }
 
-    /// Starts a role whose listeners have all been there before.
+    /// Starts a role again, with the old addresses of all its listeners.
     pub fn again(&self, role: &str, extra: &[&str], announces: &[&str]) -> Process {
         self.spawn(role, extra, announces).0
     }
@@ -129,7 +129,7 @@ impl World {
         extra: &[&str],
         announces: &[&str],
     ) -> (Process, HashMap<String, SocketAddr>) {
-        // On servers nobody listens as a broker.
+        // With servers, no process listens as a broker.
         let mut announces = announces.to_vec();
         announces.retain(|name| self.servers.is_none() || *name != "broker");
         let announces = announces.as_slice();
@@ -153,12 +153,12 @@ impl World {
         Process::start(command, announces, &self.path("log.txt"))
     }
 
-    /// Starts `waybill up` with all that it has.
+    /// Starts `waybill up` with all roles.
     pub fn up(&mut self) -> Process {
         self.start("up", &[], &["http", "admin", "broker", "services"])
     }
 
-    /// Waits until the process says that it is ready.
+    /// Waits until the process is ready.
     pub async fn ready(&self) {
         let url = self.url("admin", "/readyz");
         self.eventually("the process is ready", async || {
@@ -171,7 +171,7 @@ impl World {
         .await;
     }
 
-    /// Waits until `holds` does.
+    /// Waits until `holds` returns true.
     pub async fn eventually(&self, what: &str, mut holds: impl AsyncFnMut() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !holds().await {
@@ -199,7 +199,7 @@ impl World {
             .collect()
     }
 
-    /// The kinds and labels of all of Waybill's metrics that are shown.
+    /// The kinds and labels of all of Waybill's metrics in the output.
     pub async fn shown_metrics(&self) -> Metrics {
         let text = self.metrics_text().await;
         let mut shown = Metrics::new();
@@ -217,7 +217,7 @@ impl World {
                 && let Some((_, rest)) = line.split_once('{')
                 && let Some((pairs, _)) = rest.rsplit_once('}')
             {
-                // No value of a label has a comma.
+                // No label value contains a comma.
                 let names = pairs.split(',').filter_map(|pair| pair.split_once('='));
                 let names = names.map(|(name, _)| name.to_owned());
                 labels.extend(names.filter(|name| name != "le"));
@@ -232,7 +232,8 @@ impl World {
         answer.text().await.expect("metrics are text")
     }
 
-    /// Sends one delivery until it is accepted, whatever dies meanwhile, and returns its id.
+    /// Sends one delivery until it is accepted, even if processes die meanwhile, and returns its
+    /// ID.
     pub async fn deliver(&self, delivery: &Value) -> String {
         let mut delivery = delivery.clone();
         if self.only_normal.load(Ordering::Relaxed) {
@@ -262,7 +263,7 @@ impl World {
         }
     }
 
-    /// The state of an operation; `None` while nobody answers.
+    /// The state of an operation; `None` while the API is unavailable.
     pub async fn state(&self, id: &str) -> Option<String> {
         let url = self.url("http", &format!("/v1/operations/{id}"));
         let body: Value = self.client.get(url).send().await.ok()?.json().await.ok()?;
@@ -294,8 +295,8 @@ impl World {
         }
     }
 
-    /// The ledger: for each operation, its effects as (step, action) with how often each was made
-    /// for real, repeats of a key apart.
+    /// The ledger: for each operation, its effects as (step, action) with the number of times each
+    /// was made, without repeats of a key.
     pub async fn ledger(&self) -> HashMap<String, HashMap<(String, String), u32>> {
         let text = self
             .client
@@ -323,7 +324,7 @@ impl World {
     }
 
     /// Asserts that each operation's effects were made exactly once: a package, a delivery, and a
-    /// drone or, where it is remote, a third party.
+    /// drone or, for a remote delivery, third-party transport.
     pub async fn assert_one_effect_per_step(&self, ids: &[String], remote: impl Fn(usize) -> bool) {
         let ledger = self.ledger().await;
         for (index, id) in ids.iter().enumerate() {
@@ -340,13 +341,13 @@ impl World {
         }
     }
 
-    /// The end of what its processes logged.
+    /// The end of the processes' log.
     pub fn log_tail(&self) -> String {
         log_tail(&self.path("log.txt"))
     }
 }
 
-/// Listeners and the flags that place them.
+/// The listeners and their flags.
 const LISTENERS: &[(&str, &str)] = &[
     ("http", "--http"),
     ("admin", "--admin"),
@@ -354,12 +355,12 @@ const LISTENERS: &[(&str, &str)] = &[
     ("services", "--services"),
 ];
 
-/// Whether a delivery is expedited: one in three, whatever it is about.
+/// Whether a delivery is expedited: one in three, by its ID.
 fn is_expedited(id: &str) -> bool {
     id.bytes().map(u32::from).sum::<u32>().is_multiple_of(3)
 }
 
-/// A delivery with an id of the caller's.
+/// A delivery with this ID.
 pub fn delivery(id: &str, remote: bool) -> Value {
     json!({
         "deliveryId": id,
@@ -374,7 +375,7 @@ pub fn delivery(id: &str, remote: bool) -> Value {
     })
 }
 
-/// Numbers that look random and are the same for the same seed (xorshift64*).
+/// Pseudorandom numbers that depend on the seed alone (xorshift64*).
 pub struct Dice(pub u64);
 
 impl Dice {
@@ -387,7 +388,7 @@ impl Dice {
     }
 }
 
-/// The program, which cargo builds beside the directory of the tests.
+/// The program, which cargo builds next to the tests' directory.
 fn program() -> PathBuf {
     let test = std::env::current_exe().expect("a test is a file");
     let built = test

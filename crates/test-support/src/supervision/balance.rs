@@ -1,4 +1,4 @@
-//! How operations ended, held against the effects that the services made and undid.
+//! Compares the final states of operations with the effects in the services' ledger.
 
 use std::collections::HashMap;
 
@@ -6,17 +6,17 @@ use serde_json::Value;
 
 use super::ends::Ends;
 
-/// For each operation, its effects as (step, action), with how often each was made for real.
+/// For each operation, its effects as (step, action), with the number of times each was made.
 pub type Ledger = HashMap<String, HashMap<(String, String), u32>>;
 
-/// What is wrong, with examples.
+/// The violations, with examples.
 pub struct Unbalanced(pub(super) String);
 
-/// How many examples are shown.
+/// The maximum number of examples.
 const EXAMPLES_MAX: usize = 5;
 
-/// Checks that every effect was made once, and undone at most once; that of a processed delivery
-/// exactly its effects stand, and of an undone or cancelled one none; and that a parked one says why.
+/// Checks that every effect was made once and undone at most once. A processed delivery must have
+/// exactly its effects, and an undone or cancelled one none. A parked one must have a reason.
 pub fn check(
     ends: &[Value],
     ledger: &Ledger,

@@ -10,7 +10,7 @@ use super::balance::{self, Unbalanced};
 use super::setting::SERVICES;
 use crate::world::{PATIENCE, World};
 
-/// How many questions are asked at once.
+/// The number of concurrent requests.
 pub const QUESTIONS: usize = 16;
 
 impl World {
@@ -22,7 +22,7 @@ impl World {
         assert!(status.is_success(), "{status} to {faults} for {service}");
     }
 
-    /// Makes all services faultless, whatever they were configured with.
+    /// Removes the faults of all services, including the configured ones.
     pub async fn clear_faults(&self) {
         let none = json!({
             "errorRate": 0, "hangRate": 0, "doThenTimeoutRate": 0,
@@ -33,13 +33,13 @@ impl World {
         }
     }
 
-    /// Sends these deliveries, some at once, and returns their ids in order.
+    /// Sends these deliveries, some concurrently, and returns their IDs in order.
     pub async fn deliver_each(&self, deliveries: impl IntoIterator<Item = Value>) -> Vec<String> {
         let sent = stream::iter(deliveries).map(|body| async move { self.deliver(&body).await });
         sent.buffered(QUESTIONS).collect().await
     }
 
-    /// The operation as the API shows it; `None` while nobody answers.
+    /// The operation as the API shows it; `None` while the API is unavailable.
     pub async fn operation(&self, id: &str) -> Option<Value> {
         let url = self.url("http", &format!("/v1/operations/{id}"));
         let answer = self.client.get(url).send().await.ok()?;
@@ -52,8 +52,9 @@ impl World {
             .filter(|body: &Value| body["state"].is_string())
     }
 
-    /// Waits until every operation has ended or is parked, and returns how each one is then. It asks for few at a time,
-    /// those that were sent first: questions that come too early cost the servers more than the operations do.
+    /// Waits until every operation has ended or is parked, and returns their states. Asks for few
+    /// at a time, the oldest first: requests that come too early cost the servers more than the
+    /// operations do.
     pub async fn all_end(&self, ids: &[String]) -> Vec<Value> {
         let deadline = Instant::now() + PATIENCE;
         let mut ends = vec![Value::Null; ids.len()];
@@ -90,8 +91,8 @@ impl World {
         ends
     }
 
-    /// Waits until every operation has ended and the ledger agrees with how it did. What ended may
-    /// move again: an effect that comes late is undone.
+    /// Waits until every operation has ended and the ledger agrees with its state. An ended
+    /// operation may change again, because late effects are undone.
     pub async fn all_end_in_balance(&self, ids: &[String], remote: impl Fn(usize) -> bool) -> Ends {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -117,7 +118,7 @@ fn has_ended(operation: &Value) -> bool {
     )
 }
 
-/// How many operations ended in each state.
+/// The number of operations by final state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Ends {
     /// In the state `Processed`.

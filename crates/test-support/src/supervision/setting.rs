@@ -1,4 +1,4 @@
-//! A workflow and agents in a hurry, and services with faults.
+//! A workflow and agents with short times, and services with faults.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -8,23 +8,23 @@ use serde_json::Value;
 use crate::servers::Servers;
 use crate::world::World;
 
-/// The services, as their faults are called.
+/// The services, as `/faults` names them.
 pub const SERVICES: [&str; 5] = ["account", "package", "third-party", "drone", "delivery"];
 
-/// A workflow, its agents and what else a world is configured with. Everything takes a fraction of
-/// the time that it takes in the files as they are shipped.
+/// A workflow, its agents and further configuration of a world. All times are a fraction of those
+/// in the shipped files.
 pub struct Setting {
     /// The agents file.
     pub agents: String,
     /// The workflow files.
     pub workflows: Vec<String>,
-    /// Further lines of the configuration file.
+    /// Additional lines of the configuration file.
     pub more: String,
 }
 
 impl Setting {
-    /// The shipped workflow and agents with short times, and nothing else. Servers that share the machine with tests may
-    /// take a second for a step, and every step that is asked for again makes them slower.
+    /// The shipped workflow and agents with short times, and nothing else. Servers that share the
+    /// machine with tests may take a second per step, and every repeated step slows them down.
     pub fn hasty() -> Self {
         let timeout = match Servers::wanted() {
             Some(_) => "timeout: 3s",
@@ -39,7 +39,7 @@ impl Setting {
         ] {
             workflow = replaced(&workflow, shipped, hasty, usize::MAX);
         }
-        // Agents of the first kind answer that they do not know; the others are past complete-by.
+        // The first agents answer that they do not know; the others exceed the complete-by.
         let agents = replaced(
             waybill_drone_delivery::AGENTS_YAML,
             "concurrencyMax: 256\n",
@@ -53,7 +53,7 @@ impl Setting {
         }
     }
 
-    /// With faults that every start of the services begins with.
+    /// Adds faults with which the services always start.
     pub fn with_faults(mut self, faults: &Value) -> Self {
         self.more.push_str("services:\n  faults:\n");
         for service in SERVICES {
@@ -62,11 +62,11 @@ impl Setting {
         self
     }
 
-    /// A world that is configured so, of either kind.
+    /// A world with this configuration, of either kind.
     pub fn world(self) -> World {
         let world = World::of_either_kind("");
         let sections = self.sections(&world.path(""));
-        // On servers so few at once that each step gets its turn within its complete-by.
+        // On servers, few operations at once, so that each step meets its complete-by.
         let in_flight_max = if world.is_on_servers() { 300 } else { 4_000 };
         let config = format!(
             "partitions: 4\n\
@@ -77,7 +77,7 @@ impl Setting {
         world
     }
 
-    /// The sections of the configuration that say so. The files that they name are written to `dir`.
+    /// The sections of the configuration file. Writes the files that they name to `dir`.
     pub fn sections(&self, dir: &Path) -> String {
         let write = |name: &str, text: &str| {
             std::fs::write(dir.join(name), text).expect("the directory is writable");
@@ -98,7 +98,7 @@ impl Setting {
     }
 }
 
-/// `text` with the first `count` occurrences of `from` replaced, of which there must be one.
+/// `text` with the first `count` occurrences of `from` replaced. Panics if there is none.
 pub fn replaced(text: &str, from: &str, to: &str, count: usize) -> String {
     assert!(text.contains(from), "{from:?} is not in:\n{text}");
     text.replacen(from, to, count)
