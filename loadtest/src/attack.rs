@@ -1,10 +1,11 @@
-//! `waybill-loadtest attack`: what a hostile process on the network does to a Waybill, all of it at once.
+//! `waybill-loadtest attack`: attacks of a hostile process on the network, all at once.
 //!
-//! It shows that honest clients are served meanwhile: run it beside `waybill-loadtest run attacked`. Attackers come from
-//! loopback addresses of their own, so that limits by address apply to them and not to the load. They pause between
-//! steps, because a flood that takes all CPU is another test.
+//! It shows that honest clients are still served: run it beside `waybill-loadtest run attacked`.
+//! Attackers use their own loopback addresses, so that limits by address apply to them and not to
+//! the load. They pause between steps, because a flood that takes all CPU is another test.
 //!
-//! Deliberately absent: attacks that need a token, and those of a Kafka client that forges records or deletes topics.
+//! Deliberately absent: attacks that need a token, and Kafka clients that forge records or delete
+//! topics.
 
 mod broker;
 mod http;
@@ -23,11 +24,11 @@ use tokio::net::{TcpSocket, TcpStream};
 use crate::interrupt::Interrupt;
 use crate::scenario::time;
 
-/// How many loopback addresses attackers come from.
+/// The number of loopback addresses of attackers.
 const SOURCES: u8 = 4;
-/// How long an attacker waits after each step.
+/// The pause of an attacker after each step.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How long it holds what it has, at most.
+/// The maximum time for which an attacker holds a connection.
 const HOLD: Duration = Duration::from_secs(30);
 
 /// Its flags.
@@ -56,7 +57,7 @@ pub struct Arguments {
     attackers: usize,
 }
 
-/// A listener that is attacked.
+/// A listener under attack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Listener {
     Http,
@@ -96,8 +97,9 @@ pub struct Attacker {
 impl Attacker {
     async fn connect(&self) -> io::Result<TcpStream> {
         let socket = TcpSocket::new_v4()?;
-        // Closed with a reset, a connection leaves no port in TIME-WAIT. With tens of thousands of those, finding a free
-        // port takes the kernel a whole core, which Waybill would lack where both run on one machine.
+        // Closed with a reset, a connection leaves no port in TIME-WAIT. With tens of thousands of
+        // those, the kernel would need a whole core to find a free port, which Waybill would lack
+        // on the same machine.
         socket.set_zero_linger()?;
         if self.address.ip().is_loopback() {
             socket.bind((self.source, 0).into())?;
@@ -105,14 +107,14 @@ impl Attacker {
         socket.connect(self.address).await
     }
 
-    /// Counts a step, and rests.
+    /// Counts a step and pauses.
     async fn rest(&self) {
         self.tally.steps.fetch_add(1, Ordering::Relaxed);
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-/// Reads and drops whatever comes until the other side closes, for at most [`HOLD`].
+/// Reads and discards data until the peer closes the connection, for at most [`HOLD`].
 async fn hold(stream: &mut TcpStream) {
     let mut dropped = [0; 4096];
     let read = async { while matches!(stream.read(&mut dropped).await, Ok(1..)) {} };
@@ -124,27 +126,28 @@ async fn hold(stream: &mut TcpStream) {
 enum Attack {
     /// Opens connections and sends nothing.
     Silence,
-    /// Sends half a head, and a byte of it now and then.
+    /// Sends half a head, and then a byte now and then.
     HalfHead,
     /// Sends a body byte by byte.
     DrippingBody,
-    /// Asks over HTTP/2 for large answers and reads none.
+    /// Requests large answers over HTTP/2 and reads none.
     UnreadAnswers,
-    /// Sends heads that two readers may frame differently.
+    /// Sends heads with ambiguous framing.
     AmbiguousFraming,
-    /// Asks for operations that do not exist.
+    /// Requests operations that do not exist.
     MadeUpOperations,
-    /// Sends what a browser sends for a page of another origin, and under a name that was bound to this address.
+    /// Sends a browser's requests for a page of another origin, also under a name that was rebound
+    /// to this address.
     ForeignPage,
     /// Sends malformed frames.
     BadFrames,
-    /// Sends small batches that expand to much.
+    /// Sends small batches that expand to a large size.
     Bombs,
-    /// Writes records that mean nothing to the topics that Waybill reads.
+    /// Writes meaningless records to the topics that Waybill reads.
     Rubbish,
-    /// Announces the largest requests and sends nothing of them.
+    /// Announces requests of the maximum size and sends nothing of them.
     AnnouncedRequests,
-    /// Sends most of the largest requests, and a byte now and then.
+    /// Sends most of a request of the maximum size, and then a byte now and then.
     HalfRequests,
     /// Fetches much and reads none of it.
     UnreadFetches,
@@ -184,7 +187,7 @@ impl Attack {
         }
     }
 
-    /// How many attackers of it there are at a listener: few where each costs the attacker itself much.
+    /// The number of attackers at a listener. Few if an attack costs the attacker much.
     fn attackers(self, most: usize) -> usize {
         match self {
             Self::Bombs | Self::Rubbish => 1,
@@ -232,7 +235,7 @@ impl Attack {
     }
 }
 
-/// Attacks until the time is over or somebody interrupts it.
+/// Attacks until the time is over or the run is interrupted.
 ///
 /// # Errors
 ///
@@ -244,7 +247,7 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
         let tally = Arc::new(Tally::default());
         for &listener in attack.listeners() {
             for number in 0..attack.attackers(arguments.attackers) {
-                // Less than 256, whatever the number is.
+                // Always below 256.
                 let last = (number % usize::from(SOURCES)) as u8 + 2;
                 let attacker = Attacker {
                     address: arguments.address(listener),

@@ -1,4 +1,4 @@
-//! Faults at the services, for the time of a run.
+//! Faults of the services for the duration of a run.
 
 use std::net::SocketAddr;
 
@@ -8,18 +8,18 @@ use hyper::StatusCode;
 use crate::load::client::Client;
 use crate::scenario::Scenario;
 
-/// Faults that are in force, until they are removed.
+/// Current faults, until they are removed.
 pub struct InForce {
     client: Client,
     services: Vec<String>,
 }
 
 impl InForce {
-    /// Puts a scenario's faults at the services.
+    /// Applies a scenario's faults to the services.
     ///
     /// # Errors
     ///
-    /// If they cannot be put; those that were are removed.
+    /// If faults cannot be applied. The ones applied so far are removed.
     pub async fn put(
         scenario: &Scenario,
         services: Option<SocketAddr>,
@@ -45,11 +45,11 @@ impl InForce {
         Ok(Some(in_force))
     }
 
-    /// Removes them: the services go back to those of their configuration.
+    /// Restores the configured faults of the services.
     ///
     /// # Errors
     ///
-    /// If one cannot be removed; the others are.
+    /// If a service fails. The other services are restored.
     pub async fn remove(mut self) -> anyhow::Result<()> {
         let mut removed = Ok(());
         for service in &self.services {

@@ -1,25 +1,25 @@
-//! Ctrl-C and SIGTERM: what was changed outside is changed back before the end.
+//! Handles Ctrl-C and SIGTERM, so that changes to other processes are undone before the end.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-/// Tells whether a person wants this to end.
+/// Whether the user has interrupted the program.
 #[derive(Clone)]
 pub struct Interrupt {
     asked: watch::Receiver<bool>,
 }
 
-/// A person wanted this to end.
+/// The user interrupted the program.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
 
 impl Interrupt {
-    /// Listens from now on. From now on, too, a signal alone ends nothing.
+    /// Starts to handle signals. From then on a signal does not end the process by itself.
     ///
     /// # Errors
     ///
-    /// If signals cannot be listened to.
+    /// If the signal handlers cannot be installed.
     pub fn listen() -> std::io::Result<Self> {
         let mut ctrl_c = signal(SignalKind::interrupt())?;
         let mut terminate = signal(SignalKind::terminate())?;
@@ -29,23 +29,23 @@ impl Interrupt {
                 _ = ctrl_c.recv() => {}
                 _ = terminate.recv() => {}
             }
-            // Nobody may be left who wants to know.
+            // The receivers may already be gone.
             let _ = ask.send(true);
             std::future::pending::<()>().await;
         });
         Ok(Self { asked })
     }
 
-    /// Whether it was asked for.
+    /// Whether the program was interrupted.
     pub fn is_asked(&self) -> bool {
         *self.asked.borrow()
     }
 
-    /// Does the work, or breaks off.
+    /// Runs the work until it ends or the program is interrupted.
     ///
     /// # Errors
     ///
-    /// That of the work, or [`Interrupted`].
+    /// The error of the work, or [`Interrupted`].
     pub async fn unless<T>(
         &self,
         work: impl Future<Output = anyhow::Result<T>>,

@@ -1,10 +1,9 @@
-//! The judge: accepted deliveries, their final states and the services' ledger, held against each
-//! other from outside.
+//! The judge: compares accepted deliveries, their final states and the services' ledger, from
+//! outside.
 //!
-//! What must balance: every accepted delivery ended or is parked; no effect was made twice; of a
-//! processed one exactly the effects of its kind stand, of one that was undone or cancelled
-//! nothing. A parked one waits for a person, and anything may stand of it. A kind that may never be processed has
-//! no effects that could stand.
+//! What must balance: every accepted delivery ended or is parked, and no effect was made twice. A
+//! processed one has exactly the effects of its kind; an undone or cancelled one has none. A parked
+//! one may have any effects. A kind that may never be processed must have no effects.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -21,26 +20,26 @@ use crate::load::client::Client;
 use crate::scenario::kind::Kind;
 use crate::watch::book::Book;
 
-/// How many operations of the ledger are asked for at once.
+/// The page size of requests to the ledger.
 const PAGE_OPERATIONS: usize = 10_000;
-/// How many findings of a kind are shown.
+/// The maximum number of examples for each kind of finding.
 const EXAMPLES_MAX: usize = 5;
-/// How long to wait before what did not balance is judged again.
+/// The pause before an unbalanced delivery is judged again.
 const REST: Duration = Duration::from_secs(1);
 
-/// What the judge found.
+/// The judge's findings.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Verdict {
-    /// How many accepted deliveries were judged.
+    /// The number of judged deliveries.
     pub judged: usize,
-    /// Those that neither ended nor are parked, as far as was waited.
+    /// Deliveries that neither ended nor are parked after the wait.
     pub lost: Findings,
-    /// Those of which an effect was made twice.
+    /// Deliveries with an effect that was made twice.
     pub double: Findings,
-    /// Those of which other effects stand than their state says.
+    /// Deliveries with effects that do not match their state.
     pub half_undone: Findings,
-    /// Those that wait for a person. Not a fault.
+    /// Parked deliveries. Not a fault.
     pub parked: Findings,
 }
 
@@ -48,13 +47,13 @@ pub struct Verdict {
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Findings {
-    /// How many there are.
+    /// The number of findings.
     pub count: usize,
-    /// Some of them.
+    /// Some of the findings.
     pub examples: Vec<String>,
 }
 
-/// What the ledger knows of one operation.
+/// The ledger's entry for one operation.
 #[derive(Default, Deserialize)]
 struct Effects<'a> {
     #[serde(borrow)]
@@ -69,8 +68,8 @@ struct Effects<'a> {
     double: Vec<Cow<'a, str>>,
 }
 
-/// Judges what was accepted, by the ledger of the services at `services`. What does not balance is
-/// judged again until `deadline`: something late may be being undone.
+/// Judges accepted deliveries by the ledger of the services at `services`. Unbalanced ones are
+/// judged again until `deadline`, because compensation may still be running.
 ///
 /// # Errors
 ///
@@ -112,7 +111,7 @@ async fn judge_once(book: &Book, services: SocketAddr) -> anyhow::Result<Verdict
             count += 1;
         }
         match last {
-            // Names of operations need no escaping: they are UUIDs.
+            // Operation IDs need no escaping: they are UUIDs.
             Some(last) if count == PAGE_OPERATIONS => {
                 path = format!("/ledger/operations?limit={PAGE_OPERATIONS}&after={last}");
             }
@@ -122,7 +121,7 @@ async fn judge_once(book: &Book, services: SocketAddr) -> anyhow::Result<Verdict
 }
 
 struct Judge {
-    /// What was accepted and not met in the ledger yet.
+    /// Accepted deliveries that the ledger has not returned yet.
     open: HashMap<OperationId, (Kind, Option<ProcessState>)>,
     verdict: Verdict,
 }
@@ -139,7 +138,7 @@ impl Judge {
         }
     }
 
-    /// Takes what the ledger knows of one operation. Those of others are none of the judge's business.
+    /// Judges the ledger's entry for one operation. Operations of other runs are ignored.
     fn operation(&mut self, effects: &Effects<'_>) {
         let accepted = effects.operation.parse().ok();
         if let Some((id, (kind, state))) = accepted.and_then(|id| self.open.remove_entry(&id)) {
@@ -194,7 +193,7 @@ impl Verdict {
 }
 
 impl Effects<'_> {
-    /// Whether exactly the effects of this delivery stand, and nothing was ever undone.
+    /// Whether the existing effects are exactly those of this delivery, and nothing was undone.
     fn are_those_of(&self, kind: Kind) -> bool {
         let mut standing: Vec<&str> = self.standing.iter().map(|step| &**step).collect();
         standing.sort_unstable();
@@ -273,7 +272,7 @@ mod tests {
         OperationId::of_caller("", &number.to_string())
     }
 
-    /// Judges one delivery: its kind, its state, and what the ledger knows of it.
+    /// Judges one delivery by its kind, its state and the ledger's entry.
     fn verdict(kind: Kind, state: Option<ProcessState>, ledger: Option<&str>) -> Verdict {
         let id = id(7);
         let mut judge = Judge::of(HashMap::from([(id, (kind, state))]));

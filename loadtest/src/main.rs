@@ -1,9 +1,10 @@
 //! A load-test kit for Waybill.
 //!
-//! Requests leave at their intended times whatever the answers do, and every latency counts from
-//! the intended time, so that a server that stalls cannot hide it. Acceptance (the answer 202) and
-//! end to end (the final state, from the status topic) are measured apart. A judge holds what was
-//! accepted against the services' ledger afterwards. `docs/loadtest.md` says how it is used.
+//! Requests are sent at their intended times, independent of answers, and latencies count from the
+//! intended time. A server that stalls therefore cannot hide it. Acceptance (the answer 202) and
+//! end to end (the final state, from the status topic) are measured separately. A judge compares
+//! the accepted requests with the services' ledger afterwards. `docs/loadtest.md` describes the
+//! usage.
 
 mod attack;
 mod commands;
@@ -27,7 +28,7 @@ use crate::commands::{growth, run, scenarios, suite as suite_command};
 use crate::interrupt::{Interrupt, Interrupted};
 use crate::report::compare;
 
-/// As in the waybill program: what is held against it must not differ by the allocator.
+/// The allocator of the waybill program, so that baselines do not differ by it.
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -58,7 +59,7 @@ enum Command {
     Scenarios(scenarios::Arguments),
 }
 
-/// What a shell says of a command that Ctrl-C ended.
+/// The exit code of a shell for a command that Ctrl-C ended.
 const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
@@ -74,7 +75,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether it came out well.
+/// Runs a command. Returns whether it succeeded.
 fn act(command: Command) -> anyhow::Result<bool> {
     match command {
         Command::Run(arguments) => {
@@ -97,7 +98,7 @@ fn act(command: Command) -> anyhow::Result<bool> {
     }
 }
 
-/// Who sends takes one thread, and so as little as possible from what is measured.
+/// The sender uses one thread, to take as little as possible from the measured system.
 fn one_thread() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()

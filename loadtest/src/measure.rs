@@ -1,7 +1,7 @@
-//! One run: a scenario, sent to a world, followed to its end, judged, and written up.
+//! One run: sends a scenario to a world, follows it to its end, judges it, and writes the report.
 //!
-//! What must hold: faults that were put are removed, however the run ends; what was measured is told even if
-//! something could not be found out, which is one of the run's failures then.
+//! What must hold: applied faults are removed, however the run ends. Measured results are reported
+//! even if others are missing, which counts as a failure of the run.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -28,33 +28,34 @@ use crate::world::World;
 
 /// From the end of the preparations to the first intended time.
 const LEAD: Duration = Duration::from_millis(100);
-/// How long answers and dead letters are waited for behind the last intended time, where no ends are.
+/// How long to wait for answers and dead letters after the last intended time, if ends are not
+/// followed.
 const ANSWERS_PATIENCE: Duration = Duration::from_secs(60);
 
-/// How a run is made.
+/// The options of a run.
 #[derive(Clone)]
 pub struct Options {
-    /// What the system is called in the report.
+    /// The system's name in the report.
     pub system: String,
-    /// Whether no progress is told.
+    /// Whether to hide the progress.
     pub is_quiet: bool,
-    /// Whether a person wants it to end.
+    /// Whether the user has interrupted the run.
     pub interrupt: Interrupt,
-    /// The admin port of the process whose schedulers stand still while requests are sent, so that accepting is
-    /// measured alone: CPU then counts to the last answer, for each accepted request.
+    /// The admin port of the process whose schedulers are stopped while requests are sent, to
+    /// measure acceptance alone. CPU then counts up to the last answer, per accepted request.
     pub hold: Option<SocketAddr>,
 }
 
-/// What was seen of a run, before it is written up.
+/// The measurements of a run, before the report.
 struct Seen {
     began: Instant,
     outcome: Outcome,
-    /// Of each process, before and after.
+    /// The usage of each process before and after.
     usages: Vec<(Watched, Usage, Usage)>,
     samples: Vec<Sample>,
-    /// Records that nobody can read: how many there were, and how many lie among the dead letters.
+    /// Undecodable records: the number sent, and the number found on the dead-letter topic.
     garbage: Option<(u64, u64)>,
-    /// What the judge found, or why nobody judged.
+    /// The judge's verdict, or why there is none.
     verdict: Result<Verdict, &'static str>,
     failures: Vec<String>,
 }
@@ -63,7 +64,7 @@ struct Seen {
 ///
 /// # Errors
 ///
-/// If nothing could be measured, or the run was interrupted. A run that failed is no error: it has
+/// If nothing could be measured, or the run was interrupted. A failed run is no error: it has
 /// [`Run::failures`].
 pub async fn run(scenario: &Scenario, world: &World, options: &Options) -> anyhow::Result<Run> {
     let run = run_as_far_as_it_goes(scenario, world, options).await?;
@@ -73,7 +74,7 @@ pub async fn run(scenario: &Scenario, world: &World, options: &Options) -> anyho
     }
 }
 
-/// Runs a scenario; one that is interrupted once it has begun has failed, and says what was measured until then.
+/// Runs a scenario. An interruption after the start makes a failed run with the results so far.
 ///
 /// # Errors
 ///
@@ -156,7 +157,7 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
         topics: &topics,
     };
     let sent = load::send(scenario, &target, &book, garbage.clone(), (began, deadline));
-    // Once it has begun, an interruption ends what is under way, and not the report.
+    // After the start, an interruption ends the requests and not the report.
     let sent = interrupt.unless(sent).await;
     let mut after = usages(&processes);
     if let Some(held) = held {
@@ -177,7 +178,7 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
     if options.hold.is_none() {
         after = usages(&processes);
     }
-    // Where nothing ends any more, nothing else is waited for.
+    // Without subjects, no more operations end and there is nothing to wait for.
     let deadline = match subjects_are_gone(&processes) || interrupt.is_asked() {
         true => Instant::now(),
         false => deadline,
@@ -185,7 +186,7 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
     let samples = sampler.stop();
 
     let mut failures = Vec::new();
-    // A process that is there no more is a finding, not the end of the report.
+    // A process that has ended is a finding, not the end of the report.
     let after = after.unwrap_or_else(|error| {
         failures.push(format!("{error:#}"));
         before.clone()
@@ -288,7 +289,7 @@ fn write_up(scenario: &Scenario, options: &Options, seen: Seen) -> Run {
     run
 }
 
-/// Why the run failed, of what was measured.
+/// Why the run failed, judged by its measurements.
 fn failures(scenario: &Scenario, run: &Run, outcome: &Outcome, is_followed: bool) -> Vec<String> {
     let mut failures = Vec::new();
     if run.accepted == 0 {

@@ -1,4 +1,4 @@
-//! Schedulers that stand still for a while, told so on the admin port.
+//! Stops schedulers for a while, over the admin port.
 
 use std::net::SocketAddr;
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 
 use crate::load::client::Client;
 
-/// All schedulers of a process, standing still.
+/// All schedulers of a process, stopped.
 pub struct Schedulers {
     client: Client,
     shards: Vec<Shard>,
@@ -20,7 +20,7 @@ struct Shard {
 }
 
 impl Schedulers {
-    /// Stops them in order.
+    /// Stops the schedulers gracefully.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! Where the requests go, and what is beside: a running Waybill that a person names, or one that is started for the
-//! run and removed behind it.
+//! The target of requests and its surroundings: a running Waybill, or one that is started for the
+//! run and removed afterwards.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,7 +22,7 @@ use crate::report::model::Part;
 use crate::scenario::{Scenario, Transport};
 use crate::watch::processes::Watched;
 
-/// Where everything is.
+/// The addresses of a world.
 #[derive(Clone, Debug)]
 pub struct World {
     /// The API.
@@ -31,20 +31,20 @@ pub struct World {
     pub brokers: String,
     /// The prefix of Waybill's topics.
     pub topic_prefix: String,
-    /// The schema registry's URL, where there is one.
+    /// The schema registry's URL, if there is one.
     pub schema_registry: Option<String>,
     /// The services, with their ledger and faults.
     pub services: Option<SocketAddr>,
-    /// Processes that are watched, the load generator's own left out.
+    /// Watched processes, without the load generator.
     pub processes: Vec<Watched>,
 }
 
 impl World {
-    /// Waybill's topics. Their schemas are those of this version, so that none has to be fetched later.
+    /// Waybill's topics, with this version's schemas, so that none is fetched during the run.
     ///
     /// # Errors
     ///
-    /// If the registry does not know them.
+    /// If the registry does not have the schemas.
     pub async fn topics(&self) -> anyhow::Result<Topics> {
         let topics = Topics::new(&self.topic_prefix);
         let Some(url) = &self.schema_registry else {
@@ -64,11 +64,12 @@ impl World {
 }
 
 impl World {
-    /// Asks whether somebody is there, before a run that may be long.
+    /// Checks that the servers answer, before a run that may be long.
     ///
     /// # Errors
     ///
-    /// If the API does not answer where a scenario needs it, or the services have no ledger to read.
+    /// If the scenario needs the API and it does not answer, or the services have no readable
+    /// ledger.
     pub async fn answers(&self, scenario: &Scenario) -> anyhow::Result<()> {
         if scenario.transport != Transport::Topic {
             let mut client = Client::new(self.http.clone());
@@ -94,40 +95,41 @@ impl World {
     }
 }
 
-/// How a Waybill is started.
+/// The start options of a Waybill.
 #[derive(Clone, Debug)]
 pub struct StartOptions {
     /// The program.
     pub program: PathBuf,
-    /// A configuration file, passed on.
+    /// A configuration file for it.
     pub config: Option<PathBuf>,
     /// More flags for `waybill up`.
     pub up_flags: Vec<String>,
-    /// What `waybill up` finds in its environment beside all else.
+    /// Additional environment variables for `waybill up`.
     pub up_env: Vec<(String, String)>,
 }
 
-/// How long a process may take to say where it listens and that it is ready. Generous: it bounds a failure.
+/// The time for a process to announce its addresses and become ready. Generous, because it limits
+/// only failures.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// How long it may take to stop in order.
+/// The time for an graceful stop.
 const STOP_PATIENCE: Duration = Duration::from_secs(40);
-/// Where a process keeps its data, in its directory.
+/// The subdirectory with a process's data.
 const DATA_DIR: &str = "data";
-/// How often is looked.
+/// The interval between checks.
 const REST: Duration = Duration::from_millis(20);
-/// How much of a log is shown where a process failed.
+/// The number of log lines in an error about a failed process.
 const LOG_LINES_SHOWN: usize = 20;
 
-/// A process of Waybill's that was started here. Dropping it kills it.
+/// A Waybill process that was started here. Dropping it kills it.
 pub struct Started {
     child: Child,
     pid: u32,
-    /// Where it listens, by name.
+    /// Its listen addresses, by name.
     addresses: HashMap<String, SocketAddr>,
     log: PathBuf,
 }
 
-/// The five services as a process of their own.
+/// The five services in their own process.
 pub struct Services {
     process: Started,
     _data: tempfile::TempDir,
@@ -140,11 +142,11 @@ pub struct Up {
 }
 
 impl Services {
-    /// Starts them.
+    /// Starts the services.
     ///
     /// # Errors
     ///
-    /// If they do not come up; the end of their log is in the error.
+    /// If they do not start; the error has the end of their log.
     pub async fn start(options: &StartOptions) -> anyhow::Result<Self> {
         let data = temporary_directory()?;
         let mut flags = vec!["services".to_owned()];
@@ -157,32 +159,33 @@ impl Services {
         })
     }
 
-    /// Where they are.
+    /// Their address.
     pub fn address(&self) -> SocketAddr {
         self.process.addresses["services"]
     }
 
-    /// As a process that is watched.
+    /// The services as a watched process.
     pub fn watched(&self) -> Watched {
         self.process.watched("services", Part::Services)
     }
 
-    /// Stops them in order and removes their data.
+    /// Stops the services gracefully and removes their data.
     ///
     /// # Errors
     ///
-    /// If they do not stop; they are killed then.
+    /// If they do not stop; they are then killed.
     pub async fn stop(self) -> anyhow::Result<()> {
         self.process.stop().await
     }
 }
 
 impl Up {
-    /// Starts it, and waits until it is ready. It calls the services at `services`, or has some of its own.
+    /// Starts Waybill and waits until it is ready. It calls the services at `services`, or runs its
+    /// own.
     ///
     /// # Errors
     ///
-    /// If it does not come up; the end of its log is in the error.
+    /// If it does not start; the error has the end of its log.
     pub async fn start(
         options: &StartOptions,
         services: Option<SocketAddr>,
@@ -190,12 +193,12 @@ impl Up {
         Self::start_in(temporary_directory()?, options, services).await
     }
 
-    /// Where the one that is started in a directory has its store.
+    /// The store's directory of a Waybill that is started in `data`.
     pub fn store_in(data: &Path) -> PathBuf {
         data.join(DATA_DIR).join("store")
     }
 
-    /// As [`Up::start`], in a directory in which there may be a store.
+    /// As [`Up::start`], in a directory that may already have a store.
     ///
     /// # Errors
     ///
@@ -233,7 +236,7 @@ impl Up {
         })
     }
 
-    /// As a process that is watched.
+    /// Waybill as a watched process.
     pub fn watched(&self) -> Watched {
         self.process.watched("waybill", Part::Subject)
     }
@@ -243,7 +246,7 @@ impl Up {
         self.process.addresses["admin"]
     }
 
-    /// The world that it makes together with the services, or with its own if it has some.
+    /// The world of this Waybill with the services, or with its own ones.
     pub fn world(&self, services: &Services) -> World {
         let own = self.process.addresses.get("services").copied();
         let mut processes = vec![self.watched()];
@@ -258,11 +261,11 @@ impl Up {
         }
     }
 
-    /// Stops it in order and removes its data.
+    /// Stops Waybill gracefully and removes its data.
     ///
     /// # Errors
     ///
-    /// If it does not stop; it is killed then.
+    /// If it does not stop; it is then killed.
     pub async fn stop(self) -> anyhow::Result<()> {
         self.process.stop().await
     }
@@ -288,7 +291,7 @@ impl Started {
         if let Some(config) = &options.config {
             command.arg("--config").arg(config);
         }
-        // The program refuses variables with its prefix that it does not know.
+        // The program refuses unknown variables with its prefix.
         for (name, _) in std::env::vars_os() {
             let is_ours = ["WAYBILL_TEST_", "WAYBILL_LOADTEST_"];
             let text = name.to_string_lossy();
@@ -300,7 +303,7 @@ impl Started {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(File::create(&log)?)
-            // A Ctrl-C is for the load test, which stops its processes in order.
+            // Ctrl-C reaches only the load test, which stops its processes gracefully.
             .process_group(0)
             .kill_on_drop(true);
         let program = options.program.display();
@@ -322,7 +325,8 @@ impl Started {
         }
     }
 
-    /// Reads where it listens, and what else it says to the end, so that it never blocks on a full pipe.
+    /// Reads its addresses, and the rest of its output to the end, so that it never blocks on a
+    /// full pipe.
     async fn listen(
         &mut self,
         stdout: tokio::process::ChildStdout,
@@ -371,7 +375,7 @@ impl Started {
     }
 
     async fn stop(mut self) -> anyhow::Result<()> {
-        // The shell's own kill: there need be no other.
+        // The shell's built-in `kill`: another one may not be installed.
         let asked = Command::new("sh")
             .args(["-c", &format!("kill -TERM {}", self.pid)])
             .status()
@@ -396,17 +400,17 @@ impl Started {
     }
 }
 
-/// The `waybill` beside this program.
+/// The `waybill` program next to this one.
 pub fn program_beside() -> PathBuf {
     let this = std::env::current_exe().unwrap_or_default();
     this.with_file_name("waybill")
 }
 
-/// A directory that goes when what is returned is dropped.
+/// A directory that is removed when the returned value is dropped.
 ///
 /// # Errors
 ///
-/// If it cannot be made.
+/// If it cannot be created.
 pub fn temporary_directory() -> std::io::Result<tempfile::TempDir> {
     tempfile::Builder::new()
         .prefix("waybill-loadtest-")

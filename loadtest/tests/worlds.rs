@@ -1,7 +1,7 @@
-//! The program as a user runs it: scenarios on a Waybill that it starts, and what their reports say.
+//! The program as a user runs it: scenarios on a Waybill that it starts, and their reports.
 //!
-//! The program `waybill` is the one beside this one; `cargo test --workspace` builds both. Rates are small: what is
-//! looked at is what the reports say, not how fast anything is.
+//! The program `waybill` is the one next to this one; `cargo test --workspace` builds both. Rates
+//! are small, because the tests check reports and not speed.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use serde_json::Value;
 
 const LOADTEST: &str = env!("CARGO_BIN_EXE_waybill-loadtest");
 
-/// The report of a run on a Waybill of its own, and the process that made it. `None` where there is no `waybill`.
+/// The report of a run on its own Waybill, and the output of the process. `None` if there is no
+/// `waybill`.
 fn run(scenario: &str, flags: &[&str]) -> Option<(Value, Output)> {
     if !waybill().exists() {
         println!(
@@ -135,9 +136,9 @@ fn flaky_services_leave_nothing_half_done() {
         return;
     };
     assert_balanced(&run, &output);
-    // What is refused for good is undone: the faults were there.
+    // Permanently refused operations are undone, so the faults were applied.
     assert!(count(&run["states"]["Compensated"]) > count(&kind(&run, "suspended")["heldTo"]));
-    // And what can be completed is.
+    // All other operations are completed.
     assert!(count(&run["states"]["Processed"]) > count(&run["accepted"]) / 2);
 }
 
@@ -161,7 +162,7 @@ fn a_limit_that_is_broken_fails_the_run_and_stands_in_the_report() {
 
 #[test]
 fn batches_of_a_scenario_that_is_scaled_down_do_not_wait_to_be_full() {
-    // A whole batch takes two seconds to come together, and the scenario's limit is half a second.
+    // A whole batch takes two seconds to gather, and the scenario's limit is half a second.
     let Some((run, output)) = run("steady", &["--rate", "50", "--seconds", "4"]) else {
         return;
     };
@@ -248,7 +249,7 @@ fn a_waybill_that_dies_ends_the_run_at_once_and_fails_it() {
         .args(["-c", &format!("kill -KILL {}", child_named("up", run.id()))])
         .status();
     assert!(status.is_ok_and(|status| status.success()));
-    // It would wait for minutes for what was accepted to end.
+    // Without the interruption it would wait for minutes.
     for _ in progress {}
     let output = run.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&output.stdout);
@@ -266,7 +267,7 @@ fn honest_clients_are_served_beside_an_attack() {
     let listeners = ["http", "admin", "broker", "services"];
     let any = "127.0.0.1:0";
     let mut up = Command::new(waybill());
-    // It refuses variables that it does not know, as those of tests.
+    // The program refuses unknown variables, such as those of tests.
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("WAYBILL_") {
             up.env_remove(name);
@@ -316,7 +317,7 @@ fn honest_clients_are_served_beside_an_attack() {
         .filter(|line| line.contains(" steps, "))
         .collect();
     assert_eq!(lines.len(), 13, "{said}");
-    // Those that hold what they have until the end have come to no end of a step.
+    // Attackers that hold a connection until the end have not finished a step.
     let stepped = |kind: &str| {
         let line = lines.iter().find(|line| line.starts_with(kind));
         let mut counts = line.into_iter().flat_map(|line| {
@@ -346,7 +347,7 @@ impl Drop for Killed {
     }
 }
 
-/// The process that another one started to play a role.
+/// The child process of `parent` that runs a role.
 fn child_named(role: &str, parent: u32) -> String {
     let parent = format!(" {parent} ");
     let processes = std::fs::read_dir("/proc").expect("Linux");

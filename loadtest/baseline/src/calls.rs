@@ -1,4 +1,4 @@
-//! The requests that the built-in agents send, written down by hand: no templates are rendered for them.
+//! The requests of the built-in agents, written by hand without templates.
 
 use waybill_engine::OperationId;
 
@@ -15,7 +15,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// All of them, in the order of the workflow.
+    /// All steps, in the order of the workflow.
     pub const ALL: [Self; 5] = [
         Self::Account,
         Self::Package,
@@ -24,7 +24,7 @@ impl Step {
         Self::Delivery,
     ];
 
-    /// Its name, and that of its agent and its service.
+    /// Its name, which its agent and its service have too.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Account => "account",
@@ -55,22 +55,22 @@ impl Step {
     }
 }
 
-/// What is asked of a service.
+/// A request to a service.
 #[derive(PartialEq, Eq, Debug)]
 pub struct Call {
     /// `GET` or `PUT`.
     pub method: &'static str,
     /// The path of the URL.
     pub path: String,
-    /// JSON; empty for none.
+    /// The body as JSON, or empty.
     pub body: String,
     /// The header `Idempotency-Key`.
     pub idempotency_key: String,
 }
 
 impl Call {
-    /// What a step of a delivery asks for. `drone` is the id of the drone that flies it, if one does and it is
-    /// known by then.
+    /// The request for a step of a delivery. `drone` is the ID of its drone, if it has one and the
+    /// ID is known.
     pub fn new(
         step: Step,
         operation: OperationId,

@@ -1,4 +1,4 @@
-//! The deliveries of the baselines: the generator's kinds `drone` and `remote`, four to one.
+//! The deliveries of the baselines: the load generator's kinds `drone` and `remote`, four to one.
 
 /// A delivery by its number.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,25 +13,25 @@ impl Delivery {
         Self { index }
     }
 
-    /// Every fifth one goes to a remote place.
+    /// Whether it goes to a remote place, as every fifth one does.
     #[must_use]
     pub fn is_remote(self) -> bool {
         self.index.is_multiple_of(5)
     }
 
-    /// Who orders it.
+    /// The owner's ID.
     #[must_use]
     pub fn owner(self) -> String {
         format!("owner-{}", self.index % 1_000)
     }
 
-    /// What is delivered.
+    /// The package's ID.
     #[must_use]
     pub fn package(self) -> String {
         format!("package-{}", self.index)
     }
 
-    /// Where to.
+    /// The drop-off location.
     #[must_use]
     pub fn place(self) -> &'static str {
         match self.is_remote() {
@@ -40,7 +40,7 @@ impl Delivery {
         }
     }
 
-    /// Its request, without an id of its own.
+    /// The body of its request, without an ID of the caller.
     #[must_use]
     pub fn body(self) -> String {
         let (owner, package, place) = (self.owner(), self.package(), self.place());

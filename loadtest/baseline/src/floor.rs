@@ -1,32 +1,33 @@
-//! The least that the work of a delivery can cost through the clients and the store that Waybill uses.
+//! The minimum cost of a delivery through the clients and the store that Waybill uses.
 //!
-//! All that Waybill writes for a delivery which meets no trouble is really written, travels, and is read by whoever
-//! reads it there, in the same order: request, row, step request, call, reply, row, and so on to the final row, the
-//! status and its reader. A row is durable before the message that follows from it is sent. What is left out is
-//! all that is not carrying: records and rows are copies of what the engine made once
-//! ([`pattern`](super::pattern)); of a record only the operation's id is read, and of a reply the step; which step
-//! follows is known beforehand; nobody keeps operations, offsets, time-outs or leases, and nothing is counted but
-//! the ends.
+//! The floor writes, sends and reads everything that Waybill does for a delivery without faults, in
+//! the same order: request, row, step request, call, reply, row, and so on to the final row and its
+//! status. A row is durable before the message that depends on it is sent. All other work is left
+//! out. Records and rows are copies of what the engine made once ([`pattern`](super::pattern)).
+//! Only the operation's ID is read from a record, and only the step from a reply; the next step is
+//! known beforehand. There is no state of operations, offsets, time-outs or leases, and only ends
+//! are counted.
 //!
-//! **The same as Waybill**: producers, consumers and their settings (`waybill-kafka`), one of each for each role
-//! (requests in; the scheduler's two consumers and its producer; the agents' consumer and producer; the reader of
-//! the status topic), for roles can be processes of their own; the store and its writes; hyper's HTTP/2 client with a
-//! connection for each service; one group commit at a time for all partitions.
+//! **The same as Waybill**: producers and consumers with their settings (`waybill-kafka`), one of
+//! each per role, because roles may be separate processes: the sender of requests, the scheduler's
+//! two consumers and its producer, the agents' consumer and producer, and the reader of the status
+//! topic. The same store and writes. hyper's HTTP/2 client with one connection per service. One
+//! group commit at a time for all partitions.
 //!
-//! **As large batches as Waybill may have**: a commit holds what the polls brought, up to `--batch` records each
-//! (2,000 as in the scheduler's pollers), of at most `--window` deliveries that are under way (4,000 as
-//! `scheduler.inFlightMax`), and begins no sooner than `--gather-ms` after the one before it (1 as in the scheduler).
-//! The replies of a millisecond are sent together likewise.
+//! **Batches as large as Waybill's**: a commit holds what the polls returned, at most `--batch`
+//! records each (2,000 as in the scheduler's pollers) and `--window` deliveries in flight (4,000 as
+//! `scheduler.inFlightMax`). It begins at the earliest `--gather-ms` after the previous one (1 as
+//! in the scheduler). Replies are gathered for the same time.
 //!
-//! **Less than Waybill**, where a floor may be: the agents' consumer is assigned its partitions and joins no group;
-//! offsets and checkpoints (some requests a second) are not committed; the scheduler polls its consumers
-//! from the loop's own thread; agents have no queues and workers, and their calls no templates, timers or breakers;
-//! and the drone's id is not carried from the reply over row and request to the next call (its place in them is), but
-//! noted beside.
+//! **Less than Waybill**: the agents' consumer has assigned partitions and joins no group. Offsets
+//! and checkpoints (some requests per second) are not committed. The scheduler polls its consumers
+//! from the loop's own thread. Agents have no queues, workers, templates, timers or breakers. The
+//! drone's ID is not carried over row and request to the next call (its place in them is), but kept
+//! in memory.
 //!
-//! **Not less**: what the libraries do at any rate. A large part of the floor is HTTP/2 frames, librdkafka's threads
-//! waking up, and the embedded broker and store, which are code of the project, too: the floor says nothing of how near
-//! these are to their own.
+//! **Not less**: the fixed cost of the libraries. A large part of the floor is HTTP/2 frames,
+//! wake-ups of librdkafka's threads, and the embedded broker and store. The last two belong to the
+//! project, so the floor does not show how close they are to their own minimum.
 
 mod agents;
 pub(super) mod calling;
@@ -54,13 +55,13 @@ use super::world::World;
 use super::{Clock, Common, Outcome};
 use crate::delivery::Delivery;
 
-/// How long a thread waits for records before it looks whether it is to end.
+/// How long a thread waits for records before it checks whether to end.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// How long a full producer may take to have room again.
+/// How long a producer may wait for space in its queue.
 const ROOM_PATIENCE: Duration = Duration::from_secs(30);
-/// Until then all clients have found the broker.
+/// Time for all clients to find the broker.
 const SETTLE: Duration = Duration::from_millis(500);
-/// How many bytes one poll takes at most.
+/// The maximum size of one poll, in bytes.
 const POLL_BYTES_MAX: usize = 8 << 20;
 
 /// How the floor is run.
@@ -96,7 +97,7 @@ impl Arguments {
 ///
 /// # Errors
 ///
-/// If the world cannot be made, or something in it fails.
+/// If the world cannot be set up, or a part of it fails.
 pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let services = arguments.common.services()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -105,7 +106,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
         .build()?;
     let world = Arc::new(runtime.block_on(World::open(&arguments.common.world))?);
     let outcome = deliver(arguments, services, &world, &runtime);
-    // All threads have ended, so nobody else has it any more.
+    // All threads have ended, so this is the last reference.
     if let Some(world) = Arc::into_inner(world) {
         runtime.block_on(world.close())?;
     }
@@ -150,7 +151,7 @@ fn deliver(
     outcome
 }
 
-/// Puts all requests into their topic, as fast as it takes them.
+/// Sends all requests to their topic, as fast as it accepts them.
 fn send_requests(
     count: u32,
     producer: &Producer<Arc<Course>>,
@@ -171,14 +172,14 @@ fn send_requests(
     Ok(())
 }
 
-/// An id as the server makes them, with the delivery's number in the place of its last random bits.
+/// An ID like the server's, with the delivery's number as its last random bits.
 fn id_of(index: u32) -> OperationId {
     let mut bytes = *Uuid::now_v7().as_bytes();
     bytes[12..].copy_from_slice(&index.to_be_bytes());
     OperationId(Uuid::from_bytes(bytes))
 }
 
-/// Whose record it is, by its key.
+/// The operation of a record, from its key.
 fn operation_of(key: Option<&[u8]>) -> anyhow::Result<OperationId> {
     Ok(OperationId(Uuid::try_parse_ascii(key.unwrap_or_default())?))
 }
@@ -208,7 +209,7 @@ fn send(
         .map_err(|refused| anyhow::Error::new(refused.into_parts().1))
 }
 
-/// A consumer of these topics, from their beginning.
+/// A consumer of these topics from their beginning.
 fn consumer(
     world: &World,
     client_id: &str,
@@ -226,12 +227,12 @@ fn consumer(
     Ok(consumer)
 }
 
-/// What all threads share: whether they go on, and why not.
+/// The state that all threads share: whether to continue, and the error that ended them.
 #[derive(Debug, Default)]
 struct Course {
     stop: AtomicBool,
     failure: Mutex<Option<anyhow::Error>>,
-    /// How many deliveries have ended.
+    /// The number of finished deliveries.
     ended: AtomicU32,
 }
 
@@ -244,7 +245,7 @@ impl DeliveredShared for Course {
 }
 
 impl Course {
-    /// Runs a part until it ends; an error of it ends all.
+    /// Runs a part until it ends. Its error ends all parts.
     fn thread(
         self: &Arc<Self>,
         name: &str,
@@ -296,7 +297,7 @@ impl StatusReader {
         })
     }
 
-    /// Until each delivery has one, and no more than one.
+    /// Runs until each delivery has exactly one final state.
     fn run(mut self) -> anyhow::Result<()> {
         let mut open = self.seen.len();
         while open > 0 && !self.course.is_over() {

@@ -1,31 +1,35 @@
-//! Two measures to hold Waybill against: how little the same work can cost, and what the obvious design makes of it.
+//! Two baselines for Waybill: the minimum cost of the same work, and the cost of the obvious
+//! design.
 //!
-//! Both run deliveries of the same mixture as the generator's, through topics, rows and services of the same
-//! kinds, in one process, until the final state of each has been read from the status topic:
+//! Both run deliveries in the load generator's mix, through the same kinds of topics, rows and
+//! services, in one process. A run ends when the status topic has the final state of each delivery.
 //!
-//! * `floor`: the records and rows of Waybill through Waybill's own clients, and nothing else: nobody decides,
-//!   remembers or recovers anything. What Waybill needs more than this is its engine's and its promises' price.
-//! * `textbook`: each record by itself, each wait awaited where it arises. What it needs more than Waybill is
-//!   what the design is worth.
+//! * `floor`: Waybill's records and rows through Waybill's own clients, without decisions, state or
+//!   recovery. The difference to Waybill is the price of its engine and its guarantees.
+//! * `textbook`: one record at a time, with each wait awaited. The difference to Waybill is the
+//!   gain of its design.
 //!
-//! What both have in common with `waybill up`, and with each other:
+//! Common to both and `waybill up`:
 //!
-//! * **The deliveries**: those of [`Delivery`](delivery::Delivery). Every fifth one goes to a remote place,
-//!   where a carrier is booked and no drone: four steps and not five. On the average a delivery is 4.8 HTTP
-//!   requests, 11.6 records and 5.8 row writes.
-//! * **The effects**: every request to a service has the method, path, idempotency key and body that the built-in
-//!   agents send, byte for byte (a test holds them against each other).
-//! * **The topics**: as many partitions, and the same settings; the topic of requests is synced before a
-//!   request is acknowledged, the others are not.
-//! * **The rows**: one for the request and one after each step, synced before the messages that follow.
-//! * **The broker and the store**: the embedded ones in the same process, or others' (`--brokers`, `--scylla`).
+//! * **The deliveries**: those of [`Delivery`](delivery::Delivery). Every fifth one goes to a
+//!   remote place, with a third-party booking and no drone: four steps instead of five. The average
+//!   delivery has 4.8 HTTP requests, 11.6 records and 5.8 row writes.
+//! * **The effects**: every request to a service has the method, path, idempotency key and body of
+//!   the built-in agents, byte for byte (a test compares them).
+//! * **The topics**: the same number of partitions and the same settings. The topic of requests is
+//!   synced before a request is acknowledged, the others are not.
+//! * **The rows**: one for the request and one after each step, synced before the messages that
+//!   follow.
+//! * **The broker and the store**: the embedded ones in the same process, or others' (`--brokers`,
+//!   `--scylla`).
 //!
-//! What neither has, and Waybill does: an API (requests go straight to their topic, as with the generator's
-//! `--transport topic`), leases, a deadline index, time-outs, retries, undoing, metrics, and an admin port. What
-//! Waybill's process does not do and theirs does: they make the requests themselves, and read the status topic.
+//! Only Waybill has an API (here requests go straight to their topic, as with the generator's
+//! `--transport topic`), leases, a deadline index, time-outs, retries, compensation, metrics, and
+//! an admin port. Only the baselines send the requests and read the status topic in the measured
+//! process.
 //!
-//! The last line on standard output is one JSON object: how many deliveries ended, after how many seconds from the
-//! first record on, and what CPU that took; the same by thread is on standard error.
+//! The last line on standard output is one JSON object: the number of finished deliveries, the
+//! seconds since the first record, and the CPU time. Standard error has the CPU time by thread.
 
 mod calls;
 pub mod delivery;
@@ -77,11 +81,11 @@ struct Common {
 }
 
 impl Common {
-    /// Where the services are; `None` if none are to be called.
+    /// The address of the services; `None` if none are to be called.
     ///
     /// # Errors
     ///
-    /// If it is not said which, or both or nothing at all is asked for.
+    /// If the flags name neither an address nor `--no-services`, or both.
     fn services(&self) -> anyhow::Result<Option<&str>> {
         anyhow::ensure!(self.count > 0, "--count must be above 0");
         if self.no_services {
@@ -97,23 +101,23 @@ impl Common {
     }
 }
 
-/// What a baseline measured.
+/// The result of a baseline.
 #[derive(Clone, Copy, PartialEq, Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Outcome {
-    /// How many deliveries ended.
+    /// The number of finished deliveries.
     completed: u32,
-    /// From the first record sent to the last final state seen.
+    /// From the first sent record to the last final state.
     seconds: f64,
-    /// What CPU the process used in that time.
+    /// The CPU time of the process in that period.
     cpu_seconds: f64,
 }
 
-/// Runs one, and prints what it measured.
+/// Runs a baseline and prints its result.
 ///
 /// # Errors
 ///
-/// If its world cannot be made, a record or row is refused, or a service does not answer as it should.
+/// If its world cannot be set up, a record or row is refused, or a service answers with an error.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let outcome = match &arguments.baseline {
         Baseline::Floor(arguments) => floor::run(arguments)?,
@@ -123,7 +127,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Measures from the first record on.
+/// Measures time and CPU from the first record on.
 struct Clock {
     began: Instant,
     usage: Usage,
@@ -136,7 +140,8 @@ impl Clock {
         Ok(Self { began, usage })
     }
 
-    /// `completed` deliveries have ended. Tells on standard error what the process used for them.
+    /// Ends the measurement after `completed` deliveries. Prints the CPU time by thread on standard
+    /// error.
     fn stop(self, completed: u32) -> anyhow::Result<Outcome> {
         let elapsed: Duration = self.began.elapsed();
         let now = Usage::of(std::process::id())?;

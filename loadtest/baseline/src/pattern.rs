@@ -1,8 +1,8 @@
-//! The records and rows of a delivery, as the real engine makes them: made once, then copied.
+//! The records and rows of a delivery, made once by the real engine and then copied.
 //!
-//! Two deliveries, a remote one and one that a drone flies, run through [`PartitionEngine`] before anything is
-//! measured. What it persists and sends is kept, encoded where it travels. So a copy has the size of what Waybill
-//! would write; all that differs from copy to copy is the operation's id, which is put where it stands.
+//! Before the measurement, two deliveries (a remote one and one by drone) run through
+//! [`PartitionEngine`]. The encoded records and rows are kept, so that a copy has the size of
+//! Waybill's own. Copies differ only in the operation's ID, which is inserted at its offsets.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -22,31 +22,31 @@ use waybill_store::RowWrite;
 use super::calls::Step;
 use crate::delivery::Delivery;
 
-/// For how long Waybill keeps the row of a final operation.
+/// How long Waybill keeps the row of a final operation.
 const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// A delivery of a number that is as long as most numbers of a run are, and a multiple of five.
+/// A delivery's number with the typical number of digits, and a multiple of five.
 const SAMPLE: usize = 12_345;
-/// The deadline in the body of every delivery, which ingestion takes for the operation's.
+/// The deadline in the body of every delivery, which ingestion uses as the operation's deadline.
 const DEADLINE: Timestamp = Timestamp::from_millis(1_893_520_800_000);
 
 /// An encoded record.
 #[derive(Debug)]
 pub struct Template {
     bytes: Vec<u8>,
-    /// Where the operation's id stands.
+    /// The places of the operation's ID.
     ids: Vec<Range<usize>>,
 }
 
-/// What a step of a delivery is asked for and answered with.
+/// The records of a step.
 #[derive(Debug)]
 pub struct StepPattern {
-    /// To its agent.
+    /// The step request.
     pub request: Template,
-    /// From its agent.
+    /// The reply.
     pub reply: Template,
 }
 
-/// A row as it is written once.
+/// One write of a row.
 #[derive(Debug)]
 pub struct RowPattern {
     created: Option<Arc<Created>>,
@@ -54,22 +54,22 @@ pub struct RowPattern {
     keep_for: Option<Duration>,
 }
 
-/// All that one delivery writes.
+/// All records and rows of one delivery.
 #[derive(Debug)]
 pub struct Pattern {
-    /// To the scheduler.
+    /// The request to the scheduler.
     pub request: Template,
-    /// The row that the request makes.
+    /// The row that the request creates.
     pub created: RowPattern,
-    /// The steps that are taken, by [`Step`]; `None` for one that is skipped.
+    /// The steps of the delivery, by [`Step`]; `None` for a skipped one.
     steps: [Option<StepPattern>; 5],
-    /// The row after each of them.
+    /// The row after each step.
     rows: [Option<RowPattern>; 5],
-    /// The final state.
+    /// The final status.
     pub status: Template,
 }
 
-/// Both kinds of deliveries.
+/// The patterns of both kinds of deliveries.
 #[derive(Debug)]
 pub struct Patterns {
     flown: Pattern,
@@ -77,11 +77,11 @@ pub struct Patterns {
 }
 
 impl Patterns {
-    /// Has the engine make them.
+    /// Runs both deliveries through the engine.
     ///
     /// # Errors
     ///
-    /// If a delivery does not go the way that is expected of it.
+    /// If a delivery does not take its expected course.
     pub fn new(framing: &Framing) -> anyhow::Result<Self> {
         Ok(Self {
             flown: Pattern::of(Delivery::new(SAMPLE + 1), framing)?,
@@ -89,7 +89,7 @@ impl Patterns {
         })
     }
 
-    /// That of one delivery.
+    /// The pattern of a delivery.
     pub fn of(&self, delivery: Delivery) -> &Pattern {
         match delivery.is_remote() {
             true => &self.remote,
@@ -156,7 +156,7 @@ impl Pattern {
     ///
     /// # Panics
     ///
-    /// If the delivery does not take it: then a record travelled that nobody should have sent.
+    /// If the delivery has no such step, so that its record should not exist.
     pub fn step(&self, step: Step) -> &StepPattern {
         let pattern = self.steps[step as usize].as_ref();
         pattern.expect("only steps that are taken are asked for")
@@ -192,7 +192,7 @@ impl RowPattern {
 }
 
 impl Template {
-    /// Puts the record of the operation with this key into `out`, in place of what is there.
+    /// Replaces `out` with the record for the operation with this key.
     pub fn copy(&self, key: &[u8; 36], out: &mut Vec<u8>) {
         out.clear();
         out.extend_from_slice(&self.bytes);
@@ -202,7 +202,7 @@ impl Template {
     }
 }
 
-/// Encodes records of one operation.
+/// Encodes the records of one operation.
 struct Encoder<'a> {
     framing: &'a Framing,
     operation: OperationId,
@@ -220,7 +220,7 @@ impl Encoder<'_> {
     }
 }
 
-/// What the engine decided: one row and one message.
+/// The engine's decision: one row and one message.
 fn decided(engine: &mut PartitionEngine) -> anyhow::Result<(RowPattern, Message)> {
     let batch = engine.take_batch(now()).context("nothing was decided")?;
     let (mut row, mut sent) = (None, None);
@@ -274,7 +274,7 @@ fn engine() -> anyhow::Result<PartitionEngine> {
     ))
 }
 
-/// The request as ingestion writes it: its input has the id of the delivery, and comes first.
+/// The request as ingestion writes it. Its input begins with the delivery's ID.
 fn create(operation: OperationId, delivery: Delivery) -> CreateRequest {
     let body = delivery.body();
     let input = format!(r#"{{"deliveryId":"{operation}",{}"#, &body[1..]);
@@ -295,7 +295,7 @@ fn create(operation: OperationId, delivery: Delivery) -> CreateRequest {
     }
 }
 
-/// What an agent says whose service did it.
+/// The reply of an agent whose call succeeded.
 fn answer(step: Step, delivery: Delivery, asked: &StepRequest) -> StepReply {
     let outputs = match step {
         Step::Account | Step::Package | Step::Delivery => Vec::new(),

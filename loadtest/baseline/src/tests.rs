@@ -1,4 +1,4 @@
-//! Small runs of both, and what is written down by hand held against who it is copied from.
+//! Small runs of both baselines, and comparisons of hand-written parts with their originals.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -31,7 +31,7 @@ use super::pattern::{Patterns, Template};
 use super::{Arguments, Baseline, Outcome, floor, textbook};
 use crate::delivery::Delivery;
 
-/// A fifth of them are remote.
+/// The number of deliveries; a fifth of them are remote.
 const COUNT: &str = "200";
 const FLOWN: Delivery = Delivery::new(7);
 const REMOTE: Delivery = Delivery::new(10);
@@ -43,7 +43,7 @@ struct Line {
     arguments: Arguments,
 }
 
-/// Runs what a command line asks for.
+/// Runs a command line.
 fn run(line: &[&str]) -> Outcome {
     let line = ["baseline"].iter().chain(line);
     match Line::parse_from(line).arguments.baseline {
@@ -129,7 +129,7 @@ fn without_services_it_has_to_be_said() {
     let Baseline::Floor(mut arguments) = arguments.baseline else {
         unreachable!("it was asked for");
     };
-    // Whatever the environment has.
+    // Independent of the environment.
     arguments.common.services = None;
     let refused = floor::run(&arguments).unwrap_err().to_string();
     assert!(refused.contains("--no-services"), "{refused}");
@@ -189,7 +189,7 @@ fn copied<R: Record>(template: &Template, id: OperationId) -> R {
     R::decode(&value).unwrap()
 }
 
-/// What a service was asked for: method, path, idempotency key, type and body.
+/// A request to a service: method, path, idempotency key, type and body.
 type Asked = (String, String, String, Option<String>, String);
 
 #[tokio::test]
@@ -253,7 +253,7 @@ fn step_call(step: Step, operation: OperationId, delivery: Delivery) -> StepCall
     }
 }
 
-/// Notes what is asked for, and says yes.
+/// Records every request and answers it with a success.
 async fn answer_all(listener: TcpListener, asked: Arc<Mutex<Vec<Asked>>>) {
     while let Ok((stream, _)) = listener.accept().await {
         let asked = Arc::clone(&asked);

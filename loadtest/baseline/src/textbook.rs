@@ -1,33 +1,34 @@
-//! The same deliveries by the design that most would begin with: an orchestrator that consumes a record, changes
-//! the state in the database, produces the next command, and commits the offset; one record after the other, and
-//! each step of it awaited.
+//! The same deliveries in the obvious design: an orchestrator consumes a record, changes the state
+//! in the database, produces the next command, and commits the offset. It handles one record after
+//! the other and awaits each step.
 //!
-//! It is at least once and loses nothing, as far as a course without trouble goes: the row is durable before the
-//! message that follows, the message is acknowledged before the offset is committed. Everything is done as the
-//! libraries' own examples do it:
+//! Without faults it is at least once and loses nothing: the row is durable before the dependent
+//! message, and the message is acknowledged before the offset is committed. Everything follows the
+//! examples of the libraries:
 //!
-//! * **Consuming**: rdkafka's `StreamConsumer` in a consumer group, automatic commits off. Each consumer hands
-//!   its records to one task for each partition, which handles them one after the other, the commit of
-//!   the record's offset (`CommitMode::Sync`) being the last thing.
-//! * **Roles**: one consumer for the orchestrator (requests and replies), one for each of the five agents, one for
-//!   the status topic.
-//! * **Producing**: one `FutureProducer` a role, with librdkafka's defaults and `acks=all`; each record is awaited.
-//!   Among the defaults is `linger.ms=5`, which each awaited record waits out; `--property linger.ms=0` takes it
-//!   away.
-//! * **State**: the row is read, changed and written for each reply, written for each request; awaited. (The same
-//!   store and rows as Waybill's, so that the databases do not differ.)
-//! * **Payloads**: JSON by `serde_json`, into and from structs: what most write first in Rust. Avro would need
-//!   schemas beside, and `apache-avro`'s ordinary path by way of its `Value` is slower than JSON.
-//! * **Calls**: `reqwest` with its defaults (HTTP/1.1, pooled connections), one client for all agents; the answer
-//!   is read and, where later steps need something of it, parsed.
-//! * **Requests**: as an API would put them: each awaited, as many at a time as the load generator has
-//!   connections (64).
+//! * **Consuming**: rdkafka's `StreamConsumer` in a consumer group, without automatic commits. Each
+//!   consumer passes its records to one task per partition, which handles them one after the other
+//!   and finally commits the record's offset (`CommitMode::Sync`).
+//! * **Roles**: one consumer for the orchestrator (requests and replies), one for each of the five
+//!   agents, and one for the status topic.
+//! * **Producing**: one `FutureProducer` per role, with librdkafka's defaults and `acks=all`; each
+//!   record is awaited. Each record therefore waits for the default `linger.ms=5`, which
+//!   `--property linger.ms=0` removes.
+//! * **State**: the row is written for each request, and read, changed and written for each reply,
+//!   all awaited. Store and rows are Waybill's, so that the databases do not differ.
+//! * **Payloads**: JSON by `serde_json`, from and to structs, the usual first choice in Rust. Avro
+//!   would need schemas, and the usual path of `apache-avro` through its `Value` is slower than
+//!   JSON.
+//! * **Calls**: `reqwest` with its defaults (HTTP/1.1, pooled connections), one client for all
+//!   agents. The answer is read, and parsed if later steps need a part of it.
+//! * **Requests**: sent as an API would: each awaited, with as many concurrent ones as the load
+//!   generator has connections (64).
 //!
-//! Blocking commits are made with `block_in_place`, as tokio's documentation has it: without that, as many as there
-//! are threads would stop everything else in the process.
+//! Blocking commits use `block_in_place`, as tokio's documentation recommends. Otherwise, as many
+//! of them as there are threads would stop the whole process.
 //!
-//! Deliberately absent: whatever makes a system of it (time-outs, retries, undoing, duplicates, leases). Who adds
-//! them adds to its cost.
+//! Deliberately absent: the parts that make it a complete system (time-outs, retries, compensation,
+//! duplicates, leases). They would add to its cost.
 
 mod agent;
 mod messages;
@@ -55,11 +56,11 @@ use super::world::World;
 use super::{Clock, Common, Outcome};
 use crate::delivery::Delivery;
 
-/// How many requests are under way at a time.
+/// The number of concurrent requests.
 const CONNECTIONS: usize = 64;
-/// How long groups may take until each member has its partitions.
+/// How long groups may take to assign partitions to each member.
 const JOIN_PATIENCE: Duration = Duration::from_secs(60);
-/// How long without a final state means that none comes any more.
+/// After this long without a final state, no more are expected.
 const STANDSTILL: Duration = Duration::from_secs(60);
 
 /// How the textbook's design is run.
@@ -73,7 +74,7 @@ pub struct Arguments {
 ///
 /// # Errors
 ///
-/// If the world cannot be made, or something in it fails.
+/// If the world cannot be set up, or a part of it fails.
 pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let services = arguments.common.services()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -82,7 +83,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     runtime.block_on(async {
         let world = Arc::new(World::open(&arguments.common.world).await?);
         let outcome = deliver(arguments.common.count, services, &world).await;
-        // All parts have ended, so nobody else has it any more.
+        // All parts have ended, so this is the last reference.
         if let Some(world) = Arc::into_inner(world) {
             world.close().await?;
         }
@@ -100,7 +101,7 @@ async fn deliver(
     let agents = agent::start_all(world, services, &mut parts)?;
     let statuses = consumer(world, "statuses", &[world.topics.operation_status()])?;
     let statuses = Arc::new(statuses);
-    // From now on: a consumer that is not asked for records joins no group.
+    // Started now, because a consumer joins no group before it is polled.
     let reading = AbortOnDropHandle::new(tokio::spawn(read_statuses(count, Arc::clone(&statuses))));
     joined(&orchestrator, 2 * world.partitions).await?;
     for agent in &agents {
@@ -145,7 +146,7 @@ async fn send_requests(count: u32, producer: &FutureProducer, world: &World) -> 
         .await
 }
 
-/// Reads until each delivery has a final state, and says how many have.
+/// Reads until each delivery has a final state. Returns how many have one.
 async fn read_statuses(count: u32, consumer: Arc<StreamConsumer>) -> anyhow::Result<u32> {
     let mut states = BTreeMap::new();
     while states.len() < count as usize {
@@ -158,7 +159,7 @@ async fn read_statuses(count: u32, consumer: Arc<StreamConsumer>) -> anyhow::Res
     Ok(u32::try_from(states.len())?)
 }
 
-/// A member of the group of this name.
+/// A consumer in the group of this name.
 fn consumer(world: &World, group: &str, topics: &[&str]) -> anyhow::Result<StreamConsumer> {
     let consumer: StreamConsumer = client(world)
         .set("group.id", format!("{}-{group}", world.topics.prefix()))
@@ -182,7 +183,7 @@ fn client(world: &World) -> ClientConfig {
     config
 }
 
-/// Sends a record and waits for its acknowledgement. Its partition is that of its key.
+/// Sends a record to the partition of its key and waits for the acknowledgement.
 async fn send(
     producer: &FutureProducer,
     topic: &str,
@@ -196,7 +197,7 @@ async fn send(
     sent.map(drop).map_err(|(error, _)| error.into())
 }
 
-/// Waits until a consumer has as many partitions.
+/// Waits until a consumer has this many partitions.
 async fn joined(consumer: &StreamConsumer, partitions: u32) -> anyhow::Result<()> {
     let joined = async {
         while consumer.assignment()?.count() < partitions as usize {

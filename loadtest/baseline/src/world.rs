@@ -1,8 +1,8 @@
-//! The broker, the topics and the store that a baseline runs on: made for it, and removed after it.
+//! The broker, topics and store of a baseline: created for it and removed afterwards.
 //!
-//! The settings of the topics are those that `waybill up` gives its own, on the same kind of broker. What is
-//! durable there is durable here: requests are synced before they are acknowledged, rows before a write is
-//! answered, and what can be derived again is written back when the system sees fit.
+//! The topics have the settings of `waybill up`, on the same kind of broker. Durability is the same
+//! too: requests are synced before they are acknowledged, and rows before a write is answered. Data
+//! that can be derived again is written back by the operating system.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -21,7 +21,7 @@ use waybill_store::{CqlConfig, CqlReplication, CqlStore, EmbeddedConfig, Embedde
 
 use super::calls::Step;
 
-/// How long a broker may take to answer at first.
+/// The maximum time until a broker answers first.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where a baseline runs.
@@ -56,34 +56,34 @@ fn property(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// A world that is ready.
+/// A running world.
 pub struct World {
-    /// How to reach the broker.
+    /// The settings of clients.
     pub kafka: KafkaSettings,
-    /// The topics: nobody else's.
+    /// The topics, for this run alone.
     pub topics: Topics,
-    /// The store: nobody else's.
+    /// The store, for this run alone.
     pub store: Arc<dyn Store>,
-    /// Over how many partitions operations are spread.
+    /// The number of partitions of the operation topics.
     pub partitions: u32,
-    /// How many the topic of each agent has.
+    /// The number of partitions of each agent's topic.
     pub step_partitions: u32,
     broker: Option<Broker>,
-    /// The keyspace, and who to ask to drop it.
+    /// The keyspace, and the node that drops it.
     keyspace: Option<(String, String)>,
     dir: Option<DataDir>,
 }
 
-/// A directory that goes when this is dropped.
+/// A directory that is removed when this is dropped.
 #[derive(Debug)]
 struct DataDir(PathBuf);
 
 impl World {
-    /// Starts what is embedded, and makes topics and tables.
+    /// Starts the embedded parts, and creates topics and tables.
     ///
     /// # Errors
     ///
-    /// If any of it cannot be had.
+    /// If a part cannot be started or created.
     pub async fn open(arguments: &Arguments) -> anyhow::Result<Self> {
         let suffix = Uuid::new_v4().simple().to_string();
         let dir = DataDir::make(arguments, &suffix)?;
@@ -145,7 +145,7 @@ impl World {
         Ok(())
     }
 
-    /// The topics that a delivery which meets no trouble writes to.
+    /// The topics that a delivery without faults writes to.
     fn specs(&self, replication: u8) -> Vec<TopicSpec> {
         const MIB: u64 = 1 << 20;
         let of = |name: String, partitions, settings: &[(&str, u64)]| {
@@ -187,14 +187,14 @@ impl World {
         specs
     }
 
-    /// Removes what was made.
+    /// Removes everything that was created.
     ///
     /// # Errors
     ///
-    /// If something of it is left.
+    /// If something cannot be removed.
     pub async fn close(mut self) -> anyhow::Result<()> {
         match self.broker.take() {
-            // Its topics go with its directory.
+            // Its topics are removed with its directory.
             Some(broker) => drop(broker.shutdown().await),
             None => {
                 let admin = Admin::new(&self.kafka, "baseline-admin")?;
@@ -210,7 +210,7 @@ impl World {
             session.query_unpaged(drop, ()).await?;
         }
         let dir = self.dir.take();
-        // A directory is removed file by file: not on a thread that others wait for.
+        // Removed file by file, on a thread that may block.
         tokio::task::spawn_blocking(move || drop(dir)).await?;
         Ok(())
     }
@@ -225,7 +225,7 @@ impl DataDir {
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent)?;
         }
-        // One that was there already is not ours to remove.
+        // An existing directory is not this run's to remove.
         std::fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
         Ok(Self(path))
     }

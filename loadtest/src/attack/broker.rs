@@ -12,27 +12,27 @@ use waybill_messages::Topics;
 use super::{Attacker, HOLD, hold};
 
 const CODECS: [&str; 4] = ["gzip", "snappy", "lz4", "zstd"];
-/// What a bomb holds.
+/// The expanded size of a bomb.
 const BOMB_BYTES: usize = 32 << 20;
 /// How long a bomb or a record waits for its acknowledgement.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Records that mean nothing, in one step.
+/// The number of meaningless records in one step.
 const RUBBISH: usize = 20;
-/// The length of the largest request, and what is sent of it.
+/// The size of the largest request, and the part of it that is sent.
 const LARGEST_BYTES: u32 = 16 << 20;
 const HALF_BYTES: usize = 12 << 20;
-/// How long an attacker whose large request was cut off waits: many of those at once would be a flood.
+/// The pause after a large request was cut off. Many of those at once would be a flood.
 const HALF_PAUSE: Duration = Duration::from_secs(5);
-/// Fetches whose answers are not read, on one connection, and the most that each asks for.
+/// The number of unread fetches on one connection, and the size that each requests.
 const UNREAD_FETCHES: usize = 30;
 const FETCH_BYTES: i32 = 1 << 20;
 
 pub(super) async fn bad_frames(attacker: &Attacker) -> io::Result<()> {
     let frames: [&[u8]; 4] = [
-        // Longer than any frame may be, and negative.
+        // Longer than any allowed frame, and negative.
         &[0x7f, 0xff, 0xff, 0xff, 0, 0],
         &[0x80, 0, 0, 0],
-        // A request of an API that is none, and a fetch that claims two billion topics.
+        // A request of an unknown API, and a fetch that claims two billion topics.
         &[0, 0, 0, 8, 0x7f, 0xff, 0, 1, 0, 0, 0, 1],
         &[
             0, 0, 0, 39, 0, 1, 0, 4, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0, 0,
@@ -90,7 +90,7 @@ pub(super) async fn rubbish(attacker: &Attacker) -> io::Result<()> {
     Ok(())
 }
 
-/// The beginning of a produce request as large as it may be.
+/// The beginning of a produce request of the maximum size.
 fn announcement() -> Vec<u8> {
     let mut bytes = LARGEST_BYTES.to_be_bytes().to_vec();
     bytes.extend([0, 0, 0, 9]);
@@ -123,13 +123,13 @@ pub(super) async fn half_requests(attacker: &Attacker) -> io::Result<()> {
 /// A fetch of a partition's first records.
 fn fetch(topic: &str) -> Vec<u8> {
     let mut request = vec![0, 1, 0, 4, 0, 0, 0, 1, 0xff, 0xff];
-    // No replica, no wait, at least a byte.
+    // No replica, no wait, at least one byte.
     for number in [-1, 0, 1, FETCH_BYTES] {
         request.extend(i32::to_be_bytes(number));
     }
     request.push(0);
     request.extend(1_i32.to_be_bytes());
-    // No topic's name is as long.
+    // No topic name is too long for that.
     request.extend((topic.len() as u16).to_be_bytes());
     request.extend(topic.as_bytes());
     request.extend(1_i32.to_be_bytes());
@@ -147,7 +147,7 @@ pub(super) async fn unread_fetches(attacker: &Attacker) -> io::Result<()> {
     stream
         .write_all(&fetch(&requests).repeat(UNREAD_FETCHES))
         .await?;
-    // One answer, or a part of it.
+    // At least a part of one answer.
     stream.read_exact(&mut [0; 4]).await?;
     tokio::time::sleep(HOLD).await;
     Ok(())

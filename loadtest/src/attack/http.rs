@@ -9,14 +9,14 @@ use tokio::time::timeout;
 
 use super::{Attacker, HOLD, hold};
 
-/// How long a byte takes that drips.
+/// The interval between dripped bytes.
 const DRIP: Duration = Duration::from_secs(1);
-/// How many bytes drip at most.
+/// The maximum number of dripped bytes.
 const DRIPS_MAX: usize = 60;
-/// Requests on one HTTP/2 connection whose answers nobody reads.
+/// Requests on one HTTP/2 connection with unread answers.
 const STREAMS: u32 = 50;
 
-/// Sends bytes one by one until the other side has enough.
+/// Sends single bytes until the peer closes the connection.
 async fn drip(stream: &mut TcpStream, byte: u8) -> io::Result<()> {
     for _ in 0..DRIPS_MAX {
         tokio::time::sleep(DRIP).await;
@@ -73,7 +73,7 @@ fn get(path: &str) -> Vec<u8> {
     block
 }
 
-/// Asks for large answers with a window of no bytes.
+/// Requests large answers with a window of zero bytes.
 pub(super) async fn unread_answers(attacker: &Attacker) -> io::Result<()> {
     const HEADERS: u8 = 1;
     const SETTINGS: u8 = 4;
@@ -92,7 +92,7 @@ pub(super) async fn unread_answers(attacker: &Attacker) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends a head, and is gone once an answer begins.
+/// Sends a head, and disconnects once the answer begins.
 async fn ask(attacker: &Attacker, text: &str) -> io::Result<()> {
     let mut stream = attacker.connect().await?;
     stream.write_all(text.as_bytes()).await?;

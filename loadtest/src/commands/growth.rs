@@ -1,4 +1,4 @@
-//! `waybill-loadtest growth`: how the cost of a delivery grows.
+//! `waybill-loadtest growth`: measures how the cost of a delivery grows.
 
 use std::path::PathBuf;
 
@@ -28,11 +28,12 @@ pub struct Arguments {
     starting: Starting,
 }
 
-/// Runs it, prints what it came to and writes the reports. Whether every run is balanced.
+/// Measures growth, prints the results and writes the reports. Returns whether every run is
+/// balanced.
 ///
 /// # Errors
 ///
-/// If something could not be measured at all, or the reports not be written.
+/// If a measurement is impossible, or the reports cannot be written.
 pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<bool> {
     let out = &arguments.out;
     std::fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;

@@ -1,4 +1,4 @@
-//! The subcommands, a module for each.
+//! The subcommands, one module each.
 
 pub mod growth;
 pub mod run;

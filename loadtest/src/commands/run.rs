@@ -14,9 +14,9 @@ use crate::scenario::{Expect, Scenario, Transport, file, time};
 use crate::suite::warm_up;
 use crate::world::World;
 
-/// Requests a second where nothing is said.
+/// The default rate, in requests per second.
 const RATE: f64 = 1_000.0;
-/// How long they leave where nothing is said.
+/// The default duration.
 const LENGTH: Duration = Duration::from_secs(10);
 
 /// Its flags.
@@ -69,11 +69,11 @@ pub struct Arguments {
     html: Option<PathBuf>,
 }
 
-/// Runs it and reports. Whether it came out well.
+/// Runs the scenario and reports it. Returns whether it succeeded.
 ///
 /// # Errors
 ///
-/// If nothing could be measured, or a file not be written.
+/// If nothing could be measured, or a file cannot be written.
 pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<bool> {
     let scenario = arguments.scenario()?;
     let begun = jiff::Timestamp::now();
@@ -116,13 +116,13 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
 }
 
 impl Arguments {
-    /// The world with what the flags say of getting in.
+    /// Adds the token and TLS settings from the flags to the world.
     fn getting_in(&self, world: World) -> anyhow::Result<World> {
         let http = world.http.clone().with(&self.access)?;
         Ok(World { http, ..world })
     }
 
-    /// The scenario with what the flags say in the place of what it says.
+    /// The scenario, with values from the flags.
     fn scenario(&self) -> anyhow::Result<Scenario> {
         let mut scenario = match &self.scenario {
             Some(name) => file::named(name)?,

@@ -1,4 +1,4 @@
-//! `waybill-loadtest scenarios`: what is built in.
+//! `waybill-loadtest scenarios`: lists the built-in scenarios.
 
 use clap::Args;
 
@@ -12,11 +12,11 @@ pub struct Arguments {
     show: Option<String>,
 }
 
-/// Lists them, or shows one.
+/// Lists the scenarios, or prints one.
 ///
 /// # Errors
 ///
-/// If there is none of this name.
+/// If there is no scenario with this name.
 pub fn act(arguments: &Arguments) -> anyhow::Result<bool> {
     let Some(name) = &arguments.show else {
         for (name, _) in BUILT_IN {

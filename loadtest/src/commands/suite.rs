@@ -1,4 +1,4 @@
-//! `waybill-loadtest suite`: what `make loadtest` calls.
+//! `waybill-loadtest suite`, which `make loadtest` calls.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -51,11 +51,12 @@ pub struct Arguments {
     starting: Starting,
 }
 
-/// Runs it, prints the table of goals and writes the reports. Whether every run is balanced.
+/// Runs the suite, prints the table of goals and writes the reports. Returns whether every run is
+/// balanced.
 ///
 /// # Errors
 ///
-/// If something could not be measured at all, or the reports not be written.
+/// If a measurement is impossible, or the reports cannot be written.
 pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<bool> {
     let out = &arguments.out;
     std::fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
@@ -79,11 +80,12 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
     Ok(is_balanced)
 }
 
-/// Prints the table, what was skipped and what failed, and writes the reports into a directory. Whether nothing failed.
+/// Prints the table, skipped goals and failures, and writes the reports to a directory. Returns
+/// whether nothing failed.
 ///
 /// # Errors
 ///
-/// If they cannot be written.
+/// If the reports cannot be written.
 pub fn tell(report: &Report, skipped: &[String], out: &Path) -> anyhow::Result<bool> {
     print!("{}", text::goals(&report.goals));
     for skipped in skipped {
@@ -114,7 +116,7 @@ impl Arguments {
             command: vec![this.clone(), "baseline".to_owned(), name.to_owned()],
             share,
         };
-        // The obvious design is slow.
+        // The textbook baseline is slow and gets fewer deliveries.
         let mut contenders = vec![baseline("floor", 100), baseline("textbook", 5)];
         contenders.extend(self.peer.iter().cloned());
         let long = Long {

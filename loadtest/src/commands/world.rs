@@ -1,4 +1,4 @@
-//! The flags that say where Waybill is, or that start one.
+//! Flags that name a running Waybill, or start one.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
@@ -49,7 +49,7 @@ pub struct Starting {
     up_flag: Vec<String>,
 }
 
-/// A world that was started here.
+/// A world that this program started.
 pub struct StartedWorld {
     /// Waybill.
     pub up: Up,
@@ -67,7 +67,7 @@ fn resolved(text: &str) -> Result<SocketAddr, String> {
 }
 
 impl Running {
-    /// The world that the flags name.
+    /// The world from the flags.
     pub fn world(&self) -> World {
         World {
             http: self.http.into(),
@@ -81,7 +81,7 @@ impl Running {
 }
 
 impl Starting {
-    /// How to start it.
+    /// The start options from the flags.
     pub fn options(&self) -> StartOptions {
         StartOptions {
             program: self.program.clone().unwrap_or_else(program_beside),
@@ -97,23 +97,23 @@ impl StartedWorld {
     ///
     /// # Errors
     ///
-    /// If one does not come up.
+    /// If a process does not become ready.
     pub async fn start(options: &StartOptions) -> anyhow::Result<Self> {
         let services = Services::start(options).await?;
         let up = Up::start(options, Some(services.address())).await?;
         Ok(Self { up, services })
     }
 
-    /// Where everything is.
+    /// The addresses of the world.
     pub fn world(&self) -> World {
         self.up.world(&self.services)
     }
 
-    /// Stops both in order and removes their data.
+    /// Stops both gracefully and removes their data.
     ///
     /// # Errors
     ///
-    /// If one does not stop in order; the other one is stopped.
+    /// If a process does not stop gracefully. The other one is stopped in any case.
     pub async fn stop(self) -> anyhow::Result<()> {
         let up = self.up.stop().await;
         let services = self.services.stop().await;

@@ -1,6 +1,6 @@
-//! What is asked beside the stream of requests: that accepted ones are cancelled, and the same once more.
+//! Additional requests about accepted ones: cancels and repeats.
 //!
-//! It has connections of its own, so that no request waits for it.
+//! They have their own connections, so that they delay no other request.
 
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -17,13 +17,13 @@ use super::client::Client;
 use super::http::single;
 use crate::scenario::kind::{Drawn, Kind};
 
-/// How many connections it has.
+/// The number of connections.
 const CONNECTIONS: usize = 8;
-/// How often a server that has nothing to say yet is asked.
+/// The maximum number of tries while the server has no answer yet.
 const TRIES: usize = 200;
 const REST: Duration = Duration::from_millis(50);
 
-/// Who asks.
+/// Sends the additional requests.
 pub(super) struct Beside {
     asked: UnboundedReceiver<(OperationId, Drawn)>,
     clients: VecDeque<Client>,
@@ -36,7 +36,7 @@ struct Answered {
 }
 
 impl Beside {
-    /// Asks for what comes from `asked`, until nobody can ask any more.
+    /// Sends requests for the operations from `asked`, until all senders are gone.
     pub(super) fn new(source: Rc<Source>, asked: UnboundedReceiver<(OperationId, Drawn)>) -> Self {
         Self {
             asked,
@@ -75,7 +75,7 @@ impl Beside {
     }
 }
 
-/// The same request again has to lead to the same operation.
+/// A repeated request must return the same operation.
 async fn repeat(client: &mut Client, source: &Source, id: OperationId, drawn: Drawn) {
     let (path, body) = single(source, drawn);
     for _ in 0..TRIES {
@@ -107,7 +107,7 @@ async fn repeat(client: &mut Client, source: &Source, id: OperationId, drawn: Dr
     source.book.wrong_answer(what);
 }
 
-/// What was accepted can be cancelled, or it is too late for that.
+/// A cancel of an accepted operation must succeed, or be too late.
 async fn cancel(client: &mut Client, source: &Source, id: OperationId, drawn: Drawn) {
     let tenant = source.tenant(drawn).map(|tenant| {
         let tenant = utf8_percent_encode(tenant, NON_ALPHANUMERIC);
@@ -117,7 +117,7 @@ async fn cancel(client: &mut Client, source: &Source, id: OperationId, drawn: Dr
     for _ in 0..TRIES {
         match client.delete(&path).await {
             Ok((StatusCode::ACCEPTED | StatusCode::OK | StatusCode::CONFLICT, _)) => return,
-            // An id that came from a tenant's own is known once its request was read.
+            // An ID that was derived from a tenant's own is known once its request was consumed.
             Ok((status, _)) if is_for_now(status) || status == StatusCode::NOT_FOUND => {
                 tokio::time::sleep(REST).await;
             }
@@ -135,7 +135,7 @@ async fn cancel(client: &mut Client, source: &Source, id: OperationId, drawn: Dr
         .wrong_answer(format!("{id}: its cancel was not answered"));
 }
 
-/// Whether the server may answer otherwise soon: it has too much to do, or its tenant has asked too much.
+/// Whether a retry may succeed soon: the server is overloaded, or its tenant is over a limit.
 fn is_for_now(status: StatusCode) -> bool {
     matches!(
         status,

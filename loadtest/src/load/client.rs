@@ -1,4 +1,4 @@
-//! Connections to the API or the services, opened again when they break.
+//! Connections to the API or the services, reopened after a failure.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,29 +17,29 @@ use super::door::{Door, Stream};
 
 type Body = Full<Bytes>;
 
-/// How long an answer may take. Longer than the API lets its own parts take.
+/// The maximum time for an answer. Longer than the API's own time-outs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Who sends one request after the other.
+/// A client that sends one request after the other.
 pub struct Client {
     door: Door,
     line: Line,
 }
 
-/// On what.
+/// The connection of a client.
 enum Line {
-    /// A connection of its own, which carries one request at a time.
+    /// An own connection with one request at a time.
     Http1(Option<http1::SendRequest<Body>>),
-    /// One that it shares with others.
+    /// A shared connection.
     Http2(Http2),
 }
 
-/// A connection that carries many requests at a time. Clones share it.
+/// A connection with many concurrent requests. Clones share it.
 #[derive(Clone, Default)]
 pub struct Http2(Rc<RefCell<Option<http2::SendRequest<Body>>>>);
 
 impl Client {
-    /// With an HTTP/1.1 connection of its own.
+    /// Uses an own HTTP/1.1 connection.
     pub fn new(door: impl Into<Door>) -> Self {
         let line = Line::Http1(None);
         Self {
@@ -48,7 +48,7 @@ impl Client {
         }
     }
 
-    /// On an HTTP/2 connection that it shares.
+    /// Uses a shared HTTP/2 connection.
     pub fn sharing(door: impl Into<Door>, connection: Http2) -> Self {
         let line = Line::Http2(connection);
         Self {
@@ -61,7 +61,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// If no whole answer came in time.
+    /// If no complete answer arrived in time.
     pub async fn post(
         &mut self,
         path: &str,
@@ -78,7 +78,7 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// If no whole answer came in time.
+    /// If no complete answer arrived in time.
     pub async fn put(&mut self, path: &str, body: Bytes) -> anyhow::Result<(StatusCode, Bytes)> {
         let request = Request::put(format!("{}{path}", self.door.url()))
             .header(header::CONTENT_TYPE, "application/json")
@@ -86,21 +86,21 @@ impl Client {
         self.send(request).await
     }
 
-    /// Deletes what is there and returns the status and the answer.
+    /// Sends a `DELETE` and returns the status and the answer.
     ///
     /// # Errors
     ///
-    /// If no whole answer came in time.
+    /// If no complete answer arrived in time.
     pub async fn delete(&mut self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
         let request = Request::delete(format!("{}{path}", self.door.url()));
         self.send(request.body(Full::default())?).await
     }
 
-    /// Gets what is there and returns the status and the answer.
+    /// Sends a `GET` and returns the status and the answer.
     ///
     /// # Errors
     ///
-    /// If no whole answer came in time.
+    /// If no complete answer arrived in time.
     pub async fn get(&mut self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
         let request = Request::get(format!("{}{path}", self.door.url()));
         self.send(request.body(Full::default())?).await
@@ -158,7 +158,7 @@ where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (sender, served) = http1::handshake(TokioIo::new(stream)).await?;
-    // Ends with the connection; an error shows up as a failed request.
+    // Ends with the connection. An error shows up as a failed request.
     tokio::spawn(served);
     Ok(sender)
 }
@@ -186,7 +186,8 @@ impl Http2 {
                     Stream::Plain(socket) => over_http2(socket).await?,
                     Stream::Tls(stream) => over_http2(stream).await?,
                 };
-                // Of several that open it at once the last stays; the others end with their requests.
+                // If several clients open it at once, the last one is kept. The others end with
+                // their requests.
                 *self.0.borrow_mut() = Some(sender.clone());
                 sender
             }

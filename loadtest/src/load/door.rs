@@ -1,4 +1,4 @@
-//! Where a server is, and how one gets in: with a token, over TLS, or just so.
+//! A server's address, and how to authenticate and encrypt.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -29,7 +29,7 @@ pub struct Access {
     ca_file: Option<PathBuf>,
 }
 
-/// Where a server is, and how one gets in.
+/// A server's address, and how to authenticate and encrypt.
 #[derive(Clone)]
 pub struct Door {
     address: SocketAddr,
@@ -45,7 +45,7 @@ struct Tls {
 
 /// A connection.
 pub enum Stream {
-    /// In the clear.
+    /// Unencrypted.
     Plain(TcpStream),
     /// Encrypted.
     Tls(SslStream<TcpStream>),
@@ -68,11 +68,11 @@ impl fmt::Debug for Door {
 }
 
 impl Door {
-    /// The same with what the flags say.
+    /// Adds the settings from the flags.
     ///
     /// # Errors
     ///
-    /// If a file cannot be read, or holds something else.
+    /// If a file cannot be read or is invalid.
     pub fn with(mut self, access: &Access) -> anyhow::Result<Self> {
         if let Some(path) = &access.token_file {
             let text = std::fs::read_to_string(path)
@@ -99,7 +99,7 @@ impl Door {
         Ok(self)
     }
 
-    /// The beginning of a URL there.
+    /// The URL without a path.
     pub fn url(&self) -> String {
         match &self.tls {
             None => format!("http://{}", self.address),
@@ -107,7 +107,7 @@ impl Door {
         }
     }
 
-    /// Gives a request what it needs to get in.
+    /// Adds the token to a request.
     pub fn admit<B>(&self, request: &mut Request<B>) {
         if let Some(token) = &self.token {
             let headers = request.headers_mut();
@@ -115,16 +115,16 @@ impl Door {
         }
     }
 
-    /// The value of `Host` there.
+    /// The value of the `Host` header.
     pub fn host(&self) -> anyhow::Result<HeaderValue> {
         Ok(self.address.to_string().parse()?)
     }
 
-    /// A connection for this protocol, as ALPN has it behind its length.
+    /// Connects with this protocol, in ALPN format: a length and the name.
     ///
     /// # Errors
     ///
-    /// If nobody answers, or somebody else.
+    /// If no server answers, or its certificate is not trusted.
     pub async fn connect(&self, protocol: &[u8]) -> anyhow::Result<Stream> {
         let address = self.address;
         let socket = TcpStream::connect(address)

@@ -1,5 +1,5 @@
-//! Records that nobody can read, straight onto the topic of requests; each of them has to be found among the
-//! dead letters afterwards, with its own bytes.
+//! Undecodable records on the topic of requests. Each must appear among the poison records
+//! afterwards, with its original bytes.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,10 +20,10 @@ const POLL: PollLimits = PollLimits {
     records: 1_000,
     bytes: 4 * 1024 * 1024,
 };
-/// How long an empty topic is waited at before it is looked whether it has more partitions.
+/// How long to wait at the end of the topic before its number of partitions is checked.
 const REST: Duration = Duration::from_millis(200);
 
-/// Records that are to be sent, or were.
+/// The records to send, or the sent ones.
 #[derive(Clone)]
 pub struct Garbage {
     shared: Arc<Shared>,
@@ -33,19 +33,19 @@ struct Shared {
     brokers: String,
     topic: String,
     dead_letters: String,
-    /// How many partitions the topic has.
+    /// The number of partitions of the topic.
     partitions: u32,
-    /// Where each partition of the dead letters ended before.
+    /// The end of each partition of the dead-letter topic before the run.
     ends: Vec<Offset>,
     rate: f64,
     count: u64,
     seed: u64,
     run: String,
-    /// Those that the broker has taken, by key.
+    /// The records that the broker acknowledged, by key.
     taken: Mutex<HashMap<Vec<u8>, Vec<u8>>>,
 }
 
-/// A record on its way.
+/// An unacknowledged record.
 struct Sent {
     key: Vec<u8>,
     value: Vec<u8>,
@@ -66,11 +66,11 @@ impl Delivered for Box<Sent> {
 }
 
 impl Garbage {
-    /// The garbage of a scenario, if it has some.
+    /// The garbage of a scenario, if it has any.
     ///
     /// # Errors
     ///
-    /// If the topics cannot be asked for.
+    /// If the topics cannot be read.
     pub async fn of(
         scenario: &Scenario,
         brokers: &str,
@@ -107,16 +107,16 @@ impl Garbage {
         }))
     }
 
-    /// How many records there are.
+    /// The number of records.
     pub fn count(&self) -> u64 {
         self.shared.count
     }
 
-    /// Sends all of them, evenly from `began` on.
+    /// Sends all records, evenly distributed from `began` on.
     pub(super) async fn send_all(self, began: Instant) {
         let shared = &self.shared;
         let settings = KafkaSettings::new(&shared.brokers);
-        // What was not taken is missing in the end, which the report says.
+        // The report shows records that were not sent as missing.
         let Ok(producer) =
             Producer::new(&settings, &ProducerOptions::new("waybill-loadtest-garbage"))
         else {
@@ -144,8 +144,8 @@ impl Garbage {
         }
     }
 
-    /// Looks for those that the broker took among the dead letters, byte for byte, until all are found or `deadline`
-    /// has come, and says how many were found.
+    /// Searches the dead-letter topic for the acknowledged records, byte for byte, until all are
+    /// found or `deadline` is reached. Returns how many were found.
     ///
     /// # Errors
     ///
@@ -167,7 +167,7 @@ impl Shared {
         let settings = KafkaSettings::new(&self.brokers);
         let consumer =
             PartitionConsumer::new(&settings, &ConsumerOptions::new("waybill-loadtest-garbage"))?;
-        // The topic of dead letters has as many partitions as its source.
+        // The dead-letter topic has as many partitions as its source.
         let starts: Vec<_> = (0..self.partitions)
             .map(|number| {
                 let end = self.ends.get(number as usize);
@@ -189,8 +189,8 @@ impl Shared {
     }
 }
 
-/// What nobody can read, in four ways: bytes without sense, nothing at all, a frame of a schema that nobody knows, and
-/// one that breaks off.
+/// Undecodable values of four kinds: random bytes, no bytes, a frame with an unknown schema, and a
+/// truncated frame.
 fn bytes(seed: u64, index: u64) -> Vec<u8> {
     let random = number(seed ^ index, 4);
     let noise = |count: u64| {

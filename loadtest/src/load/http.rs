@@ -1,4 +1,4 @@
-//! Requests over HTTP: one by one, many on a connection, and in batches.
+//! Requests over HTTP: single ones, many on one connection, and batches.
 
 use std::rc::Rc;
 use std::time::Instant;
@@ -13,12 +13,12 @@ use super::{Load, Source};
 use crate::scenario::kind::Drawn;
 use crate::scenario::{Scenario, Transport};
 
-/// How many requests are under way on an HTTP/2 connection at most.
+/// The maximum number of concurrent requests on an HTTP/2 connection.
 const STREAMS_PER_CONNECTION: usize = 100;
-/// Room for a request in a batch; more is made where it is needed.
+/// The initial capacity per request in a batch.
 const REQUEST_BYTES: usize = 400;
 
-/// Those who send on a scenario's connections.
+/// Starts the senders on a scenario's connections.
 pub(super) fn spawn(scenario: &Scenario, load: &Rc<Load>, local: &LocalSet) {
     let worker = |client| Worker {
         client,
@@ -50,7 +50,7 @@ struct Worker {
     load: Rc<Load>,
 }
 
-/// What an answer to one request says.
+/// The answer to an accepted request.
 #[derive(Deserialize)]
 struct Accepted<'a> {
     #[serde(borrow)]
@@ -89,7 +89,8 @@ impl Worker {
 
     async fn batches(mut self, size: u64) {
         while let Some((first, count, last)) = self.load.claim(size) {
-            // A batch leaves when its last request is meant to; the earlier ones wait for it.
+            // A batch is sent at the intended time of its last request; the earlier ones wait for
+            // it.
             self.load.pace.until(last).await;
             let drawn: Vec<Drawn> = (first..first + count)
                 .map(|index| self.load.draw(index))
@@ -141,7 +142,7 @@ impl Worker {
     }
 }
 
-/// Where one request goes, and its body. What has no tenant goes to the deliveries' own path.
+/// The path and the body of a request. Without a tenant it uses the delivery path.
 pub(super) fn single(source: &Source, drawn: Drawn) -> (&'static str, Bytes) {
     let mut body = Vec::with_capacity(REQUEST_BYTES);
     match source.tenant(drawn) {

@@ -1,8 +1,8 @@
-//! The generator: every request has an intended time, and leaves then or as soon after it as a
+//! The load generator: every request has an intended time, and is sent then or as soon as a
 //! connection is free.
 //!
-//! What must hold: no intended time depends on an answer, and a latency counts from the intended time. Whoever is
-//! late, is late in the figures.
+//! What must hold: no intended time depends on an answer, and latencies count from the intended
+//! time. A delay of the generator therefore shows in the figures.
 
 mod beside;
 pub mod client;
@@ -33,14 +33,14 @@ use crate::scenario::schedule::Schedule;
 use crate::scenario::{Scenario, Transport};
 use crate::watch::book::Book;
 
-/// For how long a batch gathers: requests count from their own intended times, so where they come slowly it leaves
-/// with fewer.
+/// The maximum time a batch gathers. Latencies count from each request's intended time, so at low
+/// rates a batch has fewer requests.
 const GATHER_MAX: Duration = Duration::from_millis(20);
 
-/// What all who send share.
+/// The state that all senders share.
 struct Load {
     began: Instant,
-    /// Whatever has not left by then does not leave any more.
+    /// No request is sent after this time.
     until: Instant,
     schedule: Schedule,
     next: Cell<u64>,
@@ -49,16 +49,16 @@ struct Load {
     beside: UnboundedSender<(OperationId, Drawn)>,
 }
 
-/// Where requests come from and go to, and the book that they are written into.
+/// The source of requests, and the book that records them.
 struct Source {
     http: Door,
     deck: Deck,
-    /// Tells the ids of this run from those of others.
+    /// Distinguishes the IDs of this run from those of others.
     run: String,
     book: Arc<Book>,
 }
 
-/// Where requests go.
+/// The destination of requests.
 pub struct Target<'a> {
     /// The API.
     pub http: &'a Door,
@@ -68,12 +68,12 @@ pub struct Target<'a> {
     pub topics: &'a Topics,
 }
 
-/// Sends all requests of a scenario, the first one at `began`, and waits for their answers. What has not left by
-/// `until` does not leave.
+/// Sends all requests of a scenario, the first one at `began`, and waits for their answers. Sends
+/// none after `until`.
 ///
 /// # Errors
 ///
-/// If nothing can be sent at all.
+/// If no request can be sent at all.
 pub async fn send(
     scenario: &Scenario,
     target: &Target<'_>,
@@ -110,15 +110,16 @@ pub async fn send(
         Some(topic) => drop(local.spawn_local(topic.send_all(load.clone()))),
         None => http::spawn(scenario, &load, &local),
     }
-    // Whoever cancels and repeats ends when nobody can ask any more.
+    // Lets the sender of cancels and repeats end once no request can follow.
     drop(load);
     local.await;
     Ok(())
 }
 
 impl Load {
-    /// The next requests to send, `size` of them at most, and no more than are meant to leave soon behind the first:
-    /// the first one's number, how many, and when the last is meant to leave.
+    /// Takes the next requests: at most `size`, and only those whose intended times follow soon
+    /// after the first. Returns the first one's index, their number, and the last one's intended
+    /// time.
     fn claim(&self, size: u64) -> Option<(u64, u64, Instant)> {
         let index = self.next.get();
         let left = self.schedule.count() - index;
@@ -135,23 +136,23 @@ impl Load {
         Some((index, size, self.intended(index + size - 1).0))
     }
 
-    /// When a request is meant to leave, and in which phase.
+    /// The intended time and the phase of a request.
     fn intended(&self, index: u64) -> (Instant, usize) {
         let (after, phase) = self.schedule.at(index);
         (self.began + after, phase)
     }
 
-    /// The request of this number.
+    /// The request with this index.
     fn draw(&self, index: u64) -> Drawn {
         self.source.deck.draw(index, self.intended(index).1)
     }
 
-    /// A request was accepted `at` this time.
+    /// Records that a request was accepted `at` this time.
     fn accepted(&self, id: OperationId, drawn: Drawn, at: Instant) {
         let intended = self.intended(drawn.index).0;
         self.source.book.accepted(id, drawn, intended, at);
         match drawn.kind {
-            // Nobody asks any more if the run was cut short.
+            // The receiver is gone if the run was cut short.
             Kind::Cancelled | Kind::Repeated => drop(self.beside.send((id, drawn))),
             Kind::Malformed => {
                 let what = format!("{id}: a malformed request was accepted");
@@ -161,7 +162,7 @@ impl Load {
         }
     }
 
-    /// An answer without an id counts as none: what became of the operation could not be followed.
+    /// An answer without an ID counts as no answer, because the operation cannot be followed.
     fn answered(&self, id: Option<&str>, drawn: Drawn, at: Instant) {
         match id.and_then(|id| id.parse().ok()) {
             Some(id) => self.accepted(id, drawn, at),
@@ -169,7 +170,8 @@ impl Load {
         }
     }
 
-    /// A request was answered otherwise; 0 stands for no answer. `said` is what was answered, or why nothing was.
+    /// Records a request that was not accepted. Status 0 means no answer. `said` is the answer, or
+    /// why there is none.
     fn refused(&self, drawn: Drawn, status: u16, said: &str) {
         self.source.book.refused(drawn, status, said);
     }

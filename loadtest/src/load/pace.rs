@@ -1,5 +1,5 @@
-//! Waits that end when they are meant to. Tokio's timers have a grain of a millisecond and end behind it, which would
-//! be counted as latency of what is measured.
+//! Precise waits. Tokio's timers have a resolution of a millisecond and fire late, which would
+//! count as latency of the measured system.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-/// Ends waits from a thread of its own.
+/// Ends waits from its own thread.
 #[derive(Debug)]
 pub(super) struct Pace {
     asked: Sender<Wait>,
@@ -26,7 +26,7 @@ impl Pace {
     ///
     /// # Errors
     ///
-    /// If there can be no more threads.
+    /// If the thread cannot be started.
     pub(super) fn start() -> io::Result<Self> {
         let (asked, waits) = mpsc::channel();
         thread::Builder::new()
@@ -35,20 +35,20 @@ impl Pace {
         Ok(Self { asked })
     }
 
-    /// Returns at `until`, or at once where that has passed.
+    /// Returns at `until`, or at once if that has passed.
     pub(super) async fn until(&self, until: Instant) {
         if until <= Instant::now() {
             return;
         }
         let (over, is_over) = oneshot::channel();
         if self.asked.send(Wait { until, over }).is_ok() {
-            // Fails only if the thread is gone.
+            // Fails only if the thread has ended.
             let _ = is_over.await;
         }
     }
 }
 
-/// Ends each wait at its time, until nobody can ask for more.
+/// Ends each wait at its time, until all senders are gone.
 fn end_each(asked: &Receiver<Wait>) {
     let mut waiting = BTreeMap::new();
     let mut number = 0_u64;
@@ -59,7 +59,7 @@ fn end_each(asked: &Receiver<Wait>) {
             && until <= now
         {
             let over: oneshot::Sender<()> = first.remove();
-            // Nobody waits any more if the run was cut short.
+            // The receiver is gone if the run was cut short.
             let _ = over.send(());
         }
         let next = match waiting.first_key_value() {

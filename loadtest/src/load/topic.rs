@@ -1,4 +1,4 @@
-//! Requests straight to their topic, as `docs/submission.md` has them.
+//! Requests sent straight to their topic, as `docs/submission.md` describes.
 
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -17,28 +17,28 @@ use waybill_messages::Topics;
 use super::Load;
 use crate::scenario::kind::Drawn;
 
-/// How long to wait for room in a full queue.
+/// The pause while the producer's queue is full.
 const FULL_PAUSE: Duration = Duration::from_millis(1);
-/// Room for a delivery; more is made where it is needed.
+/// The initial capacity for a delivery.
 const INPUT_BYTES: usize = 400;
 
 /// The topic of requests.
 pub(super) struct Topic {
     producer: Producer<Box<Sent>>,
     topics: Topics,
-    /// How many partitions it has.
+    /// The number of partitions.
     partitions: u32,
     settled: (UnboundedSender<Settled>, UnboundedReceiver<Settled>),
 }
 
-/// A request on its way.
+/// An unacknowledged request.
 struct Sent {
     id: OperationId,
     drawn: Drawn,
     settled: UnboundedSender<Settled>,
 }
 
-/// A request of which the broker has said something, or nothing in time.
+/// A request with its outcome, which may be a time-out.
 struct Settled {
     id: OperationId,
     drawn: Drawn,
@@ -54,13 +54,13 @@ impl Delivered for Box<Sent> {
             is_taken: outcome.result.is_ok(),
             at: Instant::now(),
         };
-        // Nobody asks any more if the run was cut short.
+        // The receiver is gone if the run was cut short.
         let _ = self.settled.send(settled);
     }
 }
 
 impl Topic {
-    /// Looks how many partitions it has.
+    /// Reads the number of partitions.
     pub(super) async fn open(brokers: &str, topics: &Topics) -> anyhow::Result<Self> {
         let settings = KafkaSettings::new(brokers);
         let admin = Admin::new(&settings, "waybill-loadtest-admin")?;
@@ -75,7 +75,7 @@ impl Topic {
         })
     }
 
-    /// Sends all of them, each at its time, and waits until the last is settled.
+    /// Sends all requests at their intended times, and waits for their outcomes.
     pub(super) async fn send_all(mut self, load: Rc<Load>) {
         let mut value = Vec::new();
         let mut sent = 0;

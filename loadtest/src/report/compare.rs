@@ -1,7 +1,7 @@
-//! Holds two reports against each other: the runs of the same scenario on the same system, side by side.
+//! Compares two reports: the runs of the same scenario on the same system, side by side.
 //!
-//! It says which figure is better, and where the two were not measured alike. It does not say whether a difference
-//! is more than chance: that takes several runs.
+//! It says which figure is better, and where the measurements differ in their conditions. It does
+//! not say whether a difference is more than chance, because that takes several runs.
 
 mod figures;
 mod html;
@@ -29,12 +29,12 @@ pub struct Arguments {
     html: Option<PathBuf>,
 }
 
-/// Reads the reports, prints how they differ, and writes the page where one is asked for.
+/// Reads the reports, prints their differences, and writes the page if requested.
 ///
 /// # Errors
 ///
-/// A file cannot be read or written, or is not a report of this format; the error names the file and the field. Or
-/// they have no run in common.
+/// If a file cannot be read or written, or is not a report of this format; the error names the file
+/// and the field. Also if the reports have no run in common.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let a = read(&arguments.a)?;
     let b = read(&arguments.b)?;
@@ -54,7 +54,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Two reports, run by run.
+/// Two reports, compared run by run.
 struct Comparison<'a> {
     a: &'a Report,
     b: &'a Report,
@@ -65,17 +65,17 @@ struct Comparison<'a> {
     warnings: Vec<String>,
 }
 
-/// A run of A and one of B that are of the same scenario and system.
+/// A run of A and a run of B with the same scenario and system.
 struct Pair<'a> {
     a: &'a Run,
     b: &'a Run,
     groups: Vec<Group>,
-    /// How they were not measured alike.
+    /// Differences in the conditions of the two measurements.
     warnings: Vec<String>,
 }
 
 impl<'a> Comparison<'a> {
-    /// Pairs runs by scenario and system, and where there are several of the same, one after the other.
+    /// Pairs runs by scenario and system. Several runs of the same kind are paired in order.
     fn of(a: &'a Report, b: &'a Report) -> Self {
         let mut left: Vec<&Run> = b.runs.iter().collect();
         let mut pairs = Vec::new();
@@ -97,7 +97,7 @@ impl<'a> Comparison<'a> {
         }
     }
 
-    /// What has to be said before any figure.
+    /// The warnings to read before any figure.
     fn all_warnings(&self) -> Vec<String> {
         let mut warnings = self.warnings.clone();
         for (of, alone) in ["A", "B"].iter().zip(&self.alone) {
@@ -174,7 +174,7 @@ fn differing_runs(a: &Run, b: &Run) -> Vec<String> {
     warnings
 }
 
-/// What was to be offered in a phase.
+/// The offered load of a phase.
 fn plan(phase: &Phase) -> String {
     let Phase {
         name,
@@ -196,13 +196,13 @@ fn plan(phase: &Phase) -> String {
 ///
 /// # Errors
 ///
-/// It cannot be read or is not a report of this format. The error names the file and the field.
+/// If it cannot be read or is not a report of this format. The error names the file and the field.
 pub fn read(path: &Path) -> anyhow::Result<Report> {
     let json = std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()))?;
     parse(&json).with_context(|| path.display().to_string())
 }
 
-/// The format comes first: what else is missing or unknown says little where the shape is another one.
+/// Checks the format first, because other errors mean little in another format.
 fn parse(json: &[u8]) -> anyhow::Result<Report> {
     #[derive(Deserialize)]
     struct Probe {

@@ -1,5 +1,5 @@
-//! The report as one page for people. It stands alone: nothing is fetched, and without its script it only lacks the
-//! values under the pointer. All that comes from a report is text on it (`markup`).
+//! The report as one self-contained page. It fetches nothing, and without its script it lacks only
+//! the values under the pointer. All text from a report is escaped (`markup`).
 
 mod axis;
 pub mod markup;
@@ -20,7 +20,7 @@ use crate::report::model::{Goal, Machine, Part, Report, Run};
 
 pub use self::run::{badges, refused_of};
 
-/// The state of an operation that did all that it was to do.
+/// The state of a successful operation.
 const COMPLETED: &str = "Processed";
 const TWO: &[&str] = &["p50", "p99"];
 
@@ -81,7 +81,7 @@ pub fn document(title: &str, content: impl FnOnce(&mut Markup)) -> String {
     page.into_string()
 }
 
-/// What a report was measured on, in a line.
+/// The machine of a report, in one line.
 pub fn machine(machine: &Machine) -> String {
     let Machine {
         cpu,
@@ -96,7 +96,7 @@ pub fn machine(machine: &Machine) -> String {
     )
 }
 
-/// A moment as people read it, if it is as RFC 3339 in UTC.
+/// A time for people, if it is RFC 3339 in UTC.
 pub fn moment(moment: &str) -> String {
     match moment
         .strip_suffix('Z')
@@ -107,7 +107,7 @@ pub fn moment(moment: &str) -> String {
     }
 }
 
-/// Those that did all that they were to do; `None` if none was followed to its end.
+/// Successful operations; `None` if none was followed to its end.
 pub fn completed_of(run: &Run) -> Option<u64> {
     let completed = run.states.get(COMPLETED).copied();
     (!run.states.is_empty()).then(|| completed.unwrap_or(0))
@@ -135,7 +135,7 @@ fn goals(page: &mut Markup, goals: &[Goal]) {
     );
 }
 
-/// Writes how much of a goal was reached: a bar with a mark where all of it is, and a word.
+/// Writes the share of a goal that was reached: a bar with a mark at 100 %, and a word.
 fn reached(page: &mut Markup, ratio: Option<f64>) {
     let Some(ratio) = ratio else {
         badge(page, Tone::Neutral, "not measured");
@@ -146,7 +146,7 @@ fn reached(page: &mut Markup, ratio: Option<f64>) {
     } else {
         (Tone::Bad, "missed")
     };
-    // The mark stands at two thirds, so that what is more than all of it has room.
+    // The mark is at two thirds, so that there is space for more than 100 %.
     let width = format!("width:{:.1}%", (ratio / 1.5).clamp(0.0, 1.0) * 100.0);
     page.element("span", &[("class", &"reached")], |reached| {
         reached.element(

@@ -1,4 +1,4 @@
-//! The report: what it says ([`model`]), for people ([`text`], [`html`]) and for machines (JSON).
+//! The report: its data ([`model`]), for people ([`text`], [`html`]) and for programs (JSON).
 
 pub mod compare;
 pub mod html;
@@ -13,7 +13,7 @@ use hdrhistogram::Histogram;
 use self::model::{FORMAT, KindOutcome, Machine, Percentiles, Report, Run};
 
 impl Percentiles {
-    /// Those of a histogram of microseconds; none of an empty one.
+    /// The percentiles of a histogram of microseconds; `None` if it is empty.
     #[must_use]
     pub fn of(micros: &Histogram<u64>) -> Option<Self> {
         if micros.is_empty() {
@@ -31,7 +31,7 @@ impl Percentiles {
 }
 
 impl KindOutcome {
-    /// Whether some did not end as they must.
+    /// Whether some requests did not end as required.
     #[must_use]
     pub const fn is_missed(&self) -> bool {
         self.as_meant < self.held_to
@@ -39,7 +39,7 @@ impl KindOutcome {
 }
 
 impl Machine {
-    /// This one.
+    /// The machine on which this process runs.
     #[must_use]
     pub fn this_one() -> Self {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
@@ -68,7 +68,7 @@ impl Machine {
 }
 
 impl Report {
-    /// A report of runs that began at `begun`.
+    /// A report of runs that started at `begun`.
     #[must_use]
     pub fn new(begun: jiff::Timestamp, runs: Vec<Run>) -> Self {
         Self {
@@ -80,7 +80,7 @@ impl Report {
         }
     }
 
-    /// Writes it where a person wants it: as JSON, and as a page.
+    /// Writes the report to the given files: as JSON, and as a page.
     ///
     /// # Errors
     ///
@@ -102,7 +102,7 @@ impl Report {
 
 #[cfg(test)]
 pub mod testing {
-    //! A run to put figures into.
+    //! An empty run for tests to fill.
 
     use std::collections::BTreeMap;
 

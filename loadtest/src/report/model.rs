@@ -1,4 +1,5 @@
-//! What a report says: the shape of `report.json`. Times are in milliseconds where nothing else is said.
+//! The data of a report: the structure of `report.json`. Times are in milliseconds unless stated
+//! otherwise.
 
 use std::collections::BTreeMap;
 
@@ -6,34 +7,34 @@ use serde::{Deserialize, Serialize};
 
 use crate::judge::Verdict;
 
-/// The version of this shape. Another one is refused by `compare`.
+/// The version of this structure. `compare` refuses others.
 pub const FORMAT: u32 = 1;
 
-/// Everything that one invocation measured.
+/// The results of one invocation.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Report {
     /// [`FORMAT`].
     pub format: u32,
-    /// When it was begun, as RFC 3339 in UTC.
+    /// The start time, as RFC 3339 in UTC.
     pub begun: String,
-    /// What it ran on.
+    /// The machine.
     pub machine: Machine,
     /// The runs, in the order in which they were made.
     pub runs: Vec<Run>,
-    /// Measured goals; none of a single run.
+    /// Measured goals; empty for a single run.
     pub goals: Vec<Goal>,
 }
 
-/// What a report's absolute figures belong to.
+/// The machine on which the absolute figures were measured.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Machine {
-    /// The processor's name, as it says itself.
+    /// The processor's name as it reports it.
     pub cpu: String,
-    /// How many processors may be used.
+    /// The number of usable processors.
     pub cores: usize,
-    /// All memory.
+    /// The total memory.
     pub memory_mib: u64,
     /// The operating system and its kernel.
     pub system: String,
@@ -45,26 +46,26 @@ pub struct Machine {
 pub struct Run {
     /// The scenario.
     pub scenario: String,
-    /// What was measured: `waybill`, `floor`, `textbook`, or the name that a peer was given.
+    /// The measured system: `waybill`, `floor`, `textbook`, or the name of a peer.
     pub system: String,
-    /// How requests travelled.
+    /// The transport of requests.
     pub transport: String,
-    /// With which requests are drawn from the mix.
+    /// The seed with which requests are drawn from the mix.
     pub seed: u64,
-    /// What was offered when, one behind the other.
+    /// The offered load, in consecutive phases.
     pub phases: Vec<Phase>,
-    /// Requests that were to leave.
+    /// The number of planned requests.
     pub offered: u64,
-    /// Those that were answered 202 (or acknowledged by the broker).
+    /// Requests that were answered with 202 (or acknowledged by the broker).
     pub accepted: u64,
-    /// Other answers, by status; `none` where none came that could be read.
+    /// Other answers, by status; `none` for a missing or unreadable answer.
     pub refused: BTreeMap<String, u64>,
-    /// What the first of them said, by status; of none why no answer came.
+    /// The first of these answers, by status. For `none`, the reason.
     #[serde(default)]
     pub refused_examples: BTreeMap<String, String>,
-    /// How many ended in each final or parked state.
+    /// The number of operations in each final or parked state.
     pub states: BTreeMap<String, u64>,
-    /// Accepted ones that had not ended when nobody waited any longer.
+    /// Accepted operations that had not ended after the wait.
     pub open: u64,
     /// From the first intended time to the last answer.
     pub accepting_seconds: f64,
@@ -74,21 +75,21 @@ pub struct Run {
     pub acceptance_ms: Option<Percentiles>,
     /// From the intended time to the first final state.
     pub end_to_end_ms: Option<Percentiles>,
-    /// What came of the requests of each tenant; empty where none was named.
+    /// The results by tenant; empty without tenants.
     pub tenants: Vec<Tenant>,
-    /// What came of the requests of each kind.
+    /// The results by kind.
     #[serde(default)]
     pub kinds: Vec<KindOutcome>,
-    /// Who used CPU and memory.
+    /// The CPU and memory of processes.
     pub processes: Vec<Process>,
-    /// How it went, one after the other.
+    /// The course of the run, in samples.
     pub samples: Vec<Sample>,
-    /// Up to which rate it held, if that was asked.
+    /// The highest rate that held, if the scenario measures it.
     #[serde(default)]
     pub breaking_point: Option<BreakingPoint>,
-    /// What the judge found, if one was asked.
+    /// The judge's verdict, if there is one.
     pub verdict: Option<Verdict>,
-    /// Why no judge was.
+    /// Why there is no verdict.
     #[serde(default)]
     pub not_judged: Option<String>,
     /// Why the run failed; empty if it did not.
@@ -96,7 +97,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// The most memory that the subject's processes had, in MiB; `None` of no processes.
+    /// The maximum memory of the subject's processes, in MiB; `None` without processes.
     pub fn subject_memory_mib_max(&self) -> Option<f64> {
         let is_subject = |process: &&Process| process.part == Part::Subject;
         let subject = self.processes.iter().filter(is_subject);
@@ -109,23 +110,23 @@ impl Run {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Phase {
-    /// What it is called.
+    /// The name.
     pub name: String,
     /// Its first intended time, in seconds from the first of the run.
     pub from_seconds: f64,
-    /// How long requests leave.
+    /// How long requests are sent.
     pub seconds: f64,
-    /// Requests a second at its beginning.
+    /// Requests per second at its beginning.
     pub rate: f64,
-    /// Requests a second at its end; the same but on a ramp.
+    /// Requests per second at its end. Differs only on a ramp.
     pub rate_end: f64,
-    /// Requests that were to leave in it.
+    /// The number of planned requests.
     pub offered: u64,
-    /// Those that were accepted.
+    /// Accepted requests.
     pub accepted: u64,
-    /// Of those accepted in it.
+    /// The acceptance times of the phase's requests.
     pub acceptance_ms: Option<Percentiles>,
-    /// Of those accepted in it.
+    /// The end-to-end times of the phase's requests.
     pub end_to_end_ms: Option<Percentiles>,
 }
 
@@ -144,28 +145,28 @@ pub struct Tenant {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct KindOutcome {
-    /// The kind; `garbage` for records that nobody can read.
+    /// The kind; `garbage` for undecodable records.
     pub name: String,
-    /// Those that had to end in a certain way: accepted ones; of bad input all.
+    /// Requests with a required result: the accepted ones, and all of bad input.
     pub held_to: u64,
-    /// Those that did. Under faults good ones may rightly end otherwise.
+    /// Those that had it. Under faults, good requests may correctly end otherwise.
     pub as_meant: u64,
-    /// Whether it is bad input, which has to be refused or put aside.
+    /// Whether it is bad input, which must be refused or moved to a dead-letter topic.
     pub is_bad: bool,
     /// From the intended time to the first final state.
     #[serde(default)]
     pub end_to_end_ms: Option<Percentiles>,
 }
 
-/// Up to which rate a ramp held.
+/// The highest rate of a ramp that held.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct BreakingPoint {
-    /// The highest rate that held, in requests a second.
+    /// The highest rate that held, in requests per second.
     pub rate: f64,
-    /// The rate from which on it did not. `None` if it held to the end.
+    /// The first rate that did not hold. `None` if all rates held.
     pub broke_at: Option<f64>,
-    /// What did not hold there.
+    /// The limit that was exceeded there.
     pub because: Option<String>,
 }
 
@@ -180,76 +181,76 @@ pub struct Percentiles {
     pub max: f64,
 }
 
-/// What a process is to the measurement.
+/// The role of a process in the measurement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Part {
-    /// What is measured.
+    /// Part of the measured system.
     Subject,
-    /// A broker or database that is not part of it.
+    /// A broker or database outside the measured system.
     Server,
-    /// The services that are called.
+    /// The services that the agents call.
     Services,
-    /// Who sends the requests.
+    /// The load generator.
     Load,
 }
 
-/// A process over a run.
+/// A process during a run.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Process {
-    /// What it is called here.
+    /// The name in the report.
     pub name: String,
     pub part: Part,
-    /// CPU in microseconds for each delivery that ended (for each that was accepted where none was waited for).
+    /// CPU in microseconds per finished delivery (per accepted one, if ends are not followed).
     pub cpu_us_per_delivery: f64,
-    /// The same by group of threads: those whose names differ in their trailing digits only.
+    /// The same by group of threads: their names without trailing digits.
     pub cpu_us_by_threads: BTreeMap<String, f64>,
     /// Resident memory before the first request.
     pub resident_mib_before: f64,
-    /// The most that any sample saw.
+    /// The maximum resident memory of all samples.
     pub resident_mib_max: f64,
 }
 
-/// A piece of a run, from one look to the next.
+/// An interval of a run between two samples.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Sample {
-    /// When it ended, in seconds from the first intended time.
+    /// The end of the interval, in seconds from the first intended time.
     pub at_seconds: f64,
-    /// How long it was.
+    /// The length of the interval.
     pub seconds: f64,
-    /// Requests that were to leave in it.
+    /// Requests with an intended time in the interval.
     pub offered: u64,
-    /// Accepted in it.
+    /// Requests accepted in the interval.
     pub accepted: u64,
-    /// Refused or unanswered in it.
+    /// Requests refused or unanswered in the interval.
     pub refused: u64,
-    /// Ended in it.
+    /// Operations that ended in the interval.
     pub ended: u64,
-    /// Accepted and not ended at its end: the lag.
+    /// Operations accepted and not ended at the end of the interval: the lag.
     pub open: u64,
-    /// Of those accepted in it.
+    /// The acceptance times of requests accepted in the interval.
     pub acceptance_ms: Option<Percentiles>,
-    /// Of those ended in it.
+    /// The end-to-end times of operations that ended in the interval.
     pub end_to_end_ms: Option<Percentiles>,
-    /// CPU of each process of [`Run::processes`], in that order, in cores.
+    /// CPU of each process of [`Run::processes`], in the same order, in cores.
     pub cpu_cores: Vec<f64>,
-    /// Resident memory of each process at its end, in the same order.
+    /// Resident memory of each process at the end, in the same order.
     pub resident_mib: Vec<f64>,
 }
 
-/// A line of the table of goals.
+/// A row of the table of goals.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Goal {
-    /// What was done.
+    /// The work.
     pub work: String,
-    /// What was to be reached, with its unit.
+    /// The goal, with its unit.
     pub goal: String,
-    /// What was, in the same unit; or why it was not measured.
+    /// The measured result in the same unit, or why it was not measured.
     pub measured: String,
-    /// How much of the goal was reached: 1 is all of it, more is better whichever way the unit counts. `None` if it
-    /// was not measured.
+    /// The share of the goal that was reached: 1 is all of it, and more is better for every unit.
+    /// `None` if it was not measured.
     pub ratio: Option<f64>,
 }

@@ -23,26 +23,26 @@ impl fmt::Display for Percentiles {
 }
 
 impl Run {
-    /// How many ended `Processed`.
+    /// The number of operations that ended as `Processed`.
     #[must_use]
     pub fn processed(&self) -> u64 {
         let name = ProcessState::Processed.as_str();
         self.states.get(name).copied().unwrap_or_default()
     }
 
-    /// How many ended at all.
+    /// The number of operations that ended.
     #[must_use]
     pub fn ended(&self) -> u64 {
         self.states.values().sum()
     }
 
-    /// Ends a second, from the first intended time to the last end.
+    /// Finished operations per second, from the first intended time to the last end.
     #[must_use]
     pub fn completed_per_second(&self) -> f64 {
         self.ended() as f64 / self.ending_seconds.max(1e-9)
     }
 
-    /// CPU of what is measured, in microseconds a delivery; `None` where nothing was watched.
+    /// CPU of the measured system, in microseconds per delivery; `None` if no process was watched.
     #[must_use]
     pub fn cpu_us(&self, part: Part) -> Option<f64> {
         let mut of_part = self
@@ -100,7 +100,7 @@ impl fmt::Display for Run {
             }
             ms(f, "end to end", self.end_to_end_ms.as_ref())?;
         }
-        // Where nobody waited for ends, these are all.
+        // All operations are open if ends were not followed.
         if self.open > 0 {
             writeln!(f, "open        {}", self.open)?;
         }

@@ -1,28 +1,29 @@
-//! Which request comes next: drawn from the mix by seed and index alone, so that the same seed makes the same
-//! requests, whatever the transport, the rate or the answers.
+//! Draws requests from the mix by seed and index alone. The same seed makes the same requests,
+//! independent of transport, rate and answers.
 
 use std::collections::BTreeMap;
 
 use super::Phase;
 use super::kind::{Drawn, Kind};
 
-/// What requests are drawn from.
+/// The source of random requests.
 #[derive(Clone, Debug)]
 pub struct Deck {
     seed: u64,
     kinds: Weighted<Kind>,
-    /// Of each phase; none where requests have no tenant.
+    /// The tenants of each phase; `None` if requests have no tenant.
     tenants: Vec<Option<Weighted<u16>>>,
     /// The tenants' names.
     names: Vec<String>,
 }
 
-/// Things with the upper ends of their shares of 1.
+/// Items with the cumulative ends of their shares of 1.
 #[derive(Clone, Debug)]
 struct Weighted<T>(Vec<(T, f64)>);
 
 impl Deck {
-    /// A deck. Weights must be checked before: none below 0, and their sum above it.
+    /// A deck. The caller must have checked the weights: none is negative, and their sum is
+    /// positive.
     pub fn new(
         seed: u64,
         mix: &BTreeMap<Kind, f64>,
@@ -50,7 +51,7 @@ impl Deck {
         }
     }
 
-    /// The request of this index, which leaves in this phase.
+    /// The request with this index, in this phase.
     pub fn draw(&self, index: u64, phase: usize) -> Drawn {
         let seed = number(self.seed, 0);
         let tenants = self.tenants[phase].as_ref();
@@ -62,7 +63,7 @@ impl Deck {
         }
     }
 
-    /// The tenants that any phase has.
+    /// The tenants of all phases.
     pub fn tenants(&self) -> &[String] {
         &self.names
     }
@@ -83,13 +84,13 @@ impl<T: Copy> Weighted<T> {
 
     fn at(&self, share: f64) -> T {
         let found = self.0.iter().find(|(_, end)| share < *end);
-        // The ends are rounded: the last one may lie a little below 1.
+        // The ends are rounded, so the last one may be slightly below 1.
         let found = found.or(self.0.last());
         found.expect("weights were checked: one is above 0").0
     }
 }
 
-/// A number that looks random: splitmix64 of `from`, another one for each `purpose`.
+/// A pseudorandom number: splitmix64 of `from`, different for each `purpose`.
 pub const fn number(from: u64, purpose: u64) -> u64 {
     let mut z = from.wrapping_add((purpose + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -97,7 +98,7 @@ pub const fn number(from: u64, purpose: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Its upper 53 bits as a fraction from 0 up to, but not including, 1.
+/// The number's upper 53 bits as a fraction in [0, 1).
 fn unit(number: u64) -> f64 {
     (number >> 11) as f64 / (1_u64 << 53) as f64
 }
@@ -149,7 +150,7 @@ mod tests {
         let noisy = deck.tenants().iter().position(|name| name == "noisy");
         let noisy = noisy.expect("it is named") as u16;
         assert!((share(&|drawn| drawn.tenant == Some(noisy)) - 0.9).abs() < 0.01);
-        // Which kind says nothing of which tenant.
+        // Kind and tenant are independent of each other.
         let both = share(&|drawn| drawn.tenant == Some(noisy) && drawn.kind == Kind::Drone);
         assert!((both - 0.675).abs() < 0.01, "{both}");
     }

@@ -1,4 +1,4 @@
-//! Files of scenarios, and those that are built in.
+//! Scenario files, and the built-in scenarios.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use serde_saphyr::{Error, MessageFormatter as _, UserMessageFormatter};
 
 use super::Scenario;
 
-/// The scenarios that are built in, by name.
+/// The built-in scenarios, by name.
 pub const BUILT_IN: [(&str, &str); 10] = [
     ("smoke", include_str!("../../scenarios/smoke.yaml")),
     ("steady", include_str!("../../scenarios/steady.yaml")),
@@ -30,11 +30,11 @@ pub const BUILT_IN: [(&str, &str); 10] = [
     ),
 ];
 
-/// The scenario that a person names: a built-in one, or a file.
+/// A scenario by name: a built-in one, or a file.
 ///
 /// # Errors
 ///
-/// If there is none, or it cannot be run; the error names file and field.
+/// If the scenario does not exist or is invalid; the error names the file and the field.
 pub fn named(name: &str) -> anyhow::Result<Scenario> {
     if let Some((name, text)) = BUILT_IN.iter().find(|(built_in, _)| *built_in == name) {
         return parse(name, &format!("scenario {name}"), text);
@@ -51,7 +51,7 @@ pub fn named(name: &str) -> anyhow::Result<Scenario> {
     parse(&stem, name, &text)
 }
 
-/// Reads a scenario. `from` stands for the file in errors.
+/// Parses a scenario. `from` names the file in errors.
 fn parse(name: &str, from: &str, text: &str) -> anyhow::Result<Scenario> {
     let mut scenario: Scenario =
         serde_saphyr::from_str(text).map_err(|error| refusal(from, &error))?;
@@ -62,7 +62,7 @@ fn parse(name: &str, from: &str, text: &str) -> anyhow::Result<Scenario> {
     Ok(scenario)
 }
 
-/// The parser's error on one line, with the place in the file.
+/// The parser's error on one line, with the position in the file.
 fn refusal(from: &str, error: &Error) -> anyhow::Error {
     let mut error = error;
     while let Error::WithSnippet { error: inner, .. } | Error::AliasError { error: inner, .. } =

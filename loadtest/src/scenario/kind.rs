@@ -1,4 +1,4 @@
-//! The kinds of requests: what is asked for, and how it must end.
+//! The kinds of requests, and how each must end.
 //!
 //! | kind | is | must end |
 //! |---|---|---|
@@ -6,16 +6,16 @@
 //! | `remote` | one to a remote place | `Processed`, with package, third party and delivery |
 //! | `high-priority` | one by drone, of high priority | `Processed`, with package, drone and delivery |
 //! | `suspended` | one whose account the services refuse | `Compensated`, with nothing |
-//! | `cancelled` | one by drone that is cancelled once it was accepted | `Cancelled`, with nothing; or `Processed` with all, where the cancel came too late |
-//! | `repeated` | one by drone under an id of its own, sent again once it was accepted | `Processed` as one operation with one set of effects |
-//! | `malformed` | a body that is wrong | never begun: answered 4xx |
+//! | `cancelled` | one by drone that is cancelled after its acceptance | `Cancelled`, with nothing; or `Processed` with everything, if the cancel came too late |
+//! | `repeated` | one by drone with its own ID, sent again after its acceptance | `Processed` as one operation with one set of effects |
+//! | `malformed` | an invalid body | never started: answered 4xx |
 
 use std::io::Write as _;
 
 use serde::Deserialize;
 use waybill_engine::{Priority, ProcessState};
 
-/// What a request is.
+/// The kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs, reason = "the table above says it")]
@@ -29,20 +29,20 @@ pub enum Kind {
     Malformed,
 }
 
-/// A request as it was drawn.
+/// A request that was drawn.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Drawn {
     /// Its number in the run, from 0.
     pub index: u64,
-    /// What it is.
+    /// Its kind.
     pub kind: Kind,
-    /// Which of the scenario's tenants it is of, if of one.
+    /// The index of its tenant in the scenario, if it has one.
     pub tenant: Option<u16>,
-    /// In which phase it leaves.
+    /// The phase in which it is sent.
     pub phase: u16,
 }
 
-/// Bodies that are wrong, each in its own way. None has a line break: a batch has a line for each.
+/// Invalid bodies of different kinds. None has a line break, because each is a line of a batch.
 const MALFORMED: [&str; 6] = [
     r#"{"workflow":"drone-delivery","input":{"ownerId":"owner-1""#,
     r#"{"workflow":"drone-delivery","input":{"ownerId":7,"pickupLocation":"a","dropOffLocation":"b","packageInfo":{"packageId":"p","size":"Small"}}}"#,
@@ -66,12 +66,12 @@ impl Kind {
         }
     }
 
-    /// Whether an operation is to begin.
+    /// Whether the request starts an operation.
     pub const fn is_good(self) -> bool {
         !matches!(self, Self::Malformed)
     }
 
-    /// The priority that it goes by.
+    /// The priority of the request.
     pub const fn priority(self) -> Priority {
         match self {
             Self::HighPriority => Priority::High,
@@ -79,12 +79,12 @@ impl Kind {
         }
     }
 
-    /// Whether it can only be asked for over HTTP: there is no answer on a topic.
+    /// Whether it needs HTTP, because a topic returns no answer.
     pub const fn needs_answer(self) -> bool {
         matches!(self, Self::Repeated | Self::Malformed)
     }
 
-    /// Whether this is how it must end where nothing fails.
+    /// Whether this is a correct end without faults.
     pub fn may_end(self, state: ProcessState) -> bool {
         match self {
             Self::Drone | Self::Remote | Self::HighPriority | Self::Repeated => {
@@ -98,8 +98,8 @@ impl Kind {
         }
     }
 
-    /// The steps whose effects have to stand when it ended `Processed`, in the order of their names. None where it
-    /// may never end so.
+    /// The steps whose effects must exist after `Processed`, ordered by name. `None` if it may
+    /// never end as `Processed`.
     pub const fn effects(self) -> Option<[&'static str; 3]> {
         match self {
             Self::Drone | Self::HighPriority | Self::Cancelled | Self::Repeated => {
@@ -112,11 +112,11 @@ impl Kind {
 }
 
 impl Drawn {
-    /// Appends the delivery that is asked for. `run` tells ids of this run from those of others.
+    /// Appends the delivery. `run` distinguishes the IDs of this run from those of others.
     pub fn write_input(&self, run: &str, body: &mut Vec<u8>) {
         let index = self.index;
         body.push(b'{');
-        // Writing to a vector cannot fail, here and below.
+        // A write to a vector cannot fail, here and below.
         if self.kind == Kind::Repeated {
             let _ = write!(body, r#""deliveryId":"{run}-{index}","#);
         }
@@ -144,7 +144,7 @@ impl Drawn {
         );
     }
 
-    /// Appends the request in the general form, for any tenant. It has no line break.
+    /// Appends the request in the general form, for any tenant, without a line break.
     pub fn write_operation(&self, run: &str, tenant: Option<&str>, body: &mut Vec<u8>) {
         if self.kind == Kind::Malformed {
             body.extend_from_slice(self.malformed().as_bytes());
@@ -161,7 +161,7 @@ impl Drawn {
         body.push(b'}');
     }
 
-    /// The wrong body.
+    /// The invalid body.
     fn malformed(&self) -> &'static str {
         let choice = super::draw::number(self.index, 3) as usize;
         MALFORMED[choice % MALFORMED.len()]

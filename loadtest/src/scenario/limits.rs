@@ -1,5 +1,5 @@
-//! What fails a run beside its judge, and from where on a rate counts as too high: pure functions of what was
-//! measured.
+//! Limits that fail a run independent of the judge, and the highest rate that holds: pure functions
+//! of the measurements.
 
 use std::time::Duration;
 
@@ -8,47 +8,47 @@ use serde::Deserialize;
 use super::time;
 use crate::report::model::{BreakingPoint, Percentiles, Run, Sample};
 
-/// What a run may not exceed.
+/// The limits of a run.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Limits {
-    /// Half of the acceptances are not later than this.
+    /// The median time to acceptance.
     #[serde(deserialize_with = "time::read_option")]
     pub acceptance_p50: Option<Duration>,
-    /// 99 of 100 acceptances are not later than this.
+    /// The 99th percentile of the time to acceptance.
     #[serde(deserialize_with = "time::read_option")]
     pub acceptance_p99: Option<Duration>,
-    /// Half of the operations do not end later than this.
+    /// The median end-to-end time.
     #[serde(deserialize_with = "time::read_option")]
     pub end_to_end_p50: Option<Duration>,
-    /// 99 of 100 operations do not end later than this.
+    /// The 99th percentile of the end-to-end time.
     #[serde(deserialize_with = "time::read_option")]
     pub end_to_end_p99: Option<Duration>,
-    /// Good requests that are refused or not answered.
+    /// Good requests that were refused or not answered.
     pub refused: Option<u64>,
-    /// Resident memory of the subject's processes together, in MiB.
+    /// Total resident memory of the subject's processes, in MiB.
     pub memory_mib: Option<f64>,
 }
 
-/// From where on a rate counts as too high.
+/// The limits that define a rate as too high.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Strain {
-    /// Acceptance may take so long, of 99 in 100.
+    /// The 99th percentile of the time to acceptance.
     #[serde(deserialize_with = "time::read")]
     pub acceptance_p99: Duration,
-    /// So much offered work may be open.
+    /// The open work, as the time in which as much is offered.
     #[serde(deserialize_with = "time::read")]
     pub lag: Duration,
 }
 
-/// So many samples one behind the other that are too much are the break; fewer are a hiccup.
+/// The number of consecutive bad samples that define the break. Fewer are a hiccup.
 const BREAKS_AFTER: usize = 3;
-/// Of what is offered so much must be accepted.
+/// The minimum share of offered requests that must be accepted.
 const ACCEPTED_SHARE_MIN: f64 = 0.99;
 
 impl Limits {
-    /// Which limits were broken, as sentences. `refused` counts good requests alone.
+    /// The exceeded limits, as sentences. `refused` counts only good requests.
     pub fn broken(&self, run: &Run, refused: u64) -> Vec<String> {
         let acceptance = run.acceptance_ms.as_ref();
         let end_to_end = run.end_to_end_ms.as_ref();
@@ -92,11 +92,11 @@ impl Limits {
 }
 
 impl Strain {
-    /// The highest rate that was held before the break.
+    /// The highest rate that held before the break.
     ///
-    /// A sample holds if 99 % of what was offered in it were accepted, their p99 is within the limit, and not
-    /// more is open than is offered in the time that the lag may be. Samples that end after the offer, which
-    /// lasts `seconds`, say nothing.
+    /// A sample holds if 99 % of its offered requests were accepted, their p99 is within the limit,
+    /// and the open work is within the lag's limit. Samples that end after the offer, which lasts
+    /// `seconds`, are ignored.
     pub fn breaking_point(&self, samples: &[Sample], seconds: f64) -> BreakingPoint {
         let mut found = BreakingPoint {
             rate: 0.0,
@@ -142,7 +142,7 @@ impl Strain {
 mod tests {
     use super::*;
 
-    /// A second in which so many were offered, accepted and open at its end.
+    /// A second with these numbers of offered, accepted and finally open requests.
     fn sample(at: u64, offered: u64, accepted: u64, open: u64, p99: f64) -> Sample {
         let ms = Percentiles {
             p50: 1.0,

@@ -1,7 +1,8 @@
-//! Scenarios: what is offered when, of which kinds, and what must come of it. `docs/loadtest.md` has the format of
-//! the files.
+//! Scenarios: the offered load, its mix, and the required results. `docs/loadtest.md` documents the
+//! file format.
 //!
-//! What must hold: a file that is taken can be run; one that cannot is refused with its name and the field.
+//! What must hold: an accepted file can be run. An invalid one is refused with its name and the
+//! field.
 
 pub mod draw;
 pub mod file;
@@ -21,51 +22,51 @@ use self::kind::Kind;
 use self::limits::{Limits, Strain};
 use self::schedule::Schedule;
 
-/// What is offered, and what must come of it.
+/// The offered load and the required results.
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Scenario {
-    /// What it is called: the file's name without its ending.
+    /// The name: the file's name without its extension.
     #[serde(skip)]
     pub name: String,
-    /// What it shows, for people.
+    /// The purpose, for people.
     pub description: String,
-    /// How requests travel.
+    /// The transport of requests.
     #[serde(default)]
     pub transport: Transport,
-    /// How many connections there are.
+    /// The number of connections.
     #[serde(default = "connections")]
     pub connections: usize,
-    /// How many requests a batch has, with [`Transport::Batch`].
+    /// The number of requests in a batch, with [`Transport::Batch`].
     #[serde(default = "batch")]
     pub batch: usize,
-    /// With which requests are drawn.
+    /// The seed with which requests are drawn.
     #[serde(default)]
     pub seed: u64,
-    /// What is offered, one behind the other.
+    /// The offered load, in consecutive phases.
     pub phases: Vec<Phase>,
-    /// How long ends are waited for after the last intended time; 0 only accepts.
+    /// How long to wait for ends after the last intended time; with 0 only acceptance is measured.
     #[serde(default = "drain", deserialize_with = "time::read")]
     pub drain: Duration,
-    /// Kinds of requests by weight.
+    /// The kinds of requests, with their weights.
     #[serde(default = "mix")]
     pub mix: BTreeMap<Kind, f64>,
-    /// Tenants by weight; requests have none where it is empty.
+    /// The tenants, with their weights; empty if requests have none.
     #[serde(default)]
     pub tenants: BTreeMap<String, f64>,
-    /// Records that nobody can read, straight onto the topic of requests: how many a second.
+    /// Undecodable records per second, sent straight to the topic of requests.
     #[serde(default)]
     pub garbage_rate: f64,
-    /// Faults of services for the time of the run, by service.
+    /// The faults of services during the run, by service.
     #[serde(default)]
     pub faults: BTreeMap<String, Faults>,
-    /// How requests must end.
+    /// The required end of requests.
     #[serde(default)]
     pub expect: Expect,
-    /// What fails the run.
+    /// The limits that fail the run.
     #[serde(default)]
     pub limits: Limits,
-    /// Where a rate counts as too high. The report then names the highest that is not.
+    /// The limits that define a rate as too high. The report names the highest rate within them.
     #[serde(default)]
     pub breaking_point: Option<Strain>,
 }
@@ -74,17 +75,17 @@ pub struct Scenario {
 #[derive(Clone, PartialEq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Phase {
-    /// What it is called.
+    /// The name.
     pub name: String,
-    /// Requests a second, at its beginning.
+    /// Requests per second at the beginning.
     pub rate: f64,
-    /// Requests a second at its end, where that differs.
+    /// Requests per second at the end, if different.
     #[serde(default)]
     pub rate_end: Option<f64>,
-    /// How long it is.
+    /// The length.
     #[serde(rename = "for", deserialize_with = "time::read")]
     pub length: Duration,
-    /// Tenants by weight in the place of the scenario's.
+    /// Tenants with their weights, in place of the scenario's.
     #[serde(default)]
     pub tenants: Option<BTreeMap<String, f64>>,
 }
@@ -115,7 +116,7 @@ pub enum Expect {
     Final,
 }
 
-/// Faults of one service, as `PUT /faults/NAME` takes them. What is not named stays as it is configured.
+/// Faults of one service, as in `PUT /faults/NAME`. Omitted ones stay as configured.
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[allow(missing_docs, reason = "the services' documentation says it")]
@@ -151,13 +152,13 @@ const fn drain() -> Duration {
     Duration::from_secs(60)
 }
 
-/// Four of five go by drone, one to a remote place.
+/// Four of five deliveries are by drone, one is remote.
 fn mix() -> BTreeMap<Kind, f64> {
     BTreeMap::from([(Kind::Drone, 4.0), (Kind::Remote, 1.0)])
 }
 
 impl Scenario {
-    /// One phase of deliveries, each of which must end `Processed`.
+    /// One phase of deliveries that must all end as `Processed`.
     pub fn ad_hoc(name: &str, rate: f64, length: Duration) -> Self {
         Self {
             name: name.to_owned(),
@@ -187,19 +188,19 @@ impl Scenario {
         }
     }
 
-    /// When its requests leave.
+    /// The intended times of its requests.
     pub fn schedule(&self) -> Schedule {
         Schedule::new(&self.phases)
     }
 
-    /// What its requests are drawn from.
+    /// The source of its requests.
     pub fn deck(&self) -> Deck {
         Deck::new(self.seed, &self.mix, &self.tenants, &self.phases)
     }
 
-    /// Makes the first phase's rate this one, and the others' as much more or less.
+    /// Sets the first phase's rate, and scales the other phases by the same factor.
     pub fn set_rate(&mut self, rate: f64) {
-        // A ramp may begin at 0; what it ends at is what a person means then.
+        // A ramp may begin at 0. Then the rate at its end counts.
         let first = &self.phases[0];
         let before = if first.rate > 0.0 {
             first.rate
@@ -212,7 +213,7 @@ impl Scenario {
         }
     }
 
-    /// Makes all phases together so long, each keeping its share.
+    /// Scales all phases to this total length.
     pub fn set_seconds(&mut self, seconds: f64) {
         let before: f64 = self
             .phases
@@ -224,7 +225,7 @@ impl Scenario {
         }
     }
 
-    /// Makes all phases together as long as so many requests take.
+    /// Scales all phases to the length of this many requests.
     pub fn set_count(&mut self, count: u64) {
         let of = |phase: &Phase| phase.length.as_secs_f64() * (phase.rate + phase.rate_end()) / 2.0;
         let before: f64 = self.phases.iter().map(of).sum();
@@ -236,11 +237,11 @@ impl Scenario {
         self.set_seconds(seconds * count as f64 / before);
     }
 
-    /// Says what cannot be run, with the name of the field.
+    /// Checks that the scenario can be run.
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong.
+    /// The first error, with the name of the field.
     pub fn check(&self) -> Result<(), String> {
         above_zero("connections", self.connections as f64)?;
         above_zero("batch", self.batch as f64)?;
@@ -279,12 +280,12 @@ impl Scenario {
 }
 
 impl Phase {
-    /// Requests a second at its end.
+    /// Requests per second at the end.
     pub fn rate_end(&self) -> f64 {
         self.rate_end.unwrap_or(self.rate)
     }
 
-    /// How many requests it has.
+    /// The number of requests.
     pub fn count(&self) -> u64 {
         let mean = (self.rate + self.rate_end()) / 2.0;
         (self.length.as_secs_f64() * mean).round() as u64

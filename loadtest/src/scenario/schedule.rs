@@ -1,4 +1,4 @@
-//! When each request is to leave: a pure function of the phases.
+//! The intended times of requests: a pure function of the phases.
 //!
 //! What must hold: the intended time of a request depends on its index alone, never on an answer.
 
@@ -10,13 +10,13 @@ use super::Phase;
 #[derive(Clone, Debug)]
 pub struct Schedule {
     parts: Vec<Part>,
-    /// How many requests there are.
+    /// The number of requests.
     count: u64,
-    /// How long they leave, in seconds.
+    /// How long requests are sent, in seconds.
     seconds: f64,
 }
 
-/// A phase, and where it lies.
+/// A phase with its position.
 #[derive(Clone, Debug)]
 struct Part {
     from_seconds: f64,
@@ -28,7 +28,7 @@ struct Part {
 }
 
 impl Schedule {
-    /// Lays the phases one behind the other.
+    /// Puts the phases one after the other.
     pub fn new(phases: &[Phase]) -> Self {
         let mut schedule = Self {
             parts: Vec::new(),
@@ -51,17 +51,17 @@ impl Schedule {
         schedule
     }
 
-    /// How many requests there are.
+    /// The number of requests.
     pub const fn count(&self) -> u64 {
         self.count
     }
 
-    /// How long they leave.
+    /// How long requests are sent.
     pub fn length(&self) -> Duration {
         Duration::from_secs_f64(self.seconds)
     }
 
-    /// When a request is to leave, counted from the first one, and in which phase.
+    /// The intended time of a request, relative to the first one, and its phase.
     pub fn at(&self, index: u64) -> (Duration, usize) {
         let behind = self.parts.iter().rposition(|part| part.first <= index);
         let number = behind.unwrap_or_default();
@@ -70,7 +70,8 @@ impl Schedule {
         (Duration::from_secs_f64(seconds), number)
     }
 
-    /// How many of `size` requests are to leave within this time of the first of them, which has this index.
+    /// How many of `size` requests are due within this time after the first of them, which has this
+    /// index.
     pub fn within(&self, time: Duration, first: u64, size: u64) -> u64 {
         let until = self.at(first).0 + time;
         let (mut some, mut too_many) = (1, size + 1);
@@ -84,27 +85,27 @@ impl Schedule {
         some
     }
 
-    /// How many are to have left after so long.
+    /// The number of requests that are due by then.
     pub fn due_by(&self, elapsed: Duration) -> u64 {
         let elapsed = elapsed.as_secs_f64();
         let due = self.parts.iter().map(|part| {
             let within = (elapsed - part.from_seconds).clamp(0.0, part.seconds);
             let slope = (part.rate_end - part.rate) / part.seconds;
             let requests = part.rate * within + slope * within * within / 2.0;
-            // The first one leaves at once.
+            // The first request is due at once.
             let begun = if elapsed >= part.from_seconds { 1 } else { 0 };
             (requests as u64 + begun).min(part.count)
         });
         due.sum()
     }
 
-    /// When a phase begins, in seconds, and how many requests it has.
+    /// The start of a phase, in seconds, and its number of requests.
     pub fn phase(&self, number: usize) -> (f64, u64) {
         let part = &self.parts[number];
         (part.from_seconds, part.count)
     }
 
-    /// The phase that is under way after so long.
+    /// The current phase after this time.
     pub fn phase_at(&self, elapsed: Duration) -> Option<usize> {
         let elapsed = elapsed.as_secs_f64();
         let is_now = |part: &Part| {
@@ -115,13 +116,14 @@ impl Schedule {
 }
 
 impl Part {
-    /// After how long so many requests have left: the solution of `rate t + slope t² / 2 = requests`.
+    /// The time after which this many requests are due: the solution of `rate t + slope t² / 2 =
+    /// requests`.
     fn seconds_until(&self, requests: f64) -> f64 {
         let slope = (self.rate_end - self.rate) / self.seconds;
         if slope == 0.0 {
             return requests / self.rate;
         }
-        // On a falling ramp the last request may lie behind the end by a rounding error.
+        // On a falling ramp the last request may be after the end because of a rounding error.
         let root = (self.rate * self.rate + 2.0 * slope * requests).max(0.0);
         (root.sqrt() - self.rate) / slope
     }
@@ -158,7 +160,7 @@ mod tests {
     fn a_ramp_has_the_mean_rate_and_grows_denser() {
         let schedule = Schedule::new(&[phase(0.0, Some(100.0), 10)]);
         assert_eq!(schedule.count(), 500);
-        // Half of the time has passed when a quarter of them has left.
+        // A quarter of the requests is due after half of the time.
         let (at, _) = schedule.at(125);
         assert!((at.as_secs_f64() - 5.0).abs() < 1e-6, "{at:?}");
         let falling = Schedule::new(&[phase(100.0, Some(0.0), 10)]);

@@ -1,4 +1,4 @@
-//! Lengths of time as people write them: a number and its unit.
+//! Durations in text: a number and a unit.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use serde::{Deserialize, Deserializer, de::Error as _};
 
 const UNITS: [(&str, f64); 4] = [("ms", 1e-3), ("s", 1.0), ("m", 60.0), ("h", 3_600.0)];
 
-/// Reads `500ms`, `1.5s`, `10m` or `1h`.
+/// Parses `500ms`, `1.5s`, `10m` or `1h`.
 ///
 /// # Errors
 ///
-/// What is wrong, as a sentence behind the name of the field.
+/// The error, as the end of a sentence that begins with the field's name.
 pub fn parse(text: &str) -> Result<Duration, String> {
     let wrong = || format!("must be a number with a unit (ms, s, m, h), not {text:?}");
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -22,23 +22,23 @@ pub fn parse(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(number * seconds).map_err(|_| wrong())
 }
 
-/// Reads a time of a file.
+/// Deserializes a duration.
 pub fn read<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     parse(&String::deserialize(from)?).map_err(D::Error::custom)
 }
 
-/// Reads a time of a file that need not be there.
+/// Deserializes an optional duration.
 pub fn read_option<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
     let text = Option::<String>::deserialize(from)?;
     text.map(|text| parse(&text).map_err(D::Error::custom))
         .transpose()
 }
 
-/// As a person reads it: the largest unit that leaves no long fraction.
+/// Formats a duration in the largest unit that needs no long fraction.
 pub fn shown(time: Duration) -> String {
     let mut shown = String::new();
     let seconds = time.as_secs_f64();
-    // Writing to a string cannot fail.
+    // A write to a string cannot fail.
     let _ = match seconds {
         short if short < 1.0 => write!(shown, "{} ms", short * 1e3),
         long if long >= 120.0 => write!(shown, "{:.1} min", long / 60.0),

@@ -1,11 +1,14 @@
-//! Other systems beside Waybill: commands that complete deliveries by five calls each of the same mock services.
+//! Other systems beside Waybill: commands that complete deliveries with five calls each to the same
+//! mock services.
 //!
-//! The contract: the command finds `WAYBILL_LOADTEST_SERVICES` (host:port) and `WAYBILL_LOADTEST_COUNT` (how many
-//! deliveries to complete, five sequential HTTP steps each) in its environment. The last line of its standard output is
-//! a JSON object `{"completed": n, "seconds": s}`, and its exit code 0. Its CPU is that of all its processes, or what it
-//! says itself as `cpuSeconds`, from its first delivery on: Waybill's start is not measured either.
+//! The contract: the environment of the command has `WAYBILL_LOADTEST_SERVICES` (host:port) and
+//! `WAYBILL_LOADTEST_COUNT` (the number of deliveries, five sequential HTTP steps each). The last
+//! line of its standard output is a JSON object `{"completed": n, "seconds": s}`, and its exit code
+//! is 0. Its CPU is that of all its processes. The command may report a `cpuSeconds` from its first
+//! delivery on instead, because Waybill's start is not measured either.
 //!
-//! What must hold: what it says to have completed the services' ledger has to know, and no effect twice.
+//! What must hold: the services' ledger has every delivery that the command reports as completed,
+//! and no effect twice.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -26,34 +29,35 @@ use crate::load::client::Client;
 use crate::report::model::{Part, Phase, Process, Run, Sample};
 use crate::watch::processes::Watched;
 
-/// A command that is measured beside Waybill.
+/// A measured command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Contender {
-    /// What it is called.
+    /// The name.
     pub name: String,
     /// The program and its arguments.
     pub command: Vec<String>,
-    /// How many deliveries it is asked to complete, as a share of what Waybill is: slow ones need not take all day.
+    /// Its number of deliveries, as a share of Waybill's, so that slow systems do not take too
+    /// long.
     pub share: Share,
 }
 
 /// A share, in percent.
 pub type Share = u64;
 
-/// The services that it calls.
+/// The called services.
 pub struct Called<'a> {
-    /// Where they are.
+    /// Their address.
     pub address: SocketAddr,
     /// Their process.
     pub process: &'a Watched,
 }
 
-/// How long a command may take.
+/// The maximum duration of a command.
 const PATIENCE: Duration = Duration::from_secs(900);
-/// How often its processes are looked at.
+/// The interval between samples of its processes.
 const PERIOD: Duration = Duration::from_millis(200);
 
-/// What the last line says.
+/// The content of the last line.
 #[derive(PartialEq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Said {
@@ -62,7 +66,7 @@ struct Said {
     cpu_seconds: Option<f64>,
 }
 
-/// What the ledger counts.
+/// The ledger's counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
 struct Counts {
     /// Operations with all effects of a delivery.
@@ -72,11 +76,11 @@ struct Counts {
 }
 
 impl Contender {
-    /// Reads `NAME=COMMAND`; the command is a shell's.
+    /// Parses `NAME=COMMAND` with a shell command.
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// The error in the text.
     pub fn parse(text: &str) -> Result<Self, String> {
         match text.split_once('=') {
             Some((name, _)) if super::OWN_NAMES.contains(&name) => {
@@ -91,11 +95,11 @@ impl Contender {
         }
     }
 
-    /// Lets it complete deliveries.
+    /// Runs the command.
     ///
     /// # Errors
     ///
-    /// If it does not keep to the contract.
+    /// If it violates the contract.
     pub async fn run(&self, count: u64, services: &Called<'_>) -> anyhow::Result<Run> {
         let (program, arguments) = self.command.split_first().context("there is no command")?;
         let mut command = Command::new(program);
@@ -113,7 +117,7 @@ impl Contender {
         let child = command.spawn();
         let child = child.with_context(|| format!("{program} cannot be started"))?;
         let pid = child.id().context("it has just been started")?;
-        // Whatever it started goes with it, however this ends.
+        // All processes it started are killed too, however this function ends.
         let group = Group(pid);
         let watched = Watch::start(pid)?;
         let ended = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
@@ -124,7 +128,7 @@ impl Contender {
         anyhow::ensure!(output.status.success(), "it ended with {}", output.status);
         let said = Said::read(&String::from_utf8_lossy(&output.stdout), count)?;
         let used = Usage {
-            // What ended and was waited for the kernel has counted to the end; what was not, was seen last.
+            // The kernel's count is complete for ended children. Others count as last seen.
             cpu_seconds: said
                 .cpu_seconds
                 .unwrap_or_else(|| (ended_children_seconds() - ended_before).max(tree.cpu_seconds)),
@@ -208,7 +212,7 @@ impl Counts {
         serde_json::from_slice(&body).context("the ledger's summary cannot be read")
     }
 
-    /// What is wrong with what a command says, now that the ledger counts so much.
+    /// The contradiction between a command's result and the ledger's counts.
     fn wrong(self, before: Self, said: &Said) -> Option<String> {
         let complete = self.complete.saturating_sub(before.complete);
         if self.double > before.double {
@@ -244,14 +248,14 @@ struct Group(u32);
 impl Drop for Group {
     fn drop(&mut self) {
         let kill = format!("kill -KILL -{} 2>/dev/null", self.0);
-        // There may be nobody left.
+        // The group may be empty already.
         let _ = std::process::Command::new("sh")
             .args(["-c", &kill])
             .status();
     }
 }
 
-/// Looks at a tree of processes while it lives.
+/// Watches a tree of processes while it lives.
 struct Watch {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Usage>,
@@ -280,7 +284,8 @@ impl Watch {
         Ok(Self { stop, thread })
     }
 
-    /// The most that was seen. It has no samples: what it completed when, only the command knows.
+    /// The maximum that was seen. Without samples, because only the command knows when deliveries
+    /// ended.
     fn stop(self) -> (Usage, Vec<Sample>) {
         self.stop.store(true, Ordering::Relaxed);
         (self.thread.join().unwrap_or_default(), Vec::new())
@@ -337,7 +342,7 @@ mod tests {
             address: services.address(),
             process: &this,
         };
-        // A child of a child counts to a million.
+        // A grandchild counts to a million.
         let script = "sh -c 'i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done'; \
                       echo \"{\\\"completed\\\": $WAYBILL_LOADTEST_COUNT, \\\"seconds\\\": 2}\"";
         let busy = Contender::parse(&format!("busy={script}")).unwrap();

@@ -7,7 +7,7 @@ use super::{
     TOP_RATE, WAYBILL,
 };
 
-/// What the runs come to, row by row. `peers` names the other systems.
+/// The results of the runs, row by row. `peers` names the other systems.
 pub fn table(runs: &[Run], peers: &[String]) -> Vec<Goal> {
     let runs = Runs(runs);
     vec![
@@ -96,7 +96,7 @@ impl<'a> Runs<'a> {
         self.median(TOP_RATE, system, |run| Some(run.completed_per_second()))
     }
 
-    /// The median, over the rounds, of how many times as fast Waybill was as another.
+    /// The median of the rounds' ratios of Waybill's speed to that of another system.
     fn times(&self, other: &'a str) -> Option<f64> {
         let ours = self.of(TOP_RATE, WAYBILL);
         let rounds = ours.zip(self.of(TOP_RATE, other));
@@ -219,7 +219,7 @@ impl<'a> Runs<'a> {
                 let told = format!("{} ({}, {seconds:.0} s)", measured.measured, run.system);
                 Goal {
                     measured: told,
-                    // A shorter run says nothing of ten minutes.
+                    // A shorter run is no evidence for ten minutes.
                     ratio: measured.ratio.filter(|_| seconds >= 600.0),
                     ..measured
                 }
@@ -268,7 +268,7 @@ impl<'a> Runs<'a> {
         at_most(work, goal, self.median(scenario, WAYBILL, figure), "MiB")
     }
 
-    /// That of the spike is no backlog of a million, and is told beside it.
+    /// The backlog of the spike is below a million and is reported separately.
     fn backlog(&self) -> Goal {
         let work = "memory, with a backlog of 1,000,000";
         if let Some(run) = self.of(BACKLOG, WAYBILL).next() {
@@ -293,7 +293,7 @@ impl<'a> Runs<'a> {
     }
 }
 
-/// Completed a second once everything had been sent.
+/// Finished operations per second after the last request was sent.
 pub fn drain_rate(run: &Run) -> Option<f64> {
     let sent: f64 = run.phases.iter().map(|phase| phase.seconds).sum();
     let behind = run
@@ -308,7 +308,7 @@ pub fn drain_rate(run: &Run) -> Option<f64> {
     (ended > 0 && seconds > 0.0).then(|| ended as f64 / seconds)
 }
 
-/// Refusals, losses and the time of acceptance in one row: what was refused or lost leaves nothing of the goal.
+/// Refusals, losses and the acceptance time in one row. Any refusal or loss makes the ratio zero.
 fn accepted_well(run: &Run, work: &str, goal: &str, p99_goal: f64) -> Goal {
     let refused: u64 = run.refused.values().sum();
     let lost = run
@@ -376,7 +376,7 @@ fn not_measured(work: &str, goal: &str, because: &str) -> Goal {
     }
 }
 
-/// The middle one; of an even number the lower of the two.
+/// The median; of an even number of values, the lower middle one.
 pub fn median(mut figures: Vec<f64>) -> Option<f64> {
     figures.sort_by(f64::total_cmp);
     let middle = figures.len().checked_sub(1)? / 2;

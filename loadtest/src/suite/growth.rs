@@ -1,8 +1,8 @@
-//! How the cost of a delivery grows: with the number of partitions, with what is under way, and with what the store
-//! holds already.
+//! Measures how the cost of a delivery grows with the number of partitions, with operations in
+//! flight, and with stored operations.
 //!
-//! What must hold: each world is measured right behind one that has the defaults, and what is told is the ratio of the
-//! two, so that a machine that becomes slower meanwhile does not look like growth.
+//! What must hold: each world is measured right after one with the defaults, and the report has the
+//! ratio of the two. A machine that becomes slower meanwhile then does not look like growth.
 
 use std::fmt;
 use std::path::Path;
@@ -20,30 +20,30 @@ use crate::world::{Services, StartOptions, Up};
 use waybill_baseline::delivery::Delivery;
 use waybill_baseline::pattern::Patterns;
 
-/// As reports name these runs.
+/// The scenario's name in reports.
 const GROWTH: &str = "growth";
-/// The world that all others are held against, as reports name it.
+/// The name in reports of the reference world.
 const DEFAULTS: &str = "defaults";
-/// Over how many partitions operations are spread where nothing is said.
+/// The default number of partitions.
 const PARTITIONS: u32 = 4;
-/// How many operations are written to a store at a time before it is measured.
+/// The number of operations written at once to fill a store.
 const FILL_BATCH: u64 = 2_000;
-/// What of the deliveries a world completes in which few may be under way.
+/// The divisor of the number of deliveries in a world with few operations in flight.
 const SHARE_OF_FEW: u64 = 20;
 
-/// What a world has more or less of than one with the defaults.
+/// The difference of a world from the defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum With {
-    /// Operations are spread over so many partitions.
+    /// This number of partitions.
     Partitions(u32),
-    /// So many operations may be under way in each partition, on average.
+    /// This maximum number of operations in flight per partition, on average.
     UnderWay(u32),
-    /// The store holds so many final operations before the first request.
+    /// This number of final operations in the store before the first request.
     Stored(u64),
 }
 
 impl With {
-    /// What `waybill up` finds in its environment.
+    /// The environment variable for `waybill up`.
     fn env(self) -> Option<(&'static str, String)> {
         match self {
             Self::UnderWay(operations) => {
@@ -54,7 +54,7 @@ impl With {
         }
     }
 
-    /// Over how many partitions its operations are spread.
+    /// The number of its partitions.
     fn partitions(self) -> u32 {
         match self {
             Self::Partitions(partitions) => partitions,
@@ -62,7 +62,7 @@ impl With {
         }
     }
 
-    /// How many deliveries it completes of so many.
+    /// The number of its deliveries, given the default one.
     fn count(self, of: u64) -> u64 {
         match self {
             Self::UnderWay(..100) => (of / SHARE_OF_FEW).max(1),
@@ -81,22 +81,22 @@ impl fmt::Display for With {
     }
 }
 
-/// What was measured so far.
+/// The results so far.
 #[derive(Default)]
 pub struct Growth {
-    /// The runs, each behind one with the defaults.
+    /// The runs, each after one with the defaults.
     pub runs: Vec<Run>,
-    /// What they come to.
+    /// The table of results.
     pub table: Vec<Goal>,
 }
 
-/// How growth is measured.
+/// The settings of a measurement.
 pub struct Plan {
-    /// How Waybill is started.
+    /// The start options of Waybill.
     pub start: StartOptions,
-    /// How many deliveries each world completes.
+    /// The number of deliveries in each world.
     pub count: u64,
-    /// The most operations that a store holds before it is measured.
+    /// The maximum number of stored operations.
     pub stored_max: u64,
 }
 
@@ -112,11 +112,11 @@ impl Plan {
         worlds.chain(stored.map(With::Stored)).collect()
     }
 
-    /// Measures all worlds. What was measured goes into `growth`, also where the rest could not be.
+    /// Measures all worlds. `growth` gets the results, even if a later world fails.
     ///
     /// # Errors
     ///
-    /// If something could not be measured at all, or it was interrupted.
+    /// If a measurement is impossible, or the run was interrupted.
     pub async fn run(&self, growth: &mut Growth, interrupt: &Interrupt) -> anyhow::Result<()> {
         let services = interrupt.unless(Services::start(&self.start)).await?;
         let mut done = Ok(());
@@ -159,7 +159,7 @@ impl Plan {
         if let Some((key, value)) = with.and_then(With::env) {
             start.up_env.push((key.to_owned(), value));
         }
-        // A flag, so that nothing else decides: given twice, it is refused.
+        // A flag, so that no other setting applies: a repeated flag is refused.
         let partitions = with.map_or(PARTITIONS, With::partitions);
         start.up_flags.push(format!("--partitions={partitions}"));
         let data = crate::world::temporary_directory()?;
@@ -190,7 +190,7 @@ impl Plan {
     }
 }
 
-/// Fills a store with final operations, as Waybill would have left them.
+/// Fills a store with final operations, as Waybill would leave them.
 async fn fill(path: &Path, operations: u64) -> anyhow::Result<()> {
     let config = EmbeddedConfig::new(path);
     let store = tokio::task::spawn_blocking(|| EmbeddedStore::open(config)).await??;
@@ -219,7 +219,7 @@ fn rows(patterns: &Patterns, number: usize) -> [RowWrite; 2] {
     [created, pattern.last_row().write(id, Stamp(2))]
 }
 
-/// How much dearer a delivery was than in the world with the defaults.
+/// How much more a delivery cost than in the world with the defaults.
 fn compared(with: With, defaults: &Run, grown: &Run) -> Goal {
     let cost = |run: &Run| run.cpu_us(Part::Subject);
     let times = cost(grown).zip(cost(defaults)).map(|(a, b)| a / b);

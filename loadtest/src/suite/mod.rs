@@ -1,8 +1,9 @@
-//! The suite: everything that the goals name, measured in worlds of its own, Waybill and others in turn.
+//! The suite: measures everything that the goals name, in separate worlds, alternating between
+//! Waybill and others.
 //!
-//! What must hold: comparisons are made of rounds in which every system has its turn (ABAB), under the same mock
-//! services, and a ratio is the median of the rounds' ratios; each top rate begins with an empty store. Goals that are
-//! missed fail nothing; a run that is not balanced fails the suite.
+//! What must hold: comparisons use rounds in which every system has its turn (ABAB) with the same
+//! mock services. A ratio is the median of the rounds' ratios. Each top rate starts with an empty
+//! store. A missed goal is no failure; an unbalanced run fails the suite.
 
 pub mod contender;
 pub mod goals;
@@ -18,7 +19,7 @@ use crate::scenario::limits::Limits;
 use crate::scenario::{Scenario, Transport, file};
 use crate::world::{Services, StartOptions, Up, World};
 
-/// The scenarios of the suite, as reports name them.
+/// The scenarios' names in reports.
 const IDLE: &str = "idle";
 const ALONE: &str = "alone";
 const OPEN_LOOP: &str = "open-loop";
@@ -28,39 +29,40 @@ const SPIKE: &str = "spike";
 const SUSTAINED: &str = "sustained";
 const BACKLOG: &str = "backlog";
 
-/// The systems that goals name.
+/// The names of systems in goals.
 const WAYBILL: &str = "waybill";
 const DIRECT: &str = "waybill-direct";
 const IN_PROCESS: &str = "waybill-in-process";
 const FLOOR: &str = "floor";
 const TEXTBOOK: &str = "textbook";
 
-/// All names that no peer may have.
+/// Names that no peer may have.
 const OWN_NAMES: [&str; 5] = [WAYBILL, DIRECT, IN_PROCESS, FLOOR, TEXTBOOK];
 
 /// A way to start Waybill.
 struct Variant {
     name: &'static str,
-    /// What `waybill up` finds in its environment.
+    /// The environment variables for `waybill up`.
     env: &'static [(&'static str, &'static str)],
-    /// Whether it runs the services, too.
+    /// Whether it runs the services itself.
     has_services: bool,
 }
 
-/// All ways to start Waybill. The first one is measured in everything; each takes part in the rounds.
+/// All ways to start Waybill. The first one is used for every measurement; each takes part in the
+/// rounds.
 const VARIANTS: &[Variant] = &[
     Variant {
         name: WAYBILL,
         env: &[],
         has_services: false,
     },
-    // The same five HTTP steps; the scheduler asks its agents without a record.
+    // The same five HTTP steps, but the scheduler calls its agents directly, without records.
     Variant {
         name: DIRECT,
         env: &[("WAYBILL_AGENTS__TRANSPORT", "direct")],
         has_services: false,
     },
-    // Agents that do the work in the process itself.
+    // Agents that do the work within the process.
     Variant {
         name: IN_PROCESS,
         env: &[
@@ -71,52 +73,52 @@ const VARIANTS: &[Variant] = &[
     },
 ];
 
-/// More than any system takes: requests leave as fast as their connections are free.
+/// More than any system achieves: requests are sent as fast as connections are free.
 const RATE_MAX: f64 = 1_000_000.0;
-/// What of the top rate is steady.
+/// The steady rate as a share of the top rate.
 const STEADY_SHARE: f64 = 0.6;
-/// How long an idle process is left alone before its memory is read.
+/// How long a process is idle before its memory is read.
 const IDLE_REST: Duration = Duration::from_secs(3);
-/// How long anything may take to end behind the last request.
+/// The maximum time for operations to end after the last request.
 const DRAIN: Duration = Duration::from_secs(900);
 
-/// How the suite is run.
+/// The settings of the suite.
 pub struct Plan {
-    /// How Waybill is started.
+    /// The start options of Waybill.
     pub start: StartOptions,
-    /// How many rounds comparisons have.
+    /// The number of rounds in comparisons.
     pub rounds: u64,
-    /// How many deliveries a top rate has.
+    /// The number of deliveries at a top rate.
     pub count: u64,
-    /// Whether the long runs are made, too.
+    /// The long runs, if requested.
     pub long: Option<Long>,
-    /// Others that take part in the rounds.
+    /// Other systems in the rounds.
     pub contenders: Vec<Contender>,
 }
 
 /// The long runs.
 pub struct Long {
-    /// How long 10,000/s are sustained.
+    /// The duration at 10,000/s.
     pub sustained: Duration,
-    /// How large a backlog is.
+    /// The size of the backlog.
     pub backlog: u64,
-    /// How long the soak is.
+    /// The duration of the soak.
     pub soak: Duration,
 }
 
-/// The suite at work.
+/// A running suite.
 pub struct Suite<'a> {
     plan: &'a Plan,
     interrupt: &'a Interrupt,
     services: Services,
     /// The runs so far.
     pub runs: Vec<Run>,
-    /// What could not be run, and why.
+    /// Skipped measurements, and why.
     pub skipped: Vec<String>,
 }
 
 impl<'a> Suite<'a> {
-    /// Starts the services, which all systems call.
+    /// Starts the services that all systems call.
     ///
     /// # Errors
     ///
@@ -135,7 +137,7 @@ impl<'a> Suite<'a> {
     ///
     /// # Errors
     ///
-    /// If something could not be measured at all, or the suite was interrupted.
+    /// If a measurement is impossible, or the suite was interrupted.
     pub async fn run(&mut self) -> anyhow::Result<()> {
         self.small().await?;
         self.rounds().await?;
@@ -151,12 +153,12 @@ impl<'a> Suite<'a> {
     ///
     /// # Errors
     ///
-    /// If they do not stop in order.
+    /// If they do not stop gracefully.
     pub async fn stop(self) -> anyhow::Result<()> {
         self.services.stop().await
     }
 
-    /// What takes a small load.
+    /// Measurements with a small load.
     async fn small(&mut self) -> anyhow::Result<()> {
         let up = self.up(&VARIANTS[0]).await?;
         let done = self.small_on(&up).await;
@@ -169,7 +171,7 @@ impl<'a> Suite<'a> {
         Ok(())
     }
 
-    /// How long a delivery takes that is alone, and among a thousand a second.
+    /// The latency of a single delivery, and at a thousand per second.
     async fn latencies(&mut self, up: &Up, system: &str) -> anyhow::Result<()> {
         let options = self.options(system, None);
         warm_up(&up.world(&self.services), &options, self.plan.count).await?;
@@ -203,7 +205,7 @@ impl<'a> Suite<'a> {
         self.measure(up, accept, true).await
     }
 
-    /// Every system in turn, round by round.
+    /// Measures every system in turn, round by round.
     async fn rounds(&mut self) -> anyhow::Result<()> {
         let mut failed: Vec<&str> = Vec::new();
         for _ in 0..self.plan.rounds {
@@ -250,7 +252,7 @@ impl<'a> Suite<'a> {
         Ok(())
     }
 
-    /// The steady rate of this machine: a share of the top rate that was measured before.
+    /// Measures the steady rate of this machine: a share of its top rate.
     async fn steady(&mut self) -> anyhow::Result<()> {
         let mut steady = file::named("steady")?;
         if let Some(top) = self.measured_top_rate() {
@@ -274,7 +276,7 @@ impl<'a> Suite<'a> {
         )
     }
 
-    /// The spike itself, whatever the machine.
+    /// Measures the spike, with the same rate on every machine.
     async fn spike(&mut self) -> anyhow::Result<()> {
         let mut spike = file::named("spike")?;
         let highest = spike
@@ -290,7 +292,7 @@ impl<'a> Suite<'a> {
     }
 
     async fn long(&mut self, long: &Long) -> anyhow::Result<()> {
-        // In-process agents complete it meanwhile.
+        // In-process agents complete the deliveries meanwhile.
         let in_process = VARIANTS.iter().find(|variant| variant.name == IN_PROCESS);
         let variant = in_process.unwrap_or(&VARIANTS[0]);
         let mut sustained = Scenario::ad_hoc(SUSTAINED, 10_000.0, long.sustained);
@@ -356,7 +358,7 @@ impl<'a> Suite<'a> {
     }
 }
 
-/// So many deliveries, as fast as they are taken.
+/// A scenario with this many deliveries, as fast as they are accepted.
 fn top_rate(count: u64) -> Scenario {
     let mut scenario = Scenario::ad_hoc(TOP_RATE, RATE_MAX, Duration::from_secs(1));
     scenario.transport = Transport::Batch;
@@ -365,15 +367,15 @@ fn top_rate(count: u64) -> Scenario {
     scenario
 }
 
-/// More deliveries than these warm nothing any further.
+/// More deliveries have no further warm-up effect.
 const WARM_UP_MAX: u64 = 5_000;
 
-/// Has a world meet what is met for the first time, which is no part of what is measured, before it completes so
-/// many deliveries.
+/// Warms a world up before it completes this many deliveries. First-time costs are not part of the
+/// measurement.
 ///
 /// # Errors
 ///
-/// If it could not be followed.
+/// If the warm-up could not be followed.
 pub async fn warm_up(world: &World, options: &Options, count: u64) -> anyhow::Result<()> {
     let mut scenario = top_rate((count / 20).clamp(100, WARM_UP_MAX));
     "warm-up".clone_into(&mut scenario.name);
@@ -390,7 +392,7 @@ pub async fn warm_up(world: &World, options: &Options, count: u64) -> anyhow::Re
     Ok(())
 }
 
-/// Stops it whatever came of the work; the work's error comes first.
+/// Stops Waybill even after a failure. The failure takes precedence over an error of the stop.
 async fn stop(up: Up, done: anyhow::Result<()>) -> anyhow::Result<()> {
     let stopped = up.stop().await;
     done.and(stopped)

@@ -1,8 +1,8 @@
-//! The book of a run: what was accepted, refused and ended, by phase, tenant, kind and second.
+//! The book of a run: accepted, refused and ended requests, by phase, tenant, kind and second.
 //!
-//! Who sends, who follows the status topic and who samples write into it and read from it, under one lock that is
-//! held for moments. Accepted operations stay in it to the end: a final state may be followed by another, and
-//! the judge asks for all of them.
+//! The senders, the reader of the status topic and the sampler share it, under a lock that is held
+//! only briefly. Accepted operations stay in the book to the end, because a final state may be
+//! followed by another and the judge needs all of them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasherDefault;
@@ -14,20 +14,20 @@ use waybill_engine::{OperationId, ProcessState};
 use super::tally::{IdHasher, Tally};
 use crate::scenario::kind::{Drawn, Kind};
 
-/// How many accepted operations room is made for at first. More may come, and then making room holds everybody up, for a
-/// second and more.
+/// The initial capacity for accepted operations. Above it, the map grows, which blocks everything
+/// for a second or more.
 const ROOM_MAX: u64 = 20_000_000;
 
-/// What a run has come to. Times count from the first intended one.
+/// The results of a run so far. Times are relative to the first intended one.
 pub struct Book {
     inner: Mutex<Inner>,
 }
 
 struct Inner {
-    /// The first intended time. What is written before it is set counts from the making of the book.
+    /// The first intended time. Until it is set, times are relative to the creation of the book.
     began: Instant,
     known: HashMap<OperationId, Accepted, BuildHasherDefault<IdHasher>>,
-    /// Final before the answer to their request was read.
+    /// Operations that were final before the answer to their request arrived.
     early: HashMap<OperationId, End>,
     tally: Tally,
     phases: Vec<Tally>,
@@ -44,7 +44,7 @@ struct Inner {
 
 struct Accepted {
     drawn: Drawn,
-    /// From the beginning.
+    /// Relative to the beginning.
     intended: Duration,
     end: Option<End>,
 }
@@ -54,89 +54,90 @@ struct Accepted {
 pub struct End {
     /// The state.
     pub state: ProcessState,
-    /// The number of the record that told it: the highest counts.
+    /// The number of the record with this state. The highest one counts.
     pub sequence: u32,
     /// When the first final state arrived.
     pub at: Instant,
 }
 
-/// What was counted of a kind.
+/// The counts of a kind.
 #[derive(Clone)]
 pub struct KindTally {
-    /// Requests that were answered.
+    /// Answered requests.
     pub answered: u64,
-    /// Accepted ones that ended as the kind must; of malformed ones those that were refused.
+    /// Accepted requests that ended as their kind requires. For malformed ones, the refused
+    /// requests.
     pub as_meant: u64,
-    /// Those that were accepted.
+    /// Accepted requests.
     pub tally: Tally,
 }
 
-/// Requests that were answered in the same way, and not accepted.
+/// Requests with the same answer that were not accepted.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Refused {
-    /// How many.
+    /// The number of requests.
     pub count: u64,
-    /// What the first of them was answered, or why nothing was.
+    /// The first answer, or why there was none.
     pub example: String,
 }
 
-/// What happened since the last look.
+/// The changes since the previous interval.
 pub struct Interval {
-    /// Accepted, ended and their times.
+    /// Accepted and ended requests with their times.
     pub tally: Tally,
-    /// Refused or not answered.
+    /// Refused or unanswered requests.
     pub refused: u64,
-    /// Accepted and not ended at the end of it.
+    /// Operations accepted and not ended at its end.
     pub open: u64,
-    /// All that were accepted until then.
+    /// All requests accepted up to its end.
     pub accepted_in_all: u64,
 }
 
-/// Answers that must not be.
+/// Wrong answers.
 #[derive(Clone, Default)]
 struct Findings {
     count: u64,
     examples: Vec<String>,
 }
 
-/// How many wrong answers are shown.
+/// The maximum number of examples of wrong answers.
 const EXAMPLES_MAX: usize = 5;
-/// How much of an answer is shown.
+/// The maximum length of an example.
 const EXAMPLE_CHARS_MAX: usize = 300;
 
-/// What the book says in the end.
+/// The final contents of the book.
 pub struct Outcome {
     /// All requests.
     pub tally: Tally,
-    /// Those of each phase.
+    /// The requests of each phase.
     pub phases: Vec<Tally>,
-    /// Those of each tenant.
+    /// The requests of each tenant.
     pub tenants: Vec<Tally>,
-    /// Those of each kind.
+    /// The requests of each kind.
     pub kinds: BTreeMap<Kind, KindTally>,
-    /// How many ended in each state.
+    /// The number of operations in each state.
     pub states: BTreeMap<&'static str, u64>,
-    /// Other answers than 202, by status; 0 where none came.
+    /// Other answers than 202, by status; 0 for no answer.
     pub refused: BTreeMap<u16, Refused>,
     /// Good requests that were refused or not answered.
     pub refused_good: u64,
-    /// When the last answer came, and the last end.
+    /// The time of the last answer.
     pub last_answer: Option<Instant>,
     /// When the last operation ended.
     pub last_end: Option<Instant>,
-    /// Answers that must not be: how many, and some of them.
+    /// Wrong answers: their number, and some of them.
     pub wrong_answers: (u64, Vec<String>),
 }
 
 impl Outcome {
-    /// Accepted ones that did not end.
+    /// The number of accepted operations that did not end.
     pub fn open(&self) -> u64 {
         self.tally.accepted - self.tally.ended
     }
 }
 
 impl Book {
-    /// A book for so many requests.
+    /// A book for this many requests.
     pub fn new(requests: u64, phases: usize, tenants: usize) -> Self {
         let room = usize::try_from(requests.min(ROOM_MAX)).unwrap_or_default();
         Self {
@@ -158,17 +159,18 @@ impl Book {
         }
     }
 
-    /// Says when the first request is meant to leave.
+    /// Sets the intended time of the first request.
     pub fn begin(&self, began: Instant) {
         self.inner().began = began;
     }
 
-    /// A request was accepted.
+    /// Records an accepted request.
     pub fn accepted(&self, id: OperationId, drawn: Drawn, intended: Instant, at: Instant) {
         self.inner().accepted(id, drawn, intended, at);
     }
 
-    /// A request was answered otherwise; 0 stands for no answer. `said` is what was answered, or why nothing was.
+    /// Records a request that was not accepted. Status 0 means no answer. `said` is the answer, or
+    /// why there is none.
     pub fn refused(&self, drawn: Drawn, status: u16, said: &str) {
         let mut inner = self.inner();
         inner.refuse(status, 1, said);
@@ -182,14 +184,14 @@ impl Book {
         }
     }
 
-    /// Good requests that nobody was there to send any more.
+    /// Records good requests that were not sent in time.
     pub fn unsent(&self, count: u64) {
         let mut inner = self.inner();
         inner.refuse(0, count, "no connection was free before the time was over");
         inner.refused_good += count;
     }
 
-    /// An answer came that must not be.
+    /// Records a wrong answer.
     pub fn wrong_answer(&self, what: String) {
         let findings = &mut self.inner().findings;
         findings.count += 1;
@@ -198,7 +200,7 @@ impl Book {
         }
     }
 
-    /// Operations ended.
+    /// Records ended operations.
     pub fn ended(&self, ends: impl Iterator<Item = (OperationId, End)>) {
         let mut inner = self.inner();
         for (id, end) in ends {
@@ -212,7 +214,7 @@ impl Book {
         inner.tally.ended == inner.tally.accepted
     }
 
-    /// What happened since this was asked last.
+    /// The changes since the last call.
     pub fn take_interval(&self) -> Interval {
         let mut inner = self.inner();
         let open = inner.tally.accepted - inner.tally.ended;
@@ -225,7 +227,7 @@ impl Book {
         }
     }
 
-    /// What is known by now.
+    /// The results so far.
     pub fn outcome(&self) -> Outcome {
         self.inner().outcome()
     }
@@ -301,7 +303,7 @@ impl Inner {
         }
     }
 
-    /// Writes the same into every tally that a request belongs to.
+    /// Applies `write` to every tally of a request.
     fn tallies(&mut self, drawn: Drawn, write: impl Fn(&mut Tally)) {
         write(&mut self.tally);
         write(&mut self.since.tally);
@@ -340,8 +342,8 @@ impl Inner {
 }
 
 impl End {
-    /// Takes over what is newer in `other`. Records come in any order: one is sent again after a
-    /// restart.
+    /// Takes the newer state of `other`. Records may arrive in any order, because a restart may
+    /// send one again.
     fn take(&mut self, other: Self) {
         if other.sequence > self.sequence {
             self.state = other.state;

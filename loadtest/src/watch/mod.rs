@@ -1,4 +1,4 @@
-//! What becomes of requests, and what it costs: everything that is looked at while a run lasts.
+//! Follows requests to their ends, and measures CPU and memory, while a run lasts.
 
 pub mod book;
 pub mod processes;

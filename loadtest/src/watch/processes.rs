@@ -1,4 +1,4 @@
-//! The processes that are measured.
+//! The measured processes.
 
 use anyhow::Context as _;
 use waybill_usage::{Usage, has_ended};
@@ -8,16 +8,16 @@ use crate::report::model::Part;
 /// A process that is watched.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Watched {
-    /// What it is called in reports.
+    /// The name in reports.
     pub name: String,
     /// Its id.
     pub pid: u32,
-    /// What it is to the measurement.
+    /// Its role in the measurement.
     pub part: Part,
 }
 
 impl Watched {
-    /// This process: who sends the requests.
+    /// This process: the load generator.
     pub fn this_one() -> Self {
         Self {
             name: "waybill-loadtest".to_owned(),
@@ -31,11 +31,11 @@ impl Watched {
         has_ended(self.pid)
     }
 
-    /// Reads `NAME=PID` or `NAME=PID:PART`.
+    /// Parses `NAME=PID` or `NAME=PID:PART`.
     ///
     /// # Errors
     ///
-    /// What is wrong with it.
+    /// The error in the text.
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
@@ -58,7 +58,7 @@ impl Watched {
         Ok(Self { name, pid, part })
     }
 
-    /// Its figures, thread by thread.
+    /// Its usage, including threads.
     ///
     /// # Errors
     ///
@@ -67,7 +67,7 @@ impl Watched {
         Usage::of(self.pid).with_context(|| self.cannot_be_read())
     }
 
-    /// Its figures without those of threads.
+    /// Its usage without threads.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl Watched {
     }
 }
 
-/// Whether none of the processes that are measured is there any more, and some were: then nothing ends any more.
+/// Whether all subjects have ended, if there were any. Then no operation ends any more.
 pub fn subjects_are_gone(processes: &[Watched]) -> bool {
     let mut subjects = processes
         .iter()

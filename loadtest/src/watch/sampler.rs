@@ -1,6 +1,6 @@
-//! Looks every second at the book and the processes, and says how the run goes.
+//! Samples the book and the processes every second, and shows the progress of the run.
 //!
-//! It has a thread of its own, so that a generator that has much to do is seen to have.
+//! It has its own thread, so that a busy generator does not delay it.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use crate::report::model::{Percentiles, Sample};
 use crate::scenario::Scenario;
 use crate::scenario::schedule::Schedule;
 
-/// How long a sample is.
+/// The length of a sample.
 const PERIOD: Duration = Duration::from_secs(1);
-/// How often a line is written where no terminal is.
+/// How often a line is written without a terminal, in samples.
 const LINE_EVERY: u32 = 10;
-/// How often it is looked whether the run has ended.
+/// How often the end of the run is checked.
 const REST: Duration = Duration::from_millis(50);
 
-/// A sampler at work.
+/// A running sampler.
 pub struct Sampler {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Vec<Sample>>,
@@ -36,26 +36,26 @@ struct Look {
     processes: Vec<Watched>,
     began: Instant,
     progress: Option<Progress>,
-    /// What was offered until then.
+    /// The number of requests offered so far.
     offered: u64,
-    /// The end of the last sample, from the beginning.
+    /// The end of the last sample, relative to the beginning.
     at: Duration,
     usages: Vec<Usage>,
     samples: Vec<Sample>,
 }
 
-/// What writes the progress.
+/// The output of the progress.
 struct Progress {
     is_terminal: bool,
     lines: u32,
 }
 
 impl Sampler {
-    /// Begins to look, `began` being the first intended time.
+    /// Starts to sample. `began` is the first intended time.
     ///
     /// # Errors
     ///
-    /// If there can be no thread.
+    /// If the thread cannot be started.
     pub fn start(
         scenario: &Scenario,
         book: Arc<Book>,
@@ -90,7 +90,7 @@ impl Sampler {
         Ok(Self { stop, thread })
     }
 
-    /// Takes the last sample and ends.
+    /// Takes the last sample and stops.
     pub fn stop(self) -> Vec<Sample> {
         self.stop.store(true, Ordering::Relaxed);
         self.thread.join().unwrap_or_default()
@@ -175,14 +175,14 @@ impl Look {
             interval.accepted_in_all,
         );
         let mut out = std::io::stderr().lock();
-        // Nothing depends on who reads it.
+        // A failed write of the progress does no harm.
         let _ = match progress.is_terminal {
             true => write!(out, "\r\x1b[K{line}").and_then(|()| out.flush()),
             false => writeln!(out, "{line}"),
         };
     }
 
-    /// What follows stands on a line of its own.
+    /// Ends the progress line, so that other output begins on a new line.
     fn end_line(&self) {
         let is_open = |progress: &Progress| progress.is_terminal && progress.lines > 0;
         if self.progress.as_ref().is_some_and(is_open) {

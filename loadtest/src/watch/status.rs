@@ -1,4 +1,4 @@
-//! The final states, as the status topic tells them: a thread of its own reads it into the book.
+//! Reads the final states from the status topic into the book, on its own thread.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -23,13 +23,13 @@ const POLL: PollLimits = PollLimits {
     bytes: 16 * 1024 * 1024,
 };
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// The longest that a fetch may wait for records. librdkafka takes a partition that was just added into its next fetch
-/// only, and every partition has been fetched before a run begins.
+/// The maximum time that a fetch waits for records. librdkafka includes a new partition only in its
+/// next fetch, and every partition must have been fetched before a run begins.
 const FETCH_WAIT_MAX: Duration = Duration::from_millis(100);
-/// How often it is looked how many partitions the topic has.
+/// How often the number of partitions is checked.
 const COUNT_EVERY: Duration = Duration::from_secs(2);
 
-/// Follows the status topic from where it ended when this was made.
+/// Follows the status topic from its end at the time of creation.
 #[derive(Clone)]
 pub struct Statuses {
     shared: Arc<Shared>,
@@ -38,18 +38,19 @@ pub struct Statuses {
 struct Shared {
     book: Arc<Book>,
     framing: Framing,
-    /// How many partitions the topic has.
+    /// The number of partitions of the topic.
     partitions: AtomicU32,
     stop: AtomicBool,
     follower: Mutex<Option<JoinHandle<anyhow::Result<()>>>>,
 }
 
 impl Statuses {
-    /// Follows it into `book`, and returns when every partition is read: what ends from then on is seen as it ends.
+    /// Follows the topic into `book`. Returns once every partition was fetched, so that later ends
+    /// are seen without delay.
     ///
     /// # Errors
     ///
-    /// If there is no such topic, or no broker.
+    /// If the topic does not exist, or no broker is reachable.
     pub async fn follow(brokers: &str, topics: &Topics, book: Arc<Book>) -> anyhow::Result<Self> {
         let settings = KafkaSettings::new(brokers);
         let topic = topics.operation_status().to_owned();
@@ -109,8 +110,8 @@ impl Statuses {
         }
     }
 
-    /// Waits until every accepted operation has ended, `deadline` has come, or nothing can be learnt any more: nobody
-    /// follows the topic, or none of the `processes` that are measured is there.
+    /// Waits until every accepted operation has ended or `deadline` is reached. Also ends if the
+    /// topic is not followed any more, or all measured `processes` have ended.
     pub async fn wait_until(&self, deadline: Instant, processes: &[Watched]) {
         while Instant::now() < deadline
             && self.is_followed()
@@ -125,7 +126,7 @@ impl Statuses {
     ///
     /// # Errors
     ///
-    /// If the topic could not be followed until now.
+    /// If following the topic has failed.
     pub fn stop(&self) -> anyhow::Result<()> {
         self.shared.stop.store(true, Ordering::Relaxed);
         let follower = self.shared.follower().take();
@@ -146,13 +147,13 @@ impl Statuses {
     }
 }
 
-/// Looks whether the topic has got more partitions, for as long as anybody follows it.
+/// Checks for new partitions of the topic while it is followed.
 async fn count_partitions(shared: Weak<Shared>, admin: Admin, topic: String) {
     loop {
         tokio::time::sleep(COUNT_EVERY).await;
         let found = admin.topic_partitions(&topic).await;
         let Some(shared) = shared.upgrade() else {
-            // Its end takes a tenth of a second, in which the next run's requests may have to leave.
+            // Dropping it takes a tenth of a second, which could delay requests of the next run.
             tokio::task::spawn_blocking(move || drop(admin));
             return;
         };
@@ -162,20 +163,20 @@ async fn count_partitions(shared: Weak<Shared>, admin: Admin, topic: String) {
     }
 }
 
-/// What the thread that follows the topic has.
+/// The state of the thread that follows the topic.
 struct Following {
     consumer: PartitionConsumer,
     topic: String,
-    /// How many partitions it reads.
+    /// The number of partitions that it reads.
     partitions: u32,
-    /// Those of the first partitions of which no fetch has told anything.
+    /// The initial partitions that no fetch has covered yet.
     unread: HashSet<PartitionId>,
-    /// Told when there are none of these left.
+    /// Notified when `unread` is empty.
     all_read: Option<oneshot::Sender<()>>,
 }
 
 impl Following {
-    /// Polls; while a partition was not read, with the question which were.
+    /// Polls. While partitions are unread, also records which of them were fetched.
     fn poll(&mut self, on_record: &mut dyn FnMut(RecordRef<'_>)) -> Result<(), PollError> {
         const WAIT: Duration = Duration::from_millis(100);
         if self.all_read.is_none() {
@@ -203,7 +204,7 @@ impl Following {
 }
 
 impl Shared {
-    /// Reads the first partitions of the topic, and those that come later from their beginning.
+    /// Reads the initial partitions from their ends, and later ones from their beginning.
     fn follow(&self, mut following: Following) -> anyhow::Result<()> {
         while !self.stop.load(Ordering::Relaxed) {
             let now = self.partitions.load(Ordering::Relaxed);

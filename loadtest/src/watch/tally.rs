@@ -1,16 +1,16 @@
-//! Counts and times of a part of the requests, and how their ids are hashed.
+//! Counts and times of a group of requests, and the hash of their IDs.
 
 use std::hash::Hasher;
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// What was counted of a part of the requests.
+/// The counts of a group of requests.
 #[derive(Clone)]
 pub struct Tally {
-    /// Accepted ones.
+    /// Accepted requests.
     pub accepted: u64,
-    /// Those that ended.
+    /// Ended operations.
     pub ended: u64,
     /// From the intended time to the acceptance, in microseconds.
     pub acceptance_us: Histogram<u64>,
@@ -19,7 +19,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Nothing yet.
+    /// An empty tally.
     pub(super) fn new() -> Self {
         let histogram = || Histogram::new(3).expect("3 significant digits are valid");
         Self {
@@ -30,20 +30,20 @@ impl Tally {
         }
     }
 
-    /// One was accepted so long after its intended time.
+    /// Counts a request, accepted this long after its intended time.
     pub(super) fn accept(&mut self, after: Duration) {
         self.accepted += 1;
         record(&mut self.acceptance_us, after);
     }
 
-    /// One ended so long after its intended time.
+    /// Counts an operation, ended this long after its intended time.
     pub(super) fn end(&mut self, after: Duration) {
         self.ended += 1;
         record(&mut self.end_to_end_us, after);
     }
 }
 
-/// Adds a time; the histogram grows with it, without a bound that a time could reach.
+/// Adds a time. The histogram grows as needed, without a practical limit.
 fn record(histogram: &mut Histogram<u64>, time: Duration) {
     let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     histogram
@@ -51,7 +51,7 @@ fn record(histogram: &mut Histogram<u64>, time: Duration) {
         .expect("a growing histogram takes every time");
 }
 
-/// Ids are random or hashes already: any of their bits will do.
+/// IDs are random or already hashes, so any of their bits can be used.
 #[derive(Default)]
 pub(super) struct IdHasher(u64);
 
@@ -60,7 +60,7 @@ impl Hasher for IdHasher {
         for part in bytes.chunks(8) {
             let mut word = [0; 8];
             word[..part.len()].copy_from_slice(part);
-            // The version and the time of an id stand in its first half.
+            // The first half of an ID has its version and time.
             self.0 = (self.0.rotate_left(29) ^ u64::from_le_bytes(word))
                 .wrapping_mul(0x9e37_79b9_7f4a_7c15);
         }

@@ -1,6 +1,6 @@
 //! CPU time and memory of processes, from `/proc`.
 //!
-//! Deliberately absent: which processes are measured, and what they are to a measurement.
+//! Deliberately absent: the choice of processes, and their roles in a measurement.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -8,22 +8,22 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 
-/// Linux counts CPU time in hundredths of a second for user space, on every architecture.
+/// Linux reports CPU time to user space in hundredths of a second, on every architecture.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// What a process has used so far.
+/// The usage of a process so far.
 #[derive(Clone, Debug, Default)]
 pub struct Usage {
-    /// CPU seconds of user and system, threads that ended included.
+    /// CPU seconds in user and system mode, including ended threads.
     pub cpu_seconds: f64,
-    /// Those of threads that are there, by name with trailing digits cut off.
+    /// CPU seconds of the current threads, by name without trailing digits.
     pub threads: BTreeMap<String, f64>,
     /// Resident memory in MiB.
     pub resident_mib: f64,
 }
 
 impl Usage {
-    /// The figures of a process, thread by thread.
+    /// The usage of a process, including its threads.
     ///
     /// # Errors
     ///
@@ -31,7 +31,7 @@ impl Usage {
     pub fn of(pid: u32) -> anyhow::Result<Self> {
         let mut usage = Self::totals_of(pid)?;
         for thread in fs::read_dir(directory(pid).join("task"))? {
-            // A thread that has ended since has no file.
+            // The thread has ended since.
             let Ok(stat) = fs::read_to_string(thread?.path().join("stat")) else {
                 continue;
             };
@@ -42,7 +42,7 @@ impl Usage {
         Ok(usage)
     }
 
-    /// The same without its threads.
+    /// The usage of a process without its threads.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl Usage {
         })
     }
 
-    /// What was used after `before`; memory as it is now.
+    /// The usage since `before`, with the current memory.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let threads = self.threads.iter().map(|(name, seconds)| {
@@ -74,7 +74,7 @@ impl Usage {
     }
 }
 
-/// Whether a process has ended, also where its parent has not waited for it yet.
+/// Whether a process has ended, even if its parent has not waited for it yet.
 #[must_use]
 pub fn has_ended(pid: u32) -> bool {
     let stat = fs::read_to_string(directory(pid).join("stat"));
@@ -83,7 +83,7 @@ pub fn has_ended(pid: u32) -> bool {
     })
 }
 
-/// What a process and all that it started and that are still there have used so far. Threads are left out.
+/// The usage of a process and of its descendants that still run, without threads.
 #[must_use]
 pub fn tree_usage(root: u32) -> Usage {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -116,8 +116,8 @@ pub fn tree_usage(root: u32) -> Usage {
     sum
 }
 
-/// CPU seconds of the processes that this one started and has waited for, and of those that they have waited for:
-/// what wait4(2) tells of them.
+/// CPU seconds of this process's ended children and their ended children, once their parents have
+/// waited for them (wait4(2)).
 #[must_use]
 pub fn ended_children_seconds() -> f64 {
     let stat = fs::read_to_string("/proc/self/stat").unwrap_or_default();
@@ -128,7 +128,7 @@ pub fn ended_children_seconds() -> f64 {
 #[derive(PartialEq, Debug)]
 struct Stat<'a> {
     name: &'a str,
-    /// It is a zombie or dead: nobody has waited for it.
+    /// Whether it is a zombie or dead.
     has_ended: bool,
     parent: u32,
     cpu_seconds: f64,
@@ -136,8 +136,9 @@ struct Stat<'a> {
 }
 
 impl<'a> Stat<'a> {
-    /// The name stands in parentheses and may have some itself. The state is field 3, the parent field 4, user and system time are
-    /// fields 14 and 15, those of children that were waited for fields 16 and 17.
+    /// The name is in parentheses and may contain some itself. The state is field 3 and the parent
+    /// field 4. User and system time are fields 14 and 15, and those of waited-for children are
+    /// fields 16 and 17.
     fn parse(line: &'a str) -> Option<Self> {
         let open = line.find('(')?;
         let close = line.rfind(')')?;
@@ -155,7 +156,7 @@ impl<'a> Stat<'a> {
         })
     }
 
-    /// The name without what tells threads of one group apart.
+    /// The name without the digits that distinguish threads of one group.
     fn group(&self) -> &'a str {
         let digits = |c: char| c.is_ascii_digit() || c == '-';
         self.name.trim_end_matches(digits)

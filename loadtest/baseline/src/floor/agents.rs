@@ -1,4 +1,4 @@
-//! The agents' part: step requests in, calls to the services, replies out.
+//! The agents of the floor: step requests in, calls to the services, replies out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,10 +18,10 @@ use crate::calls::{Call, Step};
 use crate::pattern::Patterns;
 use crate::world::World;
 
-/// How many replies are sent before the next are looked for.
+/// The maximum number of replies sent together.
 const REPLIES_MAX: usize = 2_000;
 
-/// The thread that polls, and what it works with.
+/// The polling thread's state.
 pub struct Agents {
     consumer: PartitionConsumer,
     limits: PollLimits,
@@ -30,7 +30,7 @@ pub struct Agents {
     services: Option<Services>,
 }
 
-/// What the polling thread and the calls share.
+/// The state that the polling thread and the calls share.
 struct Shared {
     producer: Producer<Arc<Course>>,
     patterns: Arc<Patterns>,
@@ -38,16 +38,16 @@ struct Shared {
     replies: String,
     partitions: u32,
     gather: Duration,
-    /// The number in the id of each delivery's drone, as the service named it.
+    /// The number in the drone's ID of each delivery, from the service's answer.
     drones: Vec<AtomicU64>,
 }
 
-/// A step that is asked for.
+/// A requested step.
 type Asked = (Step, OperationId);
 
 impl Agents {
-    /// With one consumer for the topics of all agents, at their beginning. Without services each step is answered
-    /// at once.
+    /// Creates one consumer for the topics of all agents, at their beginning. Without services,
+    /// each step is answered at once.
     pub fn new(
         arguments: &Arguments,
         world: &World,
@@ -77,7 +77,7 @@ impl Agents {
         })
     }
 
-    /// Takes what is there, and has it done.
+    /// Polls step requests and has them performed.
     pub fn run(self) -> anyhow::Result<()> {
         let Self {
             consumer,
@@ -112,7 +112,7 @@ impl Agents {
     }
 }
 
-/// Has the calls made for what was polled, all of which goes over at once; or answers it.
+/// Passes all polled requests to the calls at once, or answers them without services.
 fn hand_over(
     asked: &mut Vec<Asked>,
     calls: Option<&UnboundedSender<Vec<Asked>>>,
@@ -130,7 +130,7 @@ fn hand_over(
     }
 }
 
-/// Makes calls as they come, all at once: the window bounds them.
+/// Makes calls as they arrive, all concurrently: the window limits them.
 async fn call_all(
     mut asked: UnboundedReceiver<Vec<Asked>>,
     services: Services,
@@ -140,7 +140,7 @@ async fn call_all(
     let (done, answered) = unbounded_channel();
     tokio::spawn(reply_all(answered, Arc::clone(&shared)));
     while let Some(asked) = asked.recv().await {
-        // What was polled together was mostly decided together, and has one time then.
+        // Requests of one poll were mostly decided together, and then have one complete-by.
         let complete_by = match complete_by() {
             Ok(complete_by) => complete_by,
             Err(error) => return shared.course.fail(error),
@@ -150,7 +150,7 @@ async fn call_all(
             let (complete_by, done) = (complete_by.clone(), done.clone());
             tokio::spawn(async move {
                 match shared.call(&services, step, operation, complete_by).await {
-                    // Nobody is left to hear it only where all is over.
+                    // The receiver is gone only after the end.
                     Ok(()) => drop(done.send((step, operation))),
                     Err(error) => shared.course.fail(error),
                 }
@@ -159,8 +159,8 @@ async fn call_all(
     }
 }
 
-/// Sends replies, those together that come within the time that commits gather for: each by itself would wake the
-/// producer's thread, and be a request to the broker.
+/// Sends replies in groups, for as long as commits gather. A single reply would wake the producer's
+/// thread and cost a request to the broker.
 async fn reply_all(mut answered: UnboundedReceiver<Asked>, shared: Arc<Shared>) {
     let mut replies = Vec::new();
     let mut value = Vec::new();

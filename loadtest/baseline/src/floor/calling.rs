@@ -1,4 +1,4 @@
-//! Exchanges with the services: an HTTP/2 connection for each, as the built-in agents have.
+//! Calls to the services over one HTTP/2 connection each, as the built-in agents make them.
 
 use std::time::Duration;
 
@@ -16,11 +16,11 @@ use crate::calls::{Call, Step};
 
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 const COMPLETE_BY: HeaderName = HeaderName::from_static("waybill-complete-by");
-/// How long a call may take, as in the workflow.
+/// The time-out of a call, as in the workflow.
 const COMPLETE_BY_AFTER: Duration = Duration::from_secs(5);
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
-/// The connections.
+/// The connections to the services.
 #[derive(Debug)]
 pub struct Services {
     authority: Authority,
@@ -29,7 +29,7 @@ pub struct Services {
 }
 
 impl Services {
-    /// Opens them, to `host:port`.
+    /// Connects to the services at `host:port`.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl Services {
             stream.set_nodelay(true)?;
             let (line, served) =
                 http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;
-            // Ends with the connection; an error shows up as a failed call.
+            // Ends with the connection. An error shows up as a failed call.
             tokio::spawn(served);
             lines.push(line);
         }
@@ -51,11 +51,11 @@ impl Services {
         Ok(Self { authority, lines })
     }
 
-    /// Makes a call that must be done by then, and returns the body of its answer.
+    /// Makes a call with this complete-by, and returns the body of the answer.
     ///
     /// # Errors
     ///
-    /// If there is none, or it is no success.
+    /// If there is no answer, or it is no success.
     pub async fn call(
         &self,
         step: Step,
@@ -104,11 +104,11 @@ impl Services {
     }
 }
 
-/// When a call that is made now must be done.
+/// The complete-by of a call made now.
 ///
 /// # Errors
 ///
-/// If that is after the end of time.
+/// If it is beyond the range of timestamps.
 pub fn complete_by() -> anyhow::Result<HeaderValue> {
     let at = jiff::Timestamp::now().checked_add(COMPLETE_BY_AFTER)?;
     Ok(HeaderValue::try_from(at.to_string())?)

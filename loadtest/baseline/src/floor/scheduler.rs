@@ -1,4 +1,5 @@
-//! The scheduler's part: requests and replies in, rows into the store, step requests and statuses out.
+//! The scheduler of the floor: requests and replies in, rows to the store, step requests and
+//! statuses out.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -17,14 +18,14 @@ use crate::calls::Step;
 use crate::pattern::Patterns;
 use crate::world::World;
 
-/// How long replies are waited for while requests may come, too. Not less: rdkafka's wait goes by whole milliseconds,
-/// and what is left of one is spent looking again and again.
+/// How long to wait for replies while requests may also arrive. Not shorter: rdkafka waits in whole
+/// milliseconds, and the remainder of one would be spent polling.
 const TURN: Duration = Duration::from_millis(20);
-/// What stands before a reply's operation in its value: marker and fingerprint of an Avro single object, and the
-/// length of the id.
+/// The bytes before the operation in a reply's value: marker and fingerprint of an Avro single
+/// object, and the length of the ID.
 const REPLY_HEAD: usize = 2 + 8 + 1;
 
-/// The loop, and what it works with.
+/// The loop and its state.
 pub struct Scheduler {
     requests: PartitionConsumer,
     inbox: PartitionConsumer,
@@ -43,24 +44,24 @@ pub struct Scheduler {
     stamp: i64,
 }
 
-/// What one turn decided: rows, and the message that follows from each.
+/// The decisions of one turn: rows, and the message that depends on each.
 #[derive(Default)]
 struct Turn {
     write: WriteBatch,
     messages: Vec<Next>,
 }
 
-/// A message that waits for its row.
+/// A message that depends on its row.
 struct Next {
     operation: OperationId,
-    /// Where the operation is at home.
+    /// The operation's partition.
     partition: PartitionId,
-    /// What is asked for; `None` once it is final.
+    /// The requested step; `None` for the final status.
     step: Option<Step>,
 }
 
 impl Scheduler {
-    /// With both consumers at the beginning of their topics.
+    /// Creates both consumers at the beginning of their topics.
     pub fn new(
         arguments: &Arguments,
         world: &World,
@@ -88,10 +89,10 @@ impl Scheduler {
         })
     }
 
-    /// Takes what is there, writes its rows, sends what follows, and again.
+    /// Polls records, writes their rows, sends the dependent messages, and repeats.
     ///
-    /// While rows are synced this thread waits, and the consumers' own threads go on to fetch: what comes meanwhile
-    /// is the next commit.
+    /// While rows are synced this thread waits and the consumers' threads continue to fetch. The
+    /// records that arrive meanwhile make the next commit.
     pub fn run(mut self) -> anyhow::Result<()> {
         let runtime = Handle::current();
         let mut value = Vec::new();
@@ -112,7 +113,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// One poll of each consumer, with a wait for the one of which something is due.
+    /// Polls each consumer once, and waits for one from which records are due.
     fn take(&mut self, turn: &mut Turn) -> anyhow::Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_micros();
         let mut stamp = self.stamp.max(i64::try_from(now)?);
@@ -188,8 +189,8 @@ impl Scheduler {
     }
 }
 
-/// Whose reply it is, and to which step: the name stands behind the id, after its length (Avro's zigzag: twice
-/// the number of its bytes).
+/// The operation and the step of a reply. The step's name is after the ID and its own length
+/// (Avro's zigzag encoding: twice the number of its bytes).
 fn replied(record: &RecordRef<'_>) -> anyhow::Result<(OperationId, Step)> {
     const KEY: usize = 36;
     let operation = operation_of(record.key())?;

@@ -1,4 +1,4 @@
-//! The agents: a step request in, a call, a reply out.
+//! The agents of the textbook design: a step request in, a call, a reply out.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use crate::calls::{Call, Step};
 use crate::delivery::Delivery;
 use crate::world::World;
 
-/// Where replies and calls go.
+/// The state of an agent.
 struct Agent {
     producer: FutureProducer,
     replies: String,
     client: reqwest::Client,
-    /// The base URL; `None` calls nobody.
+    /// The services' base URL; `None` to call no service.
     services: Option<String>,
 }
 
-/// Starts one for each step, and returns their consumers.
+/// Starts an agent for each step, and returns their consumers.
 pub fn start_all(
     world: &Arc<World>,
     services: Option<&str>,
@@ -110,7 +110,7 @@ impl Agent {
     }
 }
 
-/// What the service would say.
+/// The answer of the service in a run without services.
 fn without_services(step: Step, delivery: Delivery) -> String {
     match step {
         Step::ThirdParty => format!(r#"{{"required":{}}}"#, delivery.is_remote()),

@@ -1,4 +1,4 @@
-//! What travels, as JSON.
+//! The messages of the textbook design, as JSON.
 
 use std::collections::BTreeMap;
 
@@ -6,48 +6,48 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
-/// What a caller asks for.
+/// A caller's request.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct DeliveryRequest {
     /// The delivery's id.
     pub operation: Uuid,
-    /// Its number among all that are sent.
+    /// Its number among all deliveries.
     pub index: u32,
     /// The body of the request.
     pub input: Value,
 }
 
-/// What an agent is asked for.
+/// A step request to an agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct StepRequest {
     /// The delivery's id.
     pub operation: Uuid,
-    /// Its number among all that are sent.
+    /// Its number among all deliveries.
     pub index: u32,
     /// The step.
     pub step: String,
-    /// What makes one effect of several attempts.
+    /// The idempotency key: several attempts have one effect.
     pub idempotency_key: String,
     /// The body of the request.
     pub input: Value,
-    /// What the steps before have produced, by step and name.
+    /// The results of earlier steps, by step and name.
     pub results: BTreeMap<String, String>,
 }
 
-/// What an agent answers.
+/// The reply of an agent.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct StepReply {
     /// The delivery's id.
     pub operation: Uuid,
-    /// Its number among all that are sent.
+    /// Its number among all deliveries.
     pub index: u32,
     /// The step.
     pub step: String,
-    /// What it has produced.
+    /// The results of the step.
     pub outputs: BTreeMap<String, String>,
 }
 
-/// How a delivery ended.
+/// The end of a delivery.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Status {
     /// The delivery's id.

@@ -1,4 +1,5 @@
-//! The orchestrator: a request or a reply in, a row changed, a step request or a status out.
+//! The orchestrator of the textbook design: a request or a reply in, a row changed, a step request
+//! or a status out.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ use super::{consumer, part, producer, send};
 use crate::calls::Step;
 use crate::world::World;
 
-/// For how long rows of deliveries that have ended are kept.
+/// How long rows of finished deliveries are kept.
 const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 struct Orchestrator {
@@ -32,7 +33,7 @@ struct Orchestrator {
     of_agent: [String; 5],
 }
 
-/// Starts it, and returns its consumer.
+/// Starts the orchestrator, and returns its consumer.
 pub fn start(
     world: &Arc<World>,
     parts: &mut JoinSet<anyhow::Result<()>>,
@@ -158,7 +159,7 @@ impl Orchestrator {
     }
 }
 
-/// A step is asked for.
+/// Records in the state that a step is requested.
 fn run(state: &mut OperationState, step: Step, now: Timestamp) {
     let complete_by = now + Duration::from_secs(5);
     state.steps[step as usize] = StepProgress {
@@ -172,7 +173,7 @@ fn run(state: &mut OperationState, step: Step, now: Timestamp) {
     state.updated_at = now;
 }
 
-/// What the steps have produced, by step and name.
+/// The results of the steps, by step and name.
 fn results(state: &OperationState) -> BTreeMap<String, String> {
     let steps = Step::ALL.iter().zip(&state.steps);
     let outputs = steps.flat_map(|(step, progress)| {

@@ -1,4 +1,4 @@
-//! A consumer with one task for each of its partitions.
+//! A consumer with one task per partition.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use rdkafka::{Message as _, Offset, TopicPartitionList};
 use tokio::sync::mpsc;
 use tokio::task::{JoinSet, block_in_place};
 
-/// How many records wait for a task.
+/// The number of records that wait for a task.
 const QUEUED: usize = 100;
 
-/// Hands records to `handle`, one after the other in each partition (of whatever topic), and commits each when
-/// it is handled.
+/// Passes records to `handle`, one after the other in each partition (of all topics), and commits
+/// each one afterwards.
 pub fn start<F, Fut>(
     consumer: Arc<StreamConsumer>,
     handle: F,
@@ -36,7 +36,7 @@ pub fn start<F, Fut>(
                 tasks.spawn(work(consumer, messages, handle.clone()));
                 queue
             });
-            // Fails only if the task has ended, which is seen next.
+            // Fails only if the task has ended, which is detected next.
             let _ = queue.send(message).await;
         }
     });

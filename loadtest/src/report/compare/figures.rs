@@ -1,4 +1,4 @@
-//! Which figures of two runs are compared, and which way each of them is better.
+//! The compared figures of two runs, and which direction of each is better.
 
 use std::collections::BTreeSet;
 
@@ -6,32 +6,32 @@ use crate::report::html::number::{NONE, count, measure, measure_of, per_second};
 use crate::report::html::{completed_of, refused_of, usage};
 use crate::report::model::{Part, Percentiles, Run};
 
-/// What differs by no more than this is the same: no run is that exact.
+/// Figures that differ by less than this share count as equal: no run is more exact.
 const SAME: f64 = 0.02;
 
 type Which = fn(&Percentiles) -> f64;
 
-/// Which way a figure is better.
+/// Which direction of a figure is better.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Better {
     Higher,
     Lower,
-    /// It tells what was done, not how well.
+    /// The figure describes the work, not its quality.
     Neither,
 }
 
-/// What a figure of B is beside that of A.
+/// A figure of B compared with that of A.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     Better,
     Worse,
     Same,
-    /// One of them is missing, or there is no better.
+    /// A figure is missing, or no direction is better.
     None,
 }
 
 impl Outcome {
-    /// As a word; empty where there is nothing to say.
+    /// The outcome as a word; empty if there is none.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Better => "better",
@@ -51,7 +51,7 @@ pub struct Figure {
     pub better: Better,
 }
 
-/// Figures that belong together.
+/// Figures of one topic.
 #[derive(Debug)]
 pub struct Group {
     pub name: &'static str,
@@ -67,7 +67,7 @@ impl Figure {
         })
     }
 
-    /// B over A; `None` where one of them is missing or A is nothing.
+    /// B divided by A; `None` if one of them is missing or A is zero.
     pub fn ratio(&self) -> Option<f64> {
         let (a, b) = self.a.zip(self.b)?;
         let ratio = b / a;
@@ -103,7 +103,7 @@ impl Figure {
     }
 }
 
-/// All figures of two runs, without groups that have none.
+/// All figures of two runs, without empty groups.
 pub fn of(a: &Run, b: &Run) -> Vec<Group> {
     let groups = [
         Group {
@@ -162,7 +162,7 @@ fn counts(a: &Run, b: &Run) -> Vec<Figure> {
     ];
     let states: BTreeSet<&String> = a.states.keys().chain(b.states.keys()).collect();
     for state in states {
-        // In which state a delivery ends, its scenario decides as well.
+        // The state of a delivery depends on its scenario as well.
         figures.push(both(state, Better::Neither, &|run| {
             let count = run.states.get(state).copied();
             (!run.states.is_empty()).then(|| count.unwrap_or(0) as f64)
@@ -225,7 +225,7 @@ fn times(a: &Run, b: &Run) -> Vec<Figure> {
     figures
 }
 
-/// The phases of A that have one of the same name in B.
+/// The phases of A that B has under the same name.
 fn phases(a: &Run, b: &Run) -> Vec<Figure> {
     let pairs = a.phases.iter().filter_map(|of_a| {
         let of_b = b.phases.iter().find(|of_b| of_b.name == of_a.name)?;
@@ -238,7 +238,7 @@ fn phases(a: &Run, b: &Run) -> Vec<Figure> {
     pairs.flatten().collect()
 }
 
-/// The tenants of A that B has, too.
+/// The tenants of A that B has too.
 fn tenants(a: &Run, b: &Run) -> Vec<Figure> {
     let pairs = a.tenants.iter().filter_map(|of_a| {
         let of_b = b.tenants.iter().find(|of_b| of_b.name == of_a.name)?;
@@ -280,7 +280,7 @@ fn cpu(a: &Run, b: &Run) -> Vec<Figure> {
         if of_a.is_none() && of_b.is_none() {
             continue;
         }
-        // The load generator is not what is measured.
+        // The load generator is not part of the measured system.
         let better = if part == Part::Load {
             Better::Neither
         } else {

@@ -1,4 +1,4 @@
-//! The comparison as a page, with the plots of both runs one over the other.
+//! The comparison as a page, with the plots of both runs overlaid.
 
 use std::fmt::Display;
 
@@ -8,7 +8,7 @@ use crate::report::html::markup::Markup;
 use crate::report::html::table::{Tone, badge, head, table};
 use crate::report::html::{badges, document, machine, moment, plots};
 
-/// All of it, with the names of the two files.
+/// The page, with the names of the two files.
 pub fn page(comparison: &Comparison<'_>, names: &[String; 2]) -> String {
     document("Load tests compared", |page| {
         page.element("header", &[], |header| {
@@ -63,7 +63,7 @@ fn warnings(page: &mut Markup, warnings: &[String]) {
     });
 }
 
-/// Writes how many figures of each pair are better and worse.
+/// Writes the number of better and worse figures of each pair.
 fn summary(page: &mut Markup, comparison: &Comparison<'_>) {
     let heads = ["scenario", "system", "A", "B", "better", "same", "worse"].map(head);
     table(

@@ -1,4 +1,4 @@
-//! Reading, pairing, warnings and what is written.
+//! Reading, pairing, warnings and output.
 
 use super::*;
 use crate::report::html::markup::check_well_formed;
@@ -18,7 +18,7 @@ fn a_report_is_read_as_it_was_written() {
     let report = sample::report(1.0);
     let json = serde_json::to_string(&report).expect("JSON");
     let read = parse(json.as_bytes()).expect("a report");
-    // The last digit of a number may have changed on the way.
+    // The last digit of a number may have changed in serialization.
     let page = crate::report::html::page;
     assert!(page(&read) == page(&report), "something got lost");
 }
@@ -213,7 +213,8 @@ fn the_page_is_well_formed_and_overlays_both() {
     let page = html::page(&Comparison::of(&a, &b), &names());
     assert_eq!(check_well_formed(&page), Ok(()));
     assert_eq!(page.matches("<section id=\"pair-").count(), 4);
-    // Three pairs with ten plots, of which the floor's end-to-end one and those of other processes show nothing.
+    // Three pairs with ten plots. Of those, the floor's end-to-end plot and those of other
+    // processes are empty.
     assert_eq!(page.matches("<figure ").count(), 30);
     assert_eq!(page.matches("<svg ").count(), 27);
     assert_eq!(

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::{Comparison, Pair};
 use crate::report::html::{machine, moment};
 
-/// All of it, with the names of the two files.
+/// The text, with the names of the two files.
 pub fn write(comparison: &Comparison<'_>, names: &[String; 2]) -> String {
     let mut text = String::new();
     let reports = [comparison.a, comparison.b];
@@ -58,7 +58,7 @@ fn line(text: &mut String, line: &str) {
     writeln!(text, "{line}").expect("a string takes everything");
 }
 
-/// Without what a terminal would take for a command.
+/// Replaces characters that a terminal would interpret as commands.
 fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })

@@ -1,22 +1,22 @@
-//! Axes: where their ticks stand and what is written at them.
+//! Axes: the positions and labels of their ticks.
 
 use super::number::{count, plain};
 
-/// How values are laid along an axis.
+/// How values map to positions on an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scale {
     /// From 0.
     Linear,
-    /// By powers of ten; what is not above 0 stands at the lower end.
+    /// Logarithmic. Values that are not above 0 are at the lower end.
     Log,
 }
 
-/// What is measured on an axis.
+/// The unit of an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unit {
-    /// Things in a second.
+    /// Items per second.
     PerSecond,
-    /// Things.
+    /// Items.
     Count,
     /// Milliseconds.
     Ms,
@@ -27,7 +27,7 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// What follows a value.
+    /// The text after a value.
     pub const fn suffix(self) -> &'static str {
         match self {
             Self::PerSecond => "/s",
@@ -45,12 +45,12 @@ pub struct Axis {
     scale: Scale,
     low: f64,
     high: f64,
-    /// Values and what is written at them, in ascending order.
+    /// Values and their labels, in ascending order.
     pub ticks: Vec<(f64, String)>,
 }
 
 impl Axis {
-    /// The axis for these values, of which those that are no numbers are none.
+    /// An axis for these values. Values that are not finite numbers are ignored.
     pub fn of(scale: Scale, unit: Unit, values: impl Iterator<Item = f64>) -> Self {
         let values = values.filter(|value| value.is_finite());
         match scale {
@@ -65,7 +65,7 @@ impl Axis {
         }
     }
 
-    /// Time from 0 to `seconds`, the end of the axis itself.
+    /// A time axis from 0 to `seconds`, which is its end.
     pub fn of_time(seconds: f64) -> Self {
         let high = if seconds > 0.0 { seconds } else { 1.0 };
         let long = [
@@ -91,7 +91,7 @@ impl Axis {
         }
     }
 
-    /// How far along the axis a value stands, from 0 to 1.
+    /// The position of a value on the axis, from 0 to 1.
     pub fn position(&self, value: f64) -> f64 {
         let part = match self.scale {
             Scale::Linear => (value - self.low) / (self.high - self.low),
@@ -103,7 +103,7 @@ impl Axis {
     fn linear(unit: Unit, most: f64) -> Self {
         let most = if most > 0.0 { most } else { 1.0 };
         let step = match unit {
-            // There is no half of a thing.
+            // Items are whole numbers.
             Unit::Count | Unit::PerSecond => round_up(most / 5.0).max(1.0),
             Unit::Ms | Unit::Cores | Unit::Mib => round_up(most / 5.0),
         };
@@ -119,7 +119,7 @@ impl Axis {
 
     fn log(unit: Unit, least: f64, most: f64) -> Self {
         let most = most.max(least);
-        // A range of two decades or more needs no ticks between its powers of ten.
+        // From two decades on, ticks at powers of ten are enough.
         let digits: &[f64] = if most / least >= 100.0 {
             &[1.0]
         } else {
@@ -148,7 +148,7 @@ impl Axis {
     }
 }
 
-/// The least of 1, 2 and 5 with any power of ten that is not less.
+/// The smallest of 1, 2 and 5 times a power of ten that is not below `value`.
 fn round_up(value: f64) -> f64 {
     let power = 10f64.powf(value.log10().floor());
     let digit = [1.0, 2.0, 5.0, 10.0]

@@ -1,5 +1,5 @@
-//! Writes HTML and SVG. Text and attributes are escaped on their way in and tags close themselves, so that nothing from
-//! outside becomes markup and every page is well-formed, also as XML.
+//! Writes HTML and SVG. Text and attributes are escaped and tags are closed automatically, so that
+//! no outside text becomes markup and every page is well-formed, also as XML.
 
 use std::fmt::{self, Display, Write as _};
 
@@ -11,7 +11,7 @@ pub struct Markup(String);
 pub type Attributes<'a> = [(&'static str, &'a dyn Display)];
 
 impl Markup {
-    /// Adds what this program brings along itself.
+    /// Adds markup that is part of this program.
     pub fn own(&mut self, markup: &'static str) {
         self.0.push_str(markup);
     }
@@ -21,7 +21,7 @@ impl Markup {
         write!(Escaped(&mut self.0), "{text}").expect("a string takes everything");
     }
 
-    /// Adds an element with what `content` writes in it.
+    /// Adds an element with the content that `content` writes.
     pub fn element(
         &mut self,
         tag: &'static str,
@@ -36,18 +36,18 @@ impl Markup {
         self.0.push('>');
     }
 
-    /// Adds an element that holds nothing but text.
+    /// Adds an element that contains only text.
     pub fn leaf(&mut self, tag: &'static str, attributes: &Attributes<'_>, text: impl Display) {
         self.element(tag, attributes, |leaf| leaf.text(text));
     }
 
-    /// Adds an element that never holds anything.
+    /// Adds an element without content.
     pub fn void(&mut self, tag: &'static str, attributes: &Attributes<'_>) {
         self.tag(tag, attributes);
         self.0.push_str("/>");
     }
 
-    /// All of it.
+    /// The complete text.
     pub fn into_string(self) -> String {
         self.0
     }
@@ -77,7 +77,7 @@ impl fmt::Write for Escaped<'_> {
                 '"' => self.0.push_str("&quot;"),
                 '\'' => self.0.push_str("&#39;"),
                 '\n' | '\t' => self.0.push(character),
-                // No page may hold these, escaped or not.
+                // A page must not contain these, not even escaped.
                 other if other.is_control() => self.0.push('\u{fffd}'),
                 other => self.0.push(other),
             }
@@ -86,12 +86,12 @@ impl fmt::Write for Escaped<'_> {
     }
 }
 
-/// Checks that every tag of a page is closed by its own, that attributes are quoted and given once, and that no
-/// character stands unescaped.
+/// Checks that every tag of a page is closed, that attributes are quoted and unique, and that every
+/// special character is escaped.
 ///
 /// # Errors
 ///
-/// Says what is wrong, and what stands there.
+/// The problem, and the text at its place.
 #[cfg(test)]
 pub fn check_well_formed(page: &str) -> Result<(), String> {
     let mut open: Vec<&str> = Vec::new();

@@ -1,8 +1,8 @@
-//! How figures are written for people: with as many digits as can mean something.
+//! Formats figures for people, with as many digits as are meaningful.
 
 use crate::report::model::Percentiles;
 
-/// What stands where there is no figure.
+/// The text in place of a missing figure.
 pub const NONE: &str = "–";
 
 /// A count, in groups of three digits.
@@ -18,7 +18,7 @@ pub fn count(count: u64) -> String {
     grouped
 }
 
-/// A measure, with three digits that count, but all of those before the point.
+/// A measure with three significant digits, and with all digits before the point.
 pub fn measure(value: f64) -> String {
     let size = value.abs();
     if !value.is_finite() {
@@ -37,7 +37,7 @@ pub fn measure(value: f64) -> String {
     }
 }
 
-/// A measure that there need not be.
+/// An optional measure.
 pub fn measure_of(value: Option<f64>) -> String {
     value.map_or_else(|| NONE.to_owned(), measure)
 }
@@ -47,12 +47,12 @@ pub fn percentile(of: Option<&Percentiles>, which: impl FnOnce(&Percentiles) -> 
     measure_of(of.map(which))
 }
 
-/// So many a second; `None` if no time passed.
+/// The rate per second; `None` if no time passed.
 pub fn per_second(count: u64, seconds: f64) -> Option<f64> {
     (seconds > 0.0).then(|| count as f64 / seconds)
 }
 
-/// A number of seconds without needless digits: `130`, `2.5`.
+/// Seconds without superfluous digits: `130`, `2.5`.
 pub fn plain(value: f64) -> String {
     let text = format!("{value:.3}");
     let text = text.trim_end_matches('0').trim_end_matches('.');

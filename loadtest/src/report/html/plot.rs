@@ -1,7 +1,7 @@
-//! A plot over time, as SVG: lines with their names beside them, phases behind them.
+//! A plot over time, as SVG: lines with their names beside them, and phases in the background.
 //!
-//! The type is larger on a narrow screen, where the plot is made smaller as a whole; what has a place here has one
-//! with either.
+//! On a narrow screen the plot is scaled down and its type is larger. The layout has space for both
+//! sizes.
 
 use std::fmt::{self, Display};
 
@@ -13,38 +13,38 @@ use super::thin;
 const WIDTH: f64 = 548.0;
 const LEFT: f64 = 56.0;
 const RIGHT: f64 = 436.0;
-/// How high the part with the lines is.
+/// The height of the area with the lines.
 const HEIGHT: f64 = 168.0;
-/// Of one row of names of phases.
+/// The height of a row of phase names.
 const ROW_HEIGHT: f64 = 16.0;
-/// Below the lines, for the times.
+/// The height of the area below the lines, for the times.
 const FOOT: f64 = 26.0;
-/// The distance of names of lines.
+/// The distance between names of lines.
 const NAME_HEIGHT: f64 = 16.0;
-/// How wide a character is where the type is large.
+/// The width of a character in the large type.
 const CHARACTER_WIDTH: f64 = 7.6;
-/// How many characters of a line's name have a place.
+/// The maximum length of a line's name, in characters.
 const NAME_CHARACTERS: usize = 10;
-/// How many of a phase's name.
+/// The maximum length of a phase's name.
 const PHASE_CHARACTERS: usize = 18;
 
-/// Values over the time of one run or of several.
+/// Values over the time of one or several runs.
 pub struct Plot {
-    /// What it shows, without its unit.
+    /// The title, without the unit.
     pub title: &'static str,
     pub scale: Scale,
     pub unit: Unit,
-    /// How long the axis of time is.
+    /// The length of the time axis.
     pub seconds: f64,
-    /// What stands behind the lines.
+    /// The phases in the background.
     pub phases: Vec<Band>,
-    /// Whose lines these are.
+    /// The runs with their lines.
     pub sources: Vec<Source>,
-    /// How many lines there were no room for.
+    /// The number of lines that were left out for lack of space.
     pub omitted: usize,
 }
 
-/// A part of the time.
+/// A period of time.
 #[derive(Clone)]
 pub struct Band {
     pub name: String,
@@ -59,21 +59,22 @@ pub struct Source {
     pub lines: Vec<Line>,
 }
 
-/// Values one after the other, with gaps.
+/// A sequence of values with gaps.
 pub struct Line {
     pub name: String,
     pub look: Look,
     pub values: Vec<Option<f64>>,
 }
 
-/// How a line looks. No two of a plot should have the same stroke, for those who see no colours.
+/// The style of a line. Lines of a plot should have different strokes, for readers who cannot
+/// distinguish colours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Look {
     pub colour: Colour,
     pub stroke: Stroke,
 }
 
-/// A colour, which differs between a light and a dark page.
+/// A colour, with variants for light and dark pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Colour {
     Blue,
@@ -83,7 +84,7 @@ pub enum Colour {
     Grey,
 }
 
-/// How a line is broken.
+/// The dashes of a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stroke {
     Solid,
@@ -94,12 +95,12 @@ pub enum Stroke {
 }
 
 impl Plot {
-    /// Whether there is anything to show.
+    /// Whether there is no value to show.
     pub fn is_empty(&self) -> bool {
         self.values().next().is_none()
     }
 
-    /// Writes the plot with its title; `id` is its own on the page.
+    /// Writes the plot with its title. `id` must be unique on the page.
     pub fn write(&self, page: &mut Markup, id: impl Display) {
         page.element("figure", &[("class", &"plot")], |figure| {
             figure.element("figcaption", &[], |caption| {
@@ -149,7 +150,7 @@ impl Plot {
         );
     }
 
-    /// What the plot shows, for those who do not see it.
+    /// A description of the plot for screen readers.
     fn about(&self) -> String {
         let lines = self.sources.iter().flat_map(|source| &source.lines);
         let highest = lines.filter_map(|line| {
@@ -183,13 +184,13 @@ impl Plot {
     }
 }
 
-/// Where everything stands.
+/// The positions of all parts.
 struct Frame {
     time: Axis,
     value: Axis,
     top: f64,
     bottom: f64,
-    /// Name, middle and row of the phases whose names have a place.
+    /// Name, centre and row of each phase whose name has space.
     phase_names: Vec<(String, f64, usize)>,
 }
 
@@ -265,7 +266,7 @@ impl Frame {
     }
 
     fn source(&self, svg: &mut Markup, source: &Source, seconds: f64) {
-        // A tenth of a second is finer than what a long plot can show.
+        // A long plot cannot show more than tenths of a second.
         let digits = if seconds > 20.0 { 10.0 } else { 1_000.0 };
         let pieces = thin::pieces(source.times.len(), thin::POINTS_MAX / 2);
         let times = pieces.map(|piece| {
@@ -306,7 +307,7 @@ impl Frame {
         }
     }
 
-    /// The path of a line, and the points of it that have no neighbours.
+    /// The path of a line, and its isolated points.
     fn path(&self, times: &[f64], line: &Line) -> (String, Vec<(f64, f64)>) {
         let mut path = String::new();
         let mut alone = Vec::new();
@@ -332,7 +333,7 @@ impl Frame {
         (path, alone)
     }
 
-    /// Writes the name of each line beside its end, with a piece of the line.
+    /// Writes the name of each line beside its end, with a sample of the line.
     fn names(&self, svg: &mut Markup, plot: &Plot) {
         let lines = plot.sources.iter().flat_map(|source| &source.lines);
         let ends = lines.filter_map(|line| {
@@ -362,7 +363,8 @@ impl Frame {
     }
 }
 
-/// The phases' names in rows in which none touches another. One without a place is left out: the table has it.
+/// Arranges phase names in rows without overlaps. A name without space is left out: the table has
+/// it.
 fn phase_names(phases: &[Band], time: &Axis) -> Vec<(String, f64, usize)> {
     let mut row_ends = [f64::NEG_INFINITY; 2];
     let mut placed = Vec::new();
@@ -384,8 +386,8 @@ fn across(time: &Axis, seconds: f64) -> f64 {
     LEFT + time.position(seconds) * (RIGHT - LEFT)
 }
 
-/// Moves what wants to stand at these heights, in ascending order, so far apart that nothing overlaps, and between
-/// `top` and `bottom` as long as there is room.
+/// Moves labels at these heights (in ascending order) apart so that they do not overlap, and keeps
+/// them between `top` and `bottom` while there is space.
 fn apart(wanted: &[f64], top: f64, bottom: f64) -> Vec<f64> {
     let mut places: Vec<f64> = Vec::with_capacity(wanted.len());
     for y in wanted {
@@ -411,7 +413,7 @@ fn line(svg: &mut Markup, class: &'static str, [x1, y1, x2, y2]: [f64; 4]) {
     svg.void("line", &ends);
 }
 
-/// The first characters of a name that is too long.
+/// A name, cut to a maximum length.
 fn cut(name: &str, characters: usize) -> String {
     if name.chars().count() <= characters {
         return name.to_owned();
@@ -420,7 +422,7 @@ fn cut(name: &str, characters: usize) -> String {
     format!("{}…", first.trim_end())
 }
 
-/// A value with four digits that count; nothing for none.
+/// A value with four significant digits; empty if there is none.
 fn brief(value: Option<f64>) -> String {
     let Some(value) = value.filter(|value| value.is_finite()) else {
         return String::new();
@@ -450,7 +452,7 @@ impl Display for Look {
     }
 }
 
-/// A length or place, to a tenth.
+/// A length or position, rounded to a tenth.
 struct Px(f64);
 
 impl Display for Px {

@@ -1,10 +1,10 @@
-//! Which plots there are of a run, and of two runs one over the other.
+//! The plots of one run, and of two runs overlaid.
 
 use super::axis::{Scale, Unit};
 use super::plot::{Band, Colour, Line, Look, Plot, Source, Stroke};
 use crate::report::model::{Part, Percentiles, Run, Sample};
 
-/// How many processes have a line of their own.
+/// The number of processes that have their own line.
 const PROCESSES_MAX: usize = 8;
 
 const COLOURS: [Colour; 5] = [
@@ -52,7 +52,7 @@ pub fn of_run(run: &Run) -> Vec<Plot> {
                     Stroke::LongDashed,
                     rate(run, |s| s.ended),
                 ),
-                // Over the accepted ones, which hide it where they are as many.
+                // Drawn over the accepted ones, which hide it if both are equal.
                 line(
                     "offered",
                     Colour::Grey,
@@ -101,7 +101,7 @@ pub fn of_run(run: &Run) -> Vec<Plot> {
     plots
 }
 
-/// The plots of two runs, whose lines are called A and B.
+/// The overlaid plots of two runs, with lines named A and B.
 pub fn of_pair(a: &Run, b: &Run) -> Vec<Plot> {
     let sheet = Sheet { runs: vec![a, b] };
     let single: [(_, _, ValueOf); 8] = [
@@ -148,7 +148,7 @@ pub fn of_pair(a: &Run, b: &Run) -> Vec<Plot> {
                 line(format!("{side} p99"), colour, stroke, p99),
             ]
         });
-        // Behind the counts and before CPU and memory.
+        // After the counts and before CPU and memory.
         plots.insert(4, plot);
     }
     plots
@@ -159,7 +159,7 @@ const SIDES: [(&str, Colour, Stroke); 2] = [
     ("B", Colour::Blue, Stroke::Solid),
 ];
 
-/// Plots with the same times and phases.
+/// Plots that share times and phases.
 struct Sheet<'a> {
     runs: Vec<&'a Run>,
 }
@@ -173,7 +173,7 @@ impl Sheet<'_> {
         lines: impl Fn(usize, &Run) -> Vec<Line>,
     ) -> Plot {
         let seconds = self.runs.iter().map(|run| seconds(run)).fold(0.0, f64::max);
-        // Phases that differ are not drawn one over the other: those of the first run are.
+        // Different phases are not overlaid: only those of the first run are drawn.
         let phases = self.runs.first().map(|run| bands(run)).unwrap_or_default();
         let sources = self.runs.iter().enumerate().map(|(at, run)| Source {
             times: run.samples.iter().map(|sample| sample.at_seconds).collect(),
@@ -209,7 +209,7 @@ fn bands(run: &Run) -> Vec<Band> {
     bands.collect()
 }
 
-/// The lines of the processes with the highest peaks, in the order of the processes.
+/// The lines of the processes with the highest peaks, in order of the processes.
 fn by_process(run: &Run, of: fn(&Sample) -> &Vec<f64>) -> Vec<Line> {
     let values = |at: usize| each(run, |sample| of(sample).get(at).copied());
     let peak = |at: usize| values(at).into_iter().flatten().fold(0.0, f64::max);
@@ -218,7 +218,8 @@ fn by_process(run: &Run, of: fn(&Sample) -> &Vec<f64>) -> Vec<Line> {
     shown.truncate(PROCESSES_MAX);
     shown.sort_unstable();
     let lines = shown.into_iter().map(|at| {
-        // Beyond the colours the strokes are laid against them anew, so that no two lines look the same.
+        // After the last colour, strokes are combined with colours differently, so that no two
+        // lines look alike.
         let colour = COLOURS[at % COLOURS.len()];
         let stroke = STROKES[(at + at / COLOURS.len()) % STROKES.len()];
         line(run.processes[at].name.clone(), colour, stroke, values(at))

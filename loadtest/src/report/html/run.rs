@@ -1,4 +1,4 @@
-//! The part of the page that shows one run.
+//! The section of the page about one run.
 
 use std::fmt::Display;
 
@@ -9,11 +9,11 @@ use super::{plots, usage};
 use crate::judge::{Findings, Verdict};
 use crate::report::model::{BreakingPoint, KindOutcome, Percentiles, Phase, Run, Tenant};
 
-/// How many tenants have a row.
+/// The maximum number of tenants in the table.
 const TENANTS_MAX: usize = 50;
 const THREE: &[&str] = &["p50", "p99", "max"];
 
-/// Writes all about a run, the one of this number on the page.
+/// Writes the section of a run; `number` is its number on the page.
 pub fn write(page: &mut Markup, run: &Run, number: usize) {
     let id = format!("run-{number}");
     page.element("section", &[("id", &id), ("class", &"run")], |section| {
@@ -63,7 +63,7 @@ pub fn write(page: &mut Markup, run: &Run, number: usize) {
     });
 }
 
-/// Writes in a few words how a run went.
+/// Writes the result of a run in a few words.
 pub fn badges(page: &mut Markup, run: &Run) {
     if !run.failures.is_empty() {
         badge(page, Tone::Bad, "FAILED");
@@ -97,7 +97,7 @@ fn kinds(verdict: &Verdict) -> impl Iterator<Item = (Tone, &'static str, &Findin
         .filter(|(_, _, findings)| findings.count > 0)
 }
 
-/// Writes what went wrong, with examples.
+/// Writes the failures, with examples.
 fn findings(page: &mut Markup, run: &Run) {
     if !run.failures.is_empty() {
         page.element("div", &[("class", &"finding bad")], |finding| {
@@ -197,7 +197,7 @@ fn figure(page: &mut Markup, name: impl Display, value: impl Display, note: impl
     });
 }
 
-/// Everything that was not accepted.
+/// The number of requests that were not accepted.
 pub fn refused_of(run: &Run) -> u64 {
     run.refused.values().sum()
 }

@@ -1,4 +1,4 @@
-//! Reports for tests, as a load test could have measured them.
+//! Sample reports for tests.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use crate::report::model::{
     Run, Sample, Tenant,
 };
 
-/// Deliveries a second that a subject of speed 1 completes at most.
+/// The maximum rate of a subject with speed 1, in deliveries per second.
 const CAPACITY: f64 = 1_150.0;
 
-/// A report with a run that went well, one that did not, and one on which nothing but acceptance was measured.
+/// A report with a successful run, a failed one, and one that measured only acceptance.
 pub fn report(speed: f64) -> Report {
     Report {
         format: FORMAT,
@@ -62,7 +62,7 @@ fn goal(work: &str, goal: &str, measured: &str, ratio: Option<f64>) -> Goal {
     }
 }
 
-/// A spike in the middle of a steady load, with a sample each second.
+/// A spike in the middle of a steady load, with one sample per second.
 pub fn spike(seconds: u32, speed: f64) -> Run {
     let spike = (seconds * 6 / 13, seconds * 7 / 13);
     let rate = |second: u32| {
@@ -198,7 +198,7 @@ pub fn spike(seconds: u32, speed: f64) -> Run {
     }
 }
 
-/// A run that lost deliveries and did not end.
+/// A run that lost deliveries and did not finish.
 fn failed(speed: f64) -> Run {
     let mut run = spike(130, speed * 0.6);
     run.scenario = "cancel-storm".to_owned();
@@ -220,7 +220,7 @@ fn failed(speed: f64) -> Run {
     run
 }
 
-/// A run in which nobody waited for an end, and which nobody judged.
+/// A run that was neither followed to its end nor judged.
 fn floor() -> Run {
     let mut run = spike(40, 1.0);
     run.system = "floor".to_owned();
@@ -241,7 +241,7 @@ fn floor() -> Run {
     run
 }
 
-/// A run of which nothing is known.
+/// A run without any results.
 pub fn empty() -> Run {
     Run {
         scenario: "trickle".to_owned(),
@@ -270,7 +270,7 @@ pub fn empty() -> Run {
     }
 }
 
-/// A process that did nothing.
+/// An idle process.
 pub fn process(name: &str, part: Part) -> Process {
     Process {
         name: name.to_owned(),
@@ -321,12 +321,12 @@ fn findings(count: usize, what: &str) -> Findings {
     }
 }
 
-/// Numbers without rhyme, but the same ones each time.
+/// Reproducible pseudorandom numbers.
 struct Noise(u64);
 
 impl Noise {
     fn upto(&mut self, most: f64) -> f64 {
-        // The multiplier and increment of Knuth's MMIX.
+        // Multiplier and increment of Knuth's MMIX.
         self.0 = self
             .0
             .wrapping_mul(6_364_136_223_846_793_005)

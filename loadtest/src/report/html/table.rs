@@ -1,13 +1,13 @@
-//! Tables: with a caption, heads that say of what they are, and a frame that scrolls where they are too wide.
+//! Tables with a caption, described headings, and a frame that scrolls if they are too wide.
 
 use std::fmt::Display;
 
 use super::markup::Markup;
 
-/// A column, or several under a common head.
+/// A column, or several under one heading.
 pub struct Head<'a> {
     pub title: &'a str,
-    /// What stands under it; empty for a single column.
+    /// The columns under it; empty for a single column.
     pub columns: &'a [&'a str],
 }
 
@@ -19,7 +19,7 @@ pub const fn head(title: &str) -> Head<'_> {
     }
 }
 
-/// Whether something is good news.
+/// Whether a result is good.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Tone {
     Good,
@@ -36,7 +36,7 @@ impl Tone {
         }
     }
 
-    /// Says it without colour.
+    /// A mark that is readable without colour.
     const fn mark(self) -> &'static str {
         match self {
             Self::Good => "✓ ",
@@ -46,7 +46,8 @@ impl Tone {
     }
 }
 
-/// Writes a table. The first `words` columns hold words, the others numbers. `content` writes its rows.
+/// Writes a table. The first `words` columns contain words, the others numbers. `content` writes
+/// the rows.
 pub fn table(
     page: &mut Markup,
     caption: &str,
@@ -123,7 +124,7 @@ impl Rows<'_> {
         });
     }
 
-    /// Writes a row. Its first cell is its head.
+    /// Writes a row. Its first cell is its heading.
     pub fn row(&mut self, class: &'static str, content: impl FnOnce(&mut Row<'_>)) {
         let words = self.words;
         self.page.element("tr", &[("class", &class)], |row| {

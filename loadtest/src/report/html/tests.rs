@@ -1,4 +1,4 @@
-//! The page as a whole.
+//! Tests of the whole page.
 
 use super::markup::check_well_formed;
 use super::*;
@@ -28,11 +28,12 @@ fn the_page_is_well_formed_and_has_every_part_once_a_run() {
         page.matches("<section id=\"run-").count(),
         report.runs.len()
     );
-    // Three runs with six plots; the floor's end-to-end one shows nothing, the last run has no samples.
+    // Three runs with six plots. The floor has no end-to-end plot, and the last run has no samples.
     assert_eq!(page.matches("<figure ").count(), 18);
     assert_eq!(page.matches("<svg ").count(), 17);
     assert_eq!(page.matches("<title id=").count(), 17);
-    // Goals, all runs, and of the runs: percentiles, phases, kinds, tenants, CPU, as far as there are any.
+    // Tables of goals and of all runs, and per run: percentiles, phases, kinds, tenants and CPU, if
+    // it has any.
     assert_eq!(page.matches("<caption>").count(), 2 + 4 + 3 + 3 + 2 + 3);
     for id in page.split(" id=\"").skip(1) {
         let id = id.split('"').next().expect("the end of an id");
@@ -114,7 +115,7 @@ fn goals_are_met_missed_or_not_measured_in_words() {
         goals.contains("0.81×") && goals.contains("width:54.0%"),
         "{goals}"
     );
-    // What is far more than all stays within its bar.
+    // A result far above the goal stays within its bar.
     assert!(
         goals.contains("2.60×") && goals.contains("width:100.0%"),
         "{goals}"
@@ -201,7 +202,7 @@ fn moments_in_utc_are_written_for_people_and_others_as_they_are() {
     );
 }
 
-/// Writes pages and reports for a look at them, in the directory that `WAYBILL_SAMPLE_REPORTS` names.
+/// Writes sample pages and reports to the directory in `WAYBILL_SAMPLE_REPORTS`.
 #[test]
 #[ignore = "for people: writes files"]
 fn samples_are_written_for_a_look() {

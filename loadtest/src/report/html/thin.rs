@@ -1,11 +1,11 @@
-//! Thins out the points of a line that has more of them than a plot has room for.
+//! Reduces the points of a line to the number that a plot can show.
 
-/// How many points a line is drawn with at most.
+/// The maximum number of points of a line.
 pub const POINTS_MAX: usize = 400;
 
-/// Which points of a line to draw, in ascending order: all of them, or of each of equal pieces the least and the
-/// greatest, so that no peak is lost. A point without a value stands for a gap; one that is shorter than a piece is
-/// not seen.
+/// The indices of the points to draw, in ascending order: all of them, or the minimum and the
+/// maximum of each of equal pieces, so that no peak is lost. A point without a value is a gap. Gaps
+/// that are shorter than a piece disappear.
 pub fn kept(values: &[Option<f64>]) -> Vec<usize> {
     if values.len() <= POINTS_MAX {
         return (0..values.len()).collect();
@@ -28,7 +28,8 @@ pub fn kept(values: &[Option<f64>]) -> Vec<usize> {
     kept
 }
 
-/// The greatest value of each piece of a line, for those who ask for values; all values where they are few.
+/// The maximum of each piece of a line, for the values under the pointer; all values if they are
+/// few.
 pub fn greatest_each(values: &[Option<f64>]) -> Vec<Option<f64>> {
     let pieces = pieces(values.len(), POINTS_MAX / 2);
     pieces
@@ -36,7 +37,7 @@ pub fn greatest_each(values: &[Option<f64>]) -> Vec<Option<f64>> {
         .collect()
 }
 
-/// The pieces that [`greatest_each`] makes of so many points.
+/// The pieces into which [`greatest_each`] divides this many points.
 pub fn pieces(points: usize, most: usize) -> impl Iterator<Item = std::ops::Range<usize>> {
     let pieces = if points <= POINTS_MAX { points } else { most };
     (0..pieces).map(move |piece| piece * points / pieces..(piece + 1) * points / pieces)

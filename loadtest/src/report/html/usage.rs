@@ -7,10 +7,10 @@ use crate::report::model::{Part, Process, Run};
 
 const PARTS: [Part; 4] = [Part::Subject, Part::Server, Part::Services, Part::Load];
 
-/// Groups of threads that use less of their process's CPU than this are shown together.
+/// Groups of threads with a smaller share of their process's CPU are shown together.
 const SHARE_MIN: f64 = 0.01;
 
-/// What a part is called.
+/// The name of a part.
 pub const fn part_name(part: Part) -> &'static str {
     match part {
         Part::Subject => "subject",
@@ -20,7 +20,7 @@ pub const fn part_name(part: Part) -> &'static str {
     }
 }
 
-/// Writes the CPU for each delivery, by part, process and group of threads.
+/// Writes the CPU per delivery, by part, process and group of threads.
 pub fn write(page: &mut Markup, run: &Run) {
     if run.processes.is_empty() {
         page.leaf("p", &[("class", &"none")], "No process was watched.");
@@ -85,7 +85,7 @@ pub fn write(page: &mut Markup, run: &Run) {
     );
 }
 
-/// The groups of threads that use most first, then the small ones together.
+/// The groups of threads with the highest usage first, and the small ones together.
 fn threads(process: &Process) -> Vec<(String, f64)> {
     let least = process.cpu_us_per_delivery * SHARE_MIN;
     let (mut shown, small): (Vec<_>, Vec<_>) = process

@@ -1,4 +1,4 @@
-//! What a plot draws, and that nothing overlaps in it.
+//! The contents of a plot, which must not overlap.
 
 use super::*;
 
