@@ -60,8 +60,9 @@ impl Body for ArrivingBody {
             }
             Poll::Ready(Some(Err(_)) | None) => {}
         }
-        if matches!(polled, Poll::Ready(None)) || self.incoming.is_end_stream() {
-            self.arrival.take().map(Arrival::complete);
+        let is_complete = matches!(polled, Poll::Ready(None)) || self.incoming.is_end_stream();
+        if is_complete && let Some(arrival) = self.arrival.take() {
+            arrival.complete();
         }
         polled
     }
