@@ -21,7 +21,7 @@ use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
-use waybill_connections::{Arriving, Permit, Place, Reservation, SMALL_BUFFER_BYTES};
+use waybill_connections::{Permit, Place, Reservation, SMALL_BUFFER_BYTES};
 
 use crate::access::Login;
 use crate::api::{self, LongPoll, Reply};
@@ -162,6 +162,8 @@ pub(crate) struct Connection<'a> {
     incomplete_since: Option<Instant>,
     /// When it was last seen not to receive.
     paused_since: Option<Instant>,
+    /// Bytes that were received since the last report to `place`.
+    received_bytes: usize,
     last_written: Instant,
 }
 
@@ -204,6 +206,7 @@ impl<'a> Connection<'a> {
             last_traffic: now,
             incomplete_since: None,
             paused_since: None,
+            received_bytes: 0,
             last_written: now,
         }
     }
@@ -244,10 +247,10 @@ impl<'a> Connection<'a> {
         let arriving = usize::from(self.incomplete_since.is_some());
         let requests = self.unanswered().max(arriving);
         self.paused_since = (!self.is_receiving()).then(Instant::now);
-        let awaited = self.incomplete_since.filter(|_| self.is_receiving());
-        let bytes = self.input.len();
-        let arriving = awaited.map(|since| Arriving { since, bytes });
-        self.place.report(self.last_traffic, requests, arriving);
+        let is_awaited = arriving > 0 && self.is_receiving();
+        let received = std::mem::take(&mut self.received_bytes);
+        self.place
+            .report(self.last_traffic, requests, is_awaited, received);
         if self.stopped && !self.owes_answers() {
             return Ok(Poll::Ready(Closed::Stopping));
         }
@@ -304,6 +307,7 @@ impl<'a> Connection<'a> {
                 Poll::Ready(Ok(0)) => return Err(Closed::ByPeer),
                 Poll::Ready(Ok(read)) => {
                     add(&self.server.counters.received_bytes, read);
+                    self.received_bytes += read;
                     if let Some(permit) = &self.permit {
                         permit.note_moved(read);
                     }

@@ -1,7 +1,9 @@
 //! How fast the requests of a connection arrive.
 //!
-//! Deliberately absent: a rate for each request of an HTTP/2 connection. A connection on which
-//! requests keep arriving completely is in use, even if others on it arrive slowly.
+//! What must hold: a client that sends slowly counts as slow, even if it completes a small request
+//! now and then. So completing a request does not restart the measurement.
+//!
+//! Deliberately absent: a rate for each request of an HTTP/2 connection.
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,37 +18,17 @@ pub const SLOW_ARRIVAL: Duration = Duration::from_secs(2);
 /// time that the listener spends waiting for the client counts.
 pub const SLOW_BYTES_PER_SECOND: u64 = 8 << 10;
 
-/// A request that the client has not sent all of.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Arriving {
-    /// When the listener began to wait for it.
-    pub since: Instant,
-    /// How many bytes of it have arrived.
-    pub bytes: usize,
-}
-
-/// How much a connection has received since a request last arrived completely, or none was
-/// incomplete.
+/// How much a client sends while the listener waits for it.
 #[derive(Default, Debug)]
 pub(crate) struct Arrivals {
     bytes: u64,
     /// How long the connection has waited for its client, without the current wait.
     waited: Duration,
     waiting_since: Option<Instant>,
-    /// Requests that have not arrived completely.
-    incomplete: u32,
+    /// When the last wait ended.
+    waited_until: Option<Instant>,
     /// Incomplete requests that the listener waits for.
     awaited: u32,
-}
-
-impl From<Option<Arriving>> for Arrivals {
-    fn from(arriving: Option<Arriving>) -> Self {
-        Self {
-            bytes: arriving.map_or(0, |request| request.bytes as u64),
-            waiting_since: arriving.map(|request| request.since),
-            ..Self::default()
-        }
-    }
 }
 
 impl Arrivals {
@@ -64,24 +46,51 @@ impl Arrivals {
         (rate < SLOW_BYTES_PER_SECOND).then_some(rate)
     }
 
-    fn begin_wait(&mut self, now: Instant) {
-        self.awaited += 1;
-        self.waiting_since.get_or_insert(now);
-    }
-
-    fn end_wait(&mut self, now: Instant) {
-        self.awaited -= 1;
-        if self.awaited == 0
-            && let Some(since) = self.waiting_since.take()
-        {
-            self.waited += now.saturating_duration_since(since);
+    /// Takes a report at `at`: the bytes since the one before, and whether the listener waits for
+    /// the client.
+    pub(crate) fn report(&mut self, at: Instant, is_awaited: bool, bytes: usize) {
+        self.bytes += bytes as u64;
+        match (self.awaited > 0, is_awaited) {
+            (false, true) => self.begin_wait(at),
+            (true, false) => self.end_wait(at),
+            (true, true) => self.count_wait(at),
+            (false, false) => {}
         }
     }
 
-    fn restart(&mut self, now: Instant) {
-        self.bytes = 0;
-        self.waited = Duration::ZERO;
-        self.waiting_since = (self.awaited > 0).then_some(now);
+    fn begin_wait(&mut self, now: Instant) {
+        self.awaited += 1;
+        if self.awaited > 1 {
+            return;
+        }
+        let pause = self
+            .waited_until
+            .map(|at| now.saturating_duration_since(at));
+        if pause.is_none_or(|pause| pause >= SLOW_ARRIVAL) {
+            self.bytes = 0;
+            self.waited = Duration::ZERO;
+        }
+        self.waiting_since = Some(now);
+    }
+
+    fn end_wait(&mut self, now: Instant) {
+        self.count_wait(now);
+        self.awaited -= 1;
+        if self.awaited == 0 {
+            self.waiting_since = None;
+            self.waited_until = Some(now);
+        }
+    }
+
+    /// Counts the current wait so far. The more distant past counts for less.
+    fn count_wait(&mut self, now: Instant) {
+        if let Some(since) = self.waiting_since.replace(now) {
+            self.waited += now.saturating_duration_since(since);
+        }
+        while self.waited > 2 * SLOW_ARRIVAL {
+            self.waited /= 2;
+            self.bytes /= 2;
+        }
     }
 }
 
@@ -100,7 +109,6 @@ pub struct Arrival {
 
 impl Arrival {
     pub(crate) fn new(activity: Arc<Activity>) -> Self {
-        activity.arrivals().incomplete += 1;
         Self {
             activity,
             is_awaited: false,
@@ -117,31 +125,20 @@ impl Arrival {
 
     /// Reports bytes that have arrived.
     pub fn receive(&mut self, bytes: usize) {
-        let is_awaited = std::mem::take(&mut self.is_awaited);
-        let mut arrivals = self.activity.arrivals();
-        arrivals.bytes += bytes as u64;
-        if is_awaited {
-            arrivals.end_wait(Instant::now());
-        }
+        self.activity.arrivals().bytes += bytes as u64;
+        self.end_wait();
     }
 
-    /// Reports that the body is complete.
-    pub fn complete(self) {
-        self.activity.arrivals().restart(Instant::now());
+    fn end_wait(&mut self) {
+        if std::mem::take(&mut self.is_awaited) {
+            self.activity.arrivals().end_wait(Instant::now());
+        }
     }
 }
 
 impl Drop for Arrival {
     fn drop(&mut self) {
-        let now = Instant::now();
-        let mut arrivals = self.activity.arrivals();
-        if self.is_awaited {
-            arrivals.end_wait(now);
-        }
-        arrivals.incomplete -= 1;
-        if arrivals.incomplete == 0 {
-            arrivals.restart(now);
-        }
+        self.end_wait();
     }
 }
 
@@ -154,29 +151,59 @@ mod tests {
     use super::*;
     use crate::{Connections, Limits};
 
+    const SECOND: Duration = Duration::from_secs(1);
+
     #[test]
     fn only_the_time_that_a_listener_waits_for_a_client_makes_it_slow() {
         let now = Instant::now();
-        let at = |seconds| now + Duration::from_secs(seconds);
+        let at = |seconds| now + seconds * SECOND;
         let mut arrivals = Arrivals::default();
-        arrivals.begin_wait(now);
+        arrivals.report(at(0), true, 1);
         assert_eq!(arrivals.slow_rate(at(2)), None);
         assert_eq!(arrivals.slow_rate(at(3)), Some(0));
-        arrivals.bytes = 4 * SLOW_BYTES_PER_SECOND - 1;
-        assert_eq!(arrivals.slow_rate(at(4)), Some(SLOW_BYTES_PER_SECOND - 1));
-        // The listener does not wait for the client here.
-        arrivals.end_wait(at(3));
-        assert_eq!(arrivals.slow_rate(at(100)), None);
-        arrivals.begin_wait(at(100));
-        assert_eq!(arrivals.slow_rate(at(101)), Some(SLOW_BYTES_PER_SECOND - 1));
-        // Another request has arrived.
-        arrivals.restart(at(101));
-        assert_eq!(arrivals.slow_rate(at(103)), None);
-        assert_eq!(arrivals.slow_rate(at(104)), Some(0));
+        let fast = usize::try_from(3 * SLOW_BYTES_PER_SECOND).unwrap();
+        arrivals.report(at(3), true, fast);
+        assert_eq!(arrivals.slow_rate(at(3)), None);
+        // From here on the listener takes its own time.
+        arrivals.report(at(3), false, 0);
+        assert_eq!(arrivals.slow_rate(at(4)), None);
+        arrivals.report(at(4), true, 0);
+        assert_eq!(arrivals.slow_rate(at(4)), None);
+        assert!(arrivals.slow_rate(at(5)).is_some());
+        // After a pause the measurement begins again.
+        arrivals.report(at(5), false, 0);
+        arrivals.report(at(8), true, 0);
+        assert_eq!(arrivals.slow_rate(at(10)), None);
+        assert_eq!(arrivals.slow_rate(at(11)), Some(0));
     }
 
     #[test]
-    fn a_body_that_arrives_or_is_dropped_makes_nobody_slow() {
+    fn small_requests_that_each_take_their_time_make_a_client_slow() {
+        let now = Instant::now();
+        let mut arrivals = Arrivals::default();
+        for request in 0..3 {
+            let begin = now + request * Duration::from_millis(1_700);
+            arrivals.report(begin, true, 50);
+            arrivals.report(begin + Duration::from_millis(1_690), false, 50);
+        }
+        assert!(arrivals.slow_rate(now + 5 * SECOND).is_some());
+    }
+
+    #[test]
+    fn a_client_that_was_fast_for_long_becomes_slow_within_a_minute() {
+        let now = Instant::now();
+        let mut arrivals = Arrivals::default();
+        for second in 0..100 {
+            arrivals.report(now + second * SECOND, true, 10 << 20);
+        }
+        for second in 100..160 {
+            arrivals.report(now + second * SECOND, true, 1);
+        }
+        assert!(arrivals.slow_rate(now + 160 * SECOND).is_some());
+    }
+
+    #[test]
+    fn a_body_that_arrives_or_is_dropped_is_not_awaited() {
         let limits = Limits {
             max: 1,
             per_address_max: 1,
@@ -197,10 +224,9 @@ mod tests {
         second.wait();
         second.receive(1);
         assert_eq!(rate(), Some(0), "the first is awaited");
-        second.complete();
+        drop(second);
         assert_eq!(rate(), Some(0), "the first is still awaited");
         drop(first);
         assert_eq!(rate(), None);
-        assert_eq!(place.activity.arrivals().bytes, 0);
     }
 }

@@ -30,7 +30,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use self::arrivals::Arrivals;
-pub use self::arrivals::{Arrival, Arriving, SLOW_ARRIVAL, SLOW_BYTES_PER_SECOND};
+pub use self::arrivals::{Arrival, SLOW_ARRIVAL, SLOW_BYTES_PER_SECOND};
 pub use self::buffers::{Buffers, Permit, Reservation, SMALL_BUFFER_BYTES};
 use self::requests::Shared;
 pub use self::requests::{RequestGuard, RequestLimits};
@@ -379,9 +379,18 @@ impl Place {
     }
 
     /// Reports when bytes were last received or sent, how many requests are under way or arriving,
-    /// and the incomplete request that the connection waits for, if there is one.
-    pub fn report(&self, last_traffic: Instant, requests: usize, arriving: Option<Arriving>) {
-        *self.activity.arrivals() = Arrivals::from(arriving);
+    /// whether the connection waits for the rest of one, and how many bytes it has received since
+    /// the last report.
+    pub fn report(
+        &self,
+        last_traffic: Instant,
+        requests: usize,
+        is_awaited: bool,
+        received_bytes: usize,
+    ) {
+        let mut arrivals = self.activity.arrivals();
+        arrivals.report(last_traffic, is_awaited, received_bytes);
+        drop(arrivals);
         let at = self.all.micros(last_traffic);
         self.activity.last_traffic_us.store(at, Relaxed);
         let requests = u32::try_from(requests).unwrap_or(u32::MAX);

@@ -34,16 +34,16 @@ fn the_longest_idle_connection_is_replaced_and_a_busy_one_is_not() {
     let places: Vec<Place> = (0..3).map(|n| admit(n, now).unwrap()).collect();
     // The first waits for an answer, and the second was used later than the third.
     let later = now + Duration::from_secs(1);
-    places[0].report(now, 3, None);
-    places[1].report(later, 0, None);
+    places[0].report(now, 3, false, 0);
+    places[1].report(later, 0, false, 0);
     let fourth = admit(3, later).unwrap();
     let closed = closing.each_ref().map(CancellationToken::is_cancelled);
     assert_eq!(closed, [false, false, true, false]);
     assert_eq!(all.requests_of_busiest(), 3);
 
     // While all are busy, none is replaced until one has stalled.
-    places[1].report(later, 1, None);
-    fourth.report(later, 1, None);
+    places[1].report(later, 1, false, 0);
+    fourth.report(later, 1, false, 0);
     let next = |at| all.admit(at, address(1), CancellationToken::new());
     assert_eq!(next(now + STALL).err(), Some(Full::Address));
     let _fifth = next(now + STALL + Duration::from_millis(1)).unwrap();
@@ -64,7 +64,7 @@ fn a_connection_that_ends_makes_room() {
     let now = all.started;
     let admit = || all.admit(now, address(1), CancellationToken::new());
     let first = admit().unwrap();
-    first.report(now, 1, None);
+    first.report(now, 1, false, 0);
     assert_eq!(admit().err(), Some(Full::All));
     drop(first);
     assert!(admit().is_ok());
@@ -248,14 +248,14 @@ fn a_connection_that_drips_a_request_is_replaced_before_a_quiet_one() {
     let dripping = admit(1, now).unwrap();
     let quick = admit(2, now).unwrap();
     let later = now + SLOW_ARRIVAL + Duration::from_millis(1);
-    let arriving = |since, bytes| Some(Arriving { since, bytes });
-    dripping.report(later, 1, arriving(now, 3));
-    quick.report(later, 1, arriving(later, 3));
+    dripping.report(now, 1, true, 3);
+    dripping.report(later, 1, true, 3);
+    quick.report(later, 1, true, 3);
     let closed = || closing.each_ref().map(CancellationToken::is_cancelled);
     let new = admit(3, later).unwrap();
     assert_eq!(closed(), [false, true, false, false, false]);
     // The quick client has not sent for long, and no other client is sending.
-    new.report(later, 0, None);
+    new.report(later, 0, false, 0);
     let _next = admit(4, later).unwrap();
     assert_eq!(closed(), [true, true, false, false, false]);
 }

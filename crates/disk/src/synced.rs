@@ -28,7 +28,7 @@ use fjall::{AbstractTree as _, AnyTree, Database, Keyspace, OwnedWriteBatch, Per
 
 use crate::journal::{self, Journal};
 use crate::record::{self, KnownJournal, Record, Stored, Unflushed};
-use crate::{CheckError, DamagedFile, GiveUp, at, keyspaces};
+use crate::{CheckError, DamagedFile, GiveUp, keyspaces};
 
 /// The journals found before a store was opened, all of them synced by now, and their record.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub struct Prepared {
 /// [`CheckError::Damaged`] names the journal.
 pub(crate) fn check(store: &Path, journals: Vec<Journal>) -> Result<Prepared, CheckError> {
     let file = record::path(store);
-    let record = record::load(store).map_err(at(&file))?;
+    let record = record::load(store);
     match &record {
         Stored::Found(record) => {
             for known in &record.journals {

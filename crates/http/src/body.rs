@@ -60,9 +60,8 @@ impl Body for ArrivingBody {
             }
             Poll::Ready(Some(Err(_)) | None) => {}
         }
-        let is_complete = matches!(polled, Poll::Ready(None)) || self.incoming.is_end_stream();
-        if is_complete && let Some(arrival) = self.arrival.take() {
-            arrival.complete();
+        if matches!(polled, Poll::Ready(None)) || self.incoming.is_end_stream() {
+            self.arrival = None;
         }
         polled
     }

@@ -130,9 +130,9 @@ pub(crate) fn severity(error: &KafkaError) -> Severity {
             | RDKafkaErrorCode::BadCompression
             | RDKafkaErrorCode::NotImplemented
             | RDKafkaErrorCode::InvalidMessage => Severity::Damaged,
+            // `Authentication` is not among them: librdkafka also reports a connection so that broke
+            // during the handshake, and it connects again after either.
             RDKafkaErrorCode::Fatal
-            | RDKafkaErrorCode::Authentication
-            | RDKafkaErrorCode::SaslAuthenticationFailed
             | RDKafkaErrorCode::UnsupportedSASLMechanism
             | RDKafkaErrorCode::TopicAuthorizationFailed
             | RDKafkaErrorCode::GroupAuthorizationFailed
@@ -199,6 +199,12 @@ fn whole_millis(wait: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_that_breaks_during_its_login_ends_no_consumer() {
+        let refused = KafkaError::MessageConsumption(RDKafkaErrorCode::Authentication);
+        assert_eq!(severity(&refused), Severity::Transient);
+    }
 
     #[test]
     fn a_wait_is_rounded_up_to_whole_milliseconds() {

@@ -105,7 +105,9 @@ impl ClientContext for Reasons {
     fn error(&self, error: KafkaError, reason: &str) {
         self.told(|told| match error.rdkafka_error_code() {
             _ if speaks_http(reason) => told.refusal = Some(SPEAKS_HTTP.to_owned()),
-            Some(code) if is_refusal(code) => told.refusal = Some(reason.to_owned()),
+            Some(code) if is_refusal(code) && !is_interrupted(reason) => {
+                told.refusal = Some(reason.to_owned());
+            }
             // A summary of other errors, which are more specific.
             Some(RDKafkaErrorCode::AllBrokersDown) => {}
             Some(_) | None => told.trouble = Some(reason.to_owned()),
@@ -146,9 +148,26 @@ fn is_refusal(code: RDKafkaErrorCode) -> bool {
     )
 }
 
+/// Whether a login failed because its connection broke.
+fn is_interrupted(reason: &str) -> bool {
+    reason.contains("Local: Broker transport failure")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_login_whose_connection_breaks_is_not_refused() {
+        let reasons = Reasons::default();
+        let error = |reason| {
+            reasons.error(KafkaError::Global(RDKafkaErrorCode::Authentication), reason);
+            reasons.told(|told| (told.refusal.is_some(), told.trouble.is_some()))
+        };
+        let broken = "SASL PLAIN mechanism handshake failed: Local: Broker transport failure";
+        assert_eq!(error(broken), (false, true));
+        assert_eq!(error("SASL authentication error"), (true, true));
+    }
 
     #[test]
     fn a_line_of_the_log_loses_the_name_of_its_thread_and_nothing_else() {

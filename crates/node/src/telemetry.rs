@@ -169,8 +169,9 @@ fn builder() -> Result<PrometheusBuilder, BuildError> {
         .set_buckets_for_metric(Matcher::Suffix("_bytes".into()), &BYTES)
 }
 
-/// Announces the address of a listener: in a log line, and on standard output as `listening <name>
-/// <address>`, which is stable and the only way to learn which port replaced port 0.
+/// Announces the address of a listener: in a log line, and on standard output as
+/// `listening <name> <address>`, which is stable and the only way to learn which port replaced
+/// port 0.
 ///
 /// The names are `http`, `admin`, `broker` and `services`.
 pub fn announce(name: &'static str, address: SocketAddr) {

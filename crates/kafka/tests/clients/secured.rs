@@ -10,7 +10,7 @@ use tokio::runtime::Runtime;
 use waybill_engine::{Offset, PartitionId};
 use waybill_kafka::{
     Admin, AdminError, ConsumerOptions, ErrorCode, GroupConsumer, GroupHandler, GroupOptions,
-    KafkaSettings, PartitionConsumer, PollError, RecordRef, TopicPartition, TopicSpec,
+    KafkaSettings, PartitionConsumer, RecordRef, TopicPartition, TopicSpec,
 };
 
 use crate::raw::{self, On, Right};
@@ -259,7 +259,7 @@ fn what_a_user_may_not_do_is_refused_by_its_code_and_a_topic_that_is_not_his_is_
 }
 
 #[test]
-fn a_consumer_whose_login_is_refused_cannot_go_on_and_says_so() {
+fn a_consumer_whose_login_is_refused_reads_nothing_and_tries_again() {
     let Some(site) = Site::new_or_skip() else {
         return;
     };
@@ -268,17 +268,10 @@ fn a_consumer_whose_login_is_refused_cannot_go_on_and_says_so() {
     consumer
         .assign(&[("t", PartitionId(0), Offset(0))])
         .unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    let error = loop {
-        assert!(Instant::now() < deadline, "no error came");
-        if let Err(error) = consumer.poll(ALL, A_WHILE, &mut |_| panic!()) {
-            break error;
-        }
-    };
-    assert!(matches!(error, PollError::Fatal { .. }), "{error:?}");
-    let said = told(&error);
-    assert!(said.contains("Authentication"), "{said}");
-    assert_no_secret(&site, &said);
+    for _ in 0..3 {
+        let polled = consumer.poll(ALL, A_WHILE, &mut |_| panic!());
+        assert!(polled.is_ok(), "{polled:?}");
+    }
 }
 
 fn code(error: AdminError) -> ErrorCode {

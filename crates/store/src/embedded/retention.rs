@@ -43,6 +43,8 @@ impl Retention {
                 Some(Err(cause))
             }
         };
+        // A saved time is not saved again: the disk may be full.
+        let is_saved = matches!(saved, Some(Ok(_)));
         let began = match saved {
             None => wall_clock(),
             Some(Ok(saved)) => saved,
@@ -59,11 +61,13 @@ impl Retention {
             began,
             opened: BootTime::now(),
         };
-        let mut batch = db.batch();
-        retention.put(&mut batch, leases);
-        batch
-            .commit()
-            .map_err(failed("saving the time of retention"))?;
+        if !is_saved {
+            let mut batch = db.batch();
+            retention.put(&mut batch, leases);
+            batch
+                .commit()
+                .map_err(failed("saving the time of retention"))?;
+        }
         Ok(retention)
     }
 
