@@ -2,11 +2,10 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -33,6 +32,8 @@ use crate::topics::{OpenTopicsError, Topics};
 
 /// How often partitions that a full disk has stopped are tried again.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
+/// Connections that clients of the broker's own process may have: many times as many as they need.
+const OWN_CONNECTIONS_MAX: usize = 1_024;
 /// How long to wait after the system refused a connection, for example for lack of files.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
@@ -95,6 +96,7 @@ pub struct BrokerFailure {
 /// A running broker. Dropping it stops it without waiting; [`Broker::shutdown`] stops it in order.
 pub struct Broker {
     address: SocketAddr,
+    own_address: SocketAddr,
     server: Arc<Server>,
     syncs: Arc<SyncQueue>,
     threads: SyncThreads,
@@ -130,46 +132,44 @@ impl Broker {
     }
 
     async fn started(config: BrokerConfig) -> Result<Self, StartError> {
-        let listener = TcpListener::bind(config.listen).await;
-        let address = listener
-            .as_ref()
-            .ok()
-            .and_then(|listener| listener.local_addr().ok());
-        let listener = listener.map_err(|source| StartError::Listen {
-            address: config.listen,
-            source,
-        })?;
+        let (listener, address) = listen(config.listen).await?;
+        let (own_listener, own_address) = listen((Ipv4Addr::LOCALHOST, 0).into()).await?;
         let path = config.data_dir.clone();
         let opened = tokio::task::spawn_blocking(move || open(config)).await;
         let (server, syncs, threads, lock) = opened.map_err(|panicked| StartError::Open {
             path,
             source: Box::new(panicked),
         })??;
-        let address = address.unwrap_or(server.config.listen);
-        let places = Connections::new(
-            "broker",
-            waybill_connections::Limits {
-                max: server.config.connections_max,
-                per_address_max: server.config.connections_per_address_max,
+        let _ = server.own_address.set(own_address);
+        let places = |max, per_address_max| {
+            let limits = waybill_connections::Limits {
+                max,
+                per_address_max,
                 stall_timeout: Some(server.config.stall_timeout),
                 unread_timeout: None,
                 requests: None,
-            },
+            };
+            Connections::new("broker", limits)
+        };
+        let own_places = places(OWN_CONNECTIONS_MAX, OWN_CONNECTIONS_MAX);
+        let places = places(
+            server.config.connections_max,
+            server.config.connections_per_address_max,
         );
         let connections = TaskTracker::new();
         let abort = CancellationToken::new();
-        let accepting = accept(
-            listener,
-            Arc::clone(&server),
-            Arc::clone(&places),
-            connections.clone(),
-            abort.clone(),
-        );
+        let accept = |listener, places| {
+            let (server, connections) = (Arc::clone(&server), connections.clone());
+            accept(listener, server, places, connections, abort.clone())
+        };
+        let accepting = accept(listener, Arc::clone(&places));
+        let own_accepting = accept(own_listener, own_places);
         let groups = drive_groups(Arc::clone(&server));
         let retention = apply_retention(Arc::clone(&server));
         let reopening = reopen_full(Arc::clone(&server));
         let background = vec![
             spawn_reporting_panics(&syncs, "the listener", accepting),
+            spawn_reporting_panics(&syncs, "the process's own listener", own_accepting),
             spawn_reporting_panics(&syncs, "the coordinator of groups", groups),
             spawn_reporting_panics(&syncs, "retention", retention),
             spawn_reporting_panics(&syncs, "the reopening of full partitions", reopening),
@@ -178,6 +178,7 @@ impl Broker {
         tracing::info!(%address, partitions, log_bytes, "the broker is listening");
         Ok(Self {
             address,
+            own_address,
             syncs,
             threads,
             places,
@@ -197,6 +198,13 @@ impl Broker {
         self.address
     }
 
+    /// The address for clients of this process. No limit of the other listener counts their
+    /// connections, so that no other client keeps them out.
+    #[must_use]
+    pub fn own_address(&self) -> SocketAddr {
+        self.own_address
+    }
+
     /// A handle that begins copies of it.
     #[must_use]
     pub fn logs(&self) -> Logs {
@@ -211,9 +219,13 @@ impl Broker {
         let config = &server.config;
         let (log_bytes, partitions) = server.topics.totals();
         let (groups, group_members, group_bytes) = server.coordinator.totals();
+        let counts = self.places.counts();
         server.counters.snapshot(Stats {
+            connections: counts.open as u64,
             connections_max: config.connections_max as u64,
-            connections_per_address: self.places.counts().per_address as u64,
+            connections_replaced: counts.replaced,
+            connections_refused: counts.refused,
+            connections_per_address: counts.per_address as u64,
             connections_per_address_max: config.connections_per_address_max as u64,
             log_bytes,
             partitions,
@@ -378,6 +390,7 @@ fn open(config: BrokerConfig) -> Result<Opened, StartError> {
             }
         })?;
     let server = Server {
+        own_address: OnceLock::new(),
         cluster_id,
         topics,
         meta,
@@ -413,6 +426,15 @@ pub(crate) fn lock(dir: &Path) -> Result<File, StartError> {
     }
 }
 
+async fn listen(address: SocketAddr) -> Result<(TcpListener, SocketAddr), StartError> {
+    let listener = TcpListener::bind(address).await;
+    let bound = listener.and_then(|listener| {
+        let address = listener.local_addr()?;
+        Ok((listener, address))
+    });
+    bound.map_err(|source| StartError::Listen { address, source })
+}
+
 async fn accept(
     listener: TcpListener,
     server: Arc<Server>,
@@ -434,21 +456,16 @@ async fn accept(
             }
         };
         let Ok(place) = places.admit(Instant::now(), peer.ip(), abort.child_token()) else {
-            add(&server.counters.connections_refused, 1);
             continue;
         };
         let server = Arc::clone(&server);
         connections.spawn(async move {
-            let counters = Arc::clone(&server.counters);
-            add(&counters.connections, 1);
             tokio::select! {
                 () = serve(stream, peer, server, &place) => {}
                 () = place.closing() => {
-                    add(&counters.connections_replaced, 1);
-                    tracing::debug!(%peer, "closed an idle connection to make room for another");
+                    tracing::debug!(%peer, "closed a connection to make room for another");
                 }
             }
-            counters.connections.fetch_sub(1, Ordering::Relaxed);
         });
     }
 }

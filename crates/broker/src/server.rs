@@ -1,7 +1,7 @@
 //! The parts that all connections share.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use kafka_protocol::messages::BrokerId;
 use kafka_protocol::protocol::StrBytes;
@@ -20,6 +20,8 @@ pub(crate) const NODE: BrokerId = BrokerId(1);
 /// The broker's parts, as its connections use them.
 pub(crate) struct Server {
     pub(crate) config: BrokerConfig,
+    /// The address of the listener for clients of this process, once it exists.
+    pub(crate) own_address: OnceLock<SocketAddr>,
     pub(crate) cluster_id: StrBytes,
     pub(crate) topics: Topics,
     pub(crate) meta: Arc<Meta>,
@@ -42,7 +44,8 @@ pub(crate) struct Ends {
 impl Server {
     /// The address that a client receives for connections.
     pub(crate) fn advertised(&self, ends: Ends) -> (StrBytes, i32) {
-        match &self.config.advertised {
+        let advertised = self.config.advertised.as_ref();
+        match advertised.filter(|_| self.own_address.get() != Some(&ends.local)) {
             Some((host, port)) => (StrBytes::from_string(host.clone()), i32::from(*port)),
             None => {
                 let host = ends.local.ip().to_canonical().to_string();

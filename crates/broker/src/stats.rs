@@ -146,8 +146,7 @@ macro_rules! counters {
 
 counters! {
     received_bytes sent_bytes requests produce_requests batches appended_bytes fetch_requests fetch_waits fetched_bytes
-    syncs damaged_batches disk_full connections connections_replaced connections_refused malformed logins_refused
-    unauthorized
+    syncs damaged_batches disk_full malformed logins_refused unauthorized
 }
 
 /// Adds `amount` to a counter.

@@ -251,11 +251,11 @@ fn limits_of_the_broker_that_lock_its_own_roles_out_are_refused_with_the_need() 
     for (broker, problem) in [
         (
             "connectionsMax: 2",
-            "broker.connectionsMax is 2, and must be at least 42: ",
+            "broker.connectionsMax is 2, and must be at least 13: ",
         ),
         (
             "connectionsPerAddressMax: 5",
-            "broker.connectionsPerAddressMax is 5, and must be at least 32: ",
+            "broker.connectionsPerAddressMax is 5, and must be at least 10: ",
         ),
         // Enough for the topics of operations, but not for those of the agents.
         (

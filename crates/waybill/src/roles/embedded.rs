@@ -21,7 +21,8 @@ use crate::broker_access::BrokerLogins;
 
 /// The embedded broker, for other parts of its process.
 pub(super) struct EmbeddedBroker {
-    pub(super) address: SocketAddr,
+    /// Where the roles of this process connect.
+    pub(super) own_address: SocketAddr,
     /// The source of a backup of its logs.
     pub(super) logs: Logs,
     logins: Option<Arc<BrokerLogins>>,
@@ -72,7 +73,7 @@ pub(super) async fn broker(
     let broker = Broker::start(broker_config)
         .await
         .map_err(|error| broker_not_started(config, error))?;
-    let (address, logs) = (broker.address(), broker.logs());
+    let (address, own_address, logs) = (broker.address(), broker.own_address(), broker.logs());
     running.spawn(Stage::Broker, "broker", |stop| async move {
         tokio::select! {
             () = stop.cancelled() => {}
@@ -84,7 +85,7 @@ pub(super) async fn broker(
     });
     announce("broker", address);
     Ok(EmbeddedBroker {
-        address,
+        own_address,
         logs,
         logins,
     })

@@ -194,7 +194,7 @@ async fn start(
             let config = &broker
                 .as_ref()
                 .map_or_else(|| config.clone(), |broker| broker.with_login(config));
-            let address = broker.as_ref().map(|broker| broker.address);
+            let address = broker.as_ref().map(|broker| broker.own_address);
             let dependencies = dependencies(role, config, address, &disk, admin, running).await?;
             connectivity::topics(&dependencies, admin, running)?;
             connectivity::group_commits(&dependencies.kafka, admin, running);

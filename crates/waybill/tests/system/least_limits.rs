@@ -7,9 +7,9 @@ use waybill_test_support::world::{World, delivery};
 
 use crate::{deliver_all, is_remote};
 
-/// 32 connections per address, which is three quarters of them.
+/// 10 connections per address, which is three quarters of them.
 const CONFIG: &str =
-    "broker: { connectionsMax: 42, groupsMax: 10, storedGroupsMax: 10, partitionsMax: 80 }\n";
+    "broker: { connectionsMax: 13, groupsMax: 10, storedGroupsMax: 10, partitionsMax: 80 }\n";
 
 /// Every duration, count and size at its minimum, except shutdownTimeout: with all others at their
 /// minimum, a stop takes longer.

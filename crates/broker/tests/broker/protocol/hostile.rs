@@ -360,3 +360,36 @@ async fn requests_that_drip_keep_nobody_out() {
     drip.abort();
     assert!(broker.shutdown().await);
 }
+
+#[tokio::test]
+async fn a_full_listener_keeps_no_client_of_the_own_process_out() {
+    const CONNECTIONS: usize = 4;
+    let dir = tempfile::tempdir().unwrap();
+    let broker = broker_with(dir.path(), |config| {
+        config.connections_max = CONNECTIONS;
+        config.advertised = Some(("public.example".to_owned(), 9092));
+    })
+    .await;
+    let mut busy = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let mut wire = Wire::connect(broker.address()).await;
+        wire.stream.write_all(&[0, 0, 0, 9, 0]).await.unwrap();
+        busy.push(wire);
+    }
+    until("the listener is full", async || {
+        let mut wire = Wire::connect(broker.address()).await;
+        wire.send(0, &ApiVersionsRequest::default()).await;
+        wire.frame().await.is_none()
+    })
+    .await;
+    let own = broker.own_address();
+    let mut wire = Wire::connect(own).await;
+    let metadata = wire.ask(4, &MetadataRequest::default()).await;
+    let node = &metadata.brokers[0];
+    assert_eq!(
+        (node.host.as_str(), node.port),
+        ("127.0.0.1", own.port().into())
+    );
+    assert_eq!(broker.stats().connections, CONNECTIONS as u64);
+    assert!(broker.shutdown().await);
+}

@@ -9,15 +9,9 @@ use waybill_topology::topics::partitions_needed;
 
 use super::Config;
 
-/// Connections of one process with every role, without receivers of alerts. `waybill up` has 19, and 21 while it sends
-/// samples; neither partitions, shards nor agents change that.
-const CONNECTIONS_OF_ROLES: usize = 22;
-/// Connections for each receiver of alerts, and for each channel to owners: two of its consumer,
-/// and one of its producer of dead letters.
-const CONNECTIONS_PER_RECEIVER: usize = 3;
-/// Connections of commands such as `waybill ops` and `waybill doctor`, and of lookups, which end
-/// soon.
-const CONNECTIONS_OF_COMMANDS: usize = 10;
+/// Connections of commands such as `waybill ops` and `waybill doctor`, which end soon. The roles
+/// connect to a listener of their own.
+const CONNECTIONS: usize = 10;
 /// Consumer groups without those of receivers: two of Waybill's roles, and those of clients.
 const GROUPS: usize = 10;
 
@@ -28,15 +22,12 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     }
     let broker = &config.broker;
     let receivers = receivers(config);
-    let connections = connections_needed(receivers);
-    let of = format!(
-        "Waybill's roles and commands take {connections} with {receivers} receivers of alerts and channels to owners"
-    );
+    let of = format!("Waybill's commands take {CONNECTIONS}");
     let (connections_max_min, per_address_note) = match broker.connections_per_address_max {
-        Some(_) => (connections, ""),
+        Some(_) => (CONNECTIONS, ""),
         // One address gets the larger part of three quarters.
         None => (
-            (connections * 4 - 3).div_ceil(3),
+            (CONNECTIONS * 4 - 3).div_ceil(3),
             ", and one address gets three quarters of it unless broker.connectionsPerAddressMax is set",
         ),
     };
@@ -54,7 +45,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         (
             "broker.connectionsPerAddressMax",
             broker.connections_per_address_max(),
-            connections,
+            CONNECTIONS,
             of,
         ),
         (
@@ -117,10 +108,6 @@ fn receivers(config: &Config) -> usize {
     config.alerts.receivers.len() + channels
 }
 
-fn connections_needed(receivers: usize) -> usize {
-    CONNECTIONS_OF_ROLES + CONNECTIONS_PER_RECEIVER * receivers + CONNECTIONS_OF_COMMANDS
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,17 +117,17 @@ mod tests {
         type Change = fn(&mut Config);
         let cases: [(&str, Change); 5] = [
             (
-                "broker.connectionsMax is 2, and must be at least 42: Waybill's roles and commands take 32 with 0 receivers of \
-                 alerts and channels to owners, and one address gets three quarters of it unless",
+                "broker.connectionsMax is 2, and must be at least 13: Waybill's commands take 10, and one address gets three \
+                 quarters of it unless",
                 |c| c.broker.connections_max = 2,
             ),
             (
-                "broker.connectionsMax is 41, and must be at least 42",
-                |c| c.broker.connections_max = 41,
+                "broker.connectionsMax is 12, and must be at least 13",
+                |c| c.broker.connections_max = 12,
             ),
             (
-                "broker.connectionsPerAddressMax is 31, and must be at least 32",
-                |c| c.broker.connections_per_address_max = Some(31),
+                "broker.connectionsPerAddressMax is 9, and must be at least 10",
+                |c| c.broker.connections_per_address_max = Some(9),
             ),
             (
                 "broker.partitionsMax is 59, and must be at least 60, which Waybill's own topics take with 4 partitions \
