@@ -63,16 +63,16 @@ impl CreateArgs {
     ///
     /// If the store, or the process that has it, is unavailable.
     async fn with_stored_partitions(&self, config: &Config) -> anyhow::Result<Config> {
-        let is_cluster = config.store.scylla.cql().is_some();
-        // The process with the store also has the brokers.
-        let is_its_process = config.kafka.brokers.is_none() || self.admin.admin_url.is_some();
-        if !is_cluster && !is_its_process && !self.admin.is_named(config) {
+        // A person named the store, or the process that has it.
+        let is_named = config.store.scylla.cql().is_some() || self.admin.admin_url.is_some();
+        let may_be_at_its_port = config.kafka.brokers.is_none() || self.admin.is_named(config);
+        if !is_named && !may_be_at_its_port {
             return Ok(config.clone());
         }
         match shards(config, &self.admin, None).await {
             Ok(layout) => Ok(config.with_partitions(layout.partitions)),
             Err(error) if is_without_schema(&error) => Ok(config.clone()),
-            Err(error) if is_cluster || is_its_process => {
+            Err(error) if is_named => {
                 Err(error.context("the state store did not say how many partitions there are"))
             }
             Err(error) => {

@@ -105,7 +105,11 @@ async fn an_incompatible_schema_is_refused_with_the_registrys_reason() {
 async fn a_newer_schema_that_reads_the_older_one_is_compatible() {
     let (stub, registry) = world().await;
     let request = RECORD_SCHEMAS[0];
-    stub.give("s", request.released[0]);
+    let mut older: serde_json::Value = serde_json::from_str(request.json).unwrap();
+    let fields = older["fields"].as_array_mut().unwrap();
+    let has_default = |field: &serde_json::Value| field.get("default").is_some();
+    fields.remove(fields.iter().rposition(has_default).unwrap());
+    stub.give("s", &older.to_string());
     let verdict = registry.check("s", request.json).await;
     assert_eq!(verdict.unwrap(), Compatibility::Compatible);
     registry.register("s", request.json).await.unwrap();
