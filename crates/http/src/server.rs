@@ -215,7 +215,7 @@ impl<S: Service> Server<S> {
                 tokio::select! {
                     () = connection.serve(socket, &place) => {}
                     () = place.closing() => {
-                        tracing::debug!("an idle connection made room for another");
+                        tracing::debug!("closed a connection to make room for another");
                     }
                     () = place.unread_for(stall_timeout) => {
                         tracing::debug!("a client did not read its answer in time");
