@@ -126,6 +126,7 @@ pub(super) async fn migrate(link: &Link, config: &CqlConfig) -> Result<(), Store
                 "CREATE TABLE IF NOT EXISTS {keyspace}.schema_versions (name text PRIMARY KEY, version int)"
             ))
             .await?;
+            begin_versions(link, keyspace).await?;
             schema_version(&link.session, keyspace).await?.unwrap_or(0)
         }
     };
@@ -139,9 +140,11 @@ pub(super) async fn migrate(link: &Link, config: &CqlConfig) -> Result<(), Store
             .map_err(|error| StoreError::unavailable(MIGRATING, error))?;
         set_version(link, keyspace, version).await?;
         let now = schema_version(&link.session, keyspace).await?.unwrap_or(0);
-        if now > version {
-            tracing::info!(keyspace, version = now, "migrated the schema");
+        if now <= version {
+            let what = format!("the version in {keyspace}.schema_versions stayed {now}");
+            return Err(StoreError::unavailable(MIGRATING, what));
         }
+        tracing::info!(keyspace, version = now, "migrated the schema");
         version = now;
     }
     let found = report(link, config).await?;
@@ -264,27 +267,30 @@ async fn define(link: &Link, statement: String) -> Result<(), StoreError> {
     .map(|_| ())
 }
 
+/// Stores version 0, which has none of the other tables, unless there is a version.
+async fn begin_versions(link: &Link, keyspace: &str) -> Result<(), StoreError> {
+    let statement = format!(
+        "INSERT INTO {keyspace}.schema_versions (name, version) VALUES (?, 0) IF NOT EXISTS"
+    );
+    let statement = link.prepare_conditional(statement).await?;
+    link.repeat(MIGRATING, || {
+        link.session.execute_unpaged(&statement, (NAME,))
+    })
+    .await
+    .map(|_| ())
+}
+
 /// Moves the version on by one, if it still is `from`.
 async fn set_version(link: &Link, keyspace: &str, from: u32) -> Result<(), StoreError> {
-    let to = as_int(from + 1);
-    let table = format!("{keyspace}.schema_versions");
-    if from == 0 {
-        let statement = format!("INSERT INTO {table} (name, version) VALUES (?, ?) IF NOT EXISTS");
-        let statement = link.prepare_conditional(statement).await?;
-        link.repeat(MIGRATING, || {
-            link.session.execute_unpaged(&statement, (NAME, to))
-        })
-        .await?;
-    } else {
-        let statement = format!("UPDATE {table} SET version = ? WHERE name = ? IF version = ?");
-        let statement = link.prepare_conditional(statement).await?;
-        let values = (to, NAME, as_int(from));
-        link.repeat(MIGRATING, || {
-            link.session.execute_unpaged(&statement, values)
-        })
-        .await?;
-    }
-    Ok(())
+    let statement =
+        format!("UPDATE {keyspace}.schema_versions SET version = ? WHERE name = ? IF version = ?");
+    let statement = link.prepare_conditional(statement).await?;
+    let values = (as_int(from + 1), NAME, as_int(from));
+    link.repeat(MIGRATING, || {
+        link.session.execute_unpaged(&statement, values)
+    })
+    .await
+    .map(|_| ())
 }
 
 fn as_int(version: u32) -> i32 {

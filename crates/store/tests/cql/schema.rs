@@ -208,6 +208,20 @@ async fn an_older_schema_is_refused_and_migrated_with_what_the_keyspace_holds() 
     subject.clean_up().await;
 }
 
+#[tokio::test]
+async fn a_version_that_no_migration_can_move_ends_the_migration() {
+    let Some(subject) = Cql::new_or_skip() else {
+        return;
+    };
+    CqlStore::migrate(&subject.config()).await.unwrap();
+    let negative = "UPDATE {ks}.schema_versions SET version = -1 WHERE name = 'waybill' IF EXISTS";
+    subject.run(negative, ()).await;
+    let error = CqlStore::migrate(&subject.config()).await.unwrap_err();
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.contains("schema_versions stayed 0"), "{cause}");
+    subject.clean_up().await;
+}
+
 /// If others create the keyspaces, the program need not.
 #[tokio::test]
 async fn a_keyspace_that_exists_is_used_as_it_is() {
