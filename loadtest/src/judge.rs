@@ -13,12 +13,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use hyper::StatusCode;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use waybill_engine::{OperationId, ProcessState};
 
+use crate::book::Book;
 use crate::load::client::Client;
 use crate::scenario::kind::Kind;
-use crate::watch::book::Book;
+use crate::verdict::{Findings, Verdict};
 
 /// The page size of requests to the ledger.
 const PAGE_OPERATIONS: usize = 10_000;
@@ -26,32 +27,6 @@ const PAGE_OPERATIONS: usize = 10_000;
 const EXAMPLES_MAX: usize = 5;
 /// The pause before an unbalanced delivery is judged again.
 const REST: Duration = Duration::from_secs(1);
-
-/// The judge's findings.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Verdict {
-    /// The number of judged deliveries.
-    pub judged: usize,
-    /// Deliveries that neither ended nor are parked after the wait.
-    pub lost: Findings,
-    /// Deliveries with an effect that was made twice.
-    pub double: Findings,
-    /// Deliveries with effects that do not match their state.
-    pub half_undone: Findings,
-    /// Parked deliveries. Not a fault.
-    pub parked: Findings,
-}
-
-/// Findings of one kind.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Findings {
-    /// The number of findings.
-    pub count: usize,
-    /// Some of the findings.
-    pub examples: Vec<String>,
-}
 
 /// The ledger's entry for one operation.
 #[derive(Default, Deserialize)]
@@ -155,12 +130,35 @@ impl Judge {
     }
 }
 
-impl Verdict {
-    /// Whether nothing is wrong.
-    pub fn is_balanced(&self) -> bool {
-        self.lost.count == 0 && self.double.count == 0 && self.half_undone.count == 0
+impl Effects<'_> {
+    /// Whether the existing effects are exactly those of this delivery, and nothing was undone.
+    fn are_those_of(&self, kind: Kind) -> bool {
+        let mut standing: Vec<&str> = self.standing.iter().map(|step| &**step).collect();
+        standing.sort_unstable();
+        kind.effects().is_some_and(|effects| standing == effects)
+            && self.undone.is_empty()
+            && self.barred.is_empty()
     }
+}
 
+impl fmt::Display for Effects<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lists = [
+            ("standing", &self.standing),
+            ("undone", &self.undone),
+            ("barred", &self.barred),
+            ("double", &self.double),
+        ];
+        let mut lists = lists.iter().filter(|(_, steps)| !steps.is_empty());
+        let Some((name, steps)) = lists.next() else {
+            return f.write_str("nothing in the ledger");
+        };
+        write!(f, "{name} {}", steps.join(", "))?;
+        lists.try_for_each(|(name, steps)| write!(f, "; {name} {}", steps.join(", ")))
+    }
+}
+
+impl Verdict {
     fn add(
         &mut self,
         id: OperationId,
@@ -192,17 +190,6 @@ impl Verdict {
     }
 }
 
-impl Effects<'_> {
-    /// Whether the existing effects are exactly those of this delivery, and nothing was undone.
-    fn are_those_of(&self, kind: Kind) -> bool {
-        let mut standing: Vec<&str> = self.standing.iter().map(|step| &**step).collect();
-        standing.sort_unstable();
-        kind.effects().is_some_and(|effects| standing == effects)
-            && self.undone.is_empty()
-            && self.barred.is_empty()
-    }
-}
-
 impl Findings {
     fn add(
         &mut self,
@@ -217,50 +204,6 @@ impl Findings {
             self.examples
                 .push(format!("{id} ({}): {state}; {effects}", kind.as_str()));
         }
-    }
-}
-
-impl fmt::Display for Effects<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let lists = [
-            ("standing", &self.standing),
-            ("undone", &self.undone),
-            ("barred", &self.barred),
-            ("double", &self.double),
-        ];
-        let mut lists = lists.iter().filter(|(_, steps)| !steps.is_empty());
-        let Some((name, steps)) = lists.next() else {
-            return f.write_str("nothing in the ledger");
-        };
-        write!(f, "{name} {}", steps.join(", "))?;
-        lists.try_for_each(|(name, steps)| write!(f, "; {name} {}", steps.join(", ")))
-    }
-}
-
-impl fmt::Display for Verdict {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kinds = [
-            ("LOST", &self.lost),
-            ("DOUBLE", &self.double),
-            ("HALF-UNDONE", &self.half_undone),
-            ("parked", &self.parked),
-        ];
-        for (name, findings) in kinds.iter().filter(|(_, findings)| findings.count > 0) {
-            writeln!(f, "{name:<11} {}", findings.count)?;
-            if *name == "LOST" {
-                writeln!(
-                    f,
-                    "  no final state came while ends were waited for (--wait): lost, or under way still"
-                )?;
-            }
-            for example in &findings.examples {
-                writeln!(f, "  {example}")?;
-            }
-        }
-        if self.is_balanced() {
-            writeln!(f, "BALANCED    {} deliveries", self.judged)?;
-        }
-        Ok(())
     }
 }
 

@@ -7,16 +7,19 @@
 //! usage.
 
 mod attack;
+mod book;
 mod commands;
 mod faults;
 mod interrupt;
 mod judge;
 mod load;
 mod measure;
+mod model;
 mod report;
 mod scenario;
 mod schedulers;
 mod suite;
+mod verdict;
 mod watch;
 mod world;
 

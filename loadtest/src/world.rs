@@ -18,7 +18,7 @@ use waybill_registry::{Registry, RegistrySettings, SchemaCache, schema_ids, subj
 
 use crate::load::client::Client;
 use crate::load::door::Door;
-use crate::report::model::Part;
+use crate::model::Part;
 use crate::scenario::{Scenario, Transport};
 use crate::watch::processes::Watched;
 

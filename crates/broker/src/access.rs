@@ -17,8 +17,7 @@ use kafka_protocol::messages::{
     SaslAuthenticateRequest, SaslAuthenticateResponse, SaslHandshakeRequest, SaslHandshakeResponse,
 };
 use kafka_protocol::protocol::StrBytes;
-
-use crate::api::OK;
+use waybill_wire::OK;
 
 /// The mechanism, as clients name it.
 const PLAIN: &str = "PLAIN";

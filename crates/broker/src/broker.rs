@@ -24,10 +24,10 @@ use crate::backup::Logs;
 use crate::connection::{Closed, Connection};
 use crate::group::{Coordinator, GroupLimits};
 use crate::log::{Damage, Limits, LogError, SyncedEnds};
+use crate::log::{SyncQueue, SyncThreads, spawn_reporting_panics};
 use crate::meta::{Meta, MetaError};
 use crate::server::{Ends, Server};
 use crate::stats::{Counters, Stats, add};
-use crate::sync::{SyncQueue, SyncThreads, spawn_reporting_panics};
 use crate::topics::{OpenTopicsError, Topics};
 
 /// How often partitions that a full disk has stopped are tried again.

@@ -26,6 +26,7 @@ use waybill_connections::{Permit, Place, Reservation, SMALL_BUFFER_BYTES};
 use crate::access::Login;
 use crate::api::{self, LongPoll, Reply};
 use crate::config::CONTROL_GROWTH;
+use crate::frame::{Frame, Pending};
 use crate::server::{Ends, Server};
 use crate::stats::add;
 use waybill_wire::{self as wire, Malformed};
@@ -43,40 +44,6 @@ const UNCOUNTED_BYTES_MAX: usize = 16 << 10;
 /// The API, its version, the correlation id and the client's.
 const HEAD_BYTES_MIN: usize = 8;
 const SLICES_MAX: usize = 32;
-
-/// An answer's bytes, with the permit for its buffer where that is large.
-pub(crate) struct Frame {
-    pub(crate) bytes: Bytes,
-    pub(crate) permit: Option<Permit>,
-}
-
-impl Frame {
-    /// Begins its transfer: first when it starts to wait, and again when it is the next to be sent.
-    fn begin(&mut self, slow: &CancellationToken) {
-        if let Some(permit) = &mut self.permit {
-            permit.begin_transfer(0, slow);
-        }
-    }
-
-    /// How many of `bytes` bytes of it no permit counts.
-    fn uncounted(&self, bytes: usize) -> usize {
-        match &self.permit {
-            Some(_) => 0,
-            None => bytes,
-        }
-    }
-}
-
-impl From<Bytes> for Frame {
-    fn from(bytes: Bytes) -> Self {
-        Self {
-            bytes,
-            permit: None,
-        }
-    }
-}
-
-pub(crate) type Pending = Pin<Box<dyn Future<Output = Result<Frame, Malformed>> + Send>>;
 
 /// Why a connection ended.
 #[derive(Debug, thiserror::Error)]

@@ -45,6 +45,7 @@ mod backup;
 mod broker;
 mod config;
 mod connection;
+mod frame;
 mod group;
 mod log;
 mod meta;
@@ -52,7 +53,6 @@ mod repair;
 mod retention;
 mod server;
 mod stats;
-mod sync;
 mod topic_config;
 mod topics;
 

@@ -9,11 +9,12 @@
 
 use std::time::Duration;
 
+use crate::action::{Action, Outputs};
 use crate::gate::{Gates, Traffic};
 use crate::id::OperationId;
 use crate::operation::{Created, OperationState, ProcessState, StepError, StepProgress, StepState};
-use crate::partition::EngineStats;
-use crate::record::{Action, Outcome, Outputs, STEP_REQUEST_REFUSED, StepReply};
+use crate::record::{Outcome, STEP_REQUEST_REFUSED, StepReply};
+use crate::stats::EngineStats;
 use crate::step::{IllegalTransition, Jitter, RETRY_AFTER_MAX, StepEvent, transition};
 use crate::time::Timestamp;
 use crate::workflow::{StepSet, Undo, Workflow};

@@ -9,24 +9,28 @@
 //! What must hold here: no message leaves before the row that intends it is durable, a checkpoint
 //! never passes unfinished work, and the same events in the same order give the same commands.
 
+mod action;
 mod advance;
 mod contact;
 mod definition;
 mod gate;
 mod id;
 mod operation;
+mod ownership;
 mod partition;
 mod partitioner;
 mod preview;
 mod priority;
 mod record;
 mod shard;
+mod stats;
 mod step;
 mod supervision;
 mod time;
 mod tracker;
 mod workflow;
 
+pub use action::{Action, Outputs};
 pub use advance::{INPUT_BYTES_MAX, OUTPUTS_BYTES_MAX};
 pub use contact::Contact;
 pub use definition::{
@@ -40,23 +44,24 @@ pub use operation::{
     Amended, Created, HISTORY_MAX, HistoryEntry, OperationError, OperationRow, OperationState,
     ProcessState, RequestHash, StepError, StepProgress, StepState,
 };
+pub use ownership::Ownership;
 pub use partition::{
-    Batch, Census, Command, EngineCheckpoint, EngineConfig, EngineStats, Event, ForwardRecord,
-    Held, InFlight, Message, Ownership, PartitionEngine, Room, RowChange, Waiting,
+    Batch, Census, Command, EngineCheckpoint, EngineConfig, Event, ForwardRecord, Held, InFlight,
+    Message, PartitionEngine, Room, RowChange, Waiting,
 };
 pub use partitioner::{murmur2, partition_for};
 pub use preview::{Asked, refusal, workflow_of};
 pub use priority::{ByPriority, LogPosition, Position, Priority, Source};
 pub use record::{
-    Action, AlertKind, AmendRequest, Amendment, AttemptSeen, CreateRequest, FailedOperation,
-    IdOrigin, Nonce, OWNER_SUPERSEDED, OperationRequest, OperationStatus, OperatorAlert, Outcome,
-    Outputs, OwnerNotice, Recovery, RecoveryVerb, STEP_REQUEST_REFUSED, StatusKind, StepReply,
-    StepRequest,
+    AlertKind, AmendRequest, Amendment, AttemptSeen, CreateRequest, FailedOperation, IdOrigin,
+    Nonce, OWNER_SUPERSEDED, OperationRequest, OperationStatus, OperatorAlert, Outcome,
+    OwnerNotice, Recovery, RecoveryVerb, STEP_REQUEST_REFUSED, StatusKind, StepReply, StepRequest,
 };
 pub use shard::{
     KeyHash, RepartitionBoundary, ResumeOffsets, SHARDS_PER_PARTITION_MAX, ShardFilter,
     ShardHandover, ShardingError, ShardingScheme, TopicOffsets,
 };
+pub use stats::EngineStats;
 pub use step::RETRY_AFTER_MAX;
 pub use supervision::Supervision;
 pub use time::{Stamp, Timestamp};

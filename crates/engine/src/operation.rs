@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use uuid::Uuid;
 
+use crate::action::{Action, Outputs};
 use crate::contact::Contact;
 use crate::id::{Attempt, Epoch, OperationId, OwnerId};
-use crate::partition::Ownership;
+use crate::ownership::Ownership;
 use crate::priority::{LogPosition, Position, Source};
-use crate::record::{Action, Outputs};
 use crate::time::{Stamp, Timestamp};
 
 /// The first 16 bytes of the SHA-256 over a request's canonical form.

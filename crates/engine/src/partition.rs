@@ -35,15 +35,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use command::{Batch, Command, Message, RowChange};
-pub use config::{
-    Census, EngineCheckpoint, EngineConfig, EngineStats, Held, InFlight, Ownership, Room, Waiting,
-};
+pub use config::{Census, EngineCheckpoint, EngineConfig, Held, InFlight, Room, Waiting};
 pub use event::{Event, ForwardRecord};
 pub(crate) use messages::failure_id;
 
 use crate::gate::Gates;
 use crate::id::{BatchNumber, Offset, OperationId};
 use crate::operation::ProcessState;
+use crate::ownership::Ownership;
 use crate::partition::batch::{OpenBatch, Unsettled};
 use crate::partition::early_cancels::{CLOCKS_AHEAD_MAX, EarlyCancels};
 use crate::partition::fair::{FairQueue, Queued};
@@ -57,6 +56,7 @@ use crate::priority::{ByPriority, Position, Priority};
 use crate::record::{
     AmendRequest, Amendment, CreateRequest, IdOrigin, OperationRequest, Recovery, StepReply,
 };
+use crate::stats::EngineStats;
 use crate::step::IllegalTransition;
 use crate::time::{Stamp, Timestamp};
 use crate::tracker::OffsetTracker;

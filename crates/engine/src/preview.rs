@@ -10,8 +10,8 @@ use std::sync::Arc;
 use crate::advance::{Advance, Patience, Verdict};
 use crate::gate::Gates;
 use crate::operation::{OperationRow, OperationState, ProcessState};
-use crate::partition::EngineStats;
 use crate::record::{Amendment, RecoveryVerb};
+use crate::stats::EngineStats;
 use crate::time::Timestamp;
 use crate::workflow::{StepSet, Workflow, Workflows};
 

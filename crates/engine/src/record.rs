@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
+use crate::action::{Action, Outputs};
 use crate::contact::Contact;
 use crate::id::{Attempt, Epoch, LayoutShard, OperationId, PartitionId};
 use crate::operation::{ProcessState, RequestHash, StepError, StepState};
@@ -123,30 +124,6 @@ pub enum Amendment {
     },
 }
 
-/// The action of a step request.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-pub enum Action {
-    /// Perform the step.
-    #[default]
-    Run,
-    /// Undo the step, whether or not it was performed.
-    Compensate,
-    /// Report whether the step was performed, without performing it.
-    Probe,
-}
-
-impl Action {
-    /// Its name in answers, records and metrics.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Run => "Run",
-            Self::Compensate => "Compensate",
-            Self::Probe => "Probe",
-        }
-    }
-}
-
 /// A request of a supervisor or an operator to the scheduler: a record on `recovery`.
 ///
 /// The scheduler judges it against the current row. It is void if the named attempt is not the
@@ -240,10 +217,6 @@ impl RecoveryVerb {
         }
     }
 }
-
-/// Named values that steps produced. An agent extracts from its service's answer what later steps
-/// and conditions need; the rest of the answer is not stored.
-pub type Outputs = Vec<(String, String)>;
 
 /// Proof that the sender of a reply has seen the request: 16 unguessable bytes that the scheduler
 /// puts into the request and the agent repeats. `Debug` does not show them, because a reader of the

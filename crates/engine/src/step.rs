@@ -29,10 +29,10 @@
 
 use std::time::Duration;
 
+use crate::action::{Action, Outputs};
 use crate::definition::OnFailure;
 use crate::id::{Attempt, OperationId};
 use crate::operation::{StepError, StepProgress, StepState};
-use crate::record::{Action, Outputs};
 use crate::time::Timestamp;
 use crate::workflow::{RetryIntervals, Step, Tries, Undo};
 

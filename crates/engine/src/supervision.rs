@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
+use crate::action::Action;
 use crate::definition::OnFailure;
 use crate::id::OperationId;
 use crate::operation::{OperationRow, OperationState, ProcessState, StepProgress, StepState};
 use crate::partition::failure_id;
-use crate::record::{Action, AttemptSeen, FailedOperation, Recovery, RecoveryVerb};
+use crate::record::{AttemptSeen, FailedOperation, Recovery, RecoveryVerb};
 use crate::time::Timestamp;
 use crate::workflow::{Step, Undo, Workflow, Workflows};
 

@@ -11,9 +11,9 @@ use std::time::Duration;
 
 pub use compile::WorkflowError;
 
+use crate::action::Action;
 use crate::definition::{CancelPolicy, OnFailure, RetryPolicy};
 use crate::operation::{StepProgress, StepState};
-use crate::record::Action;
 
 mod compile;
 mod promise;

@@ -93,6 +93,8 @@ pub enum Kind {
     OutcomeUnknown,
     /// This process does not drive the partition.
     PartitionNotHere,
+    /// This process is still starting.
+    Starting,
     /// This process is shutting down.
     ShuttingDown,
     /// A partition could not be stopped or started.
@@ -101,7 +103,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind.
-    pub const ALL: [Self; 34] = [
+    pub const ALL: [Self; 35] = [
         Self::MalformedRequest,
         Self::AmbiguousLength,
         Self::IncompleteBody,
@@ -134,6 +136,7 @@ impl Kind {
         Self::StoreUnavailable,
         Self::OutcomeUnknown,
         Self::PartitionNotHere,
+        Self::Starting,
         Self::ShuttingDown,
         Self::PartitionFailed,
     ];
@@ -263,6 +266,9 @@ impl Kind {
             Self::PartitionNotHere => ("/problems/partition-not-here", S::NOT_FOUND,
                 "This process does not drive the partition",
                 "GET /schedulers lists the partitions that it drives."),
+            Self::Starting => ("/problems/starting", S::SERVICE_UNAVAILABLE,
+                "Still starting",
+                "Send the request again when GET /readyz answers 200, or after the time that Retry-After says."),
             Self::ShuttingDown => ("/problems/shutting-down", S::SERVICE_UNAVAILABLE,
                 "Shutting down",
                 "Ask the process that takes its place, after the time that Retry-After says."),

@@ -23,9 +23,9 @@ use waybill_engine::{Offset, PartitionId};
 
 pub use self::groups::TopicsRead;
 use crate::error::ClientError;
+use crate::partition::{partition_id, partition_number};
 use crate::probe::Probe;
 use crate::rebootstrap::Rebootstrap;
-use crate::record::{partition_id, partition_number};
 use crate::settings::KafkaSettings;
 use crate::watermarks::watermarks;
 

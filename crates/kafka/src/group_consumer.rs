@@ -37,9 +37,10 @@ use crate::error::{ClientError, RequestError};
 use crate::native;
 use crate::partition_consumer::{fetch_settings, verified};
 use crate::partition_list::{offsets_list, partitions_list};
-use crate::poll::{self, PollError, PollLimits, Polled, Severity, severity};
+use crate::poll::{self, PollError, PollLimits, Polled};
 use crate::record::RecordRef;
 use crate::settings::KafkaSettings;
+use crate::severity::{Severity, severity};
 use crate::stall::StallWatch;
 
 /// The longest that a fetch may wait for records. librdkafka adds newly assigned partitions to its

@@ -39,7 +39,7 @@ mod lanes;
 mod log_check;
 mod metrics;
 mod native;
-mod native_producer;
+mod partition;
 mod partition_consumer;
 mod partition_list;
 mod poll;
@@ -50,6 +50,7 @@ mod record;
 mod record_reader;
 mod settings;
 mod settlement;
+mod severity;
 mod stall;
 #[cfg(all(target_os = "linux", target_env = "gnu", target_pointer_width = "64"))]
 mod timed_wait;

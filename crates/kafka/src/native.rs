@@ -30,7 +30,7 @@ use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
 use waybill_engine::{Offset, PartitionId};
 
 pub(crate) use self::describe::topic_id;
-use crate::record::partition_number;
+use crate::partition::partition_number;
 
 /// Whether the broker has persisted a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -17,11 +17,13 @@ use crate::client_log::ClientLog;
 use crate::damage::{self, DamagedLog, History, Position, Round};
 use crate::error::{ClientError, RequestError};
 use crate::native;
+use crate::partition::{partition_id, partition_number};
 use crate::partition_list::{check_each, offsets_list, partitions_list};
-use crate::poll::{self, OutOfRange, PollError, PollLimits, Polled, Severity};
+use crate::poll::{self, OutOfRange, PollError, PollLimits, Polled};
 use crate::rebootstrap::Rebootstrap;
-use crate::record::{RecordRef, partition_id, partition_number};
+use crate::record::RecordRef;
 use crate::settings::{KafkaSettings, no_group};
+use crate::severity::{Severity, severity};
 use crate::stall::{Behind, StallWatch};
 use crate::topic_id::TopicId;
 use crate::watermarks::watermarks;
@@ -260,7 +262,7 @@ impl PartitionConsumer {
         {
             self.leave_stalled()?;
         }
-        polled.or_else(|error| match poll::severity(&error) {
+        polled.or_else(|error| match severity(&error) {
             Severity::Damaged => self.leave_damaged(&error),
             Severity::OffsetReset => self.diagnose(&error).map_or(Ok(Polled::default()), Err),
             Severity::Transient | Severity::Fatal => Err(PollError::Fatal {

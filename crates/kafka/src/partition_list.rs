@@ -4,7 +4,7 @@ use rdkafka::error::KafkaResult;
 use rdkafka::topic_partition_list::{TopicPartitionList, TopicPartitionListElem};
 use waybill_engine::{Offset, PartitionId};
 
-use crate::record::partition_number;
+use crate::partition::partition_number;
 
 /// Partitions without offsets.
 pub(crate) fn partitions_list<'a>(

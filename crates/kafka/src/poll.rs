@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use rdkafka::consumer::{BaseConsumer, ConsumerContext};
 use rdkafka::error::KafkaError;
-use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
 use crate::damage::DamagedLog;
 use crate::record::RecordRef;
+use crate::severity::{Severity, severity};
 
 /// How much one poll may take. A poll takes at least one available record, whatever the limits.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,47 +105,6 @@ fn said(partitions: &[impl fmt::Display]) -> String {
     said.join("; ")
 }
 
-/// How severe an error from a poll is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Severity {
-    /// librdkafka retries by itself.
-    Transient,
-    /// The start offset does not exist.
-    OffsetReset,
-    /// A batch cannot be read as it was written. No record after this error can be trusted.
-    Damaged,
-    /// Further polls are useless.
-    Fatal,
-}
-
-pub(crate) fn severity(error: &KafkaError) -> Severity {
-    match error {
-        KafkaError::MessageConsumptionFatal(_) => Severity::Fatal,
-        KafkaError::MessageConsumption(code) => match code {
-            RDKafkaErrorCode::AutoOffsetReset | RDKafkaErrorCode::OffsetOutOfRange => {
-                Severity::OffsetReset
-            }
-            // A wrong checksum or format, as the client (the first three) and the broker report it.
-            RDKafkaErrorCode::BadMessage
-            | RDKafkaErrorCode::BadCompression
-            | RDKafkaErrorCode::NotImplemented
-            | RDKafkaErrorCode::InvalidMessage => Severity::Damaged,
-            // `Authentication` is not among them: librdkafka also reports a connection so that broke
-            // during the handshake, and it connects again after either.
-            RDKafkaErrorCode::Fatal
-            | RDKafkaErrorCode::UnsupportedSASLMechanism
-            | RDKafkaErrorCode::TopicAuthorizationFailed
-            | RDKafkaErrorCode::GroupAuthorizationFailed
-            | RDKafkaErrorCode::ClusterAuthorizationFailed
-            | RDKafkaErrorCode::InvalidGroupId
-            | RDKafkaErrorCode::FencedInstanceId
-            | RDKafkaErrorCode::UnsupportedFeature => Severity::Fatal,
-            _ => Severity::Transient,
-        },
-        _ => Severity::Transient,
-    }
-}
-
 /// Takes records up to a limit or until none is available, or until `stop` returns true: it is
 /// called whenever librdkafka has no record. `on_end` is called for a partition (of some topic)
 /// whose end was reached behind the records handed over so far, if the consumer reports ends.
@@ -199,12 +158,6 @@ fn whole_millis(wait: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_connection_that_breaks_during_its_login_ends_no_consumer() {
-        let refused = KafkaError::MessageConsumption(RDKafkaErrorCode::Authentication);
-        assert_eq!(severity(&refused), Severity::Transient);
-    }
 
     #[test]
     fn a_wait_is_rounded_up_to_whole_milliseconds() {

@@ -1,5 +1,7 @@
 //! A producer whose acknowledgements settle tokens of the caller, not futures.
 
+mod native;
+
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant};
@@ -7,9 +9,9 @@ use std::{fmt, mem, thread};
 
 use rdkafka::types::RDKafkaErrorCode;
 
+use self::native::NativeProducer;
 use crate::delivery::{Delivered, ProduceError};
 use crate::error::{ClientError, RequestError};
-use crate::native_producer::NativeProducer;
 use crate::record::OutRecord;
 use crate::settings::KafkaSettings;
 

@@ -6,7 +6,7 @@ use rdkafka::client::{Client, ClientContext};
 use rdkafka::error::{KafkaError, RDKafkaErrorCode};
 use waybill_engine::{Offset, PartitionId};
 
-use crate::record::partition_number;
+use crate::partition::partition_number;
 
 /// The first offset of a partition and the one that its next record will get, from the broker.
 /// librdkafka caches the partition's leader for three times as long as its metadata is fresh. So

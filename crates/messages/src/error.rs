@@ -1,6 +1,6 @@
 //! Errors of encoding and decoding records.
 
-use crate::framing::SchemaId;
+use crate::schema_id::SchemaId;
 
 /// Why a value cannot be encoded. The output is left unchanged.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -14,22 +14,10 @@
 use std::fmt;
 use std::sync::Arc;
 
-use waybill_engine::CreateRequest;
-
-use crate::codec::WriterSchema;
-use crate::error::{DecodeError, EncodeError};
-use crate::operation_request;
-use crate::record::{RECORD_KINDS, Record, RecordKind};
-
-/// A registry's id of a schema.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct SchemaId(pub u32);
-
-impl fmt::Display for SchemaId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
+use crate::error::EncodeError;
+use crate::kind::{RECORD_KINDS, RecordKind};
+use crate::schema_id::{Frame, SchemaId};
+use crate::writer_schema::WriterSchema;
 
 /// The result of looking up an ID in a registry.
 #[derive(Clone, Debug)]
@@ -54,15 +42,6 @@ pub enum Lookup {
 pub trait Schemas: Send + Sync {
     /// The schema of this ID.
     fn writer_schema(&self, id: SchemaId) -> Lookup;
-}
-
-/// The bytes before a datum.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Frame {
-    /// The marker and fingerprint of an Avro single object.
-    SingleObject,
-    /// The zero byte and schema id of the Confluent wire format.
-    Confluent(SchemaId),
 }
 
 /// The registry IDs of the schemas that a process writes with.
@@ -116,40 +95,6 @@ impl Framing {
         }
     }
 
-    /// Appends a record's framed value to `out`.
-    ///
-    /// # Errors
-    ///
-    /// If the value is out of range for the record's schema, or the schema has no ID. `out` is then
-    /// left unchanged.
-    pub fn encode<R: Record>(&self, record: &R, out: &mut Vec<u8>) -> Result<(), EncodeError> {
-        record.encode_as(self.frame(R::SCHEMA.kind)?, out)
-    }
-
-    /// Appends the record of `OperationRequest::Create`, for callers that keep the create itself.
-    ///
-    /// # Errors
-    ///
-    /// As [`Framing::encode`].
-    pub fn encode_create(
-        &self,
-        request: &CreateRequest,
-        out: &mut Vec<u8>,
-    ) -> Result<(), EncodeError> {
-        let frame = self.frame(RecordKind::OperationRequest)?;
-        operation_request::encode_create(request, frame, out)
-    }
-
-    /// Reads a record's value.
-    ///
-    /// # Errors
-    ///
-    /// If the bytes are not that record, or cannot be read yet
-    /// ([`DecodeError::waits_for`]).
-    pub fn decode<R: Record>(&self, bytes: &[u8]) -> Result<R, DecodeError> {
-        R::decode_with(bytes, self)
-    }
-
     /// Looks up an ID in the registry; `None` without a registry.
     #[must_use]
     pub fn look_up(&self, id: SchemaId) -> Option<Lookup> {
@@ -162,7 +107,8 @@ impl Framing {
         ids.is_some_and(|ids| ids.get(kind) == Some(id))
     }
 
-    fn frame(&self, kind: RecordKind) -> Result<Frame, EncodeError> {
+    /// The frame that the writer uses for a record.
+    pub(crate) fn frame(&self, kind: RecordKind) -> Result<Frame, EncodeError> {
         let Some(ids) = &self.written_with else {
             return Ok(Frame::SingleObject);
         };

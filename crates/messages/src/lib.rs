@@ -27,22 +27,27 @@ mod error;
 mod failed_operation;
 mod framing;
 pub mod headers;
+mod kind;
 mod operation_request;
 mod operation_status;
 mod operator_alert;
 mod owner_notice;
 mod record;
 mod recovery;
+mod schema_id;
+mod schemas;
 mod step_reply;
 mod step_request;
 mod topics;
 mod wire;
+mod writer_schema;
 
-pub use codec::{VALUE_BYTES_MAX, WriterSchema};
 pub use dead_letter::{Contents, DEAD_LETTER_BYTES_MAX, DeadLetter, RECORD_BYTES_MAX, undecodable};
 pub use error::{DecodeError, EncodeError, SchemaError};
-pub use framing::{Frame, Framing, Lookup, SchemaId, SchemaIds, Schemas};
-pub use record::{
-    ASKED_BY_BYTES_MAX, REASON_BYTES_MAX, RECORD_SCHEMAS, Record, RecordKind, RecordSchema,
-};
+pub use framing::{Framing, Lookup, SchemaIds, Schemas};
+pub use kind::{RecordKind, RecordSchema};
+pub use record::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX, Record};
+pub use schema_id::{Frame, SchemaId};
+pub use schemas::RECORD_SCHEMAS;
 pub use topics::{Topics, is_topic_name};
+pub use writer_schema::{VALUE_BYTES_MAX, WriterSchema};

@@ -10,8 +10,10 @@ use waybill_engine::{
 
 use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
-use crate::framing::{Frame, Framing};
-use crate::record::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX, Record, RecordKind, RecordSchema};
+use crate::framing::Framing;
+use crate::kind::{RecordKind, RecordSchema};
+use crate::record::{ASKED_BY_BYTES_MAX, REASON_BYTES_MAX, Record};
+use crate::schema_id::Frame;
 use crate::wire::{Fields, Id};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(
@@ -139,13 +141,20 @@ impl Record for OperationRequest {
     }
 }
 
-/// Appends the record of `OperationRequest::Create`, for callers that keep the create itself.
-pub(crate) fn encode_create(
-    request: &CreateRequest,
-    frame: Frame,
-    out: &mut Vec<u8>,
-) -> Result<(), EncodeError> {
-    CODEC.encode(&created(request)?, frame, out)
+impl Framing {
+    /// Appends the record of `OperationRequest::Create`, for callers that keep the create itself.
+    ///
+    /// # Errors
+    ///
+    /// As [`Framing::encode`].
+    pub fn encode_create(
+        &self,
+        request: &CreateRequest,
+        out: &mut Vec<u8>,
+    ) -> Result<(), EncodeError> {
+        let frame = self.frame(RecordKind::OperationRequest)?;
+        CODEC.encode(&created(request)?, frame, out)
+    }
 }
 
 fn created(request: &CreateRequest) -> Result<Out<'_>, EncodeError> {

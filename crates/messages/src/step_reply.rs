@@ -7,8 +7,10 @@ use waybill_engine::{Attempt, Epoch, OperationId, Outcome, StepError, StepReply}
 
 use crate::codec::Codec;
 use crate::error::{DecodeError, EncodeError};
-use crate::framing::{Frame, Framing};
-use crate::record::{Record, RecordKind, RecordSchema};
+use crate::framing::Framing;
+use crate::kind::{RecordKind, RecordSchema};
+use crate::record::Record;
+use crate::schema_id::Frame;
 use crate::wire::{ErrorIn, ErrorOut, Fields, Id, MapIn, MapOut, WireAction, WireNonce};
 
 pub(crate) const SCHEMA: RecordSchema = RecordSchema::new(

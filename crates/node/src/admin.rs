@@ -101,6 +101,7 @@ pub struct Admin {
     hosts: Hosts,
     denials: Denials,
     address: Arc<OnceLock<SocketAddr>>,
+    started: Arc<OnceLock<()>>,
     schedulers: Arc<OnceLock<Arc<dyn SchedulerControl>>>,
     shards: Arc<OnceLock<Shards>>,
     growing: Arc<OnceLock<Repartition>>,
@@ -120,6 +121,7 @@ impl Admin {
             hosts,
             denials: Denials::new(),
             address: Arc::default(),
+            started: Arc::default(),
             schedulers: Arc::default(),
             shards: Arc::default(),
             growing: Arc::default(),
@@ -131,6 +133,31 @@ impl Admin {
     #[must_use]
     pub fn auth(&self) -> &Auth {
         &self.auth
+    }
+
+    /// Ends the start: from now on, what is not connected does not exist in this process.
+    pub fn set_started(&self) {
+        // A second call changes nothing.
+        let _ = self.started.set(());
+    }
+
+    fn is_started(&self) -> bool {
+        self.started.get().is_some()
+    }
+
+    /// The answer to a request for a part that is not connected: `absent`, once every role was
+    /// started.
+    fn not_connected(&self, absent: Problem) -> Problem {
+        match self.is_started() {
+            true => absent,
+            false => starting(),
+        }
+    }
+
+    /// The answer to a request for a part of the scheduler that is not connected.
+    fn no_scheduler(&self) -> Problem {
+        let absent = Problem::new(Kind::NotFound, "No scheduler is in this process.");
+        self.not_connected(absent)
     }
 
     /// Connects the scheduler of this process. Only the first call counts; a process has one.
@@ -300,6 +327,10 @@ impl Service for Routes {
     }
 }
 
+fn starting() -> Problem {
+    Problem::new(Kind::Starting, "Not every role of this process runs yet.")
+}
+
 async fn livez(State(admin): State<Admin>) -> Response {
     verdict("alive", "silent", admin.liveness.silent(), &[])
 }
@@ -331,14 +362,13 @@ async fn metrics(State(admin): State<Admin>) -> Response {
     ([(header::CONTENT_TYPE, TEXT_FORMAT)], admin.metrics()).into_response()
 }
 
-async fn list_schedulers(State(admin): State<Admin>) -> Json<Vec<SchedulerView>> {
-    Json(
-        admin
-            .schedulers
-            .get()
-            .map(|control| control.list())
-            .unwrap_or_default(),
-    )
+/// A process without a scheduler has an empty list.
+async fn list_schedulers(State(admin): State<Admin>) -> Result<Json<Vec<SchedulerView>>, Problem> {
+    match admin.schedulers.get() {
+        Some(control) => Ok(Json(control.list())),
+        None if admin.is_started() => Ok(Json(Vec::new())),
+        None => Err(starting()),
+    }
 }
 
 async fn put_scheduler(
@@ -354,7 +384,8 @@ async fn put_scheduler(
     let body = body.map_err(|rejection| unread(&rejection))?;
     let running = only_field(&body, RUNNING, Value::as_bool, "true or false")?;
     let not_here = || refused(&ControlError::NotHere(shard));
-    let control = admin.schedulers.get().ok_or_else(not_here)?;
+    let control = admin.schedulers.get();
+    let control = control.ok_or_else(|| admin.not_connected(not_here()))?;
     let changed = control.set_running(shard, running).await;
     changed.map_err(|error| refused(&error))?;
     let view = control.list().into_iter().find(|view| view.shard == shard);

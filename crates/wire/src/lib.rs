@@ -12,6 +12,9 @@ use kafka_protocol::protocol::{Decodable, Encodable, HeaderVersion, StrBytes};
 
 pub use apis::{APIS, Api, api};
 
+/// The error code of success in a response.
+pub const OK: i16 = 0;
+
 /// Why a connection is closed because of its input.
 #[derive(Debug, thiserror::Error)]
 pub enum Malformed {

@@ -8,7 +8,7 @@ use clap::Args;
 use super::suite::tell;
 use super::world::Starting;
 use crate::interrupt::Interrupt;
-use crate::report::model::Report;
+use crate::model::Report;
 use crate::suite::growth::{Growth, Plan};
 
 /// Its flags.

@@ -9,7 +9,7 @@ use super::world::{Running, StartedWorld, Starting};
 use crate::interrupt::{Interrupt, Interrupted};
 use crate::load::door::Access;
 use crate::measure::{self, Options};
-use crate::report::model::Report;
+use crate::model::Report;
 use crate::scenario::{Expect, Scenario, Transport, file, time};
 use crate::suite::warm_up;
 use crate::world::World;

@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::world::Starting;
 use crate::interrupt::Interrupt;
-use crate::report::model::Report;
+use crate::model::Report;
 use crate::report::text;
 use crate::scenario::time;
 use crate::suite::contender::Contender;

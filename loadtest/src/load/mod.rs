@@ -27,11 +27,11 @@ use self::door::Door;
 use self::garbage::Garbage;
 use self::pace::Pace;
 use self::topic::Topic;
+use crate::book::Book;
 use crate::scenario::draw::Deck;
 use crate::scenario::kind::{Drawn, Kind};
 use crate::scenario::schedule::Schedule;
 use crate::scenario::{Scenario, Transport};
-use crate::watch::book::Book;
 
 /// The maximum time a batch gathers. Latencies count from each request's intended time, so at low
 /// rates a batch has fewer requests.

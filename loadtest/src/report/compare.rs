@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use serde::Deserialize;
 
 use self::figures::Group;
-use super::model::{FORMAT, Machine, Phase, Report, Run};
+use crate::model::{FORMAT, Machine, Phase, Report, Run};
 
 /// Which reports to compare.
 #[derive(clap::Args, Debug)]

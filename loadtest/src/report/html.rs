@@ -16,7 +16,7 @@ pub mod usage;
 use self::markup::Markup;
 use self::number::{count, measure, measure_of, per_second, percentile};
 use self::table::{Head, Tone, badge, head, table};
-use crate::report::model::{Goal, Machine, Part, Report, Run};
+use crate::model::{Goal, Machine, Part, Report, Run};
 
 pub use self::run::{badges, refused_of};
 

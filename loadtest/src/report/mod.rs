@@ -1,42 +1,14 @@
-//! The report: its data ([`model`]), for people ([`text`], [`html`]) and for programs (JSON).
+//! The report: for people ([`text`], [`html`]) and for programs (JSON).
 
 pub mod compare;
 pub mod html;
-pub mod model;
 pub mod text;
 
 use std::path::Path;
 
 use anyhow::Context as _;
-use hdrhistogram::Histogram;
 
-use self::model::{FORMAT, KindOutcome, Machine, Percentiles, Report, Run};
-
-impl Percentiles {
-    /// The percentiles of a histogram of microseconds; `None` if it is empty.
-    #[must_use]
-    pub fn of(micros: &Histogram<u64>) -> Option<Self> {
-        if micros.is_empty() {
-            return None;
-        }
-        let ms = |quantile| micros.value_at_quantile(quantile) as f64 / 1_000.0;
-        Some(Self {
-            p50: ms(0.5),
-            p90: ms(0.9),
-            p99: ms(0.99),
-            p999: ms(0.999),
-            max: micros.max() as f64 / 1_000.0,
-        })
-    }
-}
-
-impl KindOutcome {
-    /// Whether some requests did not end as required.
-    #[must_use]
-    pub const fn is_missed(&self) -> bool {
-        self.as_meant < self.held_to
-    }
-}
+use crate::model::{FORMAT, Machine, Report, Run};
 
 impl Machine {
     /// The machine on which this process runs.
@@ -106,7 +78,7 @@ pub mod testing {
 
     use std::collections::BTreeMap;
 
-    use super::model::Run;
+    use crate::model::Run;
 
     /// A run in which nothing happened.
     pub fn run() -> Run {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use waybill_engine::ProcessState;
 
-use super::model::{BreakingPoint, Goal, Part, Percentiles, Process, Run};
+use crate::model::{BreakingPoint, Goal, Part, Percentiles, Process, Run};
 
 impl fmt::Display for Percentiles {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

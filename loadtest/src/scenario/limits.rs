@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::Deserialize;
 
 use super::time;
-use crate::report::model::{BreakingPoint, Percentiles, Run, Sample};
+use crate::model::{BreakingPoint, Percentiles, Run, Sample};
 
 /// The limits of a run.
 #[derive(Clone, PartialEq, Debug, Default, Deserialize)]

@@ -26,7 +26,7 @@ use waybill_engine::ProcessState;
 use waybill_usage::{Usage, ended_children_seconds, tree_usage};
 
 use crate::load::client::Client;
-use crate::report::model::{Part, Phase, Process, Run, Sample};
+use crate::model::{Part, Phase, Process, Run, Sample};
 use crate::watch::processes::Watched;
 
 /// A measured command.

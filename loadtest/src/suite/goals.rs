@@ -1,6 +1,6 @@
 //! The table of goals: a pure function of the runs.
 
-use crate::report::model::{Goal, Part, Run};
+use crate::model::{Goal, Part, Run};
 
 use super::{
     ACCEPT, ALONE, BACKLOG, DIRECT, FLOOR, IDLE, IN_PROCESS, OPEN_LOOP, SPIKE, SUSTAINED, TEXTBOOK,
@@ -180,7 +180,7 @@ impl<'a> Runs<'a> {
     }
 
     fn median_pair(&self, scenario: &'static str, system: &str) -> Option<(f64, f64)> {
-        let figure = |of: fn(&crate::report::model::Percentiles) -> f64| {
+        let figure = |of: fn(&crate::model::Percentiles) -> f64| {
             self.median(scenario, system, |run| run.end_to_end_ms.as_ref().map(of))
         };
         Some((figure(|ms| ms.p50)?, figure(|ms| ms.p99)?))
@@ -388,7 +388,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::report::model::Percentiles;
+    use crate::model::Percentiles;
     use crate::report::testing;
 
     fn top_rate(system: &str, completed: u64) -> Run {

@@ -15,7 +15,7 @@ use waybill_store::{EmbeddedConfig, EmbeddedStore, RowWrite, Store as _, WriteBa
 use super::{top_rate, warm_up};
 use crate::interrupt::Interrupt;
 use crate::measure::{self, Options};
-use crate::report::model::{Goal, Part, Run};
+use crate::model::{Goal, Part, Run};
 use crate::world::{Services, StartOptions, Up};
 use waybill_baseline::delivery::Delivery;
 use waybill_baseline::pattern::Patterns;
@@ -244,7 +244,7 @@ mod tests {
     use waybill_engine::ProcessState;
 
     use super::*;
-    use crate::report::model::Process;
+    use crate::model::Process;
     use crate::report::testing;
 
     #[test]

@@ -14,7 +14,7 @@ use std::time::Duration;
 use self::contender::{Called, Contender};
 use crate::interrupt::Interrupt;
 use crate::measure::{self, Options};
-use crate::report::model::Run;
+use crate::model::Run;
 use crate::scenario::limits::Limits;
 use crate::scenario::{Scenario, Transport, file};
 use crate::world::{Services, StartOptions, Up, World};

@@ -1,6 +1,5 @@
 //! Follows requests to their ends, and measures CPU and memory, while a run lasts.
 
-pub mod book;
 pub mod processes;
 pub mod sampler;
 pub mod status;

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use waybill_usage::{Usage, has_ended};
 
-use crate::report::model::Part;
+use crate::model::Part;
 
 /// A process that is watched.
 #[derive(Clone, PartialEq, Eq, Debug)]

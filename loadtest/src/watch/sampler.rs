@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use waybill_usage::Usage;
 
-use super::book::{Book, Interval};
 use super::processes::Watched;
-use crate::report::model::{Percentiles, Sample};
+use crate::book::{Book, Interval};
+use crate::model::{Percentiles, Sample};
 use crate::scenario::Scenario;
 use crate::scenario::schedule::Schedule;
 

@@ -15,8 +15,8 @@ use waybill_kafka::{
 };
 use waybill_messages::{Framing, Topics};
 
-use super::book::{Book, End};
 use super::processes::{Watched, subjects_are_gone};
+use crate::book::{Book, End};
 
 const POLL: PollLimits = PollLimits {
     records: 10_000,

@@ -21,12 +21,12 @@ use kafka_protocol::messages::FetchRequest;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::{Call, OK, Reply, int};
-use crate::connection::Frame;
+use super::{Call, Reply, int};
+use crate::frame::Frame;
 use crate::log::{LEADER_EPOCH, Partition, ReadError};
 use crate::stats::add;
 use waybill_connections::Buffers;
-use waybill_wire::{self as wire, Malformed};
+use waybill_wire::{self as wire, Malformed, OK};
 
 /// The state that the fetches of one connection share.
 #[derive(Debug, Default)]

@@ -17,12 +17,13 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
-use super::{Call, NO_OPERATIONS, OK, Reply, each_once};
+use super::{Call, NO_OPERATIONS, Reply, each_once};
 use crate::access::Action;
-use crate::connection::Frame;
+use crate::frame::Frame;
 use crate::group::{Join, JoinAnswer, Leaver, Membership, Sync, SyncAnswer};
 use crate::meta::MetaError;
 use waybill_wire::Malformed;
+use waybill_wire::OK;
 
 /// The longest session and rebalance time-outs, in milliseconds: 30 minutes, as in Kafka.
 const SESSION_MS_MAX: i32 = 30 * 60 * 1000;

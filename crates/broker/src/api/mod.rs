@@ -22,15 +22,13 @@ use kafka_protocol::protocol::{Encodable, HeaderVersion, StrBytes};
 
 pub(crate) use self::fetch::LongPoll;
 use crate::access::{Action, Login, Rights};
-use crate::connection::{Frame, Pending};
+use crate::frame::{Frame, Pending};
 use crate::server::{Ends, Server};
 use crate::stats::add;
-use waybill_wire::{self as wire, APIS, Head, Malformed};
+use waybill_wire::{self as wire, APIS, Head, Malformed, OK};
 
 /// The key of produce requests.
 pub(crate) const PRODUCE: i16 = ApiKey::Produce as i16;
-/// Success in a response.
-pub(crate) const OK: i16 = 0;
 /// A field for authorised operations that were not asked for, or are not known.
 const NO_OPERATIONS: i32 = i32::MIN;
 

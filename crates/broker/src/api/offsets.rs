@@ -17,10 +17,11 @@ use kafka_protocol::messages::{
     OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse,
 };
 
-use super::{Call, OK};
+use super::Call;
 use crate::log::{Condition, LEADER_EPOCH, Partition, ReadError};
 use crate::server::Server;
 use crate::topics::Topic;
+use waybill_wire::OK;
 
 const LATEST: i64 = -1;
 const EARLIEST: i64 = -2;

@@ -12,13 +12,14 @@ use kafka_protocol::messages::{
 };
 use kafka_protocol::protocol::StrBytes;
 
-use super::{Call, OK, Refusal, Reply};
+use super::{Call, Refusal, Reply};
 use crate::access::Action;
-use crate::connection::Frame;
+use crate::frame::Frame;
 use crate::log::{AppendError, Appended, BatchError, BatchHeader, Partition, uncompressed};
 use crate::stats::{BatchRefusal as Reason, add};
 use crate::topics::Topic;
 use waybill_wire::Malformed;
+use waybill_wire::OK;
 
 static NOTHING: Bytes = Bytes::new();
 

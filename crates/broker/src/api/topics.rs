@@ -19,11 +19,12 @@ use kafka_protocol::protocol::StrBytes;
 use uuid::Uuid;
 
 use super::configs::{SOURCE_DEFAULT, SOURCE_TOPIC};
-use super::{Call, OK, Refusal, int, outcome};
+use super::{Call, Refusal, int, outcome};
 use crate::TopicConfig;
 use crate::server::{NODE, Server};
 use crate::topic_config::NAMES;
 use crate::topics::TopicError;
+use waybill_wire::OK;
 
 impl From<TopicError> for Refusal {
     fn from(error: TopicError) -> Self {

@@ -26,6 +26,7 @@ mod reopening;
 mod repair;
 mod scan;
 mod segment;
+mod sync_threads;
 mod synced;
 mod syncing;
 mod trim;
@@ -43,6 +44,7 @@ pub(crate) use read::ReadError;
 pub(crate) use repair::{Repair, aside_path};
 pub(crate) use scan::verify;
 pub(crate) use segment::{LogError, new_segment};
+pub(crate) use sync_threads::{SyncQueue, SyncThreads, spawn_reporting_panics};
 pub(crate) use synced::{STORE_EVERY, SyncedEnds};
 pub(crate) use syncing::{Closing, NotClosed, Unwritten};
 

@@ -31,7 +31,7 @@ use super::recovery::{Recovered, recover};
 use super::segment::{ClosedSegment, LogError, SegmentIndex};
 use super::synced::Key;
 use super::syncing::Unindexed;
-use crate::sync::SyncQueue;
+use crate::log::SyncQueue;
 use crate::{TopicConfig, locked};
 
 /// Positions of the newest batches, so that consumers near the end need no scan.

@@ -15,8 +15,8 @@ use super::batch::tests::batch;
 use super::disk::faults::{self, Op};
 use super::*;
 use crate::TopicConfig;
+use crate::log::{SyncQueue, SyncThreads};
 use crate::stats::{Counters, Stats};
-use crate::sync::{SyncQueue, SyncThreads};
 
 const EIO: i32 = 5;
 const ENOSPC: i32 = 28;

@@ -3,8 +3,8 @@ use std::time::Duration;
 use super::*;
 use crate::log::faults::{self, Op};
 use crate::log::{AppendError, Appended, BatchHeader, Condition, SyncedEnds, is_full, test_batch};
+use crate::log::{SyncQueue, SyncThreads};
 use crate::stats::Counters;
-use crate::sync::{SyncQueue, SyncThreads};
 
 const MINUTE_MS: u64 = 60_000;
 /// Milliseconds since the Unix epoch: of 1970, of 2026 and of 2100.

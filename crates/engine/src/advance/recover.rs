@@ -6,10 +6,11 @@
 
 use std::time::Duration;
 
+use crate::action::Action;
 use crate::advance::undo::undo_failed;
 use crate::advance::{Advance, Patience};
 use crate::operation::{Amended, ProcessState, StepState, deadline};
-use crate::record::{Action, AttemptSeen, RecoveryVerb};
+use crate::record::{AttemptSeen, RecoveryVerb};
 use crate::step::{IllegalTransition, StepEvent};
 use crate::workflow::Undo;
 

@@ -6,9 +6,9 @@
 //! effect. A service answers the undo of a step that it never performed with success, and refuses
 //! to perform the step afterwards.
 
+use crate::action::Action;
 use crate::advance::Advance;
 use crate::operation::{OperationError, ProcessState, StepProgress, StepState};
-use crate::record::Action;
 use crate::step::{IllegalTransition, StepEvent};
 use crate::workflow::Undo;
 

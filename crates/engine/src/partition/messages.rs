@@ -12,8 +12,8 @@ use uuid::Uuid;
 use crate::advance::results_for;
 use crate::id::OperationId;
 use crate::operation::{Created, ProcessState, StepError, StepState, input};
+use crate::ownership::Ownership;
 use crate::partition::command::{Command, Message};
-use crate::partition::config::Ownership;
 use crate::partition::resident::{Pending, ResidentOperation, needs_status};
 use crate::priority::{Position, Priority};
 use crate::record::{

@@ -14,12 +14,14 @@ use crate::operation::{
     Created, HistoryEntry, OperationError, OperationRow, OperationState, ProcessState, StepError,
     StepProgress, StepState,
 };
+use crate::ownership::Ownership;
 use crate::partition::command::Message;
-use crate::partition::config::{EngineConfig, EngineStats, Ownership};
+use crate::partition::config::EngineConfig;
 use crate::partition::messages;
 use crate::preview::workflow_of;
 use crate::priority::{LogPosition, Position, Priority};
 use crate::record::{CreateRequest, OWNER_SUPERSEDED, Outcome, StepReply};
+use crate::stats::EngineStats;
 use crate::step::IllegalTransition;
 use crate::time::Timestamp;
 use crate::workflow::{StepSet, Workflow, Workflows};

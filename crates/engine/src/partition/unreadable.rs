@@ -116,8 +116,8 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
+    use crate::action::Action;
     use crate::id::{Attempt, Epoch};
-    use crate::record::Action;
 
     fn id(number: u128) -> OperationId {
         OperationId(Uuid::from_u128(number))

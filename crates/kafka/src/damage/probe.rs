@@ -17,9 +17,9 @@ use rdkafka::types::RDKafkaErrorCode;
 use waybill_engine::{Offset, PartitionId};
 
 use super::DamageKind;
+use crate::partition::partition_number;
 use crate::partition_list::offsets_list;
-use crate::poll::{Severity, severity};
-use crate::record::partition_number;
+use crate::severity::{Severity, severity};
 
 /// How long one poll waits before the log and the statistics are checked.
 const STEP: Duration = Duration::from_millis(20);

@@ -14,8 +14,8 @@ use rdkafka::types::RDKafkaRespErr;
 use super::TopicPartition;
 use super::commits::Commits;
 use crate::client_log::ClientLog;
+use crate::partition::partition_id;
 use crate::rebootstrap::Rebootstrap;
-use crate::record::partition_id;
 
 /// A pending change of the assignment.
 pub(super) enum Rebalance {

@@ -20,8 +20,8 @@ use waybill_engine::Offset;
 use super::context::{partition_of, partitions_of};
 use super::{GroupConsumer, GroupHandler, TopicPartition};
 use crate::damage::{self, DamagedLog, Position, Round};
+use crate::partition::partition_number;
 use crate::partition_list::{check_each, partitions_list};
-use crate::record::partition_number;
 use crate::stall::Behind;
 use crate::watermarks::watermarks;
 

@@ -22,7 +22,7 @@ use rdkafka::metadata::MetadataPartition;
 use rdkafka::types::{RDKafkaErrorCode, RDKafkaRespErr};
 use waybill_engine::PartitionId;
 
-use crate::record::partition_number;
+use crate::partition::partition_number;
 use crate::topic_id::TopicId;
 
 /// How much longer than the request's timeout to wait for librdkafka's answer: it always answers.

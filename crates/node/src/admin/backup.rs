@@ -15,7 +15,7 @@ pub(super) async fn make(State(admin): State<Admin>) -> Result<Response, Problem
     let Some(backups) = admin.backups.get() else {
         let detail = "This process has not both broker and store to itself: what lies in Kafka and in a \
                       database is backed up there.";
-        return Err(Problem::new(Kind::VerbRefused, detail));
+        return Err(admin.not_connected(Problem::new(Kind::VerbRefused, detail)));
     };
     let mut pieces = backups.begin().await?;
     let pieces = stream::poll_fn(move |context| pieces.poll_recv(context));

@@ -53,5 +53,5 @@ pub(super) async fn grow(
 
 fn here(admin: &Admin) -> Result<&Repartition, Problem> {
     let growing = admin.growing.get();
-    growing.ok_or_else(|| Problem::new(Kind::NotFound, "No scheduler is in this process."))
+    growing.ok_or_else(|| admin.no_scheduler())
 }

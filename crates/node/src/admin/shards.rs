@@ -48,7 +48,7 @@ pub(super) async fn set(
 
 fn here(admin: &Admin) -> Result<&Shards, Problem> {
     let shards = admin.shards.get();
-    shards.ok_or_else(|| Problem::new(Kind::NotFound, "No scheduler is in this process."))
+    shards.ok_or_else(|| admin.no_scheduler())
 }
 
 fn away(error: &StoreError) -> Problem {

@@ -80,8 +80,40 @@ async fn ask(admin: &Admin, method: &str, path: &str, body: &str) -> (u16, Strin
     (status, String::from_utf8(body.to_vec()).unwrap())
 }
 
-fn admin() -> Admin {
+/// The listener of a process that starts.
+fn starting_admin() -> Admin {
     Admin::new(Telemetry::detached(), Auth::default(), Hosts::any())
+}
+
+/// The listener of a process that has started.
+fn admin() -> Admin {
+    let admin = starting_admin();
+    admin.set_started();
+    admin
+}
+
+#[tokio::test]
+async fn a_process_that_starts_does_not_deny_parts_that_it_will_have() {
+    let admin = starting_admin();
+    let requests = [
+        ("GET", "/schedulers", "", 200),
+        ("PUT", "/schedulers/0", r#"{"running": false}"#, 404),
+        ("GET", "/shards", "", 404),
+        ("PUT", "/shards", r#"{"perPartition": 2}"#, 404),
+        ("GET", "/partitions", "", 404),
+        ("PUT", "/partitions", r#"{"partitions": 8}"#, 404),
+        ("POST", "/backup", "", 409),
+    ];
+    for (method, path, body, _) in requests {
+        let (status, answer) = ask(&admin, method, path, body).await;
+        assert_eq!(status, 503, "{method} {path}: {answer}");
+        assert!(answer.contains("/problems/starting"), "{answer}");
+    }
+    admin.set_started();
+    for (method, path, body, wanted) in requests {
+        let (status, answer) = ask(&admin, method, path, body).await;
+        assert_eq!(status, wanted, "{method} {path}: {answer}");
+    }
 }
 
 #[tokio::test]
@@ -352,6 +384,7 @@ async fn whoever_looks_or_changes_needs_a_token_for_all_and_probes_need_none() {
         Auth::load(&config).unwrap(),
         Hosts::any(),
     );
+    admin.set_started();
     admin.set_schedulers(Arc::new(Fake(Mutex::new(SchedulerState::Running))));
     let status = async |method: &str, path: &str, token: Option<&waybill_config::Secret>| {
         let mut request = Request::builder().method(method).uri(path);

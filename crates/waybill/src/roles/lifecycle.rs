@@ -95,6 +95,7 @@ async fn live(
             running.spawn(Stage::Admin, "spans", |stop| spans.run(stop));
         }
         start(role, config, environment, &admin, &running).await?;
+        admin.set_started();
         all_started.set(true);
         // A shutdown ends readiness first, so that no more requests are routed to this process.
         running.spawn(Stage::Samples, "readiness", |stop| async move {

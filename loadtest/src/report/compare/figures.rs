@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
+use crate::model::{Part, Percentiles, Run};
 use crate::report::html::number::{NONE, count, measure, measure_of, per_second};
 use crate::report::html::{completed_of, refused_of, usage};
-use crate::report::model::{Part, Percentiles, Run};
 
 /// Figures that differ by less than this share count as equal: no run is more exact.
 const SAME: f64 = 0.02;
@@ -176,7 +176,7 @@ fn faults(a: &Run, b: &Run) -> Vec<Figure> {
         return Vec::new();
     }
     let [of_a, of_b] = [a, b].map(|run| {
-        let of = |count: fn(&crate::judge::Verdict) -> usize| {
+        let of = |count: fn(&crate::verdict::Verdict) -> usize| {
             run.verdict.as_ref().map(|verdict| count(verdict) as f64)
         };
         [
@@ -309,7 +309,7 @@ fn by_process(
     b: &Run,
     part: Part,
     better: Better,
-    of: fn(&crate::report::model::Process) -> f64,
+    of: fn(&crate::model::Process) -> f64,
 ) -> Vec<Figure> {
     let of_part = |run: &Run| -> Vec<(String, f64)> {
         let processes = run.processes.iter().filter(|process| process.part == part);

@@ -1,6 +1,6 @@
 //! Formats figures for people, with as many digits as are meaningful.
 
-use crate::report::model::Percentiles;
+use crate::model::Percentiles;
 
 /// The text in place of a missing figure.
 pub const NONE: &str = "–";

@@ -2,7 +2,7 @@
 
 use super::axis::{Scale, Unit};
 use super::plot::{Band, Colour, Line, Look, Plot, Source, Stroke};
-use crate::report::model::{Part, Percentiles, Run, Sample};
+use crate::model::{Part, Percentiles, Run, Sample};
 
 /// The number of processes that have their own line.
 const PROCESSES_MAX: usize = 8;

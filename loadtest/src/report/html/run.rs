@@ -6,8 +6,8 @@ use super::markup::Markup;
 use super::number::{NONE, count, measure, per_second, percentile, plain};
 use super::table::{Head, Row, Tone, badge, head, table};
 use super::{plots, usage};
-use crate::judge::{Findings, Verdict};
-use crate::report::model::{BreakingPoint, KindOutcome, Percentiles, Phase, Run, Tenant};
+use crate::model::{BreakingPoint, KindOutcome, Percentiles, Phase, Run, Tenant};
+use crate::verdict::{Findings, Verdict};
 
 /// The maximum number of tenants in the table.
 const TENANTS_MAX: usize = 50;

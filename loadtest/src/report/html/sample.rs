@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::judge::{Findings, Verdict};
-use crate::report::model::{
+use crate::model::{
     BreakingPoint, FORMAT, Goal, KindOutcome, Machine, Part, Percentiles, Phase, Process, Report,
     Run, Sample, Tenant,
 };
+use crate::verdict::{Findings, Verdict};
 
 /// The maximum rate of a subject with speed 1, in deliveries per second.
 const CAPACITY: f64 = 1_150.0;

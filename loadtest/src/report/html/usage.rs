@@ -3,7 +3,7 @@
 use super::markup::Markup;
 use super::number::{NONE, count, measure};
 use super::table::{head, table};
-use crate::report::model::{Part, Process, Run};
+use crate::model::{Part, Process, Run};
 
 const PARTS: [Part; 4] = [Part::Subject, Part::Server, Part::Services, Part::Load];
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::advance::Verdict;
 use crate::id::Offset;
 use crate::operation::{Created, HistoryEntry, OperationState, ProcessState, RequestHash};
-use crate::partition::config::Ownership;
+use crate::ownership::Ownership;
 use crate::partition::messages;
 use crate::partition::resident::{
     OPERATION_BYTES, OperationCx, Persisted, ResidentOperation, weight,

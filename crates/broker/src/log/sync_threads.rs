@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use super::{Closing, NotClosed, Partition, STORE_EVERY, SyncedEnds, Unwritten};
 use crate::locked;
-use crate::log::{Closing, NotClosed, Partition, STORE_EVERY, SyncedEnds, Unwritten};
 use crate::stats::Counters;
 
 /// The work of the two threads.

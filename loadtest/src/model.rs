@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use crate::judge::Verdict;
+use crate::verdict::Verdict;
 
 /// The version of this structure. `compare` refuses others.
 pub const FORMAT: u32 = 1;
@@ -253,4 +254,30 @@ pub struct Goal {
     /// The share of the goal that was reached: 1 is all of it, and more is better for every unit.
     /// `None` if it was not measured.
     pub ratio: Option<f64>,
+}
+
+impl Percentiles {
+    /// The percentiles of a histogram of microseconds; `None` if it is empty.
+    #[must_use]
+    pub fn of(micros: &Histogram<u64>) -> Option<Self> {
+        if micros.is_empty() {
+            return None;
+        }
+        let ms = |quantile| micros.value_at_quantile(quantile) as f64 / 1_000.0;
+        Some(Self {
+            p50: ms(0.5),
+            p90: ms(0.9),
+            p99: ms(0.99),
+            p999: ms(0.999),
+            max: micros.max() as f64 / 1_000.0,
+        })
+    }
+}
+
+impl KindOutcome {
+    /// Whether some requests did not end as required.
+    #[must_use]
+    pub const fn is_missed(&self) -> bool {
+        self.as_meant < self.held_to
+    }
 }

@@ -14,15 +14,16 @@ use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{ClientConfig, ClientContext, Message};
 use waybill_engine::PartitionId;
 
+use super::{ProducerOptions, SendError};
 use crate::client_log::ClientLog;
 use crate::delivery::{Delivered, Delivery, ProduceError};
 use crate::error::ClientError;
 use crate::lanes::{Lanes, Waiting};
 use crate::metrics::ProducerMetrics;
 use crate::native;
-use crate::producer::{ProducerOptions, SendError};
+use crate::partition::{partition_id, partition_number};
 use crate::rebootstrap::Rebootstrap;
-use crate::record::{OutRecord, partition_id, partition_number};
+use crate::record::OutRecord;
 use crate::settings::KafkaSettings;
 
 /// How long the thread waits for outcomes before it sends overdue records and checks whether it
