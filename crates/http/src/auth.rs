@@ -126,7 +126,7 @@ impl Authenticator {
     pub fn own_token(&self, principal: Principal) -> Secret {
         let NewToken { token, hash } = NewToken::make();
         if self.own.set((hash, Arc::new(principal))).is_err() {
-            tracing::warn!("this process has a token of its own, and gets no second one");
+            tracing::warn!("ignored a second token of the process itself");
         }
         token
     }

@@ -97,7 +97,7 @@ impl<T> Reread<T> {
         match texts.and_then(|texts| (self.read)(&texts)) {
             Ok(now) => {
                 self.now.store(Arc::new(now));
-                tracing::info!(key = self.key, paths = ?self.paths, "changed, and was read again");
+                tracing::info!(key = self.key, paths = ?self.paths, "reloaded changed files");
             }
             Err(problem) => tracing::warn!(
                 key = self.key,

@@ -104,7 +104,9 @@ impl Tokens {
             .lines()
             .all(|line| matches!(line.trim_start().as_bytes(), [] | [b'#', ..]))
         {
-            return Err(format!("{path}: is empty; [] is a list without tokens"));
+            return Err(format!(
+                "{path}: is empty; write [] for a list without tokens"
+            ));
         }
         let entries: Vec<Entry> = parse(path, text).map_err(|error| error.to_string())?;
         let mut tokens = HashMap::with_capacity(entries.len());
@@ -171,8 +173,7 @@ pub fn check_rights(scopes: Scopes, agents: &[Box<str>], tenants: &Tenants) -> R
     }
     if scopes.contains(Scope::Admin) && tenants.only().is_some() {
         return Err(
-            "the scope admin is for all tenants (tenant: '*'): it divides the work of all"
-                .to_owned(),
+            "a token with the scope admin must be for all tenants (tenant: '*')".to_owned(),
         );
     }
     Ok(())
@@ -268,7 +269,7 @@ mod tests {
             (&good.replace("tenant: '*'", ""), "tenant"),
             (
                 &good.replace("read", "admin").replace("'*'", "acme"),
-                "admin is for all tenants",
+                "admin must be for all tenants",
             ),
             (&good.replace("name: a", "name: 'a b'"), "name must be"),
             (

@@ -211,10 +211,10 @@ fn files_that_do_not_belong_together_are_refused_with_what_is_wrong() {
         (
             &certificate,
             &others,
-            "is not that of the first certificate",
+            "does not match the first certificate",
         ),
         (&nothing, &key, "holds no certificate"),
-        (&certificate, &nothing, "holds no private key"),
+        (&certificate, &nothing, "holds no unencrypted private key"),
         (&certificate, &missing, "cannot be read"),
     ] {
         let config = TlsConfig {
