@@ -372,7 +372,7 @@ fn a_deadline_that_has_passed_refuses_what_is_no_repeat() {
     assert_eq!(
         pointers(&body),
         ["/input/deadline"],
-        "each that is given must lie in the future"
+        "every given deadline must be in the future"
     );
     let taken = take_operation(&body, &Envelope::default());
     assert_eq!(taken.record.deadline, Some(Timestamp(NOW.0 + 1)));

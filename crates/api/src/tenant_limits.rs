@@ -101,7 +101,7 @@ fn quota(rate: Rate) -> Quota {
 }
 
 fn too_many(wait: Duration) -> Problem {
-    let detail = "The request's tenant has sent as many as it may for now. It was not accepted.";
+    let detail = "The tenant of the request has reached its request rate limit.";
     Problem::new(Kind::TooManyRequests, detail).with_wait(wait)
 }
 
