@@ -44,7 +44,7 @@ impl Flow {
     pub fn begin(&self) -> bool {
         let may_go = self.begin_at(Instant::now());
         if !may_go {
-            self.away("it has not acknowledged anything for a while");
+            self.away("no record was acknowledged for a while");
         }
         may_go
     }
@@ -63,14 +63,14 @@ impl Flow {
         if !self.is_away.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 cause,
-                "the broker takes no requests; they are answered 503 or 504 until it does"
+                "the broker does not accept requests; answering 503 or 504"
             );
         }
     }
 
     fn back(&self) {
         if self.is_away.load(Ordering::Relaxed) && self.is_away.swap(false, Ordering::Relaxed) {
-            tracing::info!("the broker takes requests again");
+            tracing::info!("the broker accepts requests again");
         }
     }
 

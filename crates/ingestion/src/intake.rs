@@ -209,14 +209,15 @@ impl Intake {
         submission.check_deadlines()?;
         if self.low_disk.is_low() {
             return Err(insufficient_storage(
-                "Free disk space is below storage.freeMin: accepted operations go on, and new ones are refused.",
+                "Free disk space is below storage.freeMin: accepted operations continue, and new \
+                 ones are refused.",
             ));
         }
         let mut value = Vec::with_capacity(record.input.len() + 256);
         if let Err(error) = self.topics.framing().encode_create(record, &mut value) {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
-                "a request cannot be encoded"
+                "could not encode a request"
             );
             return Err(Problem::new(
                 Kind::Internal,
@@ -324,7 +325,7 @@ impl Intake {
         if self.flow.begin() {
             return Ok(());
         }
-        let detail = "The broker has not acknowledged anything for a while.";
+        let detail = "The broker has not acknowledged a record for a while.";
         Err(Problem::new(Kind::BrokerUnavailable, detail))
     }
 
@@ -335,7 +336,7 @@ impl Intake {
         if let Err(error) = self.producer.flush(timeout) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "requests are unsettled"
+                "could not flush all requests before the timeout"
             );
         }
     }
@@ -528,7 +529,7 @@ impl Delivered for Box<DeliveryCallback> {
 }
 
 fn conflict(submission: &Submission) -> Problem {
-    let detail = "The request that has this id is another one.";
+    let detail = "A different request has this id.";
     Problem::new(Kind::IdConflict, detail).with_id(submission.repeat_with())
 }
 
@@ -542,15 +543,16 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
         ProduceError::OutcomeUnknown { .. } => return unknown(),
         ProduceError::Refused { code } => code,
     };
-    tracing::debug!(%code, "a request was not appended");
+    tracing::debug!(%code, "could not append a request");
     match code {
         ErrorCode::QueueFull => Problem::new(
             Kind::Overloaded,
-            "The queue to the broker is full: requests come faster than it takes them.",
+            "The queue to the broker is full: requests arrive faster than the broker accepts them.",
         ),
         ErrorCode::PolicyViolation => insufficient_storage(
-            "The broker takes no more of these records: their topic has reached its bound on disk \
-             (broker.requestsDiskBytesMax, broker.recoveriesDiskBytesMax), or the free disk space is below storage.freeMin.",
+            "The broker refuses these records: their topic has reached its disk limit \
+             (broker.requestsDiskBytesMax, broker.recoveriesDiskBytesMax), or the free disk space \
+             is below storage.freeMin.",
         ),
         ErrorCode::MessageSizeTooLarge => Problem::new(
             Kind::BodyTooLarge,
@@ -558,7 +560,7 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
         ),
         _ => Problem::new(
             Kind::BrokerUnavailable,
-            "The broker did not take the request.",
+            "The broker did not accept the request.",
         ),
     }
 }
@@ -572,8 +574,8 @@ pub type Read = Result<Option<OperationRow>, Problem>;
 
 /// Logs the cause, which the client does not get.
 fn row_unreadable(corrupt: &CorruptRow) -> Problem {
-    tracing::error!(%corrupt, "a row was asked for that cannot be read");
-    let detail = "The state of this operation is stored, but cannot be read.";
+    tracing::error!(%corrupt, "could not read the row of a requested operation");
+    let detail = "The stored state of this operation cannot be read.";
     Problem::new(Kind::RowUnreadable, detail).with_id(corrupt.id.to_string())
 }
 

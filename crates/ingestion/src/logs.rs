@@ -75,7 +75,7 @@ impl Logs {
             let identity = self.check.identity(topic, partition, mark).await;
             let identity = identity.map_err(|error| self.away(&error))?;
             if self.is_away.swap(false, Ordering::Relaxed) {
-                tracing::info!("the topics of requests can be read again");
+                tracing::info!("the request topics can be read again");
             }
             let is_another = identity == Identity::Another;
             *known = Some((at, is_another));
@@ -95,10 +95,11 @@ impl Logs {
         if !self.is_away.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 error,
-                "could not verify a log of requests; status queries that need it get 503 until it can be read"
+                "could not verify a request log; status queries that need it get 503 until it can \
+                 be read"
             );
         }
-        let detail = "The topic of requests could not be read. Try again.";
+        let detail = "The request topic could not be read. Try again.";
         Problem::new(Kind::BrokerUnavailable, detail)
     }
 }

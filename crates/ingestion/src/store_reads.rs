@@ -154,7 +154,7 @@ impl StoreReads {
         if !self.is_away.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 error = cause,
-                "the state store cannot be read; what has to be looked up is answered 503 until it can"
+                "could not read the state store; requests that need it get 503 until it can be read"
             );
         }
         Problem::new(Kind::StoreUnavailable, "The state store could not be read.")

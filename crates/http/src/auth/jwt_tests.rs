@@ -365,7 +365,10 @@ fn a_set_that_cannot_be_is_refused_with_its_place() {
             json!([key("x", json!("a+b"))]),
             "key 1: x must be base64url",
         ),
-        (json!([key("alg", json!("RS256"))]), "key 1: alg does not match"),
+        (
+            json!([key("alg", json!("RS256"))]),
+            "key 1: alg does not match",
+        ),
         (
             json!([key("use", json!("enc"))]),
             "contains no usable signature key",

@@ -304,7 +304,7 @@ fn read_change(body: &[u8], depth_max: usize, now: Timestamp) -> Result<Reschedu
     let is_named_wrong = errors.iter().any(|error| error.pointer == "/deadline");
     let deadline = named.filter(|_| !is_named_wrong).and_then(date_and_time);
     if deadline.is_some_and(|deadline| deadline <= now) {
-        errors.push(FieldError::new("/deadline", "must lie in the future"));
+        errors.push(FieldError::new("/deadline", "must be in the future"));
     }
     let named = errors.into_iter();
     let named = named.map(|error| FieldProblem::new(error.pointer, error.detail));
@@ -361,7 +361,7 @@ fn late(row: &OperationRow, caller: &Caller) -> Problem {
 fn parked(row: &OperationRow, workflows: &Workflows, caller: &Caller) -> Problem {
     let (id, state) = (row.id, row.state.state.as_str());
     let detail = match caller.may(Scope::Read) {
-        false => format!("Cannot cancel {id} in its present state."),
+        false => format!("Cannot cancel {id} in its current state."),
         true => {
             let allowed = allowed(row, workflows);
             format!("Cannot cancel {id}: it is parked in {state}.{allowed}")
@@ -376,7 +376,7 @@ fn parked(row: &OperationRow, workflows: &Workflows, caller: &Caller) -> Problem
 fn past_pivot(row: &OperationRow, caller: &Caller) -> Problem {
     let id = row.id;
     let detail = match caller.may(Scope::Read) {
-        false => format!("Cannot cancel {id} in its present state."),
+        false => format!("Cannot cancel {id} in its current state."),
         true => format!("Cannot cancel {id}: a completed step cannot be undone."),
     };
     Problem::new(Kind::VerbRefused, detail)

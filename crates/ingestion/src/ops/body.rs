@@ -97,7 +97,8 @@ impl Said {
         };
         if by.len() > ASKED_BY_BYTES_MAX {
             let detail = format!(
-                "must be at most {ASKED_BY_BYTES_MAX} bytes with the name of the token behind it"
+                "must be at most {ASKED_BY_BYTES_MAX} bytes, including the appended name of the \
+                 token"
             );
             return Err(Problem::invalid(vec![FieldProblem::new("/by", detail)]));
         }

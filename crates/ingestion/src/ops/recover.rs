@@ -192,7 +192,8 @@ fn resubmitted_before(
         true => {
             let (by, at) = (&entry.by, time_text(entry.at));
             let detail = format!(
-                "Cannot resubmit {id}: {by} resubmitted it as {new} at {at}. To run it once more, resubmit {new}."
+                "Cannot resubmit {id}: {by} already resubmitted it as {new} at {at}. To run it \
+                 once more, resubmit {new}."
             );
             Problem::new(Kind::VerbRefused, detail).with_code(CODE)
         }
