@@ -253,7 +253,9 @@ fn run(
     match site.ledger.run(service, key)? {
         Run::Stands => {}
         Run::Undone => return Err(undone_before("this key was performed and then undone")),
-        Run::UndoneFirst => return Err(undone_before("this key was undone before it came")),
+        Run::UndoneFirst => {
+            return Err(undone_before("this key was undone before it was performed"));
+        }
     }
     let document = document(service, key);
     Ok(json_text(StatusCode::CREATED, document))
@@ -357,7 +359,7 @@ fn refuse_if_late(complete_by: &HeaderValue) -> Result<(), Problem> {
         Some(instant) if instant.as_microsecond() < wall_clock().as_micros() => Err(Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "complete-by-past",
-            "the request came past its complete-by and was not performed",
+            "the request arrived past its complete-by and was not performed",
         )),
         Some(_) => Ok(()),
         None => Err(Problem::new(
@@ -372,7 +374,7 @@ fn refused() -> Problem {
     Problem::new(
         StatusCode::UNPROCESSABLE_ENTITY,
         "refused",
-        "the service refuses this for good, without effect",
+        "the service refuses this permanently, without effect",
     )
 }
 
@@ -380,7 +382,7 @@ fn undo_refused() -> Problem {
     Problem::new(
         StatusCode::CONFLICT,
         "undo-refused",
-        "the service refuses for good to undo this",
+        "the service permanently refuses to undo this",
     )
 }
 
@@ -389,7 +391,7 @@ fn undone_before(cause: &'static str) -> Problem {
     Problem::new(
         StatusCode::CONFLICT,
         "undone-before",
-        format!("{cause}; it is not performed any more"),
+        format!("{cause}; it can no longer be performed"),
     )
 }
 
@@ -397,11 +399,11 @@ impl From<RecordError> for Problem {
     fn from(error: RecordError) -> Self {
         match error {
             RecordError::Write(source) => {
-                tracing::error!(error = %source, "the services' ledger can't be written");
+                tracing::error!(error = %source, "could not write the services' ledger");
                 Self::new(
                     StatusCode::SERVICE_UNAVAILABLE,
                     "ledger-unwritable",
-                    "the effect can't be written down and was not made",
+                    "the effect could not be recorded and was not made",
                 )
             }
             RecordError::TooManySteps => Self::new(

@@ -65,7 +65,7 @@ pub enum CallError {
     #[error("the idempotency key is malformed")]
     Key,
     /// The account service only checks accounts, and no other service does.
-    #[error("the service is not asked that")]
+    #[error("the service does not support this request")]
     Unfit,
     /// The request was accepted and left unanswered.
     #[error(transparent)]

@@ -101,7 +101,7 @@ impl<'a> Entry<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
     /// The file cannot be created, read or cut.
-    #[error("can't use {path}")]
+    #[error("cannot use {path}")]
     File {
         /// The file.
         path: PathBuf,
@@ -109,7 +109,7 @@ pub enum LedgerError {
         source: io::Error,
     },
     /// Another process has it open.
-    #[error("{path} belongs to another process")]
+    #[error("{path} is in use by another process")]
     InUse {
         /// The file.
         path: PathBuf,
@@ -146,7 +146,7 @@ pub(super) enum Run {
 /// Why the entry could not be written, so that nothing was done.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RecordError {
-    #[error("the ledger can't be written")]
+    #[error("cannot write the ledger")]
     Write(#[from] io::Error),
     #[error("the ledger is limited to {SLOTS_MAX} combinations of service and step")]
     TooManySteps,
@@ -350,7 +350,8 @@ fn read_index(file: &File, path: &Path) -> Result<(Index, u64), LedgerError> {
             })?;
         if line.last() != Some(&b'\n') {
             if read > 0 {
-                tracing::warn!(path = %path.display(), offset, "a torn last line of the ledger is cut");
+                tracing::warn!(path = %path.display(), offset, "removed an incomplete last line \
+                                                                of the ledger");
             }
             return Ok((index, offset));
         }
