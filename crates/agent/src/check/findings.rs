@@ -129,7 +129,7 @@ impl Findings {
             .map(|rule| {
                 let marks = self.marks.remove(&rule).unwrap_or_default();
                 let (verdict, seen) = if self.without.contains(&rule) {
-                    (Verdict::NotTried, "left out".to_owned())
+                    (Verdict::NotTried, "skipped".to_owned())
                 } else {
                     marks.verdict()
                 };
@@ -158,9 +158,10 @@ impl Marks {
         }
         match self.excuse {
             Some(why) => (Verdict::NotTried, why),
-            None if self.seen.is_empty() => {
-                (Verdict::NotTried, "the check ended before it".to_owned())
-            }
+            None if self.seen.is_empty() => (
+                Verdict::NotTried,
+                "the check ended before this rule".to_owned(),
+            ),
             None => (Verdict::Pass, self.seen.join("; ")),
         }
     }
@@ -197,7 +198,7 @@ mod tests {
                 (Verdict::Pass, "yes".to_owned()),
                 (Verdict::NotTried, "cannot".to_owned()),
                 (Verdict::Fail, "no; no; no; and 2 more".to_owned()),
-                (Verdict::NotTried, "left out".to_owned()),
+                (Verdict::NotTried, "skipped".to_owned()),
             ]
         );
     }

@@ -251,8 +251,10 @@ impl<'a> Harness<'a> {
             }
             other => {
                 let what = described(other.as_ref());
-                self.findings
-                    .fault(rule, format!("the step could not be had for it: {what}"));
+                self.findings.fault(
+                    rule,
+                    format!("the step that this rule needs did not succeed: {what}"),
+                );
                 Ok(None)
             }
         }
@@ -311,13 +313,13 @@ impl<'a> Harness<'a> {
                 let looked = self.commits.looked;
                 self.findings.saw(
                     Rule::Commit,
-                    format!("{looked} commits, each behind answers"),
+                    format!("{looked} commits, each after the replies"),
                 );
                 return Ok(());
             };
             if Instant::now() >= deadline {
                 if let Some(refused) = self.commits.refused.take() {
-                    let why = format!("the group cannot be asked: {refused}");
+                    let why = format!("cannot read the offsets of the group: {refused}");
                     self.findings.excuse(Rule::Commit, why);
                 } else if self.commits.has_begun() {
                     self.findings.fault(Rule::Commit, missing);

@@ -78,7 +78,7 @@ impl Back {
             tracing::error!(
                 topic = &*outgoing.topic,
                 error = &error as &dyn std::error::Error,
-                "a poison record could not be put aside and is dropped"
+                "could not write a poison record to the dead-letter topic; dropping it"
             );
             self.offsets.done(outgoing.source);
             return;
@@ -91,7 +91,7 @@ impl Back {
             tracing::warn!(
                 topic = &*outgoing.topic,
                 error = &error as &dyn std::error::Error,
-                "a record was not acknowledged; it and others like it are sent again"
+                "a record was not acknowledged; resending it and others like it"
             );
         }
         kept.push_back(Kept {

@@ -204,7 +204,7 @@ impl Poller {
         if let Err(error) = &held {
             tracing::warn!(
                 error = error as &dyn std::error::Error,
-                "step requests cannot be held back; no more are read for now"
+                "could not pause step requests; reading no more for now"
             );
         }
         held.is_ok()
@@ -244,7 +244,7 @@ impl Poller {
         if open > 0 {
             tracing::warn!(
                 open,
-                "the drain time is over; requests that are not done will be read again"
+                "drain timeout reached; unfinished requests will be read again"
             );
             shared.outbox.flush(Duration::from_millis(500));
         }
@@ -272,7 +272,7 @@ impl Poller {
         if let Err(error) = self.consumer.commit(&commits) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "the agents' offsets were not committed; the next commit makes up for it"
+                "could not commit the agents' offsets; the next commit includes them"
             );
         }
     }
@@ -330,7 +330,7 @@ impl Shared {
                 tracing::error!(
                     operation = %request.operation,
                     error = &error as &dyn std::error::Error,
-                    "an attempt cannot be answered; its complete-by will pass"
+                    "could not encode the answer to an attempt; the attempt will time out"
                 );
                 return self.offsets.done(source);
             }

@@ -86,7 +86,7 @@ impl<S> NoRoom<S> {
         let wait = wait.mul_f64(1.0 + share / 2.0);
         not_attempted(
             "no-room",
-            "the agent has no room or time for the attempt",
+            "the agent has no capacity or time for the attempt",
             wait,
         )
     }

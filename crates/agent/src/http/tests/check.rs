@@ -99,7 +99,7 @@ fn a_workflow_counts_on_tombstones_only_where_the_agent_that_performs_the_step_d
     let told = told(&counts_on_it, AGENTS);
     assert!(
         told.starts_with(
-            r#"agent "bank" does not fit step "pay": `compensation.tombstones` is true, but the agent does not say"#
+            r#"agent "bank" does not fit step "pay": `compensation.tombstones` is true, but the agent does not declare"#
         ),
         "{told}"
     );
@@ -126,17 +126,17 @@ fn a_request_that_a_step_needs_has_to_be_there() {
         (
             "        pay:\n",
             "        bill:\n",
-            r#"agent "bank" does not fit step "pay": `steps.pay` is not given, nor is a `request`"#,
+            r#"agent "bank" does not fit step "pay": `steps.pay` is missing, and so is a `request`"#,
         ),
         (
             "        compensate: { method: DELETE }\n",
             "",
-            r#"agent "book" does not fit step "enter": `request.compensate` is not given, but the agent has to undo"#,
+            r#"agent "book" does not fit step "enter": `request.compensate` is missing, but the agent must undo"#,
         ),
         (
             "          probe: { method: GET, path: '/payments?of={{results.enter.total}}' }\n",
             "",
-            r#"agent "bank" does not fit step "pay": `steps.pay.probe` is not given, but the step has `probe: true`"#,
+            r#"agent "bank" does not fit step "pay": `steps.pay.probe` is missing, but the step has `probe: true`"#,
         ),
     ] {
         let told = told(WORKFLOW, &changed(AGENTS, from, to));
@@ -147,7 +147,7 @@ fn a_request_that_a_step_needs_has_to_be_there() {
     let told = told(WORKFLOW, other);
     assert!(
         told.starts_with(
-            r#"agent "returns" does not fit step "pay": `steps.pay.compensate` is not given"#
+            r#"agent "returns" does not fit step "pay": `steps.pay.compensate` is missing"#
         ),
         "{told}"
     );
@@ -179,7 +179,7 @@ fn what_a_request_uses_has_to_be_kept_by_a_step_before_it() {
         (
             "{{results.enter.kind?}}",
             "{{results.enter.kind}}",
-            r#"agent "returns" does not fit step "pay": `request.compensate.body` uses `{{results.enter.kind}}`, but agent "book" keeps it only where there is one"#,
+            r#"agent "returns" does not fit step "pay": `request.compensate.body` uses `{{results.enter.kind}}`, but agent "book" keeps it only if it is present"#,
         ),
         (
             "{{results.pay.receipt}}",
@@ -203,7 +203,7 @@ fn what_an_undo_needs_and_what_a_condition_reads_has_to_be_kept() {
         (
             "needs: [enter.total,",
             "needs: [enter.kind,",
-            r#"agent "returns" does not fit step "pay": `compensation.needs` names "enter.kind", but agent "book" keeps it only where there is one"#,
+            r#"agent "returns" does not fit step "pay": `compensation.needs` names "enter.kind", but agent "book" keeps it only if it is present"#,
         ),
         (
             "output: kind",
