@@ -73,7 +73,7 @@ struct Effects<'a> {
 ///
 /// # Errors
 ///
-/// If the ledger cannot be read.
+/// If cannot read the ledger.
 pub async fn judge(
     book: &Book,
     services: SocketAddr,
@@ -82,7 +82,7 @@ pub async fn judge(
     loop {
         let verdict = judge_once(book, services)
             .await
-            .context("the ledger cannot be read")?;
+            .context("cannot read the ledger")?;
         if verdict.is_balanced() || Instant::now() >= deadline {
             return Ok(verdict);
         }
@@ -250,7 +250,7 @@ impl fmt::Display for Verdict {
             if *name == "LOST" {
                 writeln!(
                     f,
-                    "  no final state came while ends were waited for (--wait): lost, or under way still"
+                    "  no final state arrived within --wait: lost, or still in progress"
                 )?;
             }
             for example in &findings.examples {

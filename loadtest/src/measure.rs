@@ -118,10 +118,7 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
             let statuses = interrupt.unless(statuses).await;
             Some(statuses.with_context(|| {
                 let status = topics.operation_status();
-                format!(
-                    "{status} cannot be followed at {} (--brokers)",
-                    world.brokers
-                )
+                format!("cannot read {status} at {} (--brokers)", world.brokers)
             })?)
         }
         false => None,
@@ -196,23 +193,24 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
         Some(garbage) => match garbage.find(deadline).await {
             Ok(found) => Some((garbage.count(), found)),
             Err(error) => {
-                failures.push(format!("the dead letters cannot be read: {error:#}"));
+                failures.push(format!("cannot read the dead letters: {error:#}"));
                 None
             }
         },
     };
     let verdict = match world.services {
         _ if interrupt.is_asked() => {
-            failures.push("it was interrupted: this is what there was until then".to_owned());
-            Err("it was interrupted")
+            failures
+                .push("the run was interrupted; the report covers the time until then".to_owned());
+            Err("the run was interrupted")
         }
-        _ if !is_followed => Err("ends were not waited for (--wait)"),
-        None => Err("without the services' ledger (--services)"),
+        _ if !is_followed => Err("the run did not wait for operations to end (--wait)"),
+        None => Err("no ledger of the services (--services)"),
         Some(services) => judge::judge(&book, services, deadline)
             .await
             .map_err(|error| {
                 failures.push(format!("{error:#}"));
-                "the services' ledger could not be read"
+                "could not read the services' ledger"
             }),
     };
     if let Some(statuses) = statuses
@@ -304,7 +302,7 @@ fn failures(scenario: &Scenario, run: &Run, outcome: &Outcome, is_followed: bool
     if is_followed && scenario.expect == Expect::Kind {
         for kind in run.kinds.iter().filter(|kind| kind.is_missed()) {
             failures.push(format!(
-                "{} of {} {} did not end as they must",
+                "{} of {} {} did not end as required",
                 kind.held_to - kind.as_meant,
                 kind.held_to,
                 kind.name
@@ -316,7 +314,7 @@ fn failures(scenario: &Scenario, run: &Run, outcome: &Outcome, is_followed: bool
         .find(|kind| kind.is_bad && kind.is_missed())
     {
         failures.push(format!(
-            "{} of {} {} were not dealt with as they must be",
+            "{} of {} {} were not handled as required",
             kind.held_to - kind.as_meant,
             kind.held_to,
             kind.name

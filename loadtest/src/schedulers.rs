@@ -29,7 +29,7 @@ impl Schedulers {
         let mut client = Client::new(admin);
         let (_, body) = client.get("/schedulers").await?;
         let shards: Vec<Shard> = serde_json::from_slice(&body)
-            .with_context(|| format!("{admin} does not say which schedulers there are"))?;
+            .with_context(|| format!("cannot read the schedulers of {admin}"))?;
         let mut schedulers = Self { client, shards };
         schedulers.tell(r#"{"running": false}"#).await?;
         Ok(schedulers)

@@ -83,7 +83,7 @@ impl World {
         let asked = Client::new(services)
             .get("/ledger/operations?limit=1")
             .await;
-        let nothing = || format!("there is no ledger at {services} (--services)");
+        let nothing = || format!("no ledger at {services} (--services)");
         let (status, body) = asked.with_context(nothing)?;
         anyhow::ensure!(
             status == StatusCode::OK,
@@ -308,8 +308,7 @@ impl Started {
             .kill_on_drop(true);
         let program = options.program.display();
         let child = command.spawn();
-        let mut child =
-            child.with_context(|| format!("{program} cannot be started (--program)"))?;
+        let mut child = child.with_context(|| format!("cannot start {program} (--program)"))?;
         let stdout = child.stdout.take().context("standard output is piped")?;
         let pid = child.id().context("it has just been started")?;
         let mut started = Self {
@@ -321,7 +320,7 @@ impl Started {
         let announced = tokio::time::timeout(PATIENCE, started.listen(stdout, announces)).await;
         match announced {
             Ok(Ok(())) => Ok(started),
-            Ok(Err(_)) | Err(_) => Err(started.failed("did not say where it listens")),
+            Ok(Err(_)) | Err(_) => Err(started.failed("did not report its addresses")),
         }
     }
 
@@ -363,7 +362,7 @@ impl Started {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         let tail = lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n");
-        anyhow::anyhow!("the process that was started {what}; its log ends with\n{tail}")
+        anyhow::anyhow!("the started process {what}; its log ends with\n{tail}")
     }
 
     fn watched(&self, name: &str, part: Part) -> Watched {

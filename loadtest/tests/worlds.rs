@@ -214,12 +214,15 @@ fn an_interrupted_run_reports_what_there_was_until_then() {
     let output = run.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(130), "{said}");
-    assert!(said.contains("FAILED      it was interrupted"), "{said}");
+    assert!(
+        said.contains("FAILED      the run was interrupted"),
+        "{said}"
+    );
     let report = std::fs::read(&json).expect("there is a report");
     let report: Value = serde_json::from_slice(&report).expect("a report is JSON");
     let run = &report["runs"][0];
     assert!(count(&run["accepted"]) > 0, "{said}");
-    assert_eq!(run["notJudged"], "it was interrupted");
+    assert_eq!(run["notJudged"], "the run was interrupted");
 }
 
 #[test]

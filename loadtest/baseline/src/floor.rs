@@ -69,17 +69,16 @@ const POLL_BYTES_MAX: usize = 8 << 20;
 pub struct Arguments {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// How many records one poll takes at most.
+    /// Maximum records per poll.
     #[arg(long, default_value_t = 2_000)]
     pub batch: usize,
-    /// How many deliveries may be under way.
+    /// Maximum deliveries in progress.
     #[arg(long, default_value_t = 4_000)]
     pub window: usize,
-    /// How long after a commit began the next one begins at the earliest, and how long replies gather, in
-    /// milliseconds.
+    /// Minimum time between the starts of two commits, and time to gather replies, in milliseconds.
     #[arg(long, default_value_t = 1)]
     pub gather_ms: u64,
-    /// Threads of the runtime that has the embedded broker and the calls.
+    /// Threads of the runtime that serves the embedded broker and the calls.
     #[arg(long, default_value_t = 2)]
     pub workers: usize,
 }
@@ -314,7 +313,7 @@ impl StatusReader {
                 }
             })?;
             if let Some(offset) = wrong {
-                anyhow::bail!("the status at {offset} is of no delivery that was under way");
+                anyhow::bail!("the status at {offset} belongs to no delivery in progress");
             }
         }
         Ok(())

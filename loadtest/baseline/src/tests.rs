@@ -119,7 +119,7 @@ fn a_directory_that_is_there_is_not_taken_for_data() {
         unreachable!("it was asked for");
     };
     let refused = floor::run(&arguments).unwrap_err().to_string();
-    assert!(refused.contains("cannot be made"), "{refused}");
+    assert!(refused.contains("cannot create"), "{refused}");
     assert!(dir.path().exists());
 }
 

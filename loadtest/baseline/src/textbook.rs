@@ -114,8 +114,8 @@ async fn deliver(
     let reading = async { reading.await? };
     let working = async {
         match parts.join_next().await {
-            Some(ended) => ended?.and_then(|()| anyhow::bail!("a part ended too early")),
-            None => anyhow::bail!("there are no parts"),
+            Some(ended) => ended?.and_then(|()| anyhow::bail!("a task ended too early")),
+            None => anyhow::bail!("there are no tasks"),
         }
     };
     let done = async { tokio::try_join!(sending, reading) };

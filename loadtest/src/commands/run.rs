@@ -22,37 +22,43 @@ const LENGTH: Duration = Duration::from_secs(10);
 /// Its flags.
 #[derive(Args, Debug)]
 pub struct Arguments {
-    /// A built-in scenario (see `scenarios`) or a file; without it, one phase of deliveries as the flags say
+    /// A built-in scenario (see `scenarios`) or a file; by default, one phase of deliveries defined
+    /// by the flags
     scenario: Option<String>,
-    /// Requests a second of the first phase; the others' rates change with it [default without a scenario: 1000]
+    /// Requests per second in the first phase; scales the rates of the other phases [default
+    /// without
+    /// a scenario: 1000]
     #[arg(long)]
     rate: Option<f64>,
-    /// Requests in all: phases become longer or shorter
+    /// Total number of requests; scales the length of the phases
     #[arg(long, conflicts_with = "seconds")]
     count: Option<u64>,
-    /// Seconds of all phases together: they become longer or shorter [default without a scenario: 10]
+    /// Total length of the phases in seconds; scales each phase [default without a scenario: 10]
     #[arg(long)]
     seconds: Option<f64>,
-    /// How requests travel
+    /// How to send requests
     #[arg(long, value_enum)]
     transport: Option<Transport>,
-    /// Connections. With `single` and `batch`, each has one request or batch under way; with `http2`, a hundred
+    /// Number of connections. With `single` and `batch`, each has one request or batch in progress;
+    /// with `http2`, a hundred
     #[arg(long)]
     connections: Option<usize>,
-    /// Requests in one batch, with `batch`
+    /// Requests per batch, with `batch`
     #[arg(long)]
     batch: Option<usize>,
-    /// With which requests are drawn from the mix
+    /// Seed for drawing requests from the mix
     #[arg(long)]
     seed: Option<u64>,
-    /// How long ends are waited for after the last request, such as 90s; 0s only accepts
+    /// How long to wait for operations to end after the last request, such as 90s; 0s measures only
+    /// acceptance
     #[arg(long, value_name = "TIME", value_parser = time::parse)]
     wait: Option<Duration>,
-    /// How requests must end, or the exit code is 1
+    /// How requests must end; otherwise the exit code is 1
     #[arg(long, value_enum)]
     expect: Option<Expect>,
-    /// Start a Waybill on free ports with data of its own, and services beside it; stop both at the end and remove
-    /// the data
+    /// Start a Waybill on free ports with its own data, and simulated services; at the end, stop
+    /// both
+    /// and remove the data
     #[arg(long, conflicts_with_all = ["http", "brokers", "topic_prefix", "schema_registry", "services", "process"])]
     start: bool,
     #[command(flatten)]
@@ -64,7 +70,7 @@ pub struct Arguments {
     /// Write the report as JSON to this file
     #[arg(long, value_name = "FILE", help_heading = "Report")]
     json: Option<PathBuf>,
-    /// Write the report as a page to this file
+    /// Write the report as an HTML page to this file
     #[arg(long, value_name = "FILE", help_heading = "Report")]
     html: Option<PathBuf>,
 }

@@ -108,7 +108,7 @@ impl Client {
 
     async fn send(&mut self, request: Request<Body>) -> anyhow::Result<(StatusCode, Bytes)> {
         let answer = tokio::time::timeout(PATIENCE, self.try_send(request)).await;
-        let answer = answer.unwrap_or_else(|_| Err(anyhow::anyhow!("there is no answer")));
+        let answer = answer.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer in time")));
         if answer.is_err()
             && let Line::Http1(connection) = &mut self.line
         {
@@ -149,7 +149,10 @@ async fn send_http1(
             Stream::Tls(stream) => over_http1(stream).await?,
         }),
     };
-    connection.ready().await.context("the connection is gone")?;
+    connection
+        .ready()
+        .await
+        .context("the connection was closed")?;
     Ok(connection.send_request(request).await?)
 }
 
@@ -192,7 +195,10 @@ impl Http2 {
                 sender
             }
         };
-        connection.ready().await.context("the connection is gone")?;
+        connection
+            .ready()
+            .await
+            .context("the connection was closed")?;
         Ok(connection.send_request(request).await?)
     }
 }

@@ -96,7 +96,7 @@ impl Garbage {
                 brokers: brokers.to_owned(),
                 topic: topics.requests().to_owned(),
                 dead_letters,
-                partitions: partitions.context("there is no topic of requests")?,
+                partitions: partitions.context("the topic of requests does not exist")?,
                 ends,
                 rate: scenario.garbage_rate,
                 count: (scenario.garbage_rate * seconds).round() as u64,

@@ -69,7 +69,10 @@ impl Topic {
             producer: Producer::new(&settings, &ProducerOptions::new("waybill-loadtest"))?,
             topics: topics.clone(),
             partitions: partitions.with_context(|| {
-                format!("there is no topic {} (--topic-prefix)", topics.requests())
+                format!(
+                    "topic {} does not exist (--topic-prefix)",
+                    topics.requests()
+                )
             })?,
             settled: unbounded_channel(),
         })

@@ -84,7 +84,7 @@ impl Contender {
     pub fn parse(text: &str) -> Result<Self, String> {
         match text.split_once('=') {
             Some((name, _)) if super::OWN_NAMES.contains(&name) => {
-                Err(format!("{name} is what one of the suite's own is called"))
+                Err(format!("{name} is the name of a system of the suite"))
             }
             Some((name, command)) if !name.is_empty() && !command.trim().is_empty() => Ok(Self {
                 name: name.to_owned(),
@@ -115,7 +115,7 @@ impl Contender {
         let services_before = services.process.totals()?;
         let ended_before = ended_children_seconds();
         let child = command.spawn();
-        let child = child.with_context(|| format!("{program} cannot be started"))?;
+        let child = child.with_context(|| format!("cannot start {program}"))?;
         let pid = child.id().context("it has just been started")?;
         // All processes it started are killed too, however this function ends.
         let group = Group(pid);
@@ -123,9 +123,13 @@ impl Contender {
         let ended = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
         let (tree, samples) = watched.stop();
         drop(group);
-        let output =
-            ended.with_context(|| format!("it took longer than {} s", PATIENCE.as_secs()))??;
-        anyhow::ensure!(output.status.success(), "it ended with {}", output.status);
+        let output = ended
+            .with_context(|| format!("the command took longer than {} s", PATIENCE.as_secs()))??;
+        anyhow::ensure!(
+            output.status.success(),
+            "the command ended with {}",
+            output.status
+        );
         let said = Said::read(&String::from_utf8_lossy(&output.stdout), count)?;
         let used = Usage {
             // The kernel's count is complete for ended children. Others count as last seen.
@@ -199,7 +203,7 @@ impl Contender {
             samples,
             breaking_point: None,
             verdict: None,
-            not_judged: Some("it has no judge".to_owned()),
+            not_judged: Some("the system has no judge".to_owned()),
             failures,
         }
     }
@@ -209,7 +213,7 @@ impl Counts {
     async fn read(services: SocketAddr) -> anyhow::Result<Self> {
         let (status, body) = Client::new(services).get("/ledger/summary").await?;
         anyhow::ensure!(status == StatusCode::OK, "the ledger answered {status}");
-        serde_json::from_slice(&body).context("the ledger's summary cannot be read")
+        serde_json::from_slice(&body).context("cannot read the ledger's summary")
     }
 
     /// The contradiction between a command's result and the ledger's counts.
@@ -222,7 +226,8 @@ impl Counts {
         let completed = said.completed;
         (complete < completed).then(|| {
             format!(
-                "it says that {completed} deliveries were completed, and the ledger knows of {complete}"
+                "the command reports {completed} completed deliveries, but the ledger has \
+                 {complete}"
             )
         })
     }
@@ -231,12 +236,12 @@ impl Counts {
 impl Said {
     fn read(output: &str, count: u64) -> anyhow::Result<Self> {
         let last = output.lines().rfind(|line| !line.trim().is_empty());
-        let last = last.context("it said nothing")?;
+        let last = last.context("the command printed nothing")?;
         let said: Self = serde_json::from_str(last)
-            .with_context(|| format!("its last line is not the object that it must be: {last}"))?;
+            .with_context(|| format!("the last line is not the required object: {last}"))?;
         anyhow::ensure!(
             said.seconds.is_finite() && said.seconds > 0.0 && said.completed <= count,
-            "its last line cannot be true: {last}"
+            "the last line has impossible values: {last}"
         );
         Ok(said)
     }
@@ -310,10 +315,10 @@ mod tests {
             }
         );
         for (output, problem) in [
-            ("", "said nothing"),
-            ("done", "not the object"),
-            ("{\"completed\": 11, \"seconds\": 1}", "cannot be true"),
-            ("{\"completed\": 1, \"seconds\": 0}", "cannot be true"),
+            ("", "printed nothing"),
+            ("done", "not the required object"),
+            ("{\"completed\": 11, \"seconds\": 1}", "impossible values"),
+            ("{\"completed\": 1, \"seconds\": 0}", "impossible values"),
         ] {
             let error = Said::read(output, 10).unwrap_err().to_string();
             assert!(error.contains(problem), "{output}: {error}");
@@ -349,7 +354,7 @@ mod tests {
         let run = busy.run(10, &called).await.unwrap();
         assert_eq!((run.accepted, run.ending_seconds), (10, 2.0));
         assert!(run.processes[0].cpu_us_per_delivery > 1_000.0);
-        let claim = "it says that 10 deliveries were completed, and the ledger knows of 0";
+        let claim = "the command reports 10 completed deliveries, but the ledger has 0";
         assert_eq!(run.failures, [claim]);
         let failing = Contender::parse("failing=exit 3").unwrap();
         let error = failing.run(10, &called).await.err().unwrap().to_string();

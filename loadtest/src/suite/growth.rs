@@ -75,7 +75,7 @@ impl fmt::Display for With {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Partitions(partitions) => write!(f, "{partitions} partitions"),
-            Self::UnderWay(operations) => write!(f, "{operations} under way in each partition"),
+            Self::UnderWay(operations) => write!(f, "{operations} in progress per partition"),
             Self::Stored(operations) => write!(f, "{operations} operations in the store"),
         }
     }
@@ -226,14 +226,14 @@ fn compared(with: With, defaults: &Run, grown: &Run) -> Goal {
     let rates = [grown, defaults].map(Run::completed_per_second);
     Goal {
         work: with.to_string(),
-        goal: "as dear as with the defaults".to_owned(),
+        goal: "the same cost as with the defaults".to_owned(),
         measured: match (times, cost(grown)) {
             (Some(times), Some(cost)) => format!(
                 "{times:.2} times, {cost:.0} µs; {:.0} completed/s, {:.2} times",
                 rates[0],
                 rates[0] / rates[1]
             ),
-            _ => "its CPU is not known".to_owned(),
+            _ => "its CPU was not measured".to_owned(),
         },
         ratio: times.map(|times| 1.0 / times),
     }

@@ -386,7 +386,7 @@ pub async fn warm_up(world: &World, options: &Options, count: u64) -> anyhow::Re
     let run = measure::run(&scenario, world, &options).await?;
     anyhow::ensure!(
         run.failures.is_empty(),
-        "the deliveries that were to warm it up failed: {}",
+        "the warm-up deliveries failed: {}",
         run.failures.join("; ")
     );
     Ok(())

@@ -187,7 +187,7 @@ impl Book {
     /// Records good requests that were not sent in time.
     pub fn unsent(&self, count: u64) {
         let mut inner = self.inner();
-        inner.refuse(0, count, "no connection was free before the time was over");
+        inner.refuse(0, count, "no connection was free before the end of the run");
         inner.refused_good += count;
     }
 

@@ -51,7 +51,7 @@ impl Usage {
         let process = directory(pid);
         let stat = fs::read_to_string(process.join("stat"))?;
         let stat = Stat::parse(&stat).context("stat does not have the expected fields")?;
-        anyhow::ensure!(!stat.has_ended, "it has ended");
+        anyhow::ensure!(!stat.has_ended, "the process has ended");
         Ok(Self {
             cpu_seconds: stat.cpu_seconds,
             threads: BTreeMap::new(),
@@ -204,7 +204,7 @@ mod tests {
             std::thread::yield_now();
         }
         let ended = Usage::of(child.id()).unwrap_err();
-        assert_eq!(ended.to_string(), "it has ended");
+        assert_eq!(ended.to_string(), "the process has ended");
         child.wait().unwrap();
         assert!(has_ended(child.id()));
     }

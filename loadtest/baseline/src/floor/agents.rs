@@ -123,7 +123,7 @@ fn hand_over(
         Some(_) if asked.is_empty() => Ok(()),
         Some(calls) => calls
             .send(std::mem::take(asked))
-            .context("nobody makes the calls any more"),
+            .context("the task that makes the calls has ended"),
         None => asked
             .drain(..)
             .try_for_each(|(step, operation)| shared.reply(step, operation, value)),
@@ -209,6 +209,6 @@ fn drone_of(answer: &[u8]) -> anyhow::Result<u64> {
     let text = std::str::from_utf8(answer)?;
     let number = text.strip_prefix(r#"{"droneId":"drone-"#);
     let number = number.and_then(|rest| rest.strip_suffix(r#""}"#));
-    let number = number.with_context(|| format!("{text:?} names no drone"))?;
+    let number = number.with_context(|| format!("{text:?} contains no drone ID"))?;
     Ok(u64::from_str_radix(number, 16)?)
 }

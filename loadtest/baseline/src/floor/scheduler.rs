@@ -202,6 +202,6 @@ fn replied(record: &RecordRef<'_>) -> anyhow::Result<(OperationId, Step)> {
     let name = rest.get(..usize::from(length / 2));
     let step = name
         .and_then(Step::named)
-        .context("a reply names no step")?;
+        .context("a reply has no known step")?;
     Ok((operation, step))
 }

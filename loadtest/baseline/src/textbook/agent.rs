@@ -79,7 +79,9 @@ impl Agent {
             Step::Drone => "droneId",
         };
         let answer: Value = serde_json::from_str(&answer)?;
-        let value = answer.get(kept).context("the answer lacks what is kept")?;
+        let value = answer
+            .get(kept)
+            .context("the answer lacks the value to keep")?;
         let text = value
             .as_str()
             .map_or_else(|| value.to_string(), str::to_owned);

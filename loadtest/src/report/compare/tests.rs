@@ -57,11 +57,11 @@ fn reports_without_a_run_in_common_cannot_be_compared() {
 fn another_format_is_refused_whatever_else_stands_there() {
     assert_eq!(
         parse_error(r#"{"format": 2, "else": []}"#),
-        "format is 2, and only 1 is known here"
+        "format is 2; only 1 is supported"
     );
     assert_eq!(
         parse_error(r#"{"format": "1"}"#),
-        "format is \"1\", and only 1 is known here"
+        "format is \"1\"; only 1 is supported"
     );
     assert!(parse_error(r#"{"runs": []}"#).starts_with("format is missing"));
 }
@@ -98,7 +98,7 @@ fn the_error_names_the_file() {
     let path = Path::new("no/such/report.json");
     let error = format!("{:#}", read(path).err().expect("it is missing"));
     assert!(
-        error.starts_with("no/such/report.json cannot be read: "),
+        error.starts_with("cannot read no/such/report.json: "),
         "{error}"
     );
 }
@@ -233,7 +233,7 @@ fn reports_with_nothing_in_common_say_so() {
     let mut b = sample::report(1.0);
     b.runs.clear();
     let comparison = Comparison::of(&a, &b);
-    assert!(text::write(&comparison, &names()).contains("No run of A has one"));
+    assert!(text::write(&comparison, &names()).contains("No run of A has the same"));
     let page = html::page(&comparison, &names());
     assert_eq!(check_well_formed(&page), Ok(()));
     assert!(

@@ -112,7 +112,7 @@ impl Plot {
                 }
             });
             if self.is_empty() {
-                figure.leaf("p", &[("class", &"none")], "There is nothing to show.");
+                figure.leaf("p", &[("class", &"none")], "No data.");
             } else {
                 self.svg(figure, &id);
             }

@@ -22,7 +22,7 @@ const STROKES: [Stroke; 5] = [
     Stroke::Dotted,
 ];
 
-const LAG: &str = "Lag: accepted and not ended";
+const LAG: &str = "Lag: accepted, but not ended";
 
 type Value<'a> = Box<dyn Fn(&Sample) -> Option<f64> + 'a>;
 type ValueOf = fn(&Run) -> Value<'_>;

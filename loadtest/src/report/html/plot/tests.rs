@@ -81,7 +81,7 @@ fn a_value_between_gaps_is_a_dot_and_others_a_path() {
 fn a_plot_of_nothing_says_so() {
     let page = written(&plot(&[("all", 0.0, 100.0)], vec![None, None]));
     assert!(
-        page.contains("nothing to show") && !page.contains("<svg"),
+        page.contains("No data.") && !page.contains("<svg"),
         "{page}"
     );
 }
