@@ -308,7 +308,7 @@ mod tests {
         r#""standing":["package","third-party","delivery"],"undone":[],"barred":[],"double":[]"#;
 
     #[test]
-    fn each_state_is_held_against_what_has_to_stand_of_it() {
+    fn each_state_is_compared_with_its_required_effects() {
         use ProcessState as S;
         let balanced = [0, 0, 0, 0];
         let lost = [1, 0, 0, 0];
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_accepted_is_not_judged() {
+    fn unaccepted_requests_are_not_judged() {
         let mut judge = Judge::of(HashMap::new());
         let other = id(8);
         let line = format!(r#"{{"operation":"{other}",{TWICE}}}"#);

@@ -143,7 +143,7 @@ fn flaky_services_leave_nothing_half_done() {
 }
 
 #[test]
-fn a_limit_that_is_broken_fails_the_run_and_stands_in_the_report() {
+fn an_exceeded_limit_fails_the_run_and_is_in_the_report() {
     let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let file = directory.path().join("strict.yaml");
     let strict = "description: nobody is so fast\nphases: [{name: a, rate: 20, for: 1s}]\n\
@@ -170,7 +170,7 @@ fn batches_of_a_scenario_that_is_scaled_down_do_not_wait_to_be_full() {
 }
 
 #[test]
-fn where_nobody_answers_a_run_does_not_begin_and_says_where() {
+fn a_run_against_an_unreachable_address_fails_and_names_it() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("there is a free port");
     let nobody = listener.local_addr().expect("it is bound").to_string();
     drop(listener);
@@ -190,7 +190,7 @@ fn where_nobody_answers_a_run_does_not_begin_and_says_where() {
 }
 
 #[test]
-fn an_interrupted_run_reports_what_there_was_until_then() {
+fn an_interrupted_run_reports_the_results_so_far() {
     if !waybill().exists() {
         println!("SKIPPED: an interrupted run: there is no Waybill");
         return;

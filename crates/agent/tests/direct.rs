@@ -94,7 +94,7 @@ fn request(agent: &str, step: &str) -> StepRequest {
 }
 
 #[tokio::test]
-async fn each_answer_comes_back_to_whoever_asked_for_its_attempt() {
+async fn each_answer_returns_to_the_requester_of_its_attempt() {
     let stage = Stage::new(
         vec![
             ("one", Gated::new(1_000) as Arc<dyn Handler>),
@@ -121,7 +121,7 @@ async fn each_answer_comes_back_to_whoever_asked_for_its_attempt() {
 }
 
 #[tokio::test]
-async fn an_agent_without_room_turns_work_away_and_holds_up_no_other() {
+async fn an_agent_without_capacity_refuses_work_and_blocks_no_other() {
     let (stuck, free) = (Gated::new(0), Gated::new(1_000));
     let narrow = DirectConfig {
         in_flight_max: 3,
@@ -186,7 +186,7 @@ async fn past_complete_by_there_is_silence_and_a_panic_ends_one_attempt() {
 }
 
 #[tokio::test]
-async fn answers_are_told_once_until_they_are_taken() {
+async fn new_answers_are_signalled_once_until_they_are_taken() {
     let stage = Stage::new(
         vec![("one", Gated::new(1_000) as Arc<dyn Handler>)],
         DirectConfig {
@@ -203,7 +203,7 @@ async fn answers_are_told_once_until_they_are_taken() {
 }
 
 #[tokio::test]
-async fn agents_that_cannot_be_told_apart_are_refused() {
+async fn missing_and_duplicate_agents_are_refused() {
     let handler = || ("one".to_owned(), Gated::new(0) as Arc<dyn Handler>);
     let start = |handlers| DirectAgents::<usize>::start(handlers, ROOMY, || {});
     assert!(matches!(start(Vec::new()), Err(StartError::NoAgent)));
@@ -212,7 +212,7 @@ async fn agents_that_cannot_be_told_apart_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_hands_back_what_waits_and_lets_what_runs_end() {
+async fn a_drain_hands_back_waiting_attempts_and_finishes_running_ones() {
     let stuck = Gated::new(0);
     let stage = Stage::new(vec![("stuck", stuck.clone() as Arc<dyn Handler>)], ROOMY);
     stage
@@ -244,7 +244,7 @@ async fn a_drain_hands_back_what_waits_and_lets_what_runs_end() {
 }
 
 #[tokio::test]
-async fn what_waits_for_somebody_who_is_gone_is_left_out() {
+async fn attempts_for_forgotten_requesters_are_skipped() {
     let stuck = Gated::new(0);
     let stage = Stage::new(vec![("stuck", stuck.clone() as Arc<dyn Handler>)], ROOMY);
     stage

@@ -103,7 +103,7 @@ fn good_values_at_the_edges_are_taken() {
 }
 
 #[test]
-fn one_wrong_field_is_named_with_what_was_expected() {
+fn an_invalid_field_is_named_with_the_expected_value() {
     let date = "must be an ISO 8601 date and time such as 2030-05-08T20:00:00Z, not ";
     let cases = [
         ("/ownerId", None, "is required".to_owned()),

@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_exactly_one_value_is_refused() {
+    fn a_text_that_is_not_exactly_one_value_is_refused() {
         let cases: [&[u8]; 12] = [
             b"",
             b"{",

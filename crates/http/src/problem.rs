@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_pass_soon_says_when_to_come_back() {
+    fn only_transient_problems_have_a_retry_time() {
         for kind in Kind::ALL {
             let unavailable = kind.status() == StatusCode::SERVICE_UNAVAILABLE;
             assert_eq!(

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_broken_file_said_before_stands() {
+    fn the_previous_contents_of_a_broken_file_stay_in_effect() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("number");
         let number = |texts: &[Vec<u8>]| -> Result<u32, String> {

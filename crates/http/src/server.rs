@@ -479,7 +479,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_connection_waits_for_what_is_ready_while_it_has_other_requests() {
+    async fn a_connection_runs_ready_tasks_first_while_it_has_other_requests() {
         for has_other_requests in [false, true] {
             let has_run = Arc::new(AtomicBool::new(false));
             let ready = Arc::clone(&has_run);

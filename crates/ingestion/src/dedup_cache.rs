@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn of_twins_the_first_in_the_partition_stands() {
+    fn the_first_of_two_requests_with_one_id_in_the_partition_wins() {
         let recent = DedupCache::new(100);
         let id = OperationId(Uuid::from_u128(1));
         recent.insert(id, accepted(5, 5));
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_requests_share_an_outcome_and_another_is_told_at_once() {
+    fn equal_requests_share_an_outcome_and_a_different_one_conflicts_at_once() {
         let recent = Arc::new(DedupCache::new(100));
         let id = OperationId(Uuid::from_u128(1));
         let claim_of = |hash| recent.claim(id, RequestHash([hash; 16]));
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_gave_up_take_no_memory() {
+    fn abandoned_claims_take_no_memory() {
         let recent = Arc::new(DedupCache::new(100));
         let id = OperationId(Uuid::from_u128(1));
         let claim = recent.claim(id, RequestHash([1; 16]));

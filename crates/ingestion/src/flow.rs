@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_broker_that_is_silent_turns_requests_away_until_nothing_waits() {
+    fn a_silent_broker_refuses_requests_until_nothing_waits() {
         let flow = Flow::new(Duration::from_secs(10));
         let at = |ms: u64| flow.began + Duration::from_millis(ms);
         assert!(flow.begin_at(at(0)));

@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_stand_at_their_own_index() {
+    fn labels_are_at_their_own_index() {
         for (index, (label, _)) in RouteLabel::ALL.iter().enumerate() {
             assert_eq!(*label as usize, index);
         }

@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_can_read_it_and_the_same_seed_makes_the_same() {
+    fn garbage_is_undecodable_and_reproducible_by_its_seed() {
         let framing = Framing::single_object();
         let all: Vec<Vec<u8>> = (0..200).map(|index| bytes(1, index)).collect();
         for bytes in &all {

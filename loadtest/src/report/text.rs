@@ -233,7 +233,7 @@ mod tests {
     use crate::report::testing;
 
     #[test]
-    fn a_run_without_a_judge_says_so_and_failures_stand_last() {
+    fn a_run_without_a_judge_says_so_and_failures_come_last() {
         let mut run = testing::run();
         run.failures.push("no delivery was accepted".to_owned());
         let text = run.to_string();

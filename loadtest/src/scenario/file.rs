@@ -152,7 +152,7 @@ breakingPoint: {acceptanceP99: 100ms, lag: 2s}
     }
 
     #[test]
-    fn what_cannot_be_run_is_refused_with_file_and_field() {
+    fn invalid_scenarios_are_refused_with_file_and_field() {
         for (from, to, field) in [
             ("rate: 5,", "rate: 0,", "phases[1].rate must be above 0"),
             ("for: 2s", "for: 2", "(ms, s, m, h)"),
@@ -207,7 +207,7 @@ breakingPoint: {acceptanceP99: 100ms, lag: 2s}
     }
 
     #[test]
-    fn who_names_no_scenario_is_told_which_there_are() {
+    fn an_unknown_scenario_is_refused_with_the_known_ones() {
         let refused = format!("{:#}", named("smok").unwrap_err());
         assert!(refused.contains("one of smoke, steady"), "{refused}");
     }

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_after_the_offer_says_nothing() {
+    fn samples_after_the_offer_are_ignored() {
         let drain = (2..9).map(|at| sample(at, 0, 0, 1_000, 1.0));
         let samples: Vec<Sample> = std::iter::once(sample(1, 100, 100, 0, 1.0))
             .chain(drain)

@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_line_is_what_counts() {
+    fn the_last_line_counts() {
         let said = Said::read("starting\n{\"completed\": 9, \"seconds\": 1.5}\n\n", 10).unwrap();
         assert_eq!(
             said,

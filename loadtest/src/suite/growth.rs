@@ -248,7 +248,7 @@ mod tests {
     use crate::report::testing;
 
     #[test]
-    fn no_store_is_filled_beyond_what_was_said() {
+    fn no_store_is_filled_beyond_the_limit() {
         let plan = |stored_max| Plan {
             start: StartOptions {
                 program: "waybill".into(),
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn a_world_says_what_it_has_to_the_program_that_is_started() {
+    fn an_installation_passes_its_settings_to_the_started_program() {
         let few = With::UnderWay(10);
         let key = "WAYBILL_SCHEDULER__IN_FLIGHT_MAX";
         assert_eq!(few.env(), Some((key, "40".to_owned())));

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_before_its_answer_was_read_counts_once_with_its_newest_state() {
+    fn an_operation_that_ended_before_its_answer_counts_once_with_its_newest_state() {
         let now = Instant::now();
         let book = book(now);
         let early = [

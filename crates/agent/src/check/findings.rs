@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_outweighs_what_was_seen_and_an_excuse_too() {
+    fn a_fault_outweighs_observations_and_excuses() {
         let mut findings = Findings::new(BTreeSet::from([Rule::Burst]));
         findings.saw(Rule::Answer, "yes");
         findings.saw(Rule::Echo, "yes");
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_seen_is_not_passed() {
+    fn an_unobserved_rule_does_not_pass() {
         let report = Report {
             findings: Findings::new(BTreeSet::new()).into_findings(),
             operations: 0,

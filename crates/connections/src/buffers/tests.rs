@@ -50,7 +50,7 @@ async fn the_slowest_transfers_end_while_slow_ones_hold_more_than_half() {
 }
 
 #[tokio::test]
-async fn slow_transfers_keep_more_than_half_while_they_move_and_nobody_waits() {
+async fn slow_transfers_keep_more_than_half_while_they_progress_and_none_waits() {
     let buffers = Buffers::new(8 * MIB);
     let (first, first_end) = transfer(&buffers, 2 * MIB, MIB).await;
     let (_second, second_end) = transfer(&buffers, 4 * MIB, 2 * MIB).await;
@@ -111,7 +111,7 @@ async fn requests_that_all_need_more_than_half_do_not_wait_for_good() {
 }
 
 #[tokio::test]
-async fn the_smallest_need_comes_first() {
+async fn the_smallest_reservation_comes_first() {
     let buffers = Buffers::new(4 * MIB);
     let all = buffers.grow(None, 4 * MIB).await;
     let mut large = pin!(buffers.grow(None, 3 * MIB));

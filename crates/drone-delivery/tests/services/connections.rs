@@ -12,7 +12,7 @@ const CONNECTIONS_MAX: usize = 8;
 const PER_ADDRESS_MAX: usize = 6;
 
 #[tokio::test]
-async fn twice_as_many_connections_as_the_listener_takes_keep_nobody_out() {
+async fn twice_as_many_connections_as_the_limit_do_not_block_new_ones() {
     let directory = directory();
     let mut site = Site::start_with(ServicesConfig {
         connections_max: CONNECTIONS_MAX,

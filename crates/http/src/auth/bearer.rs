@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_stands_once_behind_its_scheme() {
+    fn a_token_appears_once_after_its_scheme() {
         let bad = |detail| Err(Denied::BadToken(detail));
         let (twice, unwritten) = (
             "Authorization must be given once.",

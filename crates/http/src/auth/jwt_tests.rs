@@ -241,7 +241,7 @@ fn a_token_does_not_choose_how_it_is_verified() {
 }
 
 #[test]
-fn claims_are_held_to_what_is_expected() {
+fn claims_must_match_the_configuration() {
     let key = Signing::ed25519("one");
     let jwt = jwt(&[&key]);
     let mut without_tenant = claims();
@@ -281,7 +281,7 @@ fn claims_are_held_to_what_is_expected() {
 }
 
 #[test]
-fn what_was_good_once_is_not_good_for_ever() {
+fn a_verified_token_still_expires() {
     let key = Signing::ed25519("one");
     let jwt = jwt(&[&key]);
     let token = key.token(&claims());
@@ -291,7 +291,7 @@ fn what_was_good_once_is_not_good_for_ever() {
 }
 
 #[test]
-fn what_a_key_verified_goes_with_the_key() {
+fn a_verified_token_is_refused_once_its_key_is_removed() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let [old, new] = ["old", "new"].map(Signing::ed25519);
     let set = |key: &Signing| json!({"keys": [key.jwk()]}).to_string();
@@ -319,7 +319,7 @@ fn a_token_without_a_key_id_is_taken_where_one_key_can_be_meant() {
 }
 
 #[test]
-fn what_is_no_token_is_refused() {
+fn texts_that_are_not_tokens_are_refused() {
     let key = Signing::ed25519("one");
     let jwt = jwt(&[&key]);
     let good = key.token(&claims());
@@ -339,7 +339,7 @@ fn what_is_no_token_is_refused() {
 }
 
 #[test]
-fn a_set_that_cannot_be_is_refused_with_its_place() {
+fn an_invalid_key_set_is_refused_with_its_position() {
     let good = Signing::ed25519("one").jwk();
     let key = |name: &str, value: Value| {
         let mut key = good.clone();

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_made_token_is_found_by_its_hash_alone_and_shown_by_nobody() {
+    fn a_new_token_is_found_by_its_hash_and_never_shown() {
         let made = NewToken::make();
         let shown = format!("{made:?}");
         assert!(!shown.contains(made.token.reveal()), "{shown}");
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_long_and_random_enough_looks_like_a_token() {
+    fn only_long_random_texts_look_like_tokens() {
         assert!(is_token(NewToken::make().token.reveal()));
         for other in ["", "wb_", "secret", "wb_c2hvcnQ", "a.b.c"] {
             assert!(!is_token(other), "{other}");
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_its_place() {
+    fn invalid_entries_are_refused_with_their_position() {
         let sha256 = "ab".repeat(32);
         let entry = |fields: &str| format!("- {{name: a, {fields}}}\n");
         let good = entry(&format!("sha256: '{sha256}', scopes: [read], tenant: '*'"));

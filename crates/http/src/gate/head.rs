@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stand_in_passes_and_tells_its_refusal() {
+    fn a_replacement_request_passes_and_carries_its_refusal() {
         for refusal in Refusal::ALL {
             let stand_in = refusal.stand_in();
             assert_eq!(check(&stand_in), Ok(Some(Framing::Length(0))));

@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_is_taken_by_a_create_gets_steps() {
+    fn a_tombstone_replaced_by_a_create_gets_steps() {
         let mut row = row(ProcessState::Cancelled, &[]);
         let mut cursor = EventCursor::default();
         assert_eq!(send(&mut cursor, &row).1, "6.");

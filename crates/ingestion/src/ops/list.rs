@@ -455,7 +455,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fingerprint_tells_workflow_step_and_code_apart_and_stays_the_same() {
+    fn a_fingerprint_is_stable_and_depends_on_workflow_step_and_code() {
         let one = fingerprint("drone-delivery", Some("drone"), "refused");
         assert_eq!(one, "ef437f7b5f58");
         assert_eq!(one.len(), 12);
@@ -492,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_of_which_there_is_no_list_is_refused_with_those_of_which_there_is_one() {
+    fn an_unlisted_state_is_refused_with_the_listed_ones() {
         for state in ["Pending", "Processed", "Cancelled"] {
             let query = format!("state=Error,{state}");
             let problem = Asked::read(Some(&query), Timestamp(0), &Tenants::All).unwrap_err();
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_query_says_what_is_listed_and_from_where() {
+    fn a_query_selects_what_is_listed_and_from_where() {
         let now = Timestamp(100_000_000);
         let query = "state=Error,CompensationFailed&olderThan=40s&order=newest&limit=7&step=a%2Bb";
         let asked = Asked::read(Some(query), now, &Tenants::All).unwrap();

@@ -54,7 +54,7 @@ fn reports_without_a_run_in_common_cannot_be_compared() {
 }
 
 #[test]
-fn another_format_is_refused_whatever_else_stands_there() {
+fn another_format_is_refused_whatever_the_other_fields_are() {
     assert_eq!(
         parse_error(r#"{"format": 2, "else": []}"#),
         "format is 2; only 1 is supported"
@@ -88,7 +88,7 @@ fn broken_json_and_wrong_fields_are_named() {
 }
 
 #[test]
-fn what_follows_a_report_is_refused() {
+fn trailing_text_after_a_report_is_refused() {
     let json = serde_json::to_string(&sample::report(1.0)).expect("JSON");
     assert!(parse_error(&format!("{json} {{}}")).contains("trailing characters"));
 }
@@ -148,7 +148,7 @@ fn several_runs_of_the_same_are_paired_one_after_the_other() {
 }
 
 #[test]
-fn what_was_not_measured_alike_is_warned_of() {
+fn differences_in_measurement_are_warned_of() {
     let a = sample::report(1.0);
     let mut b = sample::report(1.0);
     assert!(Comparison::of(&a, &b).pairs[0].warnings.is_empty());

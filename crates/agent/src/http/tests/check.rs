@@ -154,7 +154,7 @@ fn a_request_that_a_step_needs_has_to_be_there() {
 }
 
 #[test]
-fn what_a_request_uses_has_to_be_kept_by_a_step_before_it() {
+fn a_request_can_only_use_values_kept_by_earlier_steps() {
     for (from, to, expected) in [
         (
             "X-Total: '{{results.enter.total}}'",
@@ -193,7 +193,7 @@ fn what_a_request_uses_has_to_be_kept_by_a_step_before_it() {
 }
 
 #[test]
-fn what_an_undo_needs_and_what_a_condition_reads_has_to_be_kept() {
+fn values_needed_by_undos_and_conditions_must_be_kept() {
     for (from, to, expected) in [
         (
             "needs: [enter.total,",
@@ -217,7 +217,7 @@ fn what_an_undo_needs_and_what_a_condition_reads_has_to_be_kept() {
 }
 
 #[test]
-fn what_agents_of_other_files_keep_is_not_doubted() {
+fn values_kept_by_agents_of_other_files_are_not_checked() {
     let bank = AGENTS.find("  - name: bank").unwrap();
     let without_book = format!("agents:\n{}", &AGENTS[bank..]);
     check(WORKFLOW, &without_book).unwrap();

@@ -87,7 +87,7 @@ fn a_plot_of_nothing_says_so() {
 }
 
 #[test]
-fn the_description_tells_the_greatest_values() {
+fn the_description_contains_the_greatest_values() {
     let page = written(&plot(&[], vec![Some(1.0), Some(1_500.0)]));
     assert!(page.contains("over 100 s: a &quot;line&quot; up to 1,500."));
 }
