@@ -55,24 +55,24 @@ impl Handler for Gated {
 /// Agents, and the notification of their answers.
 struct Stage {
     agents: DirectAgents<usize>,
-    told: Arc<(Notify, AtomicUsize)>,
+    notified: Arc<(Notify, AtomicUsize)>,
 }
 
 impl Stage {
     fn new(handlers: Vec<(&str, Arc<dyn Handler>)>, config: DirectConfig) -> Self {
-        let told = Arc::new((Notify::new(), AtomicUsize::new(0)));
-        let tell = told.clone();
+        let notified = Arc::new((Notify::new(), AtomicUsize::new(0)));
+        let notify = notified.clone();
         let handlers = handlers
             .into_iter()
             .map(|(name, handler)| (name.to_owned(), handler))
             .collect();
         let agents = DirectAgents::start(handlers, config, move || {
-            tell.1.fetch_add(1, Ordering::Relaxed);
-            tell.0.notify_one();
+            notify.1.fetch_add(1, Ordering::Relaxed);
+            notify.0.notify_one();
         });
         Self {
             agents: agents.expect("the agents can be started"),
-            told,
+            notified,
         }
     }
 
@@ -80,7 +80,7 @@ impl Stage {
     async fn answers(&self, count: usize) -> Vec<(usize, StepReply)> {
         let mut answers = Vec::new();
         while answers.len() < count {
-            self.told.0.notified().await;
+            self.notified.0.notified().await;
             answers.extend(self.agents.take_answers());
         }
         assert_eq!(answers.len(), count);
@@ -198,7 +198,7 @@ async fn new_answers_are_signalled_once_until_they_are_taken() {
     stage
         .agents
         .ask((0..10).map(|from| (from, request("one", "go"))));
-    assert_eq!(stage.told.1.load(Ordering::Relaxed), 1);
+    assert_eq!(stage.notified.1.load(Ordering::Relaxed), 1);
     assert_eq!(stage.agents.take_answers().len(), 9);
 }
 

@@ -453,13 +453,13 @@ fn every_unusable_contact_is_named_by_its_index_and_never_echoed() {
     };
     let body = general(json!(["mailto:anna.b@example.org", "tel:+1"])).to_string();
     let error = operation(body.as_bytes(), &Envelope::default(), &nobody, NOW).unwrap_err();
-    let told: Vec<_> = error
+    let named_contacts: Vec<_> = error
         .errors
         .iter()
         .map(|e| (e.pointer.as_deref().unwrap(), &*e.detail))
         .collect();
     assert_eq!(
-        told,
+        named_contacts,
         [
             (
                 "/notify/0",

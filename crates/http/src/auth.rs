@@ -132,12 +132,12 @@ impl Authenticator {
     }
 
     /// Reloads the files that have changed. Blocks.
-    fn look(&self) {
+    fn reload(&self) {
         if let Some(tokens) = &self.tokens {
-            tokens.look();
+            tokens.reload();
         }
         if let Some(jwt) = &self.jwt {
-            jwt.look();
+            jwt.reload();
         }
     }
 }
@@ -182,9 +182,9 @@ impl Auth {
     }
 
     /// Reloads the files that have changed. Blocks.
-    pub fn look(&self) {
+    pub fn reload(&self) {
         if let Some(authenticator) = &self.0 {
-            authenticator.look();
+            authenticator.reload();
         }
     }
 

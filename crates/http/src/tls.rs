@@ -76,9 +76,9 @@ impl Tls {
     }
 
     /// Reloads the files if they have changed. Blocks.
-    pub fn look(&self) {
+    pub fn reload(&self) {
         if let Some(identity) = &self.0 {
-            identity.look();
+            identity.reload();
         }
     }
 

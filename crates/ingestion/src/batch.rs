@@ -298,7 +298,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
                 (None, Ok(submission)) => {
                     let checked = self.intake.check_reply_topic(&submission).await;
                     match checked.and_then(|()| self.intake.send(&submission)) {
-                        Ok(Sent::OnItsWay(in_flight)) => Waiting::InFlight(in_flight),
+                        Ok(Sent::InFlight(in_flight)) => Waiting::InFlight(in_flight),
                         Ok(Sent::Before(answer)) => Waiting::Known(Ok(answer.into())),
                         Err(problem) => Waiting::Known(Err(problem)),
                     }

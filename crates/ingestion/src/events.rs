@@ -99,7 +99,7 @@ impl Events {
                     self.begun.notified().await;
                 }
                 for some in ids.chunks(ROWS_AT_ONCE) {
-                    self.look_at(some).await;
+                    self.refresh(some).await;
                 }
             }
         };
@@ -116,7 +116,7 @@ impl Events {
         followed.keys().copied().collect()
     }
 
-    async fn look_at(&self, ids: &[OperationId]) {
+    async fn refresh(&self, ids: &[OperationId]) {
         // The next poll reads them again.
         let Ok(rows) = self.reads.rows(ids.to_vec()).await else {
             return;

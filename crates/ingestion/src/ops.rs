@@ -34,7 +34,7 @@ use waybill_http::payload::read_whole;
 use waybill_http::problem::{Kind, Problem};
 
 use super::service::{Api, Parameters, Reply, check_media_type_of_optional_json, json, set};
-use super::status::{self, Query, Status, Whose};
+use super::status::{self, Query, Status, TenantMatch};
 
 /// The largest body of a verb, in bytes: a reason, a name and a few words.
 const ASK_BYTES_MAX: usize = 4 * 1024;
@@ -127,14 +127,14 @@ impl Api {
             }
             Status::Row(row) => is_theirs(row, &parameters.tenant).map(|()| found),
             Status::Pending(pending) => match pending.is_of(&parameters.tenant, id) {
-                Whose::Theirs => Ok(found),
-                Whose::LooksTheirs if parameters.tenants == Tenants::All => Ok(found),
-                Whose::LooksTheirs => {
+                TenantMatch::Same => Ok(found),
+                TenantMatch::Probable if parameters.tenants == Tenants::All => Ok(found),
+                TenantMatch::Probable => {
                     let detail = "The request could not be read from its topic to determine its \
                                   tenant. Try again.";
                     Err(Problem::new(Kind::Overloaded, detail))
                 }
-                Whose::Anothers => Err(of_another_tenant()),
+                TenantMatch::Other => Err(of_another_tenant()),
             },
         }
     }

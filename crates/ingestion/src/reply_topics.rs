@@ -37,14 +37,14 @@ enum Known {
     There,
     Missing,
     /// The broker did not answer.
-    Untold,
+    Unchecked,
 }
 
 impl Known {
     fn lasts(self) -> Duration {
         match self {
             Self::There => FOUND_FOR,
-            Self::Missing | Self::Untold => MISSING_FOR,
+            Self::Missing | Self::Unchecked => MISSING_FOR,
         }
     }
 
@@ -55,7 +55,7 @@ impl Known {
                 "/replyTo",
                 format!("must be an existing topic; the broker has no topic {topic:?}"),
             )])),
-            Self::Untold => Err(Problem::new(
+            Self::Unchecked => Err(Problem::new(
                 Kind::BrokerUnavailable,
                 "Could not check with the broker whether the topic of replyTo exists.",
             )),
@@ -110,9 +110,9 @@ impl ReplyTopics {
                     error = &error as &dyn std::error::Error,
                     "could not check whether a caller's topic exists"
                 );
-                Known::Untold
+                Known::Unchecked
             }
-            Err(_) => Known::Untold,
+            Err(_) => Known::Unchecked,
         };
         self.remember(topic, known);
         known.judged(topic)

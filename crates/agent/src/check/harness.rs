@@ -192,7 +192,7 @@ impl<'a> Harness<'a> {
             let came = self.wire.poll(POLL_WAIT)?;
             self.take(came);
             if self.looked_at.elapsed() >= LOOK_AT_COMMITS_EVERY {
-                self.look_at_commits()?;
+                self.check_commits()?;
             }
         }
     }
@@ -284,7 +284,7 @@ impl<'a> Harness<'a> {
     }
 
     /// Compares the group's offsets with the answers so far.
-    fn look_at_commits(&mut self) -> Result<(), CheckError> {
+    fn check_commits(&mut self) -> Result<(), CheckError> {
         self.looked_at = Instant::now();
         let now = wall_clock();
         match self.wire.committed() {
@@ -308,7 +308,7 @@ impl<'a> Harness<'a> {
     pub(super) fn wait_for_commits(&mut self, requests: &[SentId]) -> Result<(), CheckError> {
         let deadline = Instant::now() + COMMIT_PATIENCE;
         loop {
-            self.look_at_commits()?;
+            self.check_commits()?;
             let Some(missing) = self.commits.missing(&self.transcript, requests) else {
                 let looked = self.commits.looked;
                 self.findings.saw(

@@ -91,7 +91,7 @@ impl Intake {
         };
         match agent.queue.push(work) {
             Ok(()) => self.touched[index] = true,
-            Err(no_room) => shared.turn_away(agent, &no_room),
+            Err(no_room) => shared.refuse(agent, &no_room),
         }
     }
 

@@ -178,7 +178,7 @@ impl Poller {
                 if let Err(error) = polled {
                     break Err(AgentsError::from(error));
                 }
-                self.tell_if_ready();
+                self.notify_if_ready();
             } else {
                 std::thread::sleep(BLOCKED_PAUSE);
             }
@@ -210,7 +210,7 @@ impl Poller {
         held.is_ok()
     }
 
-    fn tell_if_ready(&self) {
+    fn notify_if_ready(&self) {
         if self.consumer.was_assigned() {
             self.tell_ready
                 .send_if_modified(|ready| !std::mem::replace(ready, true));
@@ -292,7 +292,7 @@ async fn work(shared: Arc<Shared>, agent: usize) {
             continue;
         }
         if !has_time {
-            shared.turn_away(agent, &NoRoom::too_late(work));
+            shared.refuse(agent, &NoRoom::too_late(work));
             agent.queue.finished(bytes, None);
             continue;
         }
@@ -311,7 +311,7 @@ async fn work(shared: Arc<Shared>, agent: usize) {
 
 impl Shared {
     /// Answers that the agent has no room or time for an attempt.
-    pub(super) fn turn_away(&self, agent: &Agent, no_room: &NoRoom<Source>) {
+    pub(super) fn refuse(&self, agent: &Agent, no_room: &NoRoom<Source>) {
         let Work { call, source, .. } = &no_room.work;
         self.answer(agent, call, no_room.outcome(), *source);
     }

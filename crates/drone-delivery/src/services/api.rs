@@ -37,7 +37,7 @@ pub(super) async fn answer(
 ) -> Result<Answer, Unanswered> {
     let (head, body) = request.into_parts();
     match read(&site, &head, body).await {
-        Ok(Asked::Service(call)) => call.meet_its_fate(&site).await,
+        Ok(Asked::Service(call)) => call.apply_fate(&site).await,
         Ok(Asked::Control(answer)) => Ok(answer),
         Err(problem) => Ok(problem.into()),
     }
@@ -143,7 +143,7 @@ impl Call {
     }
 
     /// Performs the call, or applies a fault to it.
-    pub(super) async fn meet_its_fate(self, site: &Arc<Site>) -> Result<Answer, Unanswered> {
+    pub(super) async fn apply_fate(self, site: &Arc<Site>) -> Result<Answer, Unanswered> {
         let fate = site
             .faults
             .fate(self.service, self.refusal(), || self.number());
@@ -201,7 +201,7 @@ impl Call {
             CallAction::Check { owner } => check_account(site, owner),
             CallAction::Run { key, body } => {
                 let key = parsed(key);
-                if refuse && !site.ledger.knows(self.service, key) {
+                if refuse && !site.ledger.has_record(self.service, key) {
                     return Err(refused());
                 }
                 run(site, self.service, key, body)
@@ -216,7 +216,7 @@ impl Call {
             }
             CallAction::Probe { key } => {
                 let key = parsed(key);
-                if refuse && !site.ledger.knows(self.service, key) {
+                if refuse && !site.ledger.has_record(self.service, key) {
                     return Err(refused());
                 }
                 probe(site, self.service, key)
@@ -245,13 +245,13 @@ fn run(
     body: &Bytes,
 ) -> Result<Answer, Problem> {
     if service == Service::ThirdParty
-        && !site.ledger.knows(service, key)
+        && !site.ledger.has_record(service, key)
         && !needs_third_party(&site.remote_marker, body)?
     {
         return Ok(json_text(StatusCode::OK, r#"{"required":false}"#));
     }
     match site.ledger.run(service, key)? {
-        Run::Stands => {}
+        Run::Exists => {}
         Run::Undone => return Err(undone_before("this key was performed and then undone")),
         Run::UndoneFirst => {
             return Err(undone_before("this key was undone before it was performed"));
@@ -263,7 +263,7 @@ fn run(
 
 /// Checks whether an effect exists, and returns its original answer.
 fn probe(site: &Site, service: Service, key: IdempotencyKey<'_>) -> Result<Answer, Problem> {
-    if site.ledger.stands(service, key) {
+    if site.ledger.has_effect(service, key) {
         Ok(json_text(StatusCode::OK, document(service, key)))
     } else {
         Err(Problem::new(

@@ -103,7 +103,7 @@ impl Caller {
             return Err(CallError::Unfit);
         }
         let site = self.site.upgrade().ok_or(Unanswered)?;
-        let answer = Call { service, action }.meet_its_fate(&site).await?;
+        let answer = Call { service, action }.apply_fate(&site).await?;
         let (head, body) = answer.into_parts();
         let body = match body {
             AnswerBody::Whole(bytes) => bytes.unwrap_or_default(),

@@ -136,7 +136,7 @@ pub enum LedgerError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Run {
     /// The effect exists: made now, or by an earlier request with the same key.
-    Stands,
+    Exists,
     /// The effect was undone and is not made again.
     Undone,
     /// The undo came before the forward action.
@@ -210,10 +210,10 @@ impl Ledger {
         let mut inner = self.lock();
         let mut entry = Entry::now(service, key, Action::Run);
         let run = match inner.index.state(service, key.operation(), key.step()) {
-            EffectState::None => Run::Stands,
+            EffectState::None => Run::Exists,
             EffectState::Made => {
                 entry.repeat = true;
-                Run::Stands
+                Run::Exists
             }
             EffectState::Undone => {
                 entry.refused = true;
@@ -259,7 +259,7 @@ impl Ledger {
     }
 
     /// Whether the effect of `key` exists at this service.
-    pub(super) fn stands(&self, service: Service, key: IdempotencyKey<'_>) -> bool {
+    pub(super) fn has_effect(&self, service: Service, key: IdempotencyKey<'_>) -> bool {
         self.state(service, key) == EffectState::Made
     }
 
@@ -272,7 +272,7 @@ impl Ledger {
     }
 
     /// Whether this service has any entry for `key`, including a tombstone.
-    pub(super) fn knows(&self, service: Service, key: IdempotencyKey<'_>) -> bool {
+    pub(super) fn has_record(&self, service: Service, key: IdempotencyKey<'_>) -> bool {
         self.state(service, key) != EffectState::None
     }
 

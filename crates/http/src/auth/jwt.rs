@@ -61,8 +61,8 @@ impl Jwt {
     }
 
     /// Reloads the keys if the file has changed. Blocks.
-    pub(super) fn look(&self) {
-        self.keys.look();
+    pub(super) fn reload(&self) {
+        self.keys.reload();
     }
 
     /// The principal that this token identifies at that time.

@@ -305,7 +305,7 @@ fn a_verified_token_is_refused_once_its_key_is_removed() {
     let [by_old, by_new] = [&old, &new].map(|key| key.token(&claims()));
     assert!(at(&jwt, &by_old, NOW).is_ok() && at(&jwt, &by_new, NOW).is_err());
     std::fs::write(file.path(), set(&new)).unwrap();
-    jwt.look();
+    jwt.reload();
     assert!(at(&jwt, &by_old, NOW).is_err() && at(&jwt, &by_new, NOW).is_ok());
 }
 

@@ -51,7 +51,7 @@ fn tokens_come_and_go_with_their_file() {
     std::fs::write(file.path(), entry("a", &old, "read", "*")).unwrap();
     let auth = of_file(file.path());
     let known = || {
-        auth.authenticator().unwrap().look();
+        auth.authenticator().unwrap().reload();
         [&old, &new].map(|token| auth.caller(&with(token.token.reveal())).is_ok())
     };
     assert_eq!(known(), [true, false]);

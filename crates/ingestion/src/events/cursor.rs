@@ -110,7 +110,7 @@ impl EventCursor {
             .collect();
         changed.sort_by_key(|index| state.steps[*index].changed_at);
         for index in changed {
-            self.tell_step(row, index);
+            self.push_step(row, index);
             let (name, step) = (&row.created.step_names[index], &state.steps[index]);
             let error = step.error.as_ref().filter(|_| is_failure(step.state));
             let data = EventView {
@@ -145,7 +145,7 @@ impl EventCursor {
         self.steps.get(index).copied().unwrap_or_default()
     }
 
-    fn tell_step(&mut self, row: &OperationRow, index: usize) {
+    fn push_step(&mut self, row: &OperationRow, index: usize) {
         if self.steps.len() <= index {
             self.steps.resize(index + 1, (StepState::NotStarted, 0));
         }

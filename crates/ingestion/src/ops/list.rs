@@ -163,7 +163,7 @@ impl Api {
             let rows = self.intake.rows(ids).await?;
             for (entry, row) in entries.entries.iter().zip(rows) {
                 shown.passes(*entry, &row);
-                page.look_at(*entry, row, &filter);
+                page.add_if_listed(*entry, row, &filter);
                 cursor.after = Some(*entry);
                 if page.items.len() == limit {
                     break 'page Some(shown.at(cursor));
@@ -198,7 +198,7 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    fn look_at(
+    fn add_if_listed(
         &mut self,
         entry: AttentionEntry,
         row: Result<Option<OperationRow>, Problem>,

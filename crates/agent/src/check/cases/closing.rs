@@ -55,11 +55,11 @@ pub(super) fn effects(harness: &mut Harness<'_>, ledger: Option<&dyn Ledger>) {
                 return harness.findings.excuse(Rule::Effects, why);
             }
         };
-        let stands = counts.made.saturating_sub(counts.undone);
+        let remaining = counts.made.saturating_sub(counts.undone);
         let expected = match effect {
             ExpectedEffect::Untouched => counts.made == 0,
-            ExpectedEffect::Made => counts.made == 1 && stands == 1,
-            ExpectedEffect::Undone => counts.made <= 1 && stands == 0,
+            ExpectedEffect::Made => counts.made == 1 && remaining == 1,
+            ExpectedEffect::Undone => counts.made <= 1 && remaining == 0,
             ExpectedEffect::Open => counts.made <= 1,
         };
         if !expected {

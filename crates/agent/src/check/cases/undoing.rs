@@ -89,7 +89,7 @@ pub(super) fn undoing(harness: &mut Harness<'_>) -> Result<(), CheckError> {
         let what = described(undone.as_ref());
         harness.findings.fault(Rule::Undo, what);
     }
-    stands_no_more(harness, Rule::Undo, operation)?;
+    expect_no_effect(harness, Rule::Undo, operation)?;
     harness.findings.saw(Rule::Undo, described(undone.as_ref()));
 
     for _ in 0..2 {
@@ -116,7 +116,7 @@ fn undo_first(harness: &mut Harness<'_>) -> Result<(), CheckError> {
         harness.findings.fault(Rule::UndoFirst, what);
         return Ok(());
     }
-    stands_no_more(harness, Rule::UndoFirst, operation)?;
+    expect_no_effect(harness, Rule::UndoFirst, operation)?;
     harness
         .findings
         .saw(Rule::UndoFirst, described(undone.as_ref()));
@@ -148,7 +148,7 @@ fn races(harness: &mut Harness<'_>) -> Result<(), CheckError> {
             undone = harness.ask(operation, Action::Compensate)?;
         }
         if is_undone(&undone) {
-            stands_no_more(harness, Rule::UndoRace, operation)?;
+            expect_no_effect(harness, Rule::UndoRace, operation)?;
             refuses(harness, Rule::UndoRace, operation, "after both")?;
         } else {
             let what = described(undone.as_ref());
@@ -163,7 +163,7 @@ fn races(harness: &mut Harness<'_>) -> Result<(), CheckError> {
 }
 
 /// Probes that an undone step has no effect, if the agent's probes are reliable.
-fn stands_no_more(
+fn expect_no_effect(
     harness: &mut Harness<'_>,
     rule: Rule,
     operation: OperationId,

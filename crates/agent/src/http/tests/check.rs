@@ -78,7 +78,7 @@ fn changed(text: &str, from: &str, to: &str) -> String {
 }
 
 /// The error for an agent's file after one change, without the name of the workflow.
-fn told(workflow: &str, agents: &str) -> String {
+fn refusal(workflow: &str, agents: &str) -> String {
     let error = check(workflow, agents).expect_err(agents);
     assert!(matches!(error, LoadError::Unfit { .. }), "{error:?}");
     chain(&error).replace(" of workflow \"order\", version 2", "")
@@ -96,12 +96,12 @@ fn a_workflow_counts_on_tombstones_only_where_the_agent_that_performs_the_step_d
         "compensation: { agent: returns,",
         "compensation: { tombstones: true, agent: returns,",
     );
-    let told = told(&counts_on_it, AGENTS);
+    let refusal = refusal(&counts_on_it, AGENTS);
     assert!(
-        told.starts_with(
+        refusal.starts_with(
             r#"agent "bank" does not fit step "pay": `compensation.tombstones` is true, but the agent does not declare"#
         ),
-        "{told}"
+        "{refusal}"
     );
     let declared = changed(
         AGENTS,
@@ -139,17 +139,17 @@ fn a_request_that_a_step_needs_has_to_be_there() {
             r#"agent "bank" does not fit step "pay": `steps.pay.probe` is missing, but the step has `probe: true`"#,
         ),
     ] {
-        let told = told(WORKFLOW, &changed(AGENTS, from, to));
-        assert!(told.starts_with(expected), "{told}");
+        let refusal = refusal(WORKFLOW, &changed(AGENTS, from, to));
+        assert!(refusal.starts_with(expected), "{refusal}");
     }
     // An agent that only undoes gets the same error if it does not know the step at all.
     let other = "agents:\n  - name: returns\n    http: { baseUrl: http://r, steps: { else: { method: PUT, path: / } } }\n";
-    let told = told(WORKFLOW, other);
+    let refusal = refusal(WORKFLOW, other);
     assert!(
-        told.starts_with(
+        refusal.starts_with(
             r#"agent "returns" does not fit step "pay": `steps.pay.compensate` is missing"#
         ),
-        "{told}"
+        "{refusal}"
     );
 }
 
@@ -187,8 +187,8 @@ fn a_request_can_only_use_values_kept_by_earlier_steps() {
             r#"agent "returns" does not fit step "pay": `request.compensate.body` uses `{{results.look.receipt}}`, but agent "book" keeps no "receipt" of step "look"'s answer"#,
         ),
     ] {
-        let told = told(WORKFLOW, &changed(AGENTS, from, to));
-        assert!(told.starts_with(expected), "{told}\n{expected}");
+        let refusal = refusal(WORKFLOW, &changed(AGENTS, from, to));
+        assert!(refusal.starts_with(expected), "{refusal}\n{expected}");
     }
 }
 
@@ -211,8 +211,8 @@ fn values_needed_by_undos_and_conditions_must_be_kept() {
             r#"agent "book" does not fit step "look": `when.output` cannot be read: agent "book" keeps no "sort""#,
         ),
     ] {
-        let told = told(&changed(WORKFLOW, from, to), AGENTS);
-        assert!(told.starts_with(expected), "{told}\n{expected}");
+        let refusal = refusal(&changed(WORKFLOW, from, to), AGENTS);
+        assert!(refusal.starts_with(expected), "{refusal}\n{expected}");
     }
 }
 
@@ -222,7 +222,7 @@ fn values_kept_by_agents_of_other_files_are_not_checked() {
     let without_book = format!("agents:\n{}", &AGENTS[bank..]);
     check(WORKFLOW, &without_book).unwrap();
     // But the steps are those of the workflow, whichever agent performs them.
-    let told = told(
+    let refusal = refusal(
         WORKFLOW,
         &changed(
             &without_book,
@@ -231,8 +231,8 @@ fn values_kept_by_agents_of_other_files_are_not_checked() {
         ),
     );
     assert!(
-        told.contains(r#"the workflow has no step "exit""#),
-        "{told}"
+        refusal.contains(r#"the workflow has no step "exit""#),
+        "{refusal}"
     );
 }
 
