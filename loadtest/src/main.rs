@@ -9,6 +9,7 @@
 mod attack;
 mod commands;
 mod faults;
+mod installation;
 mod interrupt;
 mod judge;
 mod load;
@@ -18,7 +19,6 @@ mod scenario;
 mod schedulers;
 mod suite;
 mod watch;
-mod world;
 
 use std::process::ExitCode;
 

@@ -182,9 +182,12 @@ fn a_run_against_an_unreachable_address_fails_and_names_it() {
             .args(["run", "soak", flag, &nobody])
             .output()
             .expect("the program was built");
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{told}");
-        assert!(told.contains(said) && told.contains("refused"), "{told}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(
+            errors.contains(said) && errors.contains("refused"),
+            "{errors}"
+        );
         assert!(output.stdout.is_empty(), "there is no report");
     }
 }

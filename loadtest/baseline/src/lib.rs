@@ -34,9 +34,9 @@
 mod calls;
 pub mod delivery;
 mod floor;
+mod installation;
 pub mod pattern;
 mod textbook;
-mod world;
 
 #[cfg(test)]
 mod tests;
@@ -77,7 +77,7 @@ struct Common {
     #[arg(long)]
     no_services: bool,
     #[command(flatten)]
-    world: world::Arguments,
+    installation: installation::Arguments,
 }
 
 impl Common {
@@ -117,7 +117,8 @@ struct Outcome {
 ///
 /// # Errors
 ///
-/// If its world cannot be set up, a record or row is refused, or a service answers with an error.
+/// If its installation cannot be set up, a record or row is refused, or a service answers with an
+/// error.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let outcome = match &arguments.baseline {
         Baseline::Floor(arguments) => floor::run(arguments)?,

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 
-use super::suite::tell;
-use super::world::Starting;
+use super::installation::Starting;
+use super::suite::print_summary;
 use crate::interrupt::Interrupt;
 use crate::report::model::Report;
 use crate::suite::growth::{Growth, Plan};
@@ -52,7 +52,7 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
     }
     let mut report = Report::new(begun, growth.runs);
     report.goals = growth.table;
-    let is_balanced = tell(&report, &[], out)?;
+    let is_balanced = print_summary(&report, &[], out)?;
     measured?;
     Ok(is_balanced)
 }

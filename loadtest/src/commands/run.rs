@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::world::{Running, StartedWorld, Starting};
+use super::installation::{Running, StartedInstallation, Starting};
+use crate::installation::Installation;
 use crate::interrupt::{Interrupt, Interrupted};
-use crate::load::door::Access;
+use crate::load::endpoint::Access;
 use crate::measure::{self, Options};
 use crate::report::model::Report;
 use crate::scenario::{Expect, Scenario, Transport, file, time};
 use crate::suite::warm_up;
-use crate::world::World;
 
 /// The default rate, in requests per second.
 const RATE: f64 = 1_000.0;
@@ -91,16 +91,16 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
     };
     let run = match arguments.start {
         false => {
-            let world = arguments.getting_in(arguments.running.world())?;
-            measure::run_as_far_as_it_goes(&scenario, &world, &options).await?
+            let installation = arguments.with_access(arguments.running.installation())?;
+            measure::run_as_far_as_it_goes(&scenario, &installation, &options).await?
         }
         true => {
             let start = arguments.starting.options();
-            let started = interrupt.unless(StartedWorld::start(&start)).await?;
+            let started = interrupt.unless(StartedInstallation::start(&start)).await?;
             let run = async {
-                let world = arguments.getting_in(started.world())?;
-                warm_up(&world, &options, scenario.schedule().count()).await?;
-                measure::run_as_far_as_it_goes(&scenario, &world, &options).await
+                let installation = arguments.with_access(started.installation())?;
+                warm_up(&installation, &options, scenario.schedule().count()).await?;
+                measure::run_as_far_as_it_goes(&scenario, &installation, &options).await
             };
             let run = run.await;
             let stopped = started.stop().await;
@@ -122,10 +122,13 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
 }
 
 impl Arguments {
-    /// Adds the token and TLS settings from the flags to the world.
-    fn getting_in(&self, world: World) -> anyhow::Result<World> {
-        let http = world.http.clone().with(&self.access)?;
-        Ok(World { http, ..world })
+    /// Adds the token and TLS settings from the flags to the installation.
+    fn with_access(&self, installation: Installation) -> anyhow::Result<Installation> {
+        let http = installation.http.clone().with(&self.access)?;
+        Ok(Installation {
+            http,
+            ..installation
+        })
     }
 
     /// The scenario, with values from the flags.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 
-use super::world::Starting;
+use super::installation::Starting;
 use crate::interrupt::Interrupt;
 use crate::report::model::Report;
 use crate::report::text;
@@ -77,7 +77,7 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
         .collect();
     let mut report = Report::new(begun, runs);
     report.goals = goals::table(&report.runs, &peers);
-    let is_balanced = tell(&report, &skipped, out)?;
+    let is_balanced = print_summary(&report, &skipped, out)?;
     stopped?;
     Ok(is_balanced)
 }
@@ -88,7 +88,7 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
 /// # Errors
 ///
 /// If the reports cannot be written.
-pub fn tell(report: &Report, skipped: &[String], out: &Path) -> anyhow::Result<bool> {
+pub fn print_summary(report: &Report, skipped: &[String], out: &Path) -> anyhow::Result<bool> {
     print!("{}", text::goals(&report.goals));
     for skipped in skipped {
         println!("NOT RUN     {skipped}");

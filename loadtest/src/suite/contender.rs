@@ -60,7 +60,7 @@ const PERIOD: Duration = Duration::from_millis(200);
 /// The content of the last line.
 #[derive(PartialEq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Said {
+struct PeerResult {
     completed: u64,
     seconds: f64,
     cpu_seconds: Option<f64>,
@@ -130,24 +130,25 @@ impl Contender {
             "the command ended with {}",
             output.status
         );
-        let said = Said::read(&String::from_utf8_lossy(&output.stdout), count)?;
+        let peer_result = PeerResult::read(&String::from_utf8_lossy(&output.stdout), count)?;
         let used = Usage {
             // The kernel's count is complete for ended children. Others count as last seen.
-            cpu_seconds: said
+            cpu_seconds: peer_result
                 .cpu_seconds
                 .unwrap_or_else(|| (ended_children_seconds() - ended_before).max(tree.cpu_seconds)),
             ..tree
         };
         let of_services = services.process.totals()?.since(&services_before);
         let counted = Counts::read(services.address).await?;
-        let mut run = self.write_up(&said, count, used, of_services, samples);
-        run.failures.extend(counted.wrong(counted_before, &said));
+        let mut run = self.write_up(&peer_result, count, used, of_services, samples);
+        run.failures
+            .extend(counted.wrong(counted_before, &peer_result));
         Ok(run)
     }
 
     fn write_up(
         &self,
-        said: &Said,
+        peer_result: &PeerResult,
         count: u64,
         used: Usage,
         of_services: Usage,
@@ -156,16 +157,16 @@ impl Contender {
         let process = |name: &str, part: Part, usage: &Usage| Process {
             name: name.to_owned(),
             part,
-            cpu_us_per_delivery: usage.cpu_seconds * 1e6 / said.completed.max(1) as f64,
+            cpu_us_per_delivery: usage.cpu_seconds * 1e6 / peer_result.completed.max(1) as f64,
             cpu_us_by_threads: BTreeMap::new(),
             resident_mib_before: 0.0,
             resident_mib_max: usage.resident_mib,
         };
         let mut failures = Vec::new();
-        if said.completed < count {
+        if peer_result.completed < count {
             failures.push(format!(
                 "{} of {count} deliveries were completed",
-                said.completed
+                peer_result.completed
             ));
         }
         Run {
@@ -176,22 +177,25 @@ impl Contender {
             phases: vec![Phase {
                 name: super::TOP_RATE.to_owned(),
                 from_seconds: 0.0,
-                seconds: said.seconds,
-                rate: count as f64 / said.seconds,
-                rate_end: count as f64 / said.seconds,
+                seconds: peer_result.seconds,
+                rate: count as f64 / peer_result.seconds,
+                rate_end: count as f64 / peer_result.seconds,
                 offered: count,
-                accepted: said.completed,
+                accepted: peer_result.completed,
                 acceptance_ms: None,
                 end_to_end_ms: None,
             }],
             offered: count,
-            accepted: said.completed,
+            accepted: peer_result.completed,
             refused: BTreeMap::new(),
             refused_examples: BTreeMap::new(),
-            states: BTreeMap::from([(ProcessState::Processed.as_str().to_owned(), said.completed)]),
+            states: BTreeMap::from([(
+                ProcessState::Processed.as_str().to_owned(),
+                peer_result.completed,
+            )]),
             open: 0,
-            accepting_seconds: said.seconds,
-            ending_seconds: said.seconds,
+            accepting_seconds: peer_result.seconds,
+            ending_seconds: peer_result.seconds,
             acceptance_ms: None,
             end_to_end_ms: None,
             tenants: Vec::new(),
@@ -217,13 +221,13 @@ impl Counts {
     }
 
     /// The contradiction between a command's result and the ledger's counts.
-    fn wrong(self, before: Self, said: &Said) -> Option<String> {
+    fn wrong(self, before: Self, peer_result: &PeerResult) -> Option<String> {
         let complete = self.complete.saturating_sub(before.complete);
         if self.double > before.double {
             let double = self.double - before.double;
             return Some(format!("{double} effects were made twice"));
         }
-        let completed = said.completed;
+        let completed = peer_result.completed;
         (complete < completed).then(|| {
             format!(
                 "the command reports {completed} completed deliveries, but the ledger has \
@@ -233,17 +237,19 @@ impl Counts {
     }
 }
 
-impl Said {
+impl PeerResult {
     fn read(output: &str, count: u64) -> anyhow::Result<Self> {
         let last = output.lines().rfind(|line| !line.trim().is_empty());
         let last = last.context("the command printed nothing")?;
-        let said: Self = serde_json::from_str(last)
+        let peer_result: Self = serde_json::from_str(last)
             .with_context(|| format!("the last line is not the required object: {last}"))?;
         anyhow::ensure!(
-            said.seconds.is_finite() && said.seconds > 0.0 && said.completed <= count,
+            peer_result.seconds.is_finite()
+                && peer_result.seconds > 0.0
+                && peer_result.completed <= count,
             "the last line has impossible values: {last}"
         );
-        Ok(said)
+        Ok(peer_result)
     }
 }
 
@@ -305,10 +311,11 @@ mod tests {
 
     #[test]
     fn the_last_line_counts() {
-        let said = Said::read("starting\n{\"completed\": 9, \"seconds\": 1.5}\n\n", 10).unwrap();
+        let peer_result =
+            PeerResult::read("starting\n{\"completed\": 9, \"seconds\": 1.5}\n\n", 10).unwrap();
         assert_eq!(
-            said,
-            Said {
+            peer_result,
+            PeerResult {
                 completed: 9,
                 seconds: 1.5,
                 cpu_seconds: None
@@ -320,7 +327,7 @@ mod tests {
             ("{\"completed\": 11, \"seconds\": 1}", "impossible values"),
             ("{\"completed\": 1, \"seconds\": 0}", "impossible values"),
         ] {
-            let error = Said::read(output, 10).unwrap_err().to_string();
+            let error = PeerResult::read(output, 10).unwrap_err().to_string();
             assert!(error.contains(problem), "{output}: {error}");
         }
     }

@@ -15,8 +15,8 @@ use super::{
     Arguments, Course, PATIENCE, consumer, delivery_of, index_of, operation_of, producer, send,
 };
 use crate::calls::{Call, Step};
+use crate::installation::Installation;
 use crate::pattern::Patterns;
-use crate::world::World;
 
 /// The maximum number of replies sent together.
 const REPLIES_MAX: usize = 2_000;
@@ -50,25 +50,25 @@ impl Agents {
     /// each step is answered at once.
     pub fn new(
         arguments: &Arguments,
-        world: &World,
+        installation: &Installation,
         patterns: &Arc<Patterns>,
         course: &Arc<Course>,
         services: Option<Services>,
     ) -> anyhow::Result<Self> {
-        let topics = Step::ALL.map(|step| world.topics.step_requests(step.name()));
+        let topics = Step::ALL.map(|step| installation.topics.step_requests(step.name()));
         let assigned = topics
             .each_ref()
-            .map(|topic| (topic.as_str(), world.step_partitions));
+            .map(|topic| (topic.as_str(), installation.step_partitions));
         let drones = (0..arguments.common.count).map(|_| AtomicU64::new(0));
         Ok(Self {
-            consumer: consumer(world, "floor-agents", &assigned)?,
+            consumer: consumer(installation, "floor-agents", &assigned)?,
             limits: arguments.poll_limits(),
             shared: Arc::new(Shared {
-                producer: producer(world, "floor-replies")?,
+                producer: producer(installation, "floor-replies")?,
                 patterns: Arc::clone(patterns),
                 course: Arc::clone(course),
-                replies: world.topics.step_replies().to_owned(),
-                partitions: world.partitions,
+                replies: installation.topics.step_replies().to_owned(),
+                partitions: installation.partitions,
                 gather: Duration::from_millis(arguments.gather_ms),
                 drones: drones.collect(),
             }),

@@ -8,7 +8,7 @@ fn plot(phases: &[(&str, f64, f64)], values: Vec<Option<f64>>) -> Plot {
         from_seconds: *from,
         to_seconds: *to,
     });
-    let look = Look {
+    let style = LineStyle {
         colour: Colour::Blue,
         stroke: Stroke::Solid,
     };
@@ -23,7 +23,7 @@ fn plot(phases: &[(&str, f64, f64)], values: Vec<Option<f64>>) -> Plot {
             times: (0..values.len()).map(|at| at as f64).collect(),
             lines: vec![Line {
                 name: "a \"line\"".to_owned(),
-                look,
+                style,
                 values,
             }],
         }],

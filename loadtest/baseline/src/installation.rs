@@ -56,8 +56,8 @@ fn property(text: &str) -> Result<(String, String), String> {
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// A running world.
-pub struct World {
+/// A running installation.
+pub struct Installation {
     /// The settings of clients.
     pub kafka: KafkaSettings,
     /// The topics, for this run alone.
@@ -78,7 +78,7 @@ pub struct World {
 #[derive(Debug)]
 struct DataDir(PathBuf);
 
-impl World {
+impl Installation {
     /// Starts the embedded parts, and creates topics and tables.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl World {
                 (store, Some((keyspace, node.clone())))
             }
         };
-        let world = Self {
+        let installation = Self {
             kafka,
             topics,
             store,
@@ -122,11 +122,11 @@ impl World {
             keyspace,
             dir: Some(dir),
         };
-        let made = world.make_topics(arguments.replication).await;
+        let made = installation.make_topics(arguments.replication).await;
         match made {
-            Ok(()) => Ok(world),
+            Ok(()) => Ok(installation),
             Err(error) => {
-                world.close().await?;
+                installation.close().await?;
                 Err(error.context("cannot create the topics"))
             }
         }

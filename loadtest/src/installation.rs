@@ -17,16 +17,16 @@ use waybill_messages::{Framing, Topics};
 use waybill_registry::{Registry, RegistrySettings, SchemaCache, schema_ids, subjects};
 
 use crate::load::client::Client;
-use crate::load::door::Door;
+use crate::load::endpoint::Endpoint;
 use crate::report::model::Part;
 use crate::scenario::{Scenario, Transport};
 use crate::watch::processes::Watched;
 
-/// The addresses of a world.
+/// The addresses of an installation.
 #[derive(Clone, Debug)]
-pub struct World {
+pub struct Installation {
     /// The API.
-    pub http: Door,
+    pub http: Endpoint,
     /// The brokers.
     pub brokers: String,
     /// The prefix of Waybill's topics.
@@ -39,7 +39,7 @@ pub struct World {
     pub processes: Vec<Watched>,
 }
 
-impl World {
+impl Installation {
     /// Waybill's topics, with this version's schemas, so that none is fetched during the run.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl World {
     }
 }
 
-impl World {
+impl Installation {
     /// Checks that the servers answer, before a run that may be long.
     ///
     /// # Errors
@@ -246,12 +246,12 @@ impl Up {
         self.process.addresses["admin"]
     }
 
-    /// The world of this Waybill with the services, or with its own ones.
-    pub fn world(&self, services: &Services) -> World {
+    /// The installation of this Waybill with the services, or with its own ones.
+    pub fn installation(&self, services: &Services) -> Installation {
         let own = self.process.addresses.get("services").copied();
         let mut processes = vec![self.watched()];
         processes.extend(own.is_none().then(|| services.watched()));
-        World {
+        Installation {
             http: self.process.addresses["http"].into(),
             brokers: self.process.addresses["broker"].to_string(),
             topic_prefix: "waybill".to_owned(),

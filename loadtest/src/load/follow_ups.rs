@@ -24,7 +24,7 @@ const TRIES: usize = 200;
 const REST: Duration = Duration::from_millis(50);
 
 /// Sends the additional requests.
-pub(super) struct Beside {
+pub(super) struct FollowUps {
     asked: UnboundedReceiver<(OperationId, Drawn)>,
     clients: VecDeque<Client>,
     source: Rc<Source>,
@@ -35,7 +35,7 @@ struct Answered {
     id: OperationId,
 }
 
-impl Beside {
+impl FollowUps {
     /// Sends requests for the operations from `asked`, until all senders are gone.
     pub(super) fn new(source: Rc<Source>, asked: UnboundedReceiver<(OperationId, Drawn)>) -> Self {
         Self {

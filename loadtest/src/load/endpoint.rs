@@ -31,7 +31,7 @@ pub struct Access {
 
 /// A server's address, and how to authenticate and encrypt.
 #[derive(Clone)]
-pub struct Door {
+pub struct Endpoint {
     address: SocketAddr,
     token: Option<HeaderValue>,
     tls: Option<Tls>,
@@ -51,7 +51,7 @@ pub enum Stream {
     Tls(SslStream<TcpStream>),
 }
 
-impl From<SocketAddr> for Door {
+impl From<SocketAddr> for Endpoint {
     fn from(address: SocketAddr) -> Self {
         Self {
             address,
@@ -61,13 +61,13 @@ impl From<SocketAddr> for Door {
     }
 }
 
-impl fmt::Debug for Door {
+impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Door").field(&self.address).finish()
+        f.debug_tuple("Endpoint").field(&self.address).finish()
     }
 }
 
-impl Door {
+impl Endpoint {
     /// Adds the settings from the flags.
     ///
     /// # Errors

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::installation::{Installation, Services, StartOptions, Up, program_beside};
 use crate::watch::processes::Watched;
-use crate::world::{Services, StartOptions, Up, World, program_beside};
 
 /// The addresses of a running Waybill.
 #[derive(Args, Debug)]
@@ -50,8 +50,8 @@ pub struct Starting {
     up_flag: Vec<String>,
 }
 
-/// A world that this program started.
-pub struct StartedWorld {
+/// An installation that this program started.
+pub struct StartedInstallation {
     /// Waybill.
     pub up: Up,
     /// The services.
@@ -68,9 +68,9 @@ fn resolved(text: &str) -> Result<SocketAddr, String> {
 }
 
 impl Running {
-    /// The world from the flags.
-    pub fn world(&self) -> World {
-        World {
+    /// The installation from the flags.
+    pub fn installation(&self) -> Installation {
+        Installation {
             http: self.http.into(),
             brokers: self.brokers.clone(),
             topic_prefix: self.topic_prefix.clone(),
@@ -93,7 +93,7 @@ impl Starting {
     }
 }
 
-impl StartedWorld {
+impl StartedInstallation {
     /// Starts the services, and then Waybill.
     ///
     /// # Errors
@@ -105,9 +105,9 @@ impl StartedWorld {
         Ok(Self { up, services })
     }
 
-    /// The addresses of the world.
-    pub fn world(&self) -> World {
-        self.up.world(&self.services)
+    /// The addresses of the installation.
+    pub fn installation(&self) -> Installation {
+        self.up.installation(&self.services)
     }
 
     /// Stops both gracefully and removes their data.
