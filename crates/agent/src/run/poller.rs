@@ -97,7 +97,7 @@ pub(super) struct Poller {
     workers: Vec<AbortHandle>,
     signal: Arc<Signal>,
     /// Set once, when the group has assigned the process its first partitions.
-    tell_ready: watch::Sender<bool>,
+    ready_sender: watch::Sender<bool>,
     commit_interval: Duration,
     drain_timeout: Duration,
 }
@@ -107,7 +107,7 @@ impl Poller {
         config: AgentsConfig,
         agents: Vec<(String, Arc<dyn Handler>)>,
         signal: Arc<Signal>,
-        tell_ready: watch::Sender<bool>,
+        ready_sender: watch::Sender<bool>,
         runtime: &Handle,
     ) -> Result<Self, StartError> {
         let offsets = Arc::new(Offsets::default());
@@ -158,7 +158,7 @@ impl Poller {
             consumer,
             workers,
             signal,
-            tell_ready,
+            ready_sender,
             commit_interval: config.commit_interval,
             drain_timeout: config.drain_timeout,
         })
@@ -212,7 +212,7 @@ impl Poller {
 
     fn notify_if_ready(&self) {
         if self.consumer.was_assigned() {
-            self.tell_ready
+            self.ready_sender
                 .send_if_modified(|ready| !std::mem::replace(ready, true));
         }
     }

@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_work_is_refused_with_its_key() {
+    fn invalid_settings_are_refused_with_their_key() {
         type Change = fn(&mut JwtConfig);
         let good = JwtConfig {
             jwks_file: Some("keys.json".into()),

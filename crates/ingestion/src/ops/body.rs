@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_history_says_by_which_token_something_was_asked() {
+    fn the_history_names_the_token_of_a_request() {
         let caller = Caller::of(std::sync::Arc::new(waybill_http::auth::Principal {
             name: "ops".into(),
             scopes: waybill_http::auth::Scopes::default(),
