@@ -55,8 +55,7 @@ pub struct OperationView {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorView>,
     /// In `CompensationFailed`: the permanent failure that started the undo; `error` is why the
-    /// undo
-    /// failed. Absent if a cancel by the caller started the undo.
+    /// undo failed. Absent if a cancel by the caller started the undo.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cause: Option<ErrorView>,
     /// What happens next and when, or what an operator can do.
@@ -291,8 +290,7 @@ pub struct BatchLine<'a> {
     #[schema(value_type = Option<waybill_http::problem::Problem>)]
     pub problem: Option<&'a waybill_http::problem::Problem>,
     /// The number of the line in the batch, from 1; blank lines count. If the batch ended early:
-    /// the
-    /// number of the first line that was not read.
+    /// the number of the first line that was not read.
     #[schema(example = 1)]
     pub line: u64,
 }

@@ -29,8 +29,7 @@ pub struct Running {
     #[arg(long, value_name = "HOST:PORT", value_parser = resolved)]
     services: Option<SocketAddr>,
     /// A process whose CPU and memory to report; PART is subject (the measured system; the
-    /// default),
-    /// server or services. May be repeated
+    /// default), server or services. May be repeated
     #[arg(long, value_name = "NAME=PID[:PART]", value_parser = Watched::parse)]
     process: Vec<Watched>,
 }

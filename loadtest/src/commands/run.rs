@@ -26,8 +26,7 @@ pub struct Arguments {
     /// by the flags
     scenario: Option<String>,
     /// Requests per second in the first phase; scales the rates of the other phases [default
-    /// without
-    /// a scenario: 1000]
+    /// without a scenario: 1000]
     #[arg(long)]
     rate: Option<f64>,
     /// Total number of requests; scales the length of the phases
@@ -57,8 +56,7 @@ pub struct Arguments {
     #[arg(long, value_enum)]
     expect: Option<Expect>,
     /// Start a Waybill on free ports with its own data, and simulated services; at the end, stop
-    /// both
-    /// and remove the data
+    /// both and remove the data
     #[arg(long, conflicts_with_all = ["http", "brokers", "topic_prefix", "schema_registry", "services", "process"])]
     start: bool,
     #[command(flatten)]

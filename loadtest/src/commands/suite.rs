@@ -30,9 +30,8 @@ pub struct Arguments {
     #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u64).range(100..))]
     count: u64,
     /// Another system to compare with: a command that completes WAYBILL_LOADTEST_COUNT deliveries
-    /// of
-    /// five HTTP steps each at WAYBILL_LOADTEST_SERVICES, and prints {"completed": n, "seconds": s}
-    /// as its last line. May be repeated
+    /// of five HTTP steps each at WAYBILL_LOADTEST_SERVICES, and prints {"completed": n, "seconds":
+    /// s} as its last line. May be repeated
     #[arg(long, value_name = "NAME=COMMAND", value_parser = Contender::parse)]
     peer: Vec<Contender>,
     /// Duration of the sustained 10,000/s, with --full

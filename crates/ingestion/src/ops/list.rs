@@ -69,8 +69,7 @@ pub struct ListView {
     /// The operations, in the requested order.
     pub items: Vec<ItemView>,
     /// The start of the next page: pass it as `cursor`. Absent on the last page. A page may have
-    /// few
-    /// items, or none, even if more follow.
+    /// few items, or none, even if more follow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
