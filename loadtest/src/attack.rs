@@ -49,10 +49,10 @@ pub struct Arguments {
     /// The prefix of Waybill's topics
     #[arg(long, value_name = "PREFIX", default_value = "waybill")]
     topic_prefix: String,
-    /// How long it goes on
+    /// Duration of the attack
     #[arg(long = "for", value_name = "TIME", default_value = "10m", value_parser = time::parse)]
     length: Duration,
-    /// How many attackers of each kind there are at each listener
+    /// Number of attackers of each kind at each listener
     #[arg(long, value_name = "N", default_value_t = 100)]
     attackers: usize,
 }

@@ -187,7 +187,7 @@ impl Book {
     /// Records good requests that were not sent in time.
     pub fn unsent(&self, count: u64) {
         let mut inner = self.inner();
-        inner.refuse(0, count, "no connection was free before the time was over");
+        inner.refuse(0, count, "no connection was free before the end of the run");
         inner.refused_good += count;
     }
 
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_before_its_answer_was_read_counts_once_with_its_newest_state() {
+    fn an_operation_that_ended_before_its_answer_counts_once_with_its_newest_state() {
         let now = Instant::now();
         let book = book(now);
         let early = [

@@ -27,8 +27,8 @@ impl InForce {
         if scenario.faults.is_empty() {
             return Ok(None);
         }
-        let services =
-            services.context("the scenario has faults: --services must say where to put them")?;
+        let services = services
+            .context("the scenario has faults: give the address of the services with --services")?;
         let mut in_force = Self {
             client: Client::new(services),
             services: Vec::new(),
@@ -39,7 +39,7 @@ impl InForce {
             let put = in_force.client.put(&path(service), body.into()).await;
             if let Err(error) = put.and_then(answered_well) {
                 in_force.remove().await?;
-                return Err(error.context(format!("the faults of {service} cannot be put")));
+                return Err(error.context(format!("cannot set the faults of {service}")));
             }
         }
         Ok(Some(in_force))
@@ -55,7 +55,7 @@ impl InForce {
         for service in &self.services {
             let answer = self.client.delete(&path(service)).await;
             if let Err(error) = answer.and_then(answered_well) {
-                removed = Err(error.context(format!("the faults of {service} cannot be removed")));
+                removed = Err(error.context(format!("cannot remove the faults of {service}")));
             }
         }
         removed

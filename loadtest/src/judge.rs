@@ -48,7 +48,7 @@ struct Effects<'a> {
 ///
 /// # Errors
 ///
-/// If the ledger cannot be read.
+/// If cannot read the ledger.
 pub async fn judge(
     book: &Book,
     services: SocketAddr,
@@ -57,7 +57,7 @@ pub async fn judge(
     loop {
         let verdict = judge_once(book, services)
             .await
-            .context("the ledger cannot be read")?;
+            .context("cannot read the ledger")?;
         if verdict.is_balanced() || Instant::now() >= deadline {
             return Ok(verdict);
         }
@@ -251,7 +251,7 @@ mod tests {
         r#""standing":["package","third-party","delivery"],"undone":[],"barred":[],"double":[]"#;
 
     #[test]
-    fn each_state_is_held_against_what_has_to_stand_of_it() {
+    fn each_state_is_compared_with_its_required_effects() {
         use ProcessState as S;
         let balanced = [0, 0, 0, 0];
         let lost = [1, 0, 0, 0];
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_accepted_is_not_judged() {
+    fn unaccepted_requests_are_not_judged() {
         let mut judge = Judge::of(HashMap::new());
         let other = id(8);
         let line = format!(r#"{{"operation":"{other}",{TWICE}}}"#);

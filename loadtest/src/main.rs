@@ -10,6 +10,7 @@ mod attack;
 mod book;
 mod commands;
 mod faults;
+mod installation;
 mod interrupt;
 mod judge;
 mod load;
@@ -21,7 +22,6 @@ mod schedulers;
 mod suite;
 mod verdict;
 mod watch;
-mod world;
 
 use std::process::ExitCode;
 
@@ -35,7 +35,7 @@ use crate::report::compare;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Load tests of Waybill: open loop, judged from outside
+/// Run open-loop load tests of Waybill
 #[derive(Parser, Debug)]
 #[command(version)]
 struct Cli {
@@ -48,17 +48,19 @@ struct Cli {
 enum Command {
     /// Run one scenario, or one phase of deliveries
     Run(Box<run::Arguments>),
-    /// Measure everything that the goals name, in worlds of its own, beside baselines and peers
+    /// Measure all goals in separate installations, with baselines and peers
     Suite(suite_command::Arguments),
-    /// Measure how the cost of a delivery grows with partitions, with what is under way and with what is stored
+    /// Measure how the cost of a delivery grows with the numbers of partitions, of operations in
+    /// progress and of stored operations
     Growth(growth::Arguments),
-    /// Attack a running Waybill in ten ways that need no token, to see whether honest clients notice
+    /// Attack a running Waybill in ten ways that need no token, to measure the effect on honest
+    /// clients
     Attack(attack::Arguments),
-    /// Run deliveries without Waybill, to hold it against
+    /// Run deliveries without Waybill, for comparison
     Baseline(waybill_baseline::Arguments),
-    /// Hold two reports against each other, run by run
+    /// Compare two reports, run by run
     Compare(compare::Arguments),
-    /// List the scenarios that are built in
+    /// List the built-in scenarios
     Scenarios(scenarios::Arguments),
 }
 

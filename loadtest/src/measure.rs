@@ -1,4 +1,5 @@
-//! One run: sends a scenario to a world, follows it to its end, judges it, and writes the report.
+//! One run: sends a scenario to an installation, follows it to its end, judges it, and writes the
+//! report.
 //!
 //! What must hold: applied faults are removed, however the run ends. Measured results are reported
 //! even if others are missing, which counts as a failure of the run.
@@ -13,6 +14,7 @@ use waybill_usage::Usage;
 
 use crate::book::{Book, Outcome, Refused};
 use crate::faults;
+use crate::installation::Installation;
 use crate::interrupt::{Interrupt, Interrupted};
 use crate::judge;
 use crate::load::garbage::Garbage;
@@ -25,7 +27,6 @@ use crate::verdict::Verdict;
 use crate::watch::processes::{Watched, subjects_are_gone};
 use crate::watch::sampler::Sampler;
 use crate::watch::status::Statuses;
-use crate::world::World;
 
 /// From the end of the preparations to the first intended time.
 const LEAD: Duration = Duration::from_millis(100);
@@ -67,8 +68,12 @@ struct Seen {
 ///
 /// If nothing could be measured, or the run was interrupted. A failed run is no error: it has
 /// [`Run::failures`].
-pub async fn run(scenario: &Scenario, world: &World, options: &Options) -> anyhow::Result<Run> {
-    let run = run_as_far_as_it_goes(scenario, world, options).await?;
+pub async fn run(
+    scenario: &Scenario,
+    installation: &Installation,
+    options: &Options,
+) -> anyhow::Result<Run> {
+    let run = run_as_far_as_it_goes(scenario, installation, options).await?;
     match options.interrupt.is_asked() {
         true => Err(Interrupted.into()),
         false => Ok(run),
@@ -82,15 +87,15 @@ pub async fn run(scenario: &Scenario, world: &World, options: &Options) -> anyho
 /// If nothing could be measured.
 pub async fn run_as_far_as_it_goes(
     scenario: &Scenario,
-    world: &World,
+    installation: &Installation,
     options: &Options,
 ) -> anyhow::Result<Run> {
     let interrupt = &options.interrupt;
-    interrupt.unless(world.answers(scenario)).await?;
+    interrupt.unless(installation.answers(scenario)).await?;
     let in_force = interrupt
-        .unless(faults::InForce::put(scenario, world.services))
+        .unless(faults::InForce::put(scenario, installation.services))
         .await?;
-    let seen = see(scenario, world, options).await;
+    let seen = see(scenario, installation, options).await;
     let removed = match in_force {
         Some(in_force) => in_force.remove().await,
         None => Ok(()),
@@ -106,30 +111,34 @@ pub async fn run_as_far_as_it_goes(
     Ok(write_up(scenario, options, seen))
 }
 
-async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::Result<Seen> {
+async fn see(
+    scenario: &Scenario,
+    installation: &Installation,
+    options: &Options,
+) -> anyhow::Result<Seen> {
     let (schedule, deck) = (scenario.schedule(), scenario.deck());
     let phases = scenario.phases.len();
     let book = Arc::new(Book::new(schedule.count(), phases, deck.tenants().len()));
     let interrupt = &options.interrupt;
-    let topics = interrupt.unless(world.topics()).await?;
+    let topics = interrupt.unless(installation.topics()).await?;
     let is_followed = !scenario.drain.is_zero();
     let statuses = match is_followed {
         true => {
-            let statuses = Statuses::follow(&world.brokers, &topics, book.clone());
+            let statuses = Statuses::follow(&installation.brokers, &topics, book.clone());
             let statuses = interrupt.unless(statuses).await;
             Some(statuses.with_context(|| {
                 let status = topics.operation_status();
                 format!(
-                    "{status} cannot be followed at {} (--brokers)",
-                    world.brokers
+                    "cannot read {status} at {} (--brokers)",
+                    installation.brokers
                 )
             })?)
         }
         false => None,
     };
-    let garbage = Garbage::of(scenario, &world.brokers, &topics);
+    let garbage = Garbage::of(scenario, &installation.brokers, &topics);
     let garbage = interrupt.unless(garbage).await?;
-    let mut processes = world.processes.clone();
+    let mut processes = installation.processes.clone();
     processes.push(Watched::this_one());
     let held = match options.hold {
         Some(admin) => Some(Schedulers::stop(admin).await?),
@@ -153,8 +162,8 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
     };
     let deadline = began + schedule.length() + patience;
     let target = Target {
-        http: &world.http,
-        brokers: &world.brokers,
+        http: &installation.http,
+        brokers: &installation.brokers,
         topics: &topics,
     };
     let sent = load::send(scenario, &target, &book, garbage.clone(), (began, deadline));
@@ -197,23 +206,24 @@ async fn see(scenario: &Scenario, world: &World, options: &Options) -> anyhow::R
         Some(garbage) => match garbage.find(deadline).await {
             Ok(found) => Some((garbage.count(), found)),
             Err(error) => {
-                failures.push(format!("the dead letters cannot be read: {error:#}"));
+                failures.push(format!("cannot read the dead letters: {error:#}"));
                 None
             }
         },
     };
-    let verdict = match world.services {
+    let verdict = match installation.services {
         _ if interrupt.is_asked() => {
-            failures.push("it was interrupted: this is what there was until then".to_owned());
-            Err("it was interrupted")
+            failures
+                .push("the run was interrupted; the report covers the time until then".to_owned());
+            Err("the run was interrupted")
         }
-        _ if !is_followed => Err("ends were not waited for (--wait)"),
-        None => Err("without the services' ledger (--services)"),
+        _ if !is_followed => Err("the run did not wait for operations to end (--wait)"),
+        None => Err("no ledger of the services (--services)"),
         Some(services) => judge::judge(&book, services, deadline)
             .await
             .map_err(|error| {
                 failures.push(format!("{error:#}"));
-                "the services' ledger could not be read"
+                "could not read the services' ledger"
             }),
     };
     if let Some(statuses) = statuses
@@ -305,7 +315,7 @@ fn failures(scenario: &Scenario, run: &Run, outcome: &Outcome, is_followed: bool
     if is_followed && scenario.expect == Expect::Kind {
         for kind in run.kinds.iter().filter(|kind| kind.is_missed()) {
             failures.push(format!(
-                "{} of {} {} did not end as they must",
+                "{} of {} {} did not end as required",
                 kind.held_to - kind.as_meant,
                 kind.held_to,
                 kind.name
@@ -317,7 +327,7 @@ fn failures(scenario: &Scenario, run: &Run, outcome: &Outcome, is_followed: bool
         .find(|kind| kind.is_bad && kind.is_missed())
     {
         failures.push(format!(
-            "{} of {} {} were not dealt with as they must be",
+            "{} of {} {} were not handled as required",
             kind.held_to - kind.as_meant,
             kind.held_to,
             kind.name
@@ -364,14 +374,14 @@ fn phases(scenario: &Scenario, outcome: &Outcome) -> Vec<Phase> {
 
 fn by_status<T>(
     refused: &BTreeMap<u16, Refused>,
-    told: impl Fn(&Refused) -> T,
+    value_of: impl Fn(&Refused) -> T,
 ) -> BTreeMap<String, T> {
     let named = refused.iter().map(|(status, refused)| {
         let name = match status {
             0 => "none".to_owned(),
             status => status.to_string(),
         };
-        (name, told(refused))
+        (name, value_of(refused))
     });
     named.collect()
 }

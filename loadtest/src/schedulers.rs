@@ -29,9 +29,9 @@ impl Schedulers {
         let mut client = Client::new(admin);
         let (_, body) = client.get("/schedulers").await?;
         let shards: Vec<Shard> = serde_json::from_slice(&body)
-            .with_context(|| format!("{admin} does not say which schedulers there are"))?;
+            .with_context(|| format!("cannot read the schedulers of {admin}"))?;
         let mut schedulers = Self { client, shards };
-        schedulers.tell(r#"{"running": false}"#).await?;
+        schedulers.put_all(r#"{"running": false}"#).await?;
         Ok(schedulers)
     }
 
@@ -41,10 +41,10 @@ impl Schedulers {
     ///
     /// If one does not start.
     pub async fn start(mut self) -> anyhow::Result<()> {
-        self.tell(r#"{"running": true}"#).await
+        self.put_all(r#"{"running": true}"#).await
     }
 
-    async fn tell(&mut self, what: &'static str) -> anyhow::Result<()> {
+    async fn put_all(&mut self, what: &'static str) -> anyhow::Result<()> {
         for Shard { shard } in &self.shards {
             let path = format!("/schedulers/{shard}");
             let (status, body) = self.client.put(&path, what.into()).await?;

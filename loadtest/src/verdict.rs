@@ -50,7 +50,7 @@ impl fmt::Display for Verdict {
             if *name == "LOST" {
                 writeln!(
                     f,
-                    "  no final state came while ends were waited for (--wait): lost, or under way still"
+                    "  no final state arrived within --wait: lost, or still in progress"
                 )?;
             }
             for example in &findings.examples {

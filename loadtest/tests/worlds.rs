@@ -143,7 +143,7 @@ fn flaky_services_leave_nothing_half_done() {
 }
 
 #[test]
-fn a_limit_that_is_broken_fails_the_run_and_stands_in_the_report() {
+fn an_exceeded_limit_fails_the_run_and_is_in_the_report() {
     let directory = tempfile::tempdir().expect("a temporary directory can be made");
     let file = directory.path().join("strict.yaml");
     let strict = "description: nobody is so fast\nphases: [{name: a, rate: 20, for: 1s}]\n\
@@ -170,7 +170,7 @@ fn batches_of_a_scenario_that_is_scaled_down_do_not_wait_to_be_full() {
 }
 
 #[test]
-fn where_nobody_answers_a_run_does_not_begin_and_says_where() {
+fn a_run_against_an_unreachable_address_fails_and_names_it() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("there is a free port");
     let nobody = listener.local_addr().expect("it is bound").to_string();
     drop(listener);
@@ -182,15 +182,18 @@ fn where_nobody_answers_a_run_does_not_begin_and_says_where() {
             .args(["run", "soak", flag, &nobody])
             .output()
             .expect("the program was built");
-        let told = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{told}");
-        assert!(told.contains(said) && told.contains("refused"), "{told}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        assert!(
+            errors.contains(said) && errors.contains("refused"),
+            "{errors}"
+        );
         assert!(output.stdout.is_empty(), "there is no report");
     }
 }
 
 #[test]
-fn an_interrupted_run_reports_what_there_was_until_then() {
+fn an_interrupted_run_reports_the_results_so_far() {
     if !waybill().exists() {
         println!("SKIPPED: an interrupted run: there is no Waybill");
         return;
@@ -214,12 +217,15 @@ fn an_interrupted_run_reports_what_there_was_until_then() {
     let output = run.wait_with_output().expect("it ends");
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(130), "{said}");
-    assert!(said.contains("FAILED      it was interrupted"), "{said}");
+    assert!(
+        said.contains("FAILED      the run was interrupted"),
+        "{said}"
+    );
     let report = std::fs::read(&json).expect("there is a report");
     let report: Value = serde_json::from_slice(&report).expect("a report is JSON");
     let run = &report["runs"][0];
     assert!(count(&run["accepted"]) > 0, "{said}");
-    assert_eq!(run["notJudged"], "it was interrupted");
+    assert_eq!(run["notJudged"], "the run was interrupted");
 }
 
 #[test]

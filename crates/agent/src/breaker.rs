@@ -166,7 +166,8 @@ impl Breaker {
                     tracing::warn!(
                         agent = self.agent,
                         open_for = ?self.settings.open_for,
-                        "the service has failed too often: its circuit breaker is open, and its steps are put off"
+                        "circuit breaker opened: the service failed too often; its steps are \
+                         postponed"
                     );
                     self.open(&mut current);
                 }
@@ -176,7 +177,7 @@ impl Breaker {
                 Some(rate) if !failed && rate <= rate_max => {
                     tracing::info!(
                         agent = self.agent,
-                        "the service answers again: its circuit breaker is closed"
+                        "circuit breaker closed: the service answers again"
                     );
                     let results = Results::of_last(self.settings.calls);
                     self.change(&mut current, State::Closed { results });

@@ -63,7 +63,7 @@ pub trait Handler: Send + Sync + 'static {
     /// Reports whether the step was performed, without performing it: a success with the step's
     /// outputs, or [`Outcome::NotPerformed`]. Default: a permanent failure.
     fn probe<'a>(&'a self, _call: &'a StepCall) -> BoxFuture<'a, Outcome> {
-        async { permanent("probe-unknown", "this agent cannot say") }.boxed()
+        async { permanent("probe-unknown", "this agent does not support probes") }.boxed()
     }
 
     /// The maximum number of concurrent attempts. Read once, when the agent starts.

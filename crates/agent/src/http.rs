@@ -46,7 +46,7 @@ use plan::{Plan, StepPlan};
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file is not YAML, or holds unknown keys or unsuitable values.
-    #[error("the agents' file cannot be read")]
+    #[error("cannot read the agents file")]
     Yaml {
         /// The parser's message, with the position.
         #[source]
@@ -89,7 +89,7 @@ pub enum LoadError {
         why: String,
     },
     /// A template is invalid.
-    #[error("`{key}` is not a template that can be used")]
+    #[error("`{key}` is not a valid template")]
     Template {
         /// The key's path.
         key: String,
@@ -162,7 +162,7 @@ impl AgentsFile {
         let mut seen = BTreeSet::new();
         match self.agents.iter().find(|agent| !seen.insert(&agent.name)) {
             Some(twin) => {
-                Err(LoadError::invalid("name", "two agents have it").of_agent(&twin.name))
+                Err(LoadError::invalid("name", "two agents have this name").of_agent(&twin.name))
             }
             None => Ok(()),
         }
@@ -209,7 +209,7 @@ impl HttpAgent {
         if config.http2 && plan.is_tls() {
             return Err(LoadError::invalid(
                 "http2",
-                "is for services that offer it without TLS",
+                "requires a service that offers HTTP/2 without TLS",
             ));
         }
         Ok(Self {
@@ -243,7 +243,10 @@ impl HttpAgent {
                 Action::Compensate => ("compensation-unknown", "undo"),
                 Action::Probe => ("probe-unknown", "probe"),
             };
-            return permanent(code, format!("this agent has no request to {to} {step:?}"));
+            return permanent(
+                code,
+                format!("this agent defines no request to {to} {step:?}"),
+            );
         };
         let started = Instant::now();
         let key = call.idempotency_key();
@@ -345,15 +348,16 @@ impl HttpAgent {
             }
             Ok(Err(SendError::Unconnected(why))) => transient(
                 "connect-failed",
-                format!("no connection to the service: {why}"),
+                format!("could not connect to the service: {why}"),
             ),
             Ok(Err(SendError::Unread(why))) => transient(
                 "request-unread",
-                format!("the service has not looked at the request: {why}"),
+                format!("the service did not process the request: {why}"),
             ),
-            Ok(Err(SendError::BrokeOff(why))) => {
-                unknown("outcome-unknown", format!("the exchange broke off: {why}"))
-            }
+            Ok(Err(SendError::BrokeOff(why))) => unknown(
+                "outcome-unknown",
+                format!("the exchange was interrupted: {why}"),
+            ),
             Err(_) => unknown("outcome-unknown", "the service did not answer in time"),
         };
         // The attempt spent most of its time in transit and in the agent's queue: a busy service
@@ -388,7 +392,7 @@ impl HttpAgent {
             ),
             (Verdict::Success, Err(BodyError::Incomplete(error))) => unknown(
                 "answer-incomplete",
-                format!("the service's answer broke off: {error}"),
+                format!("the service's answer is incomplete: {error}"),
             ),
             (failure, body) => self
                 .judge
@@ -448,7 +452,7 @@ fn check_settings(name: &str, config: &HttpConfig) -> Result<(), LoadError> {
         ("breaker.halfOpenCalls", config.breaker.half_open_calls),
     ] {
         if !(1..=100_000).contains(&value) {
-            return Err(LoadError::invalid(key, "is not between 1 and 100000"));
+            return Err(LoadError::invalid(key, "must be from 1 to 100000"));
         }
     }
     for (key, value) in [
@@ -457,14 +461,14 @@ fn check_settings(name: &str, config: &HttpConfig) -> Result<(), LoadError> {
         ("breaker.openFor", config.breaker.open_for),
     ] {
         if value.is_zero() || value > Duration::from_secs(24 * 3600) {
-            return Err(LoadError::invalid(key, "is not between 1ms and 24h"));
+            return Err(LoadError::invalid(key, "must be from 1ms to 24h"));
         }
     }
     let rate = config.breaker.failure_rate;
     if !(rate > 0.0 && rate <= 1.0) {
         return Err(LoadError::invalid(
             "breaker.failureRate",
-            "is not above 0 and at most 1",
+            "must be above 0 and at most 1",
         ));
     }
     Ok(())

@@ -35,7 +35,7 @@ pub enum InstanceError {
         source: io::Error,
     },
     /// Every place is taken.
-    #[error("{} is shared by {} processes already", .path.display(), InstancePlace::PLACES)]
+    #[error("{} is already shared by {} processes", .path.display(), InstancePlace::PLACES)]
     Full {
         /// The directory.
         path: PathBuf,

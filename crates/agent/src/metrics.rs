@@ -9,7 +9,7 @@ use waybill_telemetry::{Declared, Metric};
 
 const ATTEMPTS: Metric<Counter, 2> = Metric::new(
     "waybill_agent_attempts_total",
-    "Attempts by how they ended; late ones were past complete-by and not answered",
+    "Attempts by outcome; late ones were past their complete-by and got no answer",
     ["agent", "outcome"],
 );
 const POISON: Metric<Counter, 1> = Metric::new(
@@ -19,24 +19,17 @@ const POISON: Metric<Counter, 1> = Metric::new(
 );
 const SUPERSEDED: Metric<Counter, 1> = Metric::new(
     "waybill_agent_superseded_total",
-    "Step requests refused because a newer owner of their shard had asked before",
+    "Step requests refused because a newer owner of their shard had sent requests before",
     ["agent"],
 );
 const DURATION: Metric<Histogram, 1> = Metric::new(
     "waybill_agent_attempt_duration_seconds",
-    "How long attempts took",
+    "Duration of attempts",
     ["agent"],
 );
-const IN_FLIGHT: Metric<Gauge, 1> = Metric::new(
-    "waybill_agent_in_flight",
-    "Attempts that run now",
-    ["agent"],
-);
-const QUEUED: Metric<Gauge, 1> = Metric::new(
-    "waybill_agent_queued",
-    "Attempts that wait for their turn",
-    ["agent"],
-);
+const IN_FLIGHT: Metric<Gauge, 1> =
+    Metric::new("waybill_agent_in_flight", "Running attempts", ["agent"]);
+const QUEUED: Metric<Gauge, 1> = Metric::new("waybill_agent_queued", "Queued attempts", ["agent"]);
 const BREAKER: Metric<Gauge, 1> = Metric::new(
     "waybill_agent_breaker_state",
     "State of the agent's circuit breaker: 0 closed, 1 half-open, 2 open",
@@ -44,12 +37,12 @@ const BREAKER: Metric<Gauge, 1> = Metric::new(
 );
 const CALLS: Metric<Counter, 2> = Metric::new(
     "waybill_service_calls_total",
-    "Calls of an agent's service over HTTP by the class of their answer; failed ones had none",
+    "HTTP calls of an agent's service by status class of the answer; failed calls got no answer",
     ["agent", "status"],
 );
 const CALL_DURATION: Metric<Histogram, 1> = Metric::new(
     "waybill_service_call_duration_seconds",
-    "How long calls of an agent's service took, from the request to the whole answer",
+    "Duration of calls of an agent's service, from the request to the end of the answer",
     ["agent"],
 );
 
@@ -90,7 +83,7 @@ pub(crate) struct AgentMetrics {
     pub(crate) poison: Counter,
     /// Attempts refused because a newer owner of the shard has already sent requests.
     pub(crate) superseded: Counter,
-    /// How long attempts took, in seconds.
+    /// Duration of attempts, in seconds.
     pub(crate) duration: Histogram,
     /// Running attempts.
     in_flight: Gauge,

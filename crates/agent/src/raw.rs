@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_pointer_names_is_the_text_that_stood_there() {
+    fn a_pointer_yields_the_original_text_of_its_value() {
         let value: &RawValue = serde_json::from_str(TEXT).unwrap();
         for (at, expected) in [
             ("/a/b~1c/0", "7"),

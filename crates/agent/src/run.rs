@@ -108,13 +108,13 @@ pub enum StartError {
         agent: String,
     },
     /// A Kafka client could not be created.
-    #[error("the agents' Kafka client cannot be made")]
+    #[error("could not create the agents' Kafka client")]
     Client(#[from] ClientError),
     /// The topics could not be subscribed to.
-    #[error("the agents' topics cannot be read")]
+    #[error("could not subscribe to the agents' topics")]
     Subscribe(#[from] RequestError),
     /// The operating system could not start a thread.
-    #[error("the agents' polling thread cannot be started")]
+    #[error("could not start the agents' polling thread")]
     Thread(#[source] std::io::Error),
 }
 

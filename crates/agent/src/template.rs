@@ -42,7 +42,7 @@ pub enum TemplateError {
     },
     /// A placeholder that refers to no known value.
     #[error(
-        "`{{{{{placeholder}}}}}` is not known: use input.<path>, results.<step>.<name>, operation, \
+        "`{{{{{placeholder}}}}}` is unknown: use input.<path>, results.<step>.<name>, operation, \
          workflow, step, attempt, tenant, idempotencyKey or completeBy"
     )]
     UnknownPlaceholder {
@@ -281,7 +281,9 @@ impl Placeholder {
             Found::Text(text) => escape.push(&text, out),
             Found::Number(number) => escape.push(&number.to_string(), out),
             Found::Json(value) if value.get().starts_with(['{', '[']) => {
-                return Err(self.unsuitable("is an object or a list, which does not fit into text"));
+                return Err(
+                    self.unsuitable("is an object or a list, which cannot be part of a text")
+                );
             }
             Found::Json(value) => escape.push(value.get(), out),
         }

@@ -55,24 +55,24 @@ impl Handler for Gated {
 /// Agents, and the notification of their answers.
 struct Stage {
     agents: DirectAgents<usize>,
-    told: Arc<(Notify, AtomicUsize)>,
+    notified: Arc<(Notify, AtomicUsize)>,
 }
 
 impl Stage {
     fn new(handlers: Vec<(&str, Arc<dyn Handler>)>, config: DirectConfig) -> Self {
-        let told = Arc::new((Notify::new(), AtomicUsize::new(0)));
-        let tell = told.clone();
+        let notified = Arc::new((Notify::new(), AtomicUsize::new(0)));
+        let notify = notified.clone();
         let handlers = handlers
             .into_iter()
             .map(|(name, handler)| (name.to_owned(), handler))
             .collect();
         let agents = DirectAgents::start(handlers, config, move || {
-            tell.1.fetch_add(1, Ordering::Relaxed);
-            tell.0.notify_one();
+            notify.1.fetch_add(1, Ordering::Relaxed);
+            notify.0.notify_one();
         });
         Self {
             agents: agents.expect("the agents can be started"),
-            told,
+            notified,
         }
     }
 
@@ -80,7 +80,7 @@ impl Stage {
     async fn answers(&self, count: usize) -> Vec<(usize, StepReply)> {
         let mut answers = Vec::new();
         while answers.len() < count {
-            self.told.0.notified().await;
+            self.notified.0.notified().await;
             answers.extend(self.agents.take_answers());
         }
         assert_eq!(answers.len(), count);
@@ -94,7 +94,7 @@ fn request(agent: &str, step: &str) -> StepRequest {
 }
 
 #[tokio::test]
-async fn each_answer_comes_back_to_whoever_asked_for_its_attempt() {
+async fn each_answer_returns_to_the_requester_of_its_attempt() {
     let stage = Stage::new(
         vec![
             ("one", Gated::new(1_000) as Arc<dyn Handler>),
@@ -121,7 +121,7 @@ async fn each_answer_comes_back_to_whoever_asked_for_its_attempt() {
 }
 
 #[tokio::test]
-async fn an_agent_without_room_turns_work_away_and_holds_up_no_other() {
+async fn an_agent_without_capacity_refuses_work_and_blocks_no_other() {
     let (stuck, free) = (Gated::new(0), Gated::new(1_000));
     let narrow = DirectConfig {
         in_flight_max: 3,
@@ -186,7 +186,7 @@ async fn past_complete_by_there_is_silence_and_a_panic_ends_one_attempt() {
 }
 
 #[tokio::test]
-async fn answers_are_told_once_until_they_are_taken() {
+async fn new_answers_are_signalled_once_until_they_are_taken() {
     let stage = Stage::new(
         vec![("one", Gated::new(1_000) as Arc<dyn Handler>)],
         DirectConfig {
@@ -198,12 +198,12 @@ async fn answers_are_told_once_until_they_are_taken() {
     stage
         .agents
         .ask((0..10).map(|from| (from, request("one", "go"))));
-    assert_eq!(stage.told.1.load(Ordering::Relaxed), 1);
+    assert_eq!(stage.notified.1.load(Ordering::Relaxed), 1);
     assert_eq!(stage.agents.take_answers().len(), 9);
 }
 
 #[tokio::test]
-async fn agents_that_cannot_be_told_apart_are_refused() {
+async fn missing_and_duplicate_agents_are_refused() {
     let handler = || ("one".to_owned(), Gated::new(0) as Arc<dyn Handler>);
     let start = |handlers| DirectAgents::<usize>::start(handlers, ROOMY, || {});
     assert!(matches!(start(Vec::new()), Err(StartError::NoAgent)));
@@ -212,7 +212,7 @@ async fn agents_that_cannot_be_told_apart_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_hands_back_what_waits_and_lets_what_runs_end() {
+async fn a_drain_hands_back_waiting_attempts_and_finishes_running_ones() {
     let stuck = Gated::new(0);
     let stage = Stage::new(vec![("stuck", stuck.clone() as Arc<dyn Handler>)], ROOMY);
     stage
@@ -244,7 +244,7 @@ async fn a_drain_hands_back_what_waits_and_lets_what_runs_end() {
 }
 
 #[tokio::test]
-async fn what_waits_for_somebody_who_is_gone_is_left_out() {
+async fn attempts_for_forgotten_requesters_are_skipped() {
     let stuck = Gated::new(0);
     let stage = Stage::new(vec![("stuck", stuck.clone() as Arc<dyn Handler>)], ROOMY);
     stage

@@ -458,7 +458,7 @@ async fn work_that_has_waited_until_it_has_too_little_time_is_handed_back_and_do
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shutdown_finishes_what_runs_and_hands_back_what_waits() {
+async fn a_shutdown_finishes_running_attempts_and_hands_back_waiting_ones() {
     let broker = Broker::start();
     let slow = Scripted::new(1);
     let agents = start(&broker, &[("slow", &slow)]);
@@ -564,7 +564,7 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_rest_goes_on() {
 
 /// The record is met twice before it is skipped, which takes most of a minute.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_no_client_can_decode_is_put_aside_with_where_it_lies_and_the_rest_goes_on() {
+async fn undecodable_records_are_dead_lettered_with_their_position_and_the_rest_continues() {
     let broker = Broker::start();
     let topic = broker.topics.step_requests("fast");
     // The length of its value is -2.
@@ -636,7 +636,7 @@ async fn agents_without_a_name_of_their_own_are_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_request_is_answered_though_the_producer_meets_a_fatal_error() {
+async fn every_request_is_answered_despite_a_fatal_producer_error() {
     let broker = Broker::start();
     let fast = Scripted::new(4);
     let agents = start(&broker, &[("fast", &fast)]);

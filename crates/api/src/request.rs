@@ -296,7 +296,7 @@ impl<'a> Draft<'a> {
 
     fn check_deadline(&mut self, deadline: Timestamp, pointer: impl Into<String>) {
         if deadline <= self.now {
-            let detail = "must lie in the future";
+            let detail = "must be in the future";
             self.overdue.push(FieldProblem::new(pointer, detail));
         }
     }
@@ -325,7 +325,8 @@ impl<'a> Draft<'a> {
             Err(error) => self.wrong(pointer, error.to_string()),
             Ok(id) => match &self.caller_id {
                 Some(other) if *other != id => {
-                    let detail = format!("differs from the id {other} that is given elsewhere");
+                    let detail =
+                        format!("differs from the id {other} given elsewhere in the request");
                     self.wrong(pointer, detail);
                 }
                 _ => self.caller_id = Some(id),
@@ -341,7 +342,7 @@ impl<'a> Draft<'a> {
         } else if prefixes.is_empty() {
             self.wrong(
                 "/replyTo",
-                "is not allowed here: http.replyToPrefixes names no topics",
+                "is not allowed: http.replyToPrefixes lists no topics",
             );
         } else if !prefixes.iter().any(|prefix| topic.starts_with(prefix)) {
             let detail = format!("must begin with one of {}", prefixes.join(", "));
@@ -370,7 +371,7 @@ impl<'a> Draft<'a> {
             };
             match self.rules.contacts.read(uri) {
                 Ok(reachable) if self.notify.contains(&reachable.contact) => {
-                    self.wrong(pointer, "is named before");
+                    self.wrong(pointer, "is a duplicate");
                 }
                 Ok(reachable) => self.notify.push(reachable.contact),
                 Err(error) => self.wrong(pointer, error.to_string()),
@@ -385,7 +386,7 @@ impl<'a> Draft<'a> {
             return Err(Problem::invalid(self.errors));
         }
         let (Some(workflow), Some(input)) = (self.workflow, self.input) else {
-            let detail = format!("No workflow {DRONE_DELIVERY} is configured here.");
+            let detail = format!("The workflow {DRONE_DELIVERY} is not configured.");
             return Err(Problem::new(waybill_http::problem::Kind::NotFound, detail));
         };
         let (operation, id_origin, caller_id) = match self.caller_id {
@@ -427,7 +428,7 @@ impl<'a> Draft<'a> {
         // Numbers may be longer after they are written out again.
         if input.len() > INPUT_BYTES_MAX {
             let detail = format!(
-                "The input has {} bytes; at most {INPUT_BYTES_MAX} are taken.",
+                "The input has {} bytes; the limit is {INPUT_BYTES_MAX}.",
                 input.len()
             );
             return Err(Problem::new(

@@ -345,7 +345,7 @@ fn dates_without_an_offset_are_utc_and_dates_alone_are_refused() {
 }
 
 #[test]
-fn a_deadline_that_has_passed_refuses_what_is_no_repeat() {
+fn a_past_deadline_refuses_all_requests_but_repeats() {
     let pointers = |body: &Value| -> Vec<_> {
         let submission = take_operation(body, &with_key("k"));
         match submission.check_deadlines() {
@@ -372,7 +372,7 @@ fn a_deadline_that_has_passed_refuses_what_is_no_repeat() {
     assert_eq!(
         pointers(&body),
         ["/input/deadline"],
-        "each that is given must lie in the future"
+        "every given deadline must be in the future"
     );
     let taken = take_operation(&body, &Envelope::default());
     assert_eq!(taken.record.deadline, Some(Timestamp(NOW.0 + 1)));
@@ -390,7 +390,7 @@ fn with_contacts(contacts: Value) -> Value {
 }
 
 #[test]
-fn whom_to_tell_is_beside_the_input_and_the_same_through_either_form() {
+fn contacts_are_separate_from_the_input_and_equal_in_both_forms() {
     let contacts = json!(["MAILTO:anna@Example.org", "tel:+49-170-1234567"]);
     let expected = ["mailto:anna@example.org", "tel:+491701234567"].map(Contact::new);
     let first = take_delivery(&with_contacts(contacts.clone()), &with_key("d-1"));
@@ -423,7 +423,7 @@ fn contacts_are_part_of_the_hash_where_there_are_any() {
 }
 
 #[test]
-fn every_contact_that_cannot_be_told_is_named_by_its_place_and_never_repeated() {
+fn every_unusable_contact_is_named_by_its_index_and_never_echoed() {
     let general = |contacts: Value| json!({"workflow": "order", "input": {}, "notify": contacts});
     let places = |contacts: Value| -> Vec<_> {
         let wrong = wrong_fields(&general(contacts));
@@ -453,13 +453,13 @@ fn every_contact_that_cannot_be_told_is_named_by_its_place_and_never_repeated() 
     };
     let body = general(json!(["mailto:anna.b@example.org", "tel:+1"])).to_string();
     let error = operation(body.as_bytes(), &Envelope::default(), &nobody, NOW).unwrap_err();
-    let told: Vec<_> = error
+    let named_contacts: Vec<_> = error
         .errors
         .iter()
         .map(|e| (e.pointer.as_deref().unwrap(), &*e.detail))
         .collect();
     assert_eq!(
-        told,
+        named_contacts,
         [
             (
                 "/notify/0",

@@ -101,7 +101,7 @@ fn quota(rate: Rate) -> Quota {
 }
 
 fn too_many(wait: Duration) -> Problem {
-    let detail = "The request's tenant has sent as many as it may for now. It was not accepted.";
+    let detail = "The tenant of the request has reached its request rate limit.";
     Problem::new(Kind::TooManyRequests, detail).with_wait(wait)
 }
 
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn who_floods_is_turned_away_and_the_others_are_not() {
+    fn a_flooding_tenant_is_refused_and_the_others_are_not() {
         // So slow that no request becomes free within the test.
         let limits = TenantLimits::new(&TenantRates {
             each: Some(rate(1, 5)),

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_was_fast_for_long_becomes_slow_within_a_minute() {
+    fn a_client_that_was_fast_for_long_counts_as_slow_within_a_minute() {
         let now = Instant::now();
         let mut arrivals = Arrivals::default();
         for second in 0..100 {

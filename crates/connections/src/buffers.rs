@@ -31,7 +31,7 @@ const QUICK: Duration = Duration::from_millis(250);
 /// connection waits for it.
 const DRIP_BYTES_PER_SECOND: u128 = 64 << 10;
 /// How often to look for slow transfers, while memory is short.
-const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+const RECHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The large buffers of all connections of a listener. Counts memory; allocates none.
 pub struct Buffers {
@@ -153,7 +153,7 @@ impl Buffers {
             id: held.next_id(),
             since: Instant::now(),
             permit: Some(permit),
-            look: None,
+            recheck: None,
         }
     }
 }
@@ -166,7 +166,7 @@ impl Pool {
     /// Ends the slowest transfers while slow ones hold more than half, as far as others need
     /// memory. Transfers that hardly move end before others have to wait.
     fn end_slow(&self, held: &mut Held, now: Instant) {
-        let is_early = |at| now.duration_since(at) < LOOK_INTERVAL;
+        let is_early = |at| now.duration_since(at) < RECHECK_INTERVAL;
         if held.bytes <= self.bytes_max / 2 || held.looked_at.is_some_and(is_early) {
             return;
         }
@@ -226,7 +226,7 @@ pub struct Reservation {
     more: usize,
     id: u64,
     since: Instant,
-    look: Option<Pin<Box<Sleep>>>,
+    recheck: Option<Pin<Box<Sleep>>>,
 }
 
 impl Future for Reservation {
@@ -260,13 +260,13 @@ impl Future for Reservation {
             held.peak_bytes = pool.bytes_max;
             pool.end_slow(&mut held, now);
             drop(held);
-            let look = self
-                .look
-                .get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_INTERVAL)));
-            if look.as_mut().poll(cx).is_pending() {
+            let recheck = self
+                .recheck
+                .get_or_insert_with(|| Box::pin(tokio::time::sleep(RECHECK_INTERVAL)));
+            if recheck.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
             }
-            look.as_mut().reset(now + LOOK_INTERVAL);
+            recheck.as_mut().reset(now + RECHECK_INTERVAL);
         }
     }
 }

@@ -224,12 +224,14 @@ impl Connections {
                 listener,
                 %address,
                 max = per_address_max,
-                "no place for a new connection: its address has reached its limit, and no connection from it is idle or slow"
+                "refused a new connection: its address has reached its limit, and no connection \
+                 from it is idle or slow"
             ),
             Err(Full::All) => tracing::warn!(
                 listener,
                 max,
-                "no place for a new connection: the listener has reached its limit, and no connection is idle or slow"
+                "refused a new connection: the listener has reached its limit, and no connection \
+                 is idle or slow"
             ),
         }
     }
@@ -326,12 +328,12 @@ impl Connections {
                 listener,
                 %address,
                 max = limits.shared_per_address,
-                "refused a request: its address has too many under way"
+                "refused a request: its address has too many requests in progress"
             ),
             Full::All => tracing::warn!(
                 listener,
                 max = limits.shared,
-                "refused a request: too many are under way"
+                "refused a request: the listener has too many requests in progress"
             ),
         }
     }

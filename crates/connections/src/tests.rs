@@ -115,7 +115,7 @@ fn each_connection_has_requests_of_its_own_and_shares_room_for_more_with_the_oth
 }
 
 #[test]
-fn what_is_shared_is_what_a_connection_has_beyond_its_own_whichever_request_ends_first() {
+fn requests_beyond_the_own_ones_of_a_connection_are_shared_in_any_order_of_ends() {
     let all = up_to(10, 10);
     let closing = CancellationToken::new();
     let place = all.admit(all.started, address(1), closing).unwrap();
@@ -153,7 +153,7 @@ fn requests_that_begin_and_end_on_several_threads_leave_nothing_counted() {
 }
 
 #[test]
-fn the_more_connections_there_are_the_less_a_further_one_is_promised() {
+fn each_further_connection_gets_a_smaller_share() {
     let all = up_to(100, 100);
     let places: Vec<Place> = (0..100)
         .map(|_| all.admit(all.started, address(1), CancellationToken::new()))
@@ -200,7 +200,7 @@ fn a_connection_is_busy_until_all_of_its_requests_have_ended() {
 }
 
 #[test]
-fn a_connection_whose_client_does_not_read_on_is_replaced_after_a_while() {
+fn a_connection_whose_client_stops_reading_is_replaced_after_a_while() {
     let all = up_to(1, 1);
     let next = |at| all.admit(at, address(1), CancellationToken::new());
     let place = next(all.started).unwrap();

@@ -5,13 +5,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// One wrong field and what was expected of it.
+/// An invalid field and what was expected.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 pub struct FieldError {
     /// Where the field is, or would be: a JSON pointer (RFC 6901).
     #[schema(example = "/packageInfo/size")]
     pub pointer: String,
-    /// What was expected there, for people.
+    /// What was expected, for people.
     #[schema(example = "must be one of Small, Medium, Large")]
     pub detail: String,
 }

@@ -34,38 +34,39 @@ pub struct DeliveryRequest {
     /// Where the package is.
     #[schema(min_length = 1, max_length = 256, example = "my pickup")]
     pub pickup_location: String,
-    /// Where it goes.
+    /// Where the package goes.
     #[serde(alias = "dropoffLocation")]
     #[schema(min_length = 1, max_length = 256, example = "drop off")]
     pub drop_off_location: String,
-    /// When to fetch it: an ISO 8601 date and time; UTC where it names no offset.
+    /// When to pick up the package: an ISO 8601 date and time; UTC if it has no offset.
     #[serde(default)]
     #[schema(value_type = Option<String>, format = DateTime, example = "2030-05-08T20:00:00Z")]
     pub pickup_time: Option<Timestamp>,
-    /// By when to have delivered it: an ISO 8601 date and time, not before `pickupTime`.
+    /// When the package should be delivered at the latest: an ISO 8601 date and time, not before
+    /// `pickupTime`.
     #[serde(default)]
     #[schema(value_type = Option<String>, format = DateTime, example = "2030-05-08T22:00:00Z")]
     pub deadline: Option<Timestamp>,
-    /// Whether it is urgent.
+    /// Whether the delivery is urgent.
     #[serde(default)]
     pub expedited: bool,
     /// How the recipient confirms the delivery.
     #[serde(default)]
     pub confirmation_required: ConfirmationRequired,
-    /// What is delivered.
+    /// The package.
     pub package_info: PackageInfo,
 }
 
-/// What is delivered.
+/// The package.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct PackageInfo {
     /// The package's id.
     #[schema(min_length = 1, max_length = 256, example = "mypackage")]
     pub package_id: String,
-    /// The container that it needs.
+    /// The size of container that the package needs.
     pub size: PackageSize,
-    /// Its weight, above 0.
+    /// The weight, above 0.
     #[serde(default)]
     #[schema(exclusive_minimum = 0.0, example = 10.0)]
     pub weight: Option<f64>,
@@ -75,7 +76,7 @@ pub struct PackageInfo {
     pub tag: Option<String>,
 }
 
-/// The container that a package needs.
+/// The size of container that a package needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum PackageSize {
@@ -119,16 +120,15 @@ pub fn validate(request: &Value) -> Result<DeliveryRequest, Vec<FieldError>> {
     }
 }
 
-/// What is changed of a delivery that was requested before: one of the times, or both. A time that
-/// is not named stays as it is.
+/// A change of one or both times of a delivery. An omitted time stays as it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Reschedule {
-    /// When to fetch it now: an ISO 8601 date and time; UTC where it names no offset.
+    /// The new pickup time: an ISO 8601 date and time; UTC if it has no offset.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime, example = "2030-05-08T21:00:00Z")]
     pub pickup_time: Option<Timestamp>,
-    /// By when to have delivered it now: an ISO 8601 date and time, not before `pickupTime`.
+    /// The new deadline: an ISO 8601 date and time, not before `pickupTime`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime, example = "2030-05-08T23:00:00Z")]
     pub deadline: Option<Timestamp>,
@@ -171,7 +171,7 @@ fn reschedule(value: &Value, errors: &mut Vec<FieldError>) -> Option<Reschedule>
     let pickup_time = fields.new_instant("pickupTime");
     let deadline = fields.new_instant("deadline");
     fields.refuse_early_deadline("deadline", deadline, pickup_time);
-    fields.refuse_others("can't be changed; the fields that can are");
+    fields.refuse_others("cannot be changed; the changeable fields are");
     if fields.object.is_empty() {
         let detail = "must name pickupTime, deadline or both";
         fields.errors.push(FieldError::new("", detail));

@@ -166,7 +166,7 @@ impl ServicesConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The address can't be listened on.
-    #[error("the services can't listen on {address}")]
+    #[error("the services cannot listen on {address}")]
     Listen {
         /// The address.
         address: SocketAddr,
@@ -174,10 +174,10 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// The ledger can't be opened.
-    #[error("the services' ledger can't be opened")]
+    #[error("cannot open the services' ledger")]
     Ledger(#[from] LedgerError),
     /// The configured faults are invalid.
-    #[error("the faults of service {service} are wrong: {}", list(.errors))]
+    #[error("the faults of service {service} are invalid: {}", list(.errors))]
     Faults {
         /// The service.
         service: &'static str,

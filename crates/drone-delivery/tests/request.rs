@@ -103,7 +103,7 @@ fn good_values_at_the_edges_are_taken() {
 }
 
 #[test]
-fn one_wrong_field_is_named_with_what_was_expected() {
+fn an_invalid_field_is_named_with_the_expected_value() {
     let date = "must be an ISO 8601 date and time such as 2030-05-08T20:00:00Z, not ";
     let cases = [
         ("/ownerId", None, "is required".to_owned()),
@@ -375,7 +375,7 @@ fn a_change_has_only_the_fields_that_it_names() {
 #[test]
 fn a_wrong_change_is_named_field_by_field() {
     let date = "must be an ISO 8601 date and time such as 2030-05-08T20:00:00Z, not ";
-    let others = "can't be changed; the fields that can are pickupTime, deadline";
+    let others = "cannot be changed; the changeable fields are pickupTime, deadline";
     let cases = [
         (json!([]), "", "must be an object, not []".to_owned()),
         (

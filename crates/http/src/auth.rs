@@ -126,18 +126,18 @@ impl Authenticator {
     pub fn own_token(&self, principal: Principal) -> Secret {
         let NewToken { token, hash } = NewToken::make();
         if self.own.set((hash, Arc::new(principal))).is_err() {
-            tracing::warn!("this process has a token of its own, and gets no second one");
+            tracing::warn!("ignored a second token of the process itself");
         }
         token
     }
 
     /// Reloads the files that have changed. Blocks.
-    fn look(&self) {
+    fn reload(&self) {
         if let Some(tokens) = &self.tokens {
-            tokens.look();
+            tokens.reload();
         }
         if let Some(jwt) = &self.jwt {
-            jwt.look();
+            jwt.reload();
         }
     }
 }
@@ -182,9 +182,9 @@ impl Auth {
     }
 
     /// Reloads the files that have changed. Blocks.
-    pub fn look(&self) {
+    pub fn reload(&self) {
         if let Some(authenticator) = &self.0 {
-            authenticator.look();
+            authenticator.reload();
         }
     }
 

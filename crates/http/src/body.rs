@@ -125,12 +125,12 @@ impl Drop for RequestBody {
             && !rest.is_end_stream()
             && let Ok(runtime) = Handle::try_current()
         {
-            runtime.spawn(tokio::time::timeout(TIME_MAX, throw_away(rest)));
+            runtime.spawn(tokio::time::timeout(TIME_MAX, discard(rest)));
         }
     }
 }
 
-async fn throw_away(mut rest: ArrivingBody) {
+async fn discard(mut rest: ArrivingBody) {
     let mut thrown_away = 0;
     while thrown_away < BYTES_MAX
         && let Some(Ok(frame)) = rest.frame().await

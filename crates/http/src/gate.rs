@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_still_sent_after_a_refusal_is_read_and_forgotten() {
+    async fn bytes_sent_after_a_refusal_are_read_and_discarded() {
         let (mut client, server) = tokio::io::duplex(64 * 1024);
         let mut gate = Gate::new(server, LIMITS);
         client.write_all(&[b'x'; 20_000]).await.unwrap();

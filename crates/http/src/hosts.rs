@@ -45,12 +45,12 @@ enum Rule {
 pub enum Foreign {
     /// The listener does not answer for the host of the request.
     #[error(
-        "the host {0:?} is not answered here: ask by an IP address or localhost, or list the name in http.hosts \
+        "unknown host {0:?}: use an IP address or localhost, or list the name in http.hosts \
          (admin.hosts for the admin port)"
     )]
     Host(String),
     /// A web page of another origin requests a change.
-    #[error("a web page of another origin ({0}) cannot change anything here")]
+    #[error("a web page of another origin ({0}) cannot make changes")]
     Page(String),
 }
 

@@ -64,8 +64,8 @@ impl fmt::Display for JsonFault {
             Self::Syntax(cause) => f.write_str(cause),
             Self::Integer(digits) => write!(
                 f,
-                "the integer {digits} needs more than 64 bits, and not every reader keeps all of its digits: send it as \
-                 a string"
+                "the integer {digits} needs more than 64 bits, and some JSON parsers lose digits \
+                 of it: send it as a string"
             ),
             Self::DuplicateKey { pointer } => write!(f, "the key at {pointer} appears twice"),
             Self::TooDeep { pointer, depth_max } => {
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_exactly_one_value_is_refused() {
+    fn a_text_that_is_not_exactly_one_value_is_refused() {
         let cases: [&[u8]; 12] = [
             b"",
             b"{",

@@ -8,59 +8,61 @@ use crate::problem::Kind;
 
 const OPEN: Metric<Gauge, 1> = Metric::new(
     "waybill_http_connections",
-    "HTTP connections that are open, by listener",
+    "Open HTTP connections, by listener",
     ["listener"],
 );
 const MAX: Metric<Gauge, 1> = Metric::new(
     "waybill_http_connections_max",
-    "HTTP connections that may be open, by listener",
+    "Limit on open HTTP connections, by listener",
     ["listener"],
 );
 const PER_ADDRESS: Metric<Gauge, 1> = Metric::new(
     "waybill_http_connections_per_address",
-    "HTTP connections that are open of the address that has the most, by listener",
+    "Open HTTP connections of the client address that has the most, by listener",
     ["listener"],
 );
 const PER_ADDRESS_MAX: Metric<Gauge, 1> = Metric::new(
     "waybill_http_connections_per_address_max",
-    "HTTP connections that one address may have open, by listener",
+    "Limit on open HTTP connections of one client address, by listener",
     ["listener"],
 );
 const REPLACED: Metric<Counter, 1> = Metric::new(
     "waybill_http_connections_replaced_total",
-    "Idle HTTP connections that were closed to make room for a new one, by listener",
+    "Idle or slow HTTP connections that were closed to make room for a new one, by listener",
     ["listener"],
 );
 const REFUSED: Metric<Counter, 1> = Metric::new(
     "waybill_http_connections_refused_total",
-    "New HTTP connections for which there was no place because none was idle or slow, by listener",
+    "New HTTP connections that were refused because no open one was idle or slow, by listener",
     ["listener"],
 );
 
 const REQUESTS: Metric<Gauge, 1> = Metric::new(
     "waybill_http_requests_shared",
-    "HTTP requests under way beyond four of each connection, by listener",
+    "HTTP requests in progress beyond the four that each connection has to itself, by listener",
     ["listener"],
 );
 const REQUESTS_MAX: Metric<Gauge, 1> = Metric::new(
     "waybill_http_requests_shared_max",
-    "HTTP requests that may be under way beyond four of each connection, by listener",
+    "Limit on HTTP requests in progress beyond the four of each connection, by listener",
     ["listener"],
 );
 const REQUESTS_PER_ADDRESS: Metric<Gauge, 1> = Metric::new(
     "waybill_http_requests_shared_per_address",
-    "HTTP requests under way beyond four of each connection, of the address that has the most, by listener",
+    "HTTP requests in progress beyond the four of each connection, of the client address that has \
+     the most, by listener",
     ["listener"],
 );
 const REQUESTS_PER_ADDRESS_MAX: Metric<Gauge, 1> = Metric::new(
     "waybill_http_requests_shared_per_address_max",
-    "HTTP requests that one address may have under way beyond four of each connection, by listener",
+    "Limit on HTTP requests of one client address in progress beyond the four of each connection, \
+     by listener",
     ["listener"],
 );
 const REQUESTS_REFUSED: Metric<Counter, 2> = Metric::new(
     "waybill_http_requests_refused_total",
-    "HTTP requests, and lines of batches, that were refused because of a limit, by listener and reason: refused-stream where \
-     too many were under way, else the type of the problem",
+    "HTTP requests and batch lines that were refused because of a limit, by listener and reason: \
+     refused-stream for too many requests in progress, otherwise the problem type",
     ["listener", "reason"],
 );
 

@@ -72,7 +72,7 @@ where
         Ok(gathered) => gathered,
         Err(_) => {
             let seconds = patience.whole_max.as_secs_f32();
-            let detail = format!("The body was not whole after {seconds} seconds.");
+            let detail = format!("The body was incomplete after {seconds} seconds.");
             Err(Problem::new(Kind::RequestTimeout, detail))
         }
     }
@@ -143,7 +143,7 @@ impl<B: Body<Data = Bytes> + Unpin> Parts<B> {
             match tokio::time::timeout(self.pause_max, self.body.frame()).await {
                 Err(_) => {
                     let seconds = self.pause_max.as_secs_f32();
-                    let detail = format!("Nothing of the body came for {seconds} seconds.");
+                    let detail = format!("No part of the body arrived for {seconds} seconds.");
                     return Err(Problem::new(Kind::RequestTimeout, detail));
                 }
                 Ok(None) => return Ok(None),
@@ -169,6 +169,6 @@ fn incomplete() -> Problem {
 pub fn too_large(bytes_max: usize) -> Problem {
     Problem::new(
         Kind::BodyTooLarge,
-        format!("At most {bytes_max} bytes are taken."),
+        format!("The limit is {bytes_max} bytes."),
     )
 }

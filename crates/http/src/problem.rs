@@ -31,7 +31,7 @@ pub const PROBLEM_JSON: &str = "application/problem+json";
 pub enum Kind {
     /// The request breaks HTTP's rules.
     MalformedRequest,
-    /// The request's length is ambiguous.
+    /// Ambiguous request length.
     AmbiguousLength,
     /// The body ended early, or could not be read.
     IncompleteBody,
@@ -39,7 +39,7 @@ pub enum Kind {
     MalformedJson,
     /// A key appears twice in one object.
     DuplicateKey,
-    /// The JSON is nested too deep.
+    /// The JSON is nested too deeply.
     NestingTooDeep,
     /// The caller is not authenticated.
     Unauthenticated,
@@ -172,139 +172,163 @@ impl Kind {
         match self {
             Self::MalformedRequest => ("/problems/malformed-request", S::BAD_REQUEST,
                 "The request is not valid HTTP",
-                "The connection is closed, because where the next request begins cannot be known. Correct the client; nothing was accepted."),
+                "The server closes the connection because it cannot find the start of the next \
+                 request. Correct the client. Nothing was accepted."),
             Self::AmbiguousLength => ("/problems/ambiguous-length", S::BAD_REQUEST,
-                "The request's length is ambiguous",
-                "Give either Content-Length or Transfer-Encoding, once. Such requests can be understood differently by proxies, so they are refused and the connection is closed."),
+                "Ambiguous request length",
+                "Give either Content-Length or Transfer-Encoding, once. A proxy could read such a \
+                 request differently, so the server refuses it and closes the connection."),
             Self::IncompleteBody => ("/problems/incomplete-body", S::BAD_REQUEST,
                 "The body ended early",
-                "Send the body as long as it was announced. Nothing was accepted."),
+                "Send as many bytes as the request announces. Nothing was accepted."),
             Self::MalformedJson => ("/problems/malformed-json", S::BAD_REQUEST,
-                "The body is not JSON that every reader understands alike",
-                "The detail says line and column. The body must be exactly one JSON value in UTF-8, without integers of more than 64 bits."),
+                "The body is malformed or ambiguous JSON",
+                "The detail gives the line and column. The body must be exactly one JSON value in \
+                 UTF-8, without integers of more than 64 bits."),
             Self::DuplicateKey => ("/problems/duplicate-key", S::BAD_REQUEST,
                 "Duplicate key in object",
                 "JSON parsers differ on which of the two values counts, so the request is refused. The errors point at the second key."),
             Self::NestingTooDeep => ("/problems/nesting-too-deep", S::BAD_REQUEST,
-                "The JSON is nested too deep",
+                "The JSON is nested too deeply",
                 "Send flatter data, or raise http.jsonDepthMax."),
             Self::Unauthenticated => ("/problems/unauthenticated", S::UNAUTHORIZED,
                 "Authentication required",
-                "Send Authorization: Bearer TOKEN with a valid token that has not expired. The code says what is wrong with the one that was sent. Nothing was accepted."),
+                "Send Authorization: Bearer TOKEN with a valid token that has not expired. The \
+                 code gives the reason. Nothing was accepted."),
             Self::InsufficientScope => ("/problems/insufficient-scope", S::FORBIDDEN,
-                "The token does not allow this",
+                "Insufficient scope",
                 "The detail names the scope that the request needs. Ask an administrator for a token with this scope. Nothing was accepted."),
             Self::AnotherTenant => ("/problems/another-tenant", S::FORBIDDEN,
                 "The token is for another tenant",
-                "Leave the tenant out: the token says whose it is. Nothing was accepted."),
+                "Omit the tenant: the token determines it. Nothing was accepted."),
             Self::UnknownHost => ("/problems/unknown-host", S::MISDIRECTED_REQUEST,
                 "Unknown host",
-                "Ask by an IP address, by localhost, or by a name that http.hosts (admin.hosts on the admin port) lists. A listener that asks for no token answers for no other name, so that no web page can reach it by a name of its own. Nothing was accepted."),
+                "Use an IP address, localhost, or a name listed in http.hosts (admin.hosts on the \
+                 admin port). A listener without authentication refuses all other names, so that \
+                 a web page cannot reach it through a host name of its own (DNS rebinding). \
+                 Nothing was accepted."),
             Self::ForeignOrigin => ("/problems/foreign-origin", S::FORBIDDEN,
                 "Request from a web page of another origin",
-                "A listener that asks for no token lets web pages of its own origin alone change something. Turn auth on, list the host of a proxy that terminates TLS in http.hosts (admin.hosts on the admin port), or leave Origin and Sec-Fetch-Site out in a client that is no browser. Nothing was accepted."),
+                "A listener without authentication accepts changes only from web pages of its own \
+                 origin. Enable auth, list the host of a proxy that terminates TLS in http.hosts \
+                 (admin.hosts on the admin port), or omit Origin and Sec-Fetch-Site in a client \
+                 that is not a browser. Nothing was accepted."),
             Self::NotFound => ("/problems/not-found", S::NOT_FOUND,
                 "Not found",
                 "See /openapi.json for available paths."),
             Self::UnknownOrExpired => ("/problems/unknown-or-expired", S::NOT_FOUND,
-                "No operation is known by this id",
-                "Either no request with this id was accepted, or its retention has passed."),
+                "Operation unknown or expired",
+                "No request with this id was accepted, or the retention of its operation has \
+                 passed."),
             Self::MethodNotAllowed => ("/problems/method-not-allowed", S::METHOD_NOT_ALLOWED,
-                "This address does not know the method",
-                "The Allow header lists the methods that it knows."),
+                "Method not allowed",
+                "The Allow header lists the allowed methods."),
             Self::RequestTimeout => ("/problems/request-timeout", S::REQUEST_TIMEOUT,
                 "The request did not arrive in time",
-                "Send it again, without pausing for so long. Nothing of it was accepted."),
+                "Send the request again, with shorter pauses. Nothing of it was accepted."),
             Self::IdConflict => ("/problems/id-conflict", S::CONFLICT,
                 "Another request has this id",
                 "An id belongs to one request forever. Repeat exactly the same request, or choose a new id."),
             Self::OperationFinal => ("/problems/operation-final", S::CONFLICT,
                 "The operation is final",
-                "It cannot be cancelled or rescheduled any more. GET shows how it ended."),
+                "It can no longer be cancelled or rescheduled. GET shows how it ended."),
             Self::StepSent => ("/problems/step-sent", S::CONFLICT,
-                "A step that uses a changed field was asked for",
-                "What a step was asked with cannot be changed behind its back. Cancel the operation and request it anew."),
+                "A step that uses a changed field was already requested",
+                "The input of a requested step cannot change. Cancel the operation and submit a \
+                 new request."),
             Self::VerbRefused => ("/problems/verb-refused", S::CONFLICT,
-                "The operation is not in a state for this",
-                "The code says why. GET shows in `verbs` what can be asked of the operation as it is."),
+                "The state of the operation does not allow this",
+                "The code gives the reason. GET lists in `verbs` what the current state allows."),
             Self::BodyTooLarge => ("/problems/body-too-large", S::PAYLOAD_TOO_LARGE,
                 "The body is too long",
-                "The detail says the limit. In a batch it is that of one line."),
+                "The detail gives the limit. In a batch, it applies to each line."),
             Self::UnsupportedMediaType => ("/problems/unsupported-media-type", S::UNSUPPORTED_MEDIA_TYPE,
-                "The body's media type is not understood",
+                "Unsupported media type",
                 "Send application/json (application/x-ndjson for a batch) in UTF-8, without Content-Encoding."),
             Self::InvalidValues => ("/problems/invalid-values", S::UNPROCESSABLE_ENTITY,
                 "Fields of the request have wrong values",
-                "The errors name them and what was expected."),
+                "The errors list each field with what was expected."),
             Self::HeadTooLarge => ("/problems/head-too-large", S::REQUEST_HEADER_FIELDS_TOO_LARGE,
-                "The request's head is too long",
+                "The request head is too long",
                 "Send fewer or shorter header fields."),
             Self::Internal => ("/problems/internal", S::INTERNAL_SERVER_ERROR,
-                "Something went wrong in this program",
-                "Its log says more. Whether the request was accepted is not known; repeat it with an id."),
+                "Internal error",
+                "The server's log gives the cause. The request may have been accepted: repeat it \
+                 with the same id."),
             Self::RowUnreadable => ("/problems/row-unreadable", S::INTERNAL_SERVER_ERROR,
-                "What is stored of the operation cannot be read",
-                "Nothing was accepted. The program's log names the operation and the cause; other operations are not affected. A person has to look at the state store."),
+                "The stored operation cannot be read",
+                "Nothing was accepted. The server's log names the operation and the cause. Other \
+                 operations are not affected. An operator must inspect the state store."),
             Self::TooManyRequests => ("/problems/too-many-requests", S::TOO_MANY_REQUESTS,
                 "The tenant sends too many requests",
-                "The request was not accepted. Send it again after the time that Retry-After says; http.tenantLimits says how many there may be."),
+                "The request was not accepted. Send it again after the time in Retry-After. \
+                 http.tenantLimits sets the limit."),
             Self::Overloaded => ("/problems/overloaded", S::SERVICE_UNAVAILABLE,
                 "Server overloaded",
-                "The request was not accepted. Send it again after the time that Retry-After says."),
+                "The request was not accepted. Send it again after the time in Retry-After."),
             Self::BrokerUnavailable => ("/problems/broker-unavailable", S::SERVICE_UNAVAILABLE,
-                "The broker does not take requests now",
-                "The request was surely not accepted. Send it again after the time that Retry-After says."),
+                "Broker unavailable",
+                "The request was not accepted. Send it again after the time in Retry-After."),
             Self::InsufficientStorage => ("/problems/insufficient-storage", S::SERVICE_UNAVAILABLE,
                 "Insufficient disk space",
-                "The request was not accepted. Send it again after the time that Retry-After says. Accepted operations go on. Free disk space on the machine of the broker and the store; new requests are then accepted again (storage.freeMin, broker.requestsDiskBytesMax)."),
+                "The request was not accepted. Send it again after the time in Retry-After. \
+                 Accepted operations continue. Free disk space on the machine of the broker and \
+                 the store; new requests are then accepted again (storage.freeMin, \
+                 broker.requestsDiskBytesMax)."),
             Self::StoreUnavailable => ("/problems/store-unavailable", S::SERVICE_UNAVAILABLE,
-                "The state store does not answer now",
-                "Nothing was accepted. Send the request again after the time that Retry-After says."),
+                "State store unavailable",
+                "Nothing was accepted. Send the request again after the time in Retry-After."),
             Self::OutcomeUnknown => ("/problems/outcome-unknown", S::GATEWAY_TIMEOUT,
-                "Whether the request was accepted is not known",
-                "Repeat the very same request with the problem's id, as Idempotency-Key (or as deliveryId or id): it will be accepted once."),
+                "Outcome unknown",
+                "The request may have been accepted. Repeat exactly the same request with the \
+                 problem's id as Idempotency-Key (or as deliveryId or id): it is accepted only \
+                 once."),
             Self::PartitionNotHere => ("/problems/partition-not-here", S::NOT_FOUND,
-                "This process does not drive the partition",
-                "GET /schedulers lists the partitions that it drives."),
+                "This process does not own the partition",
+                "GET /schedulers lists the partitions that it owns."),
             Self::Starting => ("/problems/starting", S::SERVICE_UNAVAILABLE,
                 "Still starting",
-                "Send the request again when GET /readyz answers 200, or after the time that Retry-After says."),
+                "Send the request again when GET /readyz answers 200, or after the time in \
+                 Retry-After."),
             Self::ShuttingDown => ("/problems/shutting-down", S::SERVICE_UNAVAILABLE,
                 "Shutting down",
-                "Ask the process that takes its place, after the time that Retry-After says."),
+                "Send the request to the process that replaces this one, after the time in \
+                 Retry-After."),
             Self::PartitionFailed => ("/problems/partition-failed", S::INTERNAL_SERVER_ERROR,
                 "The partition could not be stopped or started",
-                "The detail and the log give the reason. GET /schedulers shows the state of the partition. It is safe to try again."),
+                "The detail and the log give the cause. GET /schedulers shows the state of the \
+                 partition. It is safe to try again."),
         }
     }
 }
 
-/// A problem, as it is answered: RFC 9457, with the wrong fields as `errors`.
+/// Problem details (RFC 9457), with the invalid fields as `errors`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Problem {
-    /// Which kind of problem it is; stable, and the address of a page about it.
+    /// The type of the problem: stable, and the path of a page about it.
     #[serde(rename = "type", serialize_with = "uri")]
     #[schema(value_type = String, format = "uri-reference", example = "/problems/invalid-values")]
     pub kind: Kind,
-    /// The kind in words.
+    /// A summary of the type.
     #[schema(value_type = String, example = "Fields of the request have wrong values")]
     title: &'static str,
     /// The HTTP status code.
     #[schema(example = 422)]
     status: u16,
-    /// What is wrong with this very request.
-    #[schema(value_type = String, example = "1 value is wrong.")]
+    /// What is wrong with this request.
+    #[schema(value_type = String, example = "1 value is invalid.")]
     detail: Cow<'static, str>,
-    /// The wrong fields and headers, and up to 20 wrong query parameters: all of them, or the first 16 KiB.
+    /// The invalid fields and headers, and up to 20 invalid query parameters: all, or the first 16
+    /// KiB.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<FieldProblem>,
-    /// The id to repeat the request with, where its outcome is unknown; the id in question
-    /// otherwise.
+    /// If the outcome is unknown, the id to repeat the request with; otherwise the id that the
+    /// problem is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     id: Option<Box<str>>,
-    /// Why it is refused: stable, for programs.
+    /// A stable code for the reason, for programs.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "partly-undone")]
     code: Option<&'static str>,
@@ -358,9 +382,9 @@ impl Problem {
         errors.truncate(fit);
         errors.shrink_to_fit();
         let detail = match count {
-            1 => "1 value is wrong.".into(),
-            _ if fit < count => format!("{count} values are wrong; the first {fit} are named."),
-            _ => format!("{count} values are wrong."),
+            1 => "1 value is invalid.".into(),
+            _ if fit < count => format!("{count} values are invalid; the first {fit} are listed."),
+            _ => format!("{count} values are invalid."),
         };
         Self {
             errors,
@@ -370,7 +394,7 @@ impl Problem {
 
     /// The problem of a method that the resource does not support.
     pub fn method_not_allowed(allow: &'static str) -> Self {
-        let detail = format!("Allowed here: {allow}.");
+        let detail = format!("Allowed methods: {allow}.");
         Self {
             header: Some(allow),
             ..Self::new(Kind::MethodNotAllowed, detail)
@@ -497,7 +521,7 @@ impl From<JsonError> for Problem {
                 return Self::new(Kind::MalformedJson, sentence(&detail));
             }
             JsonFault::DuplicateKey { pointer } => {
-                (Kind::DuplicateKey, pointer, "must stand once".to_owned())
+                (Kind::DuplicateKey, pointer, "must appear once".to_owned())
             }
             JsonFault::TooDeep { pointer, depth_max } => {
                 let expected = format!("must not be nested deeper than {depth_max} levels");
@@ -573,7 +597,7 @@ mod tests {
                 "type": "/problems/invalid-values",
                 "title": "Fields of the request have wrong values",
                 "status": 422,
-                "detail": "1 value is wrong.",
+                "detail": "1 value is invalid.",
                 "errors": [{"pointer": "/a", "detail": "must be a string"}],
             })
         );
@@ -586,11 +610,11 @@ mod tests {
             Problem::invalid(errors.collect())
         };
         let few = wrong(20);
-        assert_eq!(shown(&few)["detail"], "20 values are wrong.");
+        assert_eq!(shown(&few)["detail"], "20 values are invalid.");
         let many = wrong(10_000);
         let named = many.errors.len();
         assert!(20 < named && named < 1_000, "{named}");
-        let detail = format!("10000 values are wrong; the first {named} are named.");
+        let detail = format!("10000 values are invalid; the first {named} are listed.");
         assert_eq!(shown(&many)["detail"], detail);
         assert!(many.bytes() <= ERRORS_BYTES_MAX + 1_024, "{}", many.bytes());
     }
@@ -610,7 +634,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_pass_soon_says_when_to_come_back() {
+    fn only_transient_problems_have_a_retry_time() {
         for kind in Kind::ALL {
             let unavailable = kind.status() == StatusCode::SERVICE_UNAVAILABLE;
             assert_eq!(

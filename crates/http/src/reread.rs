@@ -84,7 +84,7 @@ impl<T> Reread<T> {
     }
 
     /// Reloads the files if they have changed. Blocks.
-    pub fn look(&self) {
+    pub fn reload(&self) {
         let texts = texts_of(&self.paths);
         let digest = digest(&texts);
         {
@@ -97,7 +97,7 @@ impl<T> Reread<T> {
         match texts.and_then(|texts| (self.read)(&texts)) {
             Ok(now) => {
                 self.now.store(Arc::new(now));
-                tracing::info!(key = self.key, paths = ?self.paths, "changed, and was read again");
+                tracing::info!(key = self.key, paths = ?self.paths, "reloaded changed files");
             }
             Err(problem) => tracing::warn!(
                 key = self.key,
@@ -117,16 +117,16 @@ impl<T> fmt::Debug for Reread<T> {
     }
 }
 
-/// Calls `look` periodically, until `stop`.
+/// Calls `reload` periodically, until `stop`.
 ///
 /// # Errors
 ///
-/// If `look` panicked.
+/// If `reload` panicked.
 pub async fn follow(
-    look: impl Fn() + Send + Sync + 'static,
+    reload: impl Fn() + Send + Sync + 'static,
     stop: CancellationToken,
 ) -> anyhow::Result<()> {
-    let look = Arc::new(look);
+    let reload = Arc::new(reload);
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -134,8 +134,8 @@ pub async fn follow(
             () = stop.cancelled() => return Ok(()),
             _ = ticks.tick() => {}
         }
-        let look = Arc::clone(&look);
-        tokio::task::spawn_blocking(move || look()).await?;
+        let reload = Arc::clone(&reload);
+        tokio::task::spawn_blocking(move || reload()).await?;
     }
 }
 
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_broken_file_said_before_stands() {
+    fn the_previous_contents_of_a_broken_file_stay_in_effect() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("number");
         let number = |texts: &[Vec<u8>]| -> Result<u32, String> {
@@ -189,20 +189,20 @@ mod tests {
 
         std::fs::write(&path, "1").unwrap();
         let file = open().unwrap();
-        let look = || {
-            file.look();
+        let reload = || {
+            file.reload();
             **file.get()
         };
-        assert_eq!(look(), 1);
+        assert_eq!(reload(), 1);
         std::fs::write(&path, "2").unwrap();
-        assert_eq!(look(), 2);
+        assert_eq!(reload(), 2);
         std::fs::write(&path, "two").unwrap();
-        assert_eq!(look(), 2, "it is broken");
+        assert_eq!(reload(), 2, "it is broken");
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(look(), 2, "it is gone");
+        assert_eq!(reload(), 2, "it is gone");
         std::fs::write(&path, vec![b'0'; 2 * 1024 * 1024]).unwrap();
-        assert_eq!(look(), 2, "it is too long");
+        assert_eq!(reload(), 2, "it is too long");
         std::fs::write(&path, "3").unwrap();
-        assert_eq!(look(), 3);
+        assert_eq!(reload(), 3);
     }
 }

@@ -191,7 +191,7 @@ impl<S: Service> Server<S> {
             let (socket, peer) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "no connection could be accepted");
+                    tracing::warn!(%error, "could not accept a connection");
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                     continue;
                 }
@@ -324,7 +324,7 @@ impl<S: Service> Connection<S> {
             Ok(Err(error)) => error.into(),
             Err(late) => late.into(),
         };
-        tracing::debug!(error = &*refused, "a handshake came to nothing");
+        tracing::debug!(error = &*refused, "TLS handshake failed");
         None
     }
 }
@@ -357,9 +357,9 @@ async fn after_ready_tasks<F: Future>(
 #[derive(Debug, thiserror::Error)]
 enum NoAnswer<E: Error + 'static> {
     /// hyper closes the stream with the reason that it finds here.
-    #[error("too many requests are under way")]
+    #[error("too many requests in progress")]
     Refused(#[source] h2::Error),
-    #[error("the service leaves the request without an answer")]
+    #[error("the service did not answer the request")]
     Unanswered(#[source] E),
 }
 
@@ -479,7 +479,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_connection_waits_for_what_is_ready_while_it_has_other_requests() {
+    async fn a_connection_runs_ready_tasks_first_while_it_has_other_requests() {
         for has_other_requests in [false, true] {
             let has_run = Arc::new(AtomicBool::new(false));
             let ready = Arc::clone(&has_run);

@@ -76,9 +76,9 @@ impl Tls {
     }
 
     /// Reloads the files if they have changed. Blocks.
-    pub fn look(&self) {
+    pub fn reload(&self) {
         if let Some(identity) = &self.0 {
-            identity.look();
+            identity.reload();
         }
     }
 
@@ -130,7 +130,9 @@ impl Tls {
         };
         match is_own {
             true => Ok(Stream::Tls(stream)),
-            false => Err(io::Error::other("another certificate than this process's")),
+            false => Err(io::Error::other(
+                "the certificate is not that of this process",
+            )),
         }
     }
 }
@@ -154,7 +156,7 @@ impl Identity {
             .is_ok_and(|public| public.public_eq(&key))
         {
             return Err(format!(
-                "the key in {} is not that of the first certificate in {}",
+                "the key in {} does not match the first certificate in {}",
                 key_path.display(),
                 chain_path.display()
             ));
@@ -175,17 +177,13 @@ impl Identity {
 
 fn read_chain(path: &Path, text: &[u8]) -> Result<Vec<X509>, String> {
     X509::stack_from_pem(text)
-        .map_err(|_| format!("{} holds a certificate that is none", path.display()))
+        .map_err(|_| format!("{} holds a malformed certificate", path.display()))
 }
 
 fn read_key(path: &Path, text: &[u8]) -> Result<PKey<Private>, String> {
     // Without this callback OpenSSL would ask for the passphrase on the terminal.
-    PKey::private_key_from_pem_callback(text, |_| Ok(0)).map_err(|_| {
-        format!(
-            "{} holds no private key (PEM) without a passphrase",
-            path.display()
-        )
-    })
+    PKey::private_key_from_pem_callback(text, |_| Ok(0))
+        .map_err(|_| format!("{} holds no unencrypted private key (PEM)", path.display()))
 }
 
 fn acceptor(

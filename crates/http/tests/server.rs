@@ -157,7 +157,7 @@ async fn is_closed(stream: &mut TcpStream) -> bool {
 }
 
 #[tokio::test]
-async fn connections_that_send_nothing_or_half_a_head_keep_nobody_out() {
+async fn connections_that_send_nothing_or_half_a_head_do_not_block_others() {
     let server = run(LIMITS, Tls::default()).await;
     let mut silent = Vec::new();
     for number in 0..LIMITS.connections_max {
@@ -214,7 +214,7 @@ async fn drip(mut send: impl AsyncFnMut() -> bool) {
 }
 
 #[tokio::test]
-async fn bodies_that_drip_keep_nobody_out() {
+async fn slowly_dripping_bodies_do_not_block_other_clients() {
     let server = run(LIMITS, Tls::default()).await;
     // The oldest connection is idle, and the next one waits for its answer.
     let mut idle = server.connect().await;
@@ -265,7 +265,7 @@ async fn an_address_with_as_many_busy_connections_as_it_may_have_gets_no_more() 
 }
 
 #[tokio::test]
-async fn clients_that_never_read_their_answers_keep_nobody_out() {
+async fn clients_that_never_read_their_answers_do_not_block_others() {
     let limits = ServerLimits {
         connections_per_address_max: 5,
         ..LIMITS
@@ -306,7 +306,7 @@ async fn connect_http2(server: &Running) -> SendRequest<Bytes> {
 }
 
 #[tokio::test]
-async fn requests_that_crowd_a_server_leave_a_few_to_each_connection_and_all_when_they_end() {
+async fn an_overloaded_server_leaves_a_few_requests_to_each_connection_and_all_afterwards() {
     const REFUSED: Option<h2::Reason> = Some(h2::Reason::REFUSED_STREAM);
     let server = run(LIMITS, Tls::default()).await;
     let mut greedy = connect_http2(&server).await;
@@ -458,7 +458,7 @@ async fn a_connection_without_a_first_byte_is_closed_after_the_time_of_a_head() 
 }
 
 #[tokio::test]
-async fn handshakes_that_take_their_time_keep_nobody_out() {
+async fn slow_handshakes_do_not_block_other_clients() {
     let certificate = Certificate::new();
     let directory = tempfile::tempdir().unwrap();
     let (cert_file, key_file) = certificate.write(directory.path());

@@ -155,7 +155,9 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
     /// Runs the batch to its end.
     pub async fn run(mut self) {
         if self.all().await.is_err() {
-            tracing::debug!("the client of a batch is gone; what it had sent is on its way");
+            tracing::debug!(
+                "the client of a batch disconnected; lines already read are still submitted"
+            );
         }
     }
 
@@ -206,12 +208,13 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
                     return Ok(Err(Problem::new(Kind::Overloaded, detail)));
                 }
                 () = self.place.revoked() => {
-                    let detail = "Other tenants want the memory that this batch takes; the rest of it was not read.";
+                    let detail = "Other tenants need the memory that this batch uses; the rest of \
+                                  the batch was not read.";
                     return Ok(Err(Problem::new(Kind::Overloaded, detail)));
                 }
                 () = tokio::time::sleep_until(self.line_due) => {
                     let seconds = self.limits.line_max.as_secs_f32();
-                    let detail = format!("No whole line came for {seconds} seconds.");
+                    let detail = format!("No complete line arrived for {seconds} seconds.");
                     return Ok(Err(Problem::new(Kind::RequestTimeout, detail)));
                 }
                 () = self.answers.closed() => return Err(Abandoned),
@@ -295,7 +298,7 @@ impl<B: Body<Data = Bytes> + Unpin> Batch<B> {
                 (None, Ok(submission)) => {
                     let checked = self.intake.check_reply_topic(&submission).await;
                     match checked.and_then(|()| self.intake.send(&submission)) {
-                        Ok(Sent::OnItsWay(in_flight)) => Waiting::InFlight(in_flight),
+                        Ok(Sent::InFlight(in_flight)) => Waiting::InFlight(in_flight),
                         Ok(Sent::Before(answer)) => Waiting::Known(Ok(answer.into())),
                         Err(problem) => Waiting::Known(Err(problem)),
                     }

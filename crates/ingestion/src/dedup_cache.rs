@@ -77,11 +77,11 @@ struct Shard {
     accepted: HashMap<OperationId, Box<Accepted>>,
     order: VecDeque<OperationId>,
     /// No more than the producer's queue has room for.
-    on_their_way: HashMap<OperationId, OnItsWay>,
+    in_flight: HashMap<OperationId, InFlight>,
 }
 
 #[derive(Debug)]
-struct OnItsWay {
+struct InFlight {
     hash: RequestHash,
     /// Equal requests that wait for the outcome, each held by its connection or its batch.
     sharing: Vec<oneshot::Sender<Settled>>,
@@ -124,7 +124,7 @@ impl DedupCache {
     /// Claims a caller's id for a request that is then passed to the producer.
     pub fn claim(self: &Arc<Self>, id: OperationId, hash: RequestHash) -> Claimed {
         let mut shard = self.shard(id);
-        if let Some(first) = shard.on_their_way.get_mut(&id) {
+        if let Some(first) = shard.in_flight.get_mut(&id) {
             if first.hash != hash {
                 return Claimed::Conflict;
             }
@@ -141,7 +141,7 @@ impl DedupCache {
             Some(_) => Claimed::Conflict,
             None => {
                 let sharing = Vec::new();
-                shard.on_their_way.insert(id, OnItsWay { hash, sharing });
+                shard.in_flight.insert(id, InFlight { hash, sharing });
                 Claimed::New(Claim {
                     dedup_cache: Arc::clone(self),
                     id,
@@ -214,7 +214,7 @@ impl Claim {
             if let Ok(accepted) = settled {
                 shard.insert(self.id, accepted.clone(), self.dedup_cache.shard_max);
             }
-            shard.on_their_way.remove(&self.id)
+            shard.in_flight.remove(&self.id)
         };
         for sharing in first.into_iter().flat_map(|first| first.sharing) {
             // The connection may be closed.
@@ -227,10 +227,7 @@ impl Drop for Claim {
     fn drop(&mut self) {
         // Once the claim is settled, another request may use the id.
         if !self.is_settled {
-            self.dedup_cache
-                .shard(self.id)
-                .on_their_way
-                .remove(&self.id);
+            self.dedup_cache.shard(self.id).in_flight.remove(&self.id);
         }
     }
 }
@@ -256,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn of_twins_the_first_in_the_partition_stands() {
+    fn the_first_of_two_requests_with_one_id_in_the_partition_wins() {
         let recent = DedupCache::new(100);
         let id = OperationId(Uuid::from_u128(1));
         recent.insert(id, accepted(5, 5));
@@ -282,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_requests_share_an_outcome_and_another_is_told_at_once() {
+    fn equal_requests_share_an_outcome_and_a_different_one_conflicts_at_once() {
         let recent = Arc::new(DedupCache::new(100));
         let id = OperationId(Uuid::from_u128(1));
         let claim_of = |hash| recent.claim(id, RequestHash([hash; 16]));
@@ -323,14 +320,14 @@ mod tests {
     }
 
     #[test]
-    fn those_that_gave_up_take_no_memory() {
+    fn abandoned_claims_take_no_memory() {
         let recent = Arc::new(DedupCache::new(100));
         let id = OperationId(Uuid::from_u128(1));
         let claim = recent.claim(id, RequestHash([1; 16]));
         for _ in 0..1_000 {
             drop(recent.claim(id, RequestHash([1; 16])));
         }
-        let sharing = recent.shard(id).on_their_way[&id].sharing.len();
+        let sharing = recent.shard(id).in_flight[&id].sharing.len();
         assert!(sharing <= 8, "{sharing} wait");
         drop(claim);
     }

@@ -99,7 +99,7 @@ impl Events {
                     self.begun.notified().await;
                 }
                 for some in ids.chunks(ROWS_AT_ONCE) {
-                    self.look_at(some).await;
+                    self.refresh(some).await;
                 }
             }
         };
@@ -116,7 +116,7 @@ impl Events {
         followed.keys().copied().collect()
     }
 
-    async fn look_at(&self, ids: &[OperationId]) {
+    async fn refresh(&self, ids: &[OperationId]) {
         // The next poll reads them again.
         let Ok(rows) = self.reads.rows(ids.to_vec()).await else {
             return;
@@ -129,7 +129,7 @@ impl Events {
             let row = match row {
                 Ok(row) => row,
                 Err(corrupt) => {
-                    tracing::error!(%corrupt, "a followed operation cannot be read");
+                    tracing::error!(%corrupt, "could not read a followed operation");
                     seen.send_replace(Seen::Gone);
                     continue;
                 }
@@ -203,7 +203,7 @@ impl Api {
             return Ok(reply);
         }
         let Some(following) = self.events.follow(id, caller) else {
-            let detail = "As many streams of events are open as this server allows.";
+            let detail = "The limit on open event streams is reached.";
             return Err(Problem::new(Kind::Overloaded, detail));
         };
         let (pieces, body) = mpsc::channel(PIECES_MAX);
@@ -232,7 +232,7 @@ fn cursor_of(headers: &HeaderMap) -> Result<EventCursor, Problem> {
     };
     let cursor = value.to_str().ok().and_then(|text| text.parse().ok());
     cursor.ok_or_else(|| {
-        let detail = "must be the id of an event, as it was given";
+        let detail = "must be the unchanged id of an event";
         Problem::invalid(vec![FieldProblem::of_header(LAST_EVENT_ID, detail)])
     })
 }
@@ -296,7 +296,9 @@ impl EventStream {
             }
             tokio::select! {
                 changed = following.seen.changed() => changed.map_err(|_| Abandoned)?,
-                () = tokio::time::sleep(self.heartbeat) => self.send(": still here\n\n".into()).await?,
+                () = tokio::time::sleep(self.heartbeat) => {
+                    self.send(": keep-alive\n\n".into()).await?;
+                }
                 () = self.pieces.closed() => return Err(Abandoned),
                 // The client reconnects, as EventSource does.
                 () = following.place.revoked() => return Ok(()),

@@ -21,7 +21,7 @@ pub struct Flow {
     /// When the last acknowledgement arrived, or the first waiting record began, in ms after
     /// `began`.
     moved_ms: AtomicU64,
-    is_away: AtomicBool,
+    is_unavailable: AtomicBool,
 }
 
 impl Flow {
@@ -35,7 +35,7 @@ impl Flow {
             stall_max: Self::STALL_MAX.min(accept_timeout),
             waiting: AtomicUsize::new(0),
             moved_ms: AtomicU64::new(0),
-            is_away: AtomicBool::new(false),
+            is_unavailable: AtomicBool::new(false),
         }
     }
 
@@ -44,7 +44,7 @@ impl Flow {
     pub fn begin(&self) -> bool {
         let may_go = self.begin_at(Instant::now());
         if !may_go {
-            self.away("it has not acknowledged anything for a while");
+            self.note_unavailable("no record was acknowledged for a while");
         }
         may_go
     }
@@ -53,24 +53,26 @@ impl Flow {
     pub fn end(&self, error: Option<&ProduceError>) {
         self.end_at(error.is_none(), Instant::now());
         match error {
-            None => self.back(),
-            Some(error) if is_of_the_broker(error) => self.away(&chain(error)),
+            None => self.note_available(),
+            Some(error) if is_of_the_broker(error) => self.note_unavailable(&chain(error)),
             Some(_) => {}
         }
     }
 
-    fn away(&self, cause: &str) {
-        if !self.is_away.swap(true, Ordering::Relaxed) {
+    fn note_unavailable(&self, cause: &str) {
+        if !self.is_unavailable.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 cause,
-                "the broker takes no requests; they are answered 503 or 504 until it does"
+                "the broker does not accept requests; answering 503 or 504"
             );
         }
     }
 
-    fn back(&self) {
-        if self.is_away.load(Ordering::Relaxed) && self.is_away.swap(false, Ordering::Relaxed) {
-            tracing::info!("the broker takes requests again");
+    fn note_available(&self) {
+        if self.is_unavailable.load(Ordering::Relaxed)
+            && self.is_unavailable.swap(false, Ordering::Relaxed)
+        {
+            tracing::info!("the broker accepts requests again");
         }
     }
 
@@ -116,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_broker_that_is_silent_turns_requests_away_until_nothing_waits() {
+    fn a_silent_broker_refuses_requests_until_nothing_waits() {
         let flow = Flow::new(Duration::from_secs(10));
         let at = |ms: u64| flow.began + Duration::from_millis(ms);
         assert!(flow.begin_at(at(0)));

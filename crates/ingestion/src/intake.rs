@@ -165,7 +165,7 @@ impl Intake {
         }
         self.check_reply_topic(submission).await?;
         match self.send(submission)? {
-            Sent::OnItsWay(mut in_flight) => in_flight.outcome(self.accept_timeout).await,
+            Sent::InFlight(mut in_flight) => in_flight.outcome(self.accept_timeout).await,
             Sent::Before(answer) => Ok(answer),
         }
     }
@@ -198,7 +198,7 @@ impl Intake {
             {
                 Claimed::New(claim) => Some(claim),
                 Claimed::InFlight(outcome) => {
-                    return Ok(Sent::OnItsWay(InFlight::new(outcome, submission)));
+                    return Ok(Sent::InFlight(InFlight::new(outcome, submission)));
                 }
                 Claimed::Accepted(accepted) => {
                     return Ok(Sent::Before(Answer::Accepted(record.operation, accepted)));
@@ -209,14 +209,15 @@ impl Intake {
         submission.check_deadlines()?;
         if self.low_disk.is_low() {
             return Err(insufficient_storage(
-                "Free disk space is below storage.freeMin: accepted operations go on, and new ones are refused.",
+                "Free disk space is below storage.freeMin: accepted operations continue, and new \
+                 ones are refused.",
             ));
         }
         let mut value = Vec::with_capacity(record.input.len() + 256);
         if let Err(error) = self.topics.framing().encode_create(record, &mut value) {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
-                "a request cannot be encoded"
+                "could not encode a request"
             );
             return Err(Problem::new(
                 Kind::Internal,
@@ -225,7 +226,7 @@ impl Intake {
         }
         self.begin()?;
         let room = self.queue.room(&submission.sender, value.len());
-        let (tell, told) = oneshot::channel();
+        let (outcome_sender, outcome_receiver) = oneshot::channel();
         let topic = self.topics.of_priority(submission.priority);
         let span = spans::of_record(record, topic);
         let trace = match &span {
@@ -247,7 +248,7 @@ impl Intake {
             caller_id: record.caller_id.as_deref().map(Arc::from),
             requested_at: record.requested_at,
             span,
-            tell,
+            outcome_sender,
         }));
         let key = record.operation.key();
         let trace = trace.as_ref().map(|trace| Header {
@@ -260,7 +261,7 @@ impl Intake {
             ..OutRecord::new(topic, partition, &key, &value)
         };
         match self.enqueue(&record, callback) {
-            Ok(()) => Ok(Sent::OnItsWay(InFlight::new(told, submission))),
+            Ok(()) => Ok(Sent::InFlight(InFlight::new(outcome_receiver, submission))),
             Err(error) => Err(not_produced(error, || {
                 outcome_unknown(submission.repeat_with())
             })),
@@ -290,7 +291,7 @@ impl Intake {
     /// Produces a record about an existing operation, such as a cancel or a recovery. Returns its
     /// position once the broker has acknowledged it. If the outcome is unknown, the problem names
     /// `repeat_with` as the id to repeat the request with.
-    pub async fn tell(
+    pub async fn send_verb(
         &self,
         sender: &Tenants,
         topic: &str,
@@ -299,11 +300,11 @@ impl Intake {
         repeat_with: &str,
     ) -> Result<(PartitionId, Option<Offset>), Problem> {
         self.begin()?;
-        let (tell, told) = oneshot::channel();
+        let (outcome_sender, outcome_receiver) = oneshot::channel();
         let callback = Box::new(DeliveryCallback::Recovery(Acknowledgement {
             room: self.queue.room(sender, value.len()),
             flow: Arc::clone(&self.flow),
-            tell,
+            outcome_sender,
         }));
         let key = operation.key();
         let partition = self.partition_map.partition_of(operation);
@@ -312,7 +313,8 @@ impl Intake {
         if let Err(error) = self.enqueue(&record, callback) {
             return Err(not_produced(error, unknown));
         }
-        match tokio::time::timeout(self.accept_timeout + ACKNOWLEDGE_GRACE, told).await {
+        match tokio::time::timeout(self.accept_timeout + ACKNOWLEDGE_GRACE, outcome_receiver).await
+        {
             Ok(Ok(Ok(position))) => Ok(position),
             Ok(Ok(Err(error))) => Err(not_produced(error, unknown)),
             Ok(Err(_)) | Err(_) => Err(unknown()),
@@ -324,7 +326,7 @@ impl Intake {
         if self.flow.begin() {
             return Ok(());
         }
-        let detail = "The broker has not acknowledged anything for a while.";
+        let detail = "The broker has not acknowledged a record for a while.";
         Err(Problem::new(Kind::BrokerUnavailable, detail))
     }
 
@@ -335,7 +337,7 @@ impl Intake {
         if let Err(error) = self.producer.flush(timeout) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "requests are unsettled"
+                "could not flush all requests before the timeout"
             );
         }
     }
@@ -387,7 +389,7 @@ impl Queue {
 #[derive(Debug)]
 pub enum Sent {
     /// The request, or an equal one before it, is in flight.
-    OnItsWay(InFlight),
+    InFlight(InFlight),
     /// An equal request was accepted before.
     Before(Answer),
 }
@@ -395,15 +397,15 @@ pub enum Sent {
 /// A request that was passed to the producer.
 #[derive(Debug)]
 pub struct InFlight {
-    told: oneshot::Receiver<Settled>,
+    outcome_receiver: oneshot::Receiver<Settled>,
     operation: OperationId,
     caller_id: Option<String>,
 }
 
 impl InFlight {
-    fn new(told: oneshot::Receiver<Settled>, submission: &Submission) -> Self {
+    fn new(outcome_receiver: oneshot::Receiver<Settled>, submission: &Submission) -> Self {
         Self {
-            told,
+            outcome_receiver,
             operation: submission.record.operation,
             caller_id: submission.record.caller_id.clone(),
         }
@@ -411,7 +413,12 @@ impl InFlight {
 
     /// Waits for the outcome. Dropping the future leaves the record in flight.
     pub async fn outcome(&mut self, accept_timeout: Duration) -> Result<Answer, Problem> {
-        match tokio::time::timeout(accept_timeout + ACKNOWLEDGE_GRACE, &mut self.told).await {
+        match tokio::time::timeout(
+            accept_timeout + ACKNOWLEDGE_GRACE,
+            &mut self.outcome_receiver,
+        )
+        .await
+        {
             Ok(Ok(Ok(accepted))) => Ok(Answer::Accepted(self.operation, accepted)),
             Ok(Ok(Err(error))) => Err(not_produced(error, || self.unknown())),
             // The producer did not report. The record was passed to it, so the outcome is unknown.
@@ -460,7 +467,7 @@ impl DeliveryCallback {
 struct Acknowledgement {
     room: Option<Share>,
     flow: Arc<Flow>,
-    tell: oneshot::Sender<Produced>,
+    outcome_sender: oneshot::Sender<Produced>,
 }
 
 impl Acknowledgement {
@@ -469,7 +476,7 @@ impl Acknowledgement {
         drop(self.room);
         self.flow.end(outcome.as_ref().err());
         // The connection may be closed. The record is in the log either way.
-        _ = self.tell.send(outcome);
+        _ = self.outcome_sender.send(outcome);
     }
 }
 
@@ -489,7 +496,7 @@ struct Waiting {
     caller_id: Option<Arc<str>>,
     requested_at: Timestamp,
     span: Option<OpenSpan>,
-    tell: oneshot::Sender<Settled>,
+    outcome_sender: oneshot::Sender<Settled>,
 }
 
 impl Waiting {
@@ -516,7 +523,7 @@ impl Waiting {
             (None, Err(_)) => {}
         }
         // The connection may be closed. The record is in the log either way.
-        drop(self.tell.send(settled));
+        drop(self.outcome_sender.send(settled));
     }
 }
 
@@ -528,7 +535,7 @@ impl Delivered for Box<DeliveryCallback> {
 }
 
 fn conflict(submission: &Submission) -> Problem {
-    let detail = "The request that has this id is another one.";
+    let detail = "A different request has this id.";
     Problem::new(Kind::IdConflict, detail).with_id(submission.repeat_with())
 }
 
@@ -542,15 +549,16 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
         ProduceError::OutcomeUnknown { .. } => return unknown(),
         ProduceError::Refused { code } => code,
     };
-    tracing::debug!(%code, "a request was not appended");
+    tracing::debug!(%code, "could not append a request");
     match code {
         ErrorCode::QueueFull => Problem::new(
             Kind::Overloaded,
-            "The queue to the broker is full: requests come faster than it takes them.",
+            "The queue to the broker is full: requests arrive faster than the broker accepts them.",
         ),
         ErrorCode::PolicyViolation => insufficient_storage(
-            "The broker takes no more of these records: their topic has reached its bound on disk \
-             (broker.requestsDiskBytesMax, broker.recoveriesDiskBytesMax), or the free disk space is below storage.freeMin.",
+            "The broker refuses these records: their topic has reached its disk limit \
+             (broker.requestsDiskBytesMax, broker.recoveriesDiskBytesMax), or the free disk space \
+             is below storage.freeMin.",
         ),
         ErrorCode::MessageSizeTooLarge => Problem::new(
             Kind::BodyTooLarge,
@@ -558,7 +566,7 @@ fn not_produced(error: ProduceError, unknown: impl FnOnce() -> Problem) -> Probl
         ),
         _ => Problem::new(
             Kind::BrokerUnavailable,
-            "The broker did not take the request.",
+            "The broker did not accept the request.",
         ),
     }
 }
@@ -572,8 +580,8 @@ pub type Read = Result<Option<OperationRow>, Problem>;
 
 /// Logs the cause, which the client does not get.
 fn row_unreadable(corrupt: &CorruptRow) -> Problem {
-    tracing::error!(%corrupt, "a row was asked for that cannot be read");
-    let detail = "The state of this operation is stored, but cannot be read.";
+    tracing::error!(%corrupt, "could not read the row of a requested operation");
+    let detail = "The stored state of this operation cannot be read.";
     Problem::new(Kind::RowUnreadable, detail).with_id(corrupt.id.to_string())
 }
 

@@ -90,7 +90,7 @@ pub enum StartError {
         source: io::Error,
     },
     /// The Kafka client could not be created.
-    #[error("the producer of operation requests could not be made")]
+    #[error("cannot create the producer for operation requests")]
     Producer(#[from] ClientError),
 }
 
@@ -255,16 +255,16 @@ impl Ingestion {
         };
         match tokio::time::timeout(self.drain_timeout, ended).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::error!(%error, "accepting connections ended badly"),
+            Ok(Err(error)) => tracing::error!(%error, "the HTTP server failed"),
             Err(_) => {
-                tracing::warn!("requests are still under way; their connections are cut off");
+                tracing::warn!("requests are still in progress; closing their connections");
                 self.server.abort();
             }
         }
         let (intake, patience) = (Arc::clone(&self.intake), self.drain_timeout);
         let flushed = tokio::task::spawn_blocking(move || intake.close(patience)).await;
         if let Err(error) = flushed {
-            tracing::error!(%error, "flushing the producer ended badly");
+            tracing::error!(%error, "could not flush the producer");
         }
     }
 }

@@ -30,7 +30,7 @@ type Known = Arc<Mutex<Option<(Instant, bool)>>>;
 pub struct Logs {
     check: LogCheck,
     topics: Topics,
-    is_away: AtomicBool,
+    is_unavailable: AtomicBool,
     known: std::sync::Mutex<HashMap<(Priority, PartitionId), Known>>,
 }
 
@@ -40,7 +40,7 @@ impl Logs {
         Self {
             check: LogCheck::new(kafka, "waybill-ingestion-log", PATIENCE),
             topics,
-            is_away: AtomicBool::new(false),
+            is_unavailable: AtomicBool::new(false),
             known: std::sync::Mutex::default(),
         }
     }
@@ -62,7 +62,7 @@ impl Logs {
             Arc::clone(of.entry((priority, partition)).or_default())
         };
         // The time limit includes the wait for a check that is under way.
-        let look = async {
+        let check = async {
             let mut known = known.lock().await;
             if let Some((at, is_another)) = *known
                 && at.elapsed() < FRESH_FOR
@@ -73,16 +73,16 @@ impl Logs {
             let mark = reads.mark(priority, partition).await?;
             let topic = self.topics.of_priority(priority);
             let identity = self.check.identity(topic, partition, mark).await;
-            let identity = identity.map_err(|error| self.away(&error))?;
-            if self.is_away.swap(false, Ordering::Relaxed) {
-                tracing::info!("the topics of requests can be read again");
+            let identity = identity.map_err(|error| self.unavailable(&error))?;
+            if self.is_unavailable.swap(false, Ordering::Relaxed) {
+                tracing::info!("the request topics can be read again");
             }
             let is_another = identity == Identity::Another;
             *known = Some((at, is_another));
             Ok(is_another)
         };
-        let answer = tokio::time::timeout(2 * PATIENCE, look).await;
-        answer.map_err(|late| self.away(&late)).flatten()
+        let answer = tokio::time::timeout(2 * PATIENCE, check).await;
+        answer.map_err(|late| self.unavailable(&late)).flatten()
     }
 
     /// Closes the client, once a check under way has ended. Blocks.
@@ -91,14 +91,15 @@ impl Logs {
     }
 
     /// Logs the cause, once for each outage.
-    fn away(&self, error: &(dyn std::error::Error + 'static)) -> Problem {
-        if !self.is_away.swap(true, Ordering::Relaxed) {
+    fn unavailable(&self, error: &(dyn std::error::Error + 'static)) -> Problem {
+        if !self.is_unavailable.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 error,
-                "could not verify a log of requests; status queries that need it get 503 until it can be read"
+                "could not verify a request log; status queries that need it get 503 until it can \
+                 be read"
             );
         }
-        let detail = "The topic of requests could not be read. Try again.";
+        let detail = "The request topic could not be read. Try again.";
         Problem::new(Kind::BrokerUnavailable, detail)
     }
 }

@@ -11,34 +11,31 @@ use waybill_telemetry::{Declared, Metric};
 
 const REQUESTS: Metric<Counter, 2> = Metric::new(
     "waybill_ingestion_requests_total",
-    "Requests that ingestion answered, by route and class of status",
+    "Requests that ingestion answered, by route and status class",
     ["route", "status"],
 );
 const DURATION: Metric<Histogram, 1> = Metric::new(
     "waybill_ingestion_request_duration_seconds",
-    "How long requests took, from their head to the beginning of the answer",
+    "Duration of requests, from the request head to the start of the response",
     ["route"],
 );
 const ACCEPTED: Metric<Counter> = Metric::new(
     "waybill_ingestion_accepted_total",
-    "Requests that the broker acknowledged and that were answered 202",
+    "Requests that the broker acknowledged and ingestion answered with 202",
     [],
 );
 const UNAUTHORIZED: Metric<Counter, 1> = Metric::new(
     "waybill_ingestion_unauthorized_total",
-    "Requests, and lines of batches, that were turned away for who asked",
+    "Requests and batch lines that were refused because of their credentials",
     ["reason"],
 );
 const LIMITED: Metric<Counter> = Metric::new(
     "waybill_ingestion_limited_total",
-    "Requests, and lines of batches, that were turned away because their tenant sent too many",
+    "Requests and batch lines that were refused because their tenant sent too many",
     [],
 );
-pub(super) const EVENT_STREAMS: Metric<Gauge> = Metric::new(
-    "waybill_ingestion_event_streams",
-    "Streams of events that are open",
-    [],
-);
+pub(super) const EVENT_STREAMS: Metric<Gauge> =
+    Metric::new("waybill_ingestion_event_streams", "Open event streams", []);
 
 pub(super) const EVENT_STREAMS_MAX: Metric<Gauge> = Metric::new(
     "waybill_ingestion_event_streams_max",
@@ -47,12 +44,12 @@ pub(super) const EVENT_STREAMS_MAX: Metric<Gauge> = Metric::new(
 );
 pub(super) const LISTS: Metric<Gauge> = Metric::new(
     "waybill_ingestion_lists",
-    "Lists of operations that are read, or wait for it",
+    "Operation lists that are being read or waiting",
     [],
 );
 pub(super) const LISTS_MAX: Metric<Gauge> = Metric::new(
     "waybill_ingestion_lists_max",
-    "Limit on lists of operations that are read, or wait for it",
+    "Limit on operation lists that are being read or waiting",
     [],
 );
 pub(super) const BODY_BYTES: Metric<Gauge> = Metric::new(
@@ -67,22 +64,22 @@ pub(super) const BODY_BYTES_MAX: Metric<Gauge> = Metric::new(
 );
 pub(super) const QUEUE_BYTES: Metric<Gauge> = Metric::new(
     "waybill_ingestion_queue_bytes",
-    "Room in the queue to the broker that records take which it has not acknowledged",
+    "Bytes that unacknowledged records occupy in the queue to the broker",
     [],
 );
 pub(super) const QUEUE_BYTES_MAX: Metric<Gauge> = Metric::new(
     "waybill_ingestion_queue_bytes_max",
-    "Limit on the room that records take in the queue to the broker",
+    "Limit on the bytes that records occupy in the queue to the broker",
     [],
 );
 pub(super) const PENDING_READS: Metric<Gauge> = Metric::new(
     "waybill_ingestion_pending_reads",
-    "Questions that wait until a pending request is read from its topic",
+    "Status queries that wait while a pending request is read from its topic",
     [],
 );
 pub(super) const PENDING_READS_MAX: Metric<Gauge> = Metric::new(
     "waybill_ingestion_pending_reads_max",
-    "Limit on questions that wait until a pending request is read from its topic",
+    "Limit on status queries that wait while a pending request is read from its topic",
     [],
 );
 
@@ -232,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_stand_at_their_own_index() {
+    fn labels_are_at_their_own_index() {
         for (index, (label, _)) in RouteLabel::ALL.iter().enumerate() {
             assert_eq!(*label as usize, index);
         }

@@ -34,23 +34,23 @@ use waybill_http::payload::read_whole;
 use waybill_http::problem::{Kind, Problem};
 
 use super::service::{Api, Parameters, Reply, check_media_type_of_optional_json, json, set};
-use super::status::{self, Query, Status, Whose};
+use super::status::{self, Query, Status, TenantMatch};
 
 /// The largest body of a verb, in bytes: a reason, a name and a few words.
 const ASK_BYTES_MAX: usize = 4 * 1024;
 
-/// What was asked, and is on its way to the operation's scheduler.
+/// A verb that was accepted, and is on its way to the operation's scheduler.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Asked)]
 pub struct AskedView {
-    /// The operation.
+    /// The operation's id.
     #[schema(value_type = String, format = "uuid", example = "0192f0c1-2345-7abc-8def-0123456789ab")]
     pub id: OperationId,
-    /// What was asked.
+    /// The verb.
     #[schema(example = "cancel")]
     pub verb: &'static str,
-    /// The asking's own id: the same for repeats with the same `Idempotency-Key`.
+    /// The id of this request: the same for repeats with the same `Idempotency-Key`.
     #[schema(format = "uuid", example = "5f0e9c1a-7d4e-5b52-9a3c-2f1f6f2d9b10")]
     pub request_id: Uuid,
     /// The new operation that runs this one again.
@@ -122,19 +122,19 @@ impl Api {
         let found = status::find(&self.intake, query).await?;
         match &found {
             Status::Rejected(id) => {
-                let detail = "Another request with this id came first, and is not this one.";
+                let detail = "An earlier, different request has this id.";
                 Err(Problem::new(Kind::IdConflict, detail).with_id(id.to_string()))
             }
             Status::Row(row) => is_theirs(row, &parameters.tenant).map(|()| found),
             Status::Pending(pending) => match pending.is_of(&parameters.tenant, id) {
-                Whose::Theirs => Ok(found),
-                Whose::LooksTheirs if parameters.tenants == Tenants::All => Ok(found),
-                Whose::LooksTheirs => {
-                    let detail =
-                        "The request could not be read from its topic now, to see whose it is.";
+                TenantMatch::Same => Ok(found),
+                TenantMatch::Probable if parameters.tenants == Tenants::All => Ok(found),
+                TenantMatch::Probable => {
+                    let detail = "The request could not be read from its topic to determine its \
+                                  tenant. Try again.";
                     Err(Problem::new(Kind::Overloaded, detail))
                 }
-                Whose::Anothers => Err(of_another_tenant()),
+                TenantMatch::Other => Err(of_another_tenant()),
             },
         }
     }
@@ -149,6 +149,6 @@ fn is_theirs(row: &OperationRow, tenant: &str) -> Result<(), Problem> {
 }
 
 fn of_another_tenant() -> Problem {
-    let detail = "The operation is another tenant's, or its tenant has to be said: ?tenant=.";
+    let detail = "The operation belongs to another tenant. To name its tenant, use ?tenant=.";
     Problem::new(Kind::UnknownOrExpired, detail)
 }

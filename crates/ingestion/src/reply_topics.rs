@@ -37,14 +37,14 @@ enum Known {
     There,
     Missing,
     /// The broker did not answer.
-    Untold,
+    Unchecked,
 }
 
 impl Known {
     fn lasts(self) -> Duration {
         match self {
             Self::There => FOUND_FOR,
-            Self::Missing | Self::Untold => MISSING_FOR,
+            Self::Missing | Self::Unchecked => MISSING_FOR,
         }
     }
 
@@ -53,11 +53,11 @@ impl Known {
             Self::There => Ok(()),
             Self::Missing => Err(Problem::invalid(vec![FieldProblem::new(
                 "/replyTo",
-                format!("must be a topic that exists; the broker knows none named {topic:?}"),
+                format!("must be an existing topic; the broker has no topic {topic:?}"),
             )])),
-            Self::Untold => Err(Problem::new(
+            Self::Unchecked => Err(Problem::new(
                 Kind::BrokerUnavailable,
-                "The broker did not say whether the topic of replyTo exists.",
+                "Could not check with the broker whether the topic of replyTo exists.",
             )),
         }
     }
@@ -108,11 +108,11 @@ impl ReplyTopics {
             Ok(Err(error)) => {
                 tracing::debug!(
                     error = &error as &dyn std::error::Error,
-                    "whether a caller's topic exists is not known"
+                    "could not check whether a caller's topic exists"
                 );
-                Known::Untold
+                Known::Unchecked
             }
-            Err(_) => Known::Untold,
+            Err(_) => Known::Unchecked,
         };
         self.remember(topic, known);
         known.judged(topic)

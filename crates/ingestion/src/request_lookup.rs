@@ -83,7 +83,7 @@ impl RequestLookup {
             }
             Err(ReadError::Client(error)) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "pending requests cannot be read");
+                tracing::warn!(error, "could not read pending requests");
                 None
             }
             Err(error) => {

@@ -111,7 +111,8 @@ impl Service for Api {
             }
             Err(_) => {
                 tracing::error!("answering a request panicked");
-                let detail = "Answering this request failed; whether it was accepted is not known.";
+                let detail = "The server failed while answering this request. The request may \
+                              have been accepted.";
                 problem(&Problem::new(Kind::Internal, detail))
             }
         };
@@ -254,7 +255,7 @@ impl Api {
         check_media_type(headers, NDJSON)?;
         let envelope = Envelope::of(headers).checked()?.from(caller);
         if envelope.has_key() {
-            let detail = "belongs to one request: give each line its id";
+            let detail = "applies to a single request: give each line its own id";
             let wrong = FieldProblem::of_header(IDEMPOTENCY_KEY, detail);
             return Err(Problem::invalid(vec![wrong]));
         }
@@ -288,7 +289,7 @@ impl Api {
 }
 
 fn too_much_is_received() -> Problem {
-    let detail = "Too many requests are being received at once.";
+    let detail = "Too many requests are being received.";
     Problem::new(Kind::Overloaded, detail)
 }
 

@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_was_refused_is_waited_for_a_while_only() {
+    fn capacity_is_reserved_for_a_refused_tenant_only_for_a_while() {
         let (shares, now) = (Shares::new(4, Gauge::noop()), Instant::now());
         let mut of_noisy: Vec<_> = (0..4)
             .map(|_| take(&shares, "noisy", 1, now).unwrap())
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_larger_than_half_is_taken_by_whoever_has_none() {
+    fn a_share_above_half_is_granted_to_a_tenant_without_one() {
         let (shares, now) = (Shares::new(10, Gauge::noop()), Instant::now());
         let small = take(&shares, "a", 2, now).unwrap();
         let large = take(&shares, "b", 7, now).unwrap();

@@ -70,13 +70,13 @@ pub struct Pending {
 
 /// Which tenant owns a request that no scheduler has read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Whose {
+pub enum TenantMatch {
     /// The tenant of the status request.
-    Theirs,
+    Same,
     /// Probably that tenant: the mark in the id fits, which happens by chance once in 65,536 times.
-    LooksTheirs,
+    Probable,
     /// Another tenant, or none.
-    Anothers,
+    Other,
 }
 
 /// Looks an operation up.
@@ -231,16 +231,16 @@ impl Pending {
 
     /// Whether the operation belongs to `tenant`, with the id `text`, as far as is known. Without a
     /// tenant in the status request any tenant fits, as for a row.
-    pub fn is_of(&self, tenant: &str, text: &str) -> Whose {
+    pub fn is_of(&self, tenant: &str, text: &str) -> TenantMatch {
         match self.tenant() {
-            Some(_) if tenant.is_empty() => Whose::Theirs,
-            Some(known) if known == tenant => Whose::Theirs,
-            Some(_) => Whose::Anothers,
-            None if self.id == OperationId::of_caller(tenant, text) => Whose::Theirs,
+            Some(_) if tenant.is_empty() => TenantMatch::Same,
+            Some(known) if known == tenant => TenantMatch::Same,
+            Some(_) => TenantMatch::Other,
+            None if self.id == OperationId::of_caller(tenant, text) => TenantMatch::Same,
             None if CallerId::new(text).is_ok_and(|id| id.operation(tenant) == self.id) => {
-                Whose::LooksTheirs
+                TenantMatch::Probable
             }
-            None => Whose::Anothers,
+            None => TenantMatch::Other,
         }
     }
 }

@@ -26,7 +26,7 @@ const FRESH_FOR: Duration = Duration::from_millis(200);
 pub struct StoreReads {
     store: Arc<dyn Store>,
     within: Duration,
-    is_away: AtomicBool,
+    is_unavailable: AtomicBool,
     partition_map: PartitionMap,
     consumed: std::sync::Mutex<HashMap<Log, Arc<Mutex<Known>>>>,
 }
@@ -43,7 +43,7 @@ impl StoreReads {
         Self {
             store,
             within,
-            is_away: AtomicBool::new(false),
+            is_unavailable: AtomicBool::new(false),
             partition_map,
             consumed: std::sync::Mutex::default(),
         }
@@ -138,23 +138,23 @@ impl StoreReads {
     ) -> Result<T, Problem> {
         let refused = match tokio::time::timeout(self.within, read).await {
             Ok(Ok(found)) => {
-                if self.is_away.swap(false, Ordering::Relaxed) {
+                if self.is_unavailable.swap(false, Ordering::Relaxed) {
                     tracing::info!("the state store can be read again");
                 }
                 return Ok(found);
             }
-            Ok(Err(error)) => self.away(&error),
-            Err(late) => self.away(&late),
+            Ok(Err(error)) => self.unavailable(&error),
+            Err(late) => self.unavailable(&late),
         };
         Err(refused)
     }
 
     /// Logs the cause, which the client does not get.
-    fn away(&self, cause: &(dyn Error + 'static)) -> Problem {
-        if !self.is_away.swap(true, Ordering::Relaxed) {
+    fn unavailable(&self, cause: &(dyn Error + 'static)) -> Problem {
+        if !self.is_unavailable.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 error = cause,
-                "the state store cannot be read; what has to be looked up is answered 503 until it can"
+                "could not read the state store; requests that need it get 503 until it can be read"
             );
         }
         Problem::new(Kind::StoreUnavailable, "The state store could not be read.")

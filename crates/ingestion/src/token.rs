@@ -23,7 +23,7 @@ const HIGH_PRIORITY: &str = "x";
 
 /// The text is not a status token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("must be the `at` of a Location, as it was given")]
+#[error("must be the unchanged `at` of a Location")]
 pub struct BadToken;
 
 impl StatusToken {

@@ -22,85 +22,87 @@ use super::ops::next::{self, Next};
 #[serde(rename_all = "camelCase")]
 #[schema(as = Operation)]
 pub struct OperationView {
-    /// Its id.
+    /// The operation's id.
     #[schema(value_type = String, format = "uuid", example = "0192f0c1-2345-7abc-8def-0123456789ab")]
     pub id: OperationId,
-    /// The workflow that it runs. Absent where only the request's position is known.
+    /// The workflow that the operation runs. Absent if only the request's position is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, example = "drone-delivery")]
     pub workflow: Option<Arc<str>>,
-    /// The version of the workflow that it started with, and keeps. Absent while it is `Pending`.
+    /// The workflow version that the operation runs. It never changes. Absent while `Pending`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, example = 1)]
     pub workflow_version: Option<u32>,
-    /// It waits for a person, and cannot go on: that version of its workflow is not known, or has other steps now.
+    /// The operation is parked and cannot continue: its workflow version is unknown, or has other
+    /// steps now.
     #[serde(skip_serializing_if = "is_false")]
     pub workflow_unknown: bool,
-    /// `Pending`: accepted, no scheduler has read it yet. `Processing`: its steps are being
-    /// performed. `Processed`: every step is completed or skipped. `Error`: it failed for good and
-    /// waits for a person. `Compensating`: what was done is being undone. `Compensated`: it failed
-    /// for good and nothing is left standing. `Cancelled`: its caller cancelled it and nothing is
-    /// left standing. `CompensationFailed`: it could not be undone and waits for a person.
-    /// `Rejected`: another request with the same id came first.
+    /// `Pending`: accepted, but not yet read by a scheduler. `Processing`: its steps are running.
+    /// `Processed`: every step is completed or skipped. `Error`: failed permanently, and parked.
+    /// `Compensating`: completed steps are being undone. `Compensated`: failed permanently, and no
+    /// effects remain. `Cancelled`: cancelled by its caller, and no effects remain.
+    /// `CompensationFailed`: could not be undone, and parked. `Rejected`: an earlier request has
+    /// the same id.
     #[schema(example = "Processing")]
     pub state: &'static str,
-    /// Its steps, in the workflow's order.
+    /// The steps, in the order of the workflow.
     pub steps: Vec<StepView>,
-    /// While it is `Pending`: how many requests lie before it in its topic and partition.
+    /// While `Pending`: the number of requests ahead of it in its topic and partition.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = 12)]
     pub ahead: Option<i64>,
-    /// Why it failed for good, could not be undone, or was rejected.
+    /// Why the operation failed permanently, could not be undone, or was rejected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorView>,
-    /// In `CompensationFailed`, where `error` is why it could not be undone: why it had failed for good before that.
-    /// Absent where it was undone because its caller cancelled it.
+    /// In `CompensationFailed`: the permanent failure that started the undo; `error` is why the
+    /// undo failed. Absent if a cancel by the caller started the undo.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cause: Option<ErrorView>,
-    /// What happens next and when, or what a person can do.
+    /// What happens next and when, or what an operator can do.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(example = "Step drone is under way, attempt 2, until 2030-05-08T20:00:05Z.")]
+    #[schema(example = "Step drone is running, attempt 2, until 2030-05-08T20:00:05Z.")]
     pub what_next: Option<String>,
-    /// What can be asked of it as it is: `cancel` by its caller, the others by an operator.
+    /// The verbs that the current state allows: `cancel` for the caller, the others for an
+    /// operator.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub verbs: Vec<&'static str>,
-    /// What became of a cancel: `requested`, while what was done is being undone; `applied`;
-    /// `refused`, where it came too late.
+    /// The result of a cancel: `requested` while completed steps are being undone, `applied`, or
+    /// `refused` if it came too late.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "requested")]
     pub cancel: Option<&'static str>,
-    /// A person ended it where it was parked.
+    /// An operator abandoned the operation while it was parked.
     #[serde(skip_serializing_if = "is_false")]
     pub abandoned: bool,
-    /// What was asked of it beside its request, oldest first.
+    /// The verbs that were requested for the operation, oldest first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<HistoryView>,
-    /// The operation that this one runs again.
+    /// The operation that this operation runs again.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = "uuid")]
     pub resubmission_of: Option<OperationId>,
-    /// The newest operation that runs this one again.
+    /// The newest operation that runs this operation again.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = "uuid")]
     pub resubmitted_as: Option<OperationId>,
-    /// How often its steps have failed or timed out, in all.
+    /// How often the steps have failed or timed out, in total.
     #[serde(skip_serializing_if = "is_zero")]
     pub failure_count: u32,
-    /// When something is next due for it.
+    /// When the next action for the operation is due.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub next_due: Option<String>,
     /// The priority of its request: `normal` or `high`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<&'static str>,
-    /// Whether it was ever handed off to the deadline index, because it lingered.
+    /// Whether the operation was ever handed off to the deadline index because it ran for long.
     #[serde(skip_serializing_if = "is_false")]
     pub handed_off: bool,
-    /// The scheduler instance that holds it in memory, if one does.
+    /// The scheduler instance that holds the operation in memory, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = "uuid")]
     pub locked_by: Option<Uuid>,
-    /// The ownership of its partition under which it was last written.
+    /// The epoch of the partition owner that last wrote the operation.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = 3)]
     pub epoch: Option<u64>,
@@ -108,33 +110,32 @@ pub struct OperationView {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, example = "order-17")]
     pub caller_id: Option<Arc<str>>,
-    /// The tenant on whose behalf it runs, if any.
+    /// The tenant of the operation, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub tenant: Option<Arc<str>>,
-    /// By when it should be final, if there is a deadline.
+    /// The time by which the operation should be final, if there is a deadline.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub deadline: Option<String>,
-    /// When the request was taken.
+    /// When the request was received.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime, example = "2030-05-08T20:00:00.123456Z")]
     pub created_at: Option<String>,
-    /// When it last changed.
+    /// When the operation last changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime, example = "2030-05-08T20:00:00.234567Z")]
     pub updated_at: Option<String>,
 }
 
-/// A delivery: an operation beside its request.
+/// A delivery: an operation and its request.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Delivery)]
 pub struct DeliveryView {
-    /// The operation that delivers it.
+    /// The operation that performs the delivery.
     #[serde(flatten)]
     pub operation: OperationView,
-    /// The request. While it is `Pending` it may be absent: it is read from the log then, if that
-    /// can be done soon.
+    /// The request. It may be absent while `Pending`, if it cannot be read from its topic in time.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<DeliveryRequest>)]
     pub request: Option<Box<RawValue>>,
@@ -145,63 +146,63 @@ pub struct DeliveryView {
 #[serde(rename_all = "camelCase")]
 #[schema(as = Step)]
 pub struct StepView {
-    /// Its name in the workflow.
+    /// The step's name in the workflow.
     #[schema(value_type = String, example = "account")]
     pub name: Arc<str>,
     /// `NotStarted`, `Running`, `Completed`, `Failed`, `TimedOut`, `Skipped`, `Compensating` or
     /// `Compensated`.
     #[schema(example = "Completed")]
     pub state: &'static str,
-    /// The number of the current or last attempt, whatever it does; 0 before the first.
+    /// The number of the current or last attempt, of any action; 0 before the first.
     #[schema(example = 1)]
     pub attempt: u32,
-    /// What that attempt does: `Run`, `Compensate` or `Probe`.
+    /// The action of that attempt: `Run`, `Compensate` or `Probe`.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "Run")]
     pub action: Option<&'static str>,
-    /// How often it has failed or timed out.
+    /// How often the step has failed or timed out.
     #[serde(skip_serializing_if = "is_zero")]
     pub failure_count: u32,
-    /// How often undoing it has failed or timed out.
+    /// How often undoing the step has failed or timed out.
     #[serde(skip_serializing_if = "is_zero")]
     pub undo_failure_count: u32,
-    /// By when the attempt under way must finish.
+    /// The time by which the running attempt must finish.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub complete_by: Option<String>,
-    /// When it is tried again.
+    /// When the step is retried.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub retry_at: Option<String>,
-    /// When its state last changed.
+    /// When the step's state last changed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime)]
     pub changed_at: Option<String>,
-    /// The superseded attempt that was last found to have succeeded after all.
+    /// The last superseded attempt that turned out to have succeeded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub late_success: Option<u32>,
-    /// Its last failure.
+    /// The step's last failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorView>,
 }
 
-/// What somebody asked of an operation, and what came of it.
+/// A verb that was requested for an operation, and its result.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = HistoryEntry)]
 pub struct HistoryView {
-    /// When it was applied or refused.
+    /// When the verb was applied or refused.
     #[schema(format = DateTime, example = "2030-05-08T20:00:00.234567Z")]
     pub at: String,
-    /// Who asked: `caller`, a supervisor, or an operator by name.
+    /// Who requested it: `caller`, a supervisor, or an operator's name.
     #[schema(example = "caller")]
     pub by: String,
-    /// What was asked.
+    /// The verb.
     #[schema(example = "cancel")]
     pub verb: String,
-    /// Why.
+    /// The reason given.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The stable code of why it was refused; absent if it was applied.
+    /// The stable code of the refusal; absent if the verb was applied.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "final")]
     pub refused: Option<String>,
@@ -211,13 +212,13 @@ pub struct HistoryView {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Error)]
 pub struct ErrorView {
-    /// Stable, for programs.
+    /// A stable code, for programs.
     #[schema(example = "drone-unavailable")]
     pub code: String,
-    /// For people.
+    /// A message, for people.
     #[schema(example = "no drone is free")]
     pub message: String,
-    /// The step that it belongs to, if any.
+    /// The step of the error, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<String>,
 }
@@ -233,7 +234,7 @@ pub struct AcceptedView<'a> {
     /// Always `Pending`.
     #[schema(example = "Pending")]
     pub state: &'static str,
-    /// The workflow that it runs.
+    /// The workflow that the operation runs.
     #[schema(example = "drone-delivery")]
     pub workflow: &'a str,
     /// For an operation: the caller's own id, if one was given.
@@ -273,23 +274,23 @@ impl<'a> KnownView<'a> {
 /// A line of a batch's answer: `id` and `location`, or `problem`.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct BatchLine<'a> {
-    /// The status that the request alone would have been answered with.
+    /// The status that a single request would have received.
     #[schema(example = 202)]
     pub status: u16,
     /// The operation's id.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = "uuid")]
     pub id: Option<OperationId>,
-    /// Where to ask for its status.
+    /// The URL of the operation's state.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub location: Option<&'a str>,
-    /// What is wrong with the line.
+    /// Why the line was refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<waybill_http::problem::Problem>)]
     pub problem: Option<&'a waybill_http::problem::Problem>,
-    /// The number of the line in the batch, from 1; blank lines count. Where the batch ended early, it is that of the
-    /// first line that was not read.
+    /// The number of the line in the batch, from 1; blank lines count. If the batch ended early:
+    /// the number of the first line that was not read.
     #[schema(example = 1)]
     pub line: u64,
 }
@@ -347,7 +348,7 @@ impl OperationView {
             ahead,
             error: None,
             cause: None,
-            what_next: Some("It waits for its scheduler to read its request.".to_owned()),
+            what_next: Some("Waiting for the scheduler to read the request.".to_owned()),
             verbs: vec![next::CANCEL],
             cancel: None,
             abandoned: false,
@@ -374,7 +375,7 @@ impl OperationView {
             state: "Rejected",
             error: Some(ErrorView {
                 code: "id-conflict".to_owned(),
-                message: "another request with this id came first".to_owned(),
+                message: "an earlier request has this id".to_owned(),
                 step: None,
             }),
             what_next: None,

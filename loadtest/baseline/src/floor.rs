@@ -50,8 +50,8 @@ use waybill_kafka::{
 use self::agents::Agents;
 use self::calling::Services;
 use self::scheduler::Scheduler;
+use super::installation::Installation;
 use super::pattern::Patterns;
-use super::world::World;
 use super::{Clock, Common, Outcome};
 use crate::delivery::Delivery;
 
@@ -69,17 +69,16 @@ const POLL_BYTES_MAX: usize = 8 << 20;
 pub struct Arguments {
     #[command(flatten)]
     pub(crate) common: Common,
-    /// How many records one poll takes at most.
+    /// Maximum records per poll.
     #[arg(long, default_value_t = 2_000)]
     pub batch: usize,
-    /// How many deliveries may be under way.
+    /// Maximum deliveries in progress.
     #[arg(long, default_value_t = 4_000)]
     pub window: usize,
-    /// How long after a commit began the next one begins at the earliest, and how long replies gather, in
-    /// milliseconds.
+    /// Minimum time between the starts of two commits, and time to gather replies, in milliseconds.
     #[arg(long, default_value_t = 1)]
     pub gather_ms: u64,
-    /// Threads of the runtime that has the embedded broker and the calls.
+    /// Threads of the runtime that serves the embedded broker and the calls.
     #[arg(long, default_value_t = 2)]
     pub workers: usize,
 }
@@ -97,18 +96,19 @@ impl Arguments {
 ///
 /// # Errors
 ///
-/// If the world cannot be set up, or a part of it fails.
+/// If the installation cannot be set up, or a part of it fails.
 pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let services = arguments.common.services()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(arguments.workers.max(1))
         .enable_all()
         .build()?;
-    let world = Arc::new(runtime.block_on(World::open(&arguments.common.world))?);
-    let outcome = deliver(arguments, services, &world, &runtime);
+    let installation =
+        Arc::new(runtime.block_on(Installation::open(&arguments.common.installation))?);
+    let outcome = deliver(arguments, services, &installation, &runtime);
     // All threads have ended, so this is the last reference.
-    if let Some(world) = Arc::into_inner(world) {
-        runtime.block_on(world.close())?;
+    if let Some(installation) = Arc::into_inner(installation) {
+        runtime.block_on(installation.close())?;
     }
     outcome
 }
@@ -116,19 +116,19 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
 fn deliver(
     arguments: &Arguments,
     services: Option<&str>,
-    world: &Arc<World>,
+    installation: &Arc<Installation>,
     runtime: &Runtime,
 ) -> anyhow::Result<Outcome> {
-    let patterns = Arc::new(Patterns::new(world.topics.framing())?);
+    let patterns = Arc::new(Patterns::new(installation.topics.framing())?);
     let course = Arc::new(Course::default());
     let services = match services {
         Some(address) => Some(runtime.block_on(Services::connect(address))?),
         None => None,
     };
-    let agents = Agents::new(arguments, world, &patterns, &course, services)?;
-    let scheduler = Scheduler::new(arguments, world, &patterns, &course)?;
-    let reader = StatusReader::new(world, arguments, &course)?;
-    let requests = producer(world, "floor-ingestion")?;
+    let agents = Agents::new(arguments, installation, &patterns, &course, services)?;
+    let scheduler = Scheduler::new(arguments, installation, &patterns, &course)?;
+    let reader = StatusReader::new(installation, arguments, &course)?;
+    let requests = producer(installation, "floor-ingestion")?;
     let runtime = runtime.handle();
     let threads = [
         course.thread("floor-agents", runtime, move || agents.run())?,
@@ -137,7 +137,13 @@ fn deliver(
     let reading = course.thread("floor-status", runtime, move || reader.run())?;
     std::thread::sleep(SETTLE);
     let clock = Clock::start()?;
-    let sent = send_requests(arguments.common.count, &requests, world, &patterns, &course);
+    let sent = send_requests(
+        arguments.common.count,
+        &requests,
+        installation,
+        &patterns,
+        &course,
+    );
     if let Err(error) = sent {
         course.fail(error);
     }
@@ -155,7 +161,7 @@ fn deliver(
 fn send_requests(
     count: u32,
     producer: &Producer<Arc<Course>>,
-    world: &World,
+    installation: &Installation,
     patterns: &Patterns,
     course: &Arc<Course>,
 ) -> anyhow::Result<()> {
@@ -165,8 +171,8 @@ fn send_requests(
         let key = id.key();
         let delivery = Delivery::new(index as usize);
         patterns.of(delivery).request.copy(&key, &mut value);
-        let partition = partition_for(id, world.partitions);
-        let record = OutRecord::new(world.topics.requests(), partition, &key, &value);
+        let partition = partition_for(id, installation.partitions);
+        let record = OutRecord::new(installation.topics.requests(), partition, &key, &value);
         send(producer, &record, course)?;
     }
     Ok(())
@@ -194,9 +200,9 @@ fn index_of(id: OperationId) -> u32 {
     u32::from_be_bytes([a, b, c, d])
 }
 
-fn producer(world: &World, client_id: &str) -> anyhow::Result<Producer<Arc<Course>>> {
+fn producer(installation: &Installation, client_id: &str) -> anyhow::Result<Producer<Arc<Course>>> {
     let options = ProducerOptions::new(client_id);
-    Ok(Producer::new(&world.kafka, &options)?)
+    Ok(Producer::new(&installation.kafka, &options)?)
 }
 
 fn send(
@@ -211,7 +217,7 @@ fn send(
 
 /// A consumer of these topics from their beginning.
 fn consumer(
-    world: &World,
+    installation: &Installation,
     client_id: &str,
     topics: &[(&str, u32)],
 ) -> anyhow::Result<PartitionConsumer> {
@@ -219,7 +225,7 @@ fn consumer(
         fetch_wait_max: PATIENCE,
         ..ConsumerOptions::new(client_id)
     };
-    let consumer = PartitionConsumer::new(&world.kafka, &options)?;
+    let consumer = PartitionConsumer::new(&installation.kafka, &options)?;
     let all = topics.iter().flat_map(|&(topic, partitions)| {
         (0..partitions).map(move |partition| (topic, PartitionId(partition), Offset(0)))
     });
@@ -287,10 +293,17 @@ struct StatusReader {
 }
 
 impl StatusReader {
-    fn new(world: &World, arguments: &Arguments, course: &Arc<Course>) -> anyhow::Result<Self> {
-        let topics = [(world.topics.operation_status(), world.partitions)];
+    fn new(
+        installation: &Installation,
+        arguments: &Arguments,
+        course: &Arc<Course>,
+    ) -> anyhow::Result<Self> {
+        let topics = [(
+            installation.topics.operation_status(),
+            installation.partitions,
+        )];
         Ok(Self {
-            consumer: consumer(world, "floor-status", &topics)?,
+            consumer: consumer(installation, "floor-status", &topics)?,
             limits: arguments.poll_limits(),
             seen: vec![false; arguments.common.count as usize],
             course: Arc::clone(course),
@@ -314,7 +327,7 @@ impl StatusReader {
                 }
             })?;
             if let Some(offset) = wrong {
-                anyhow::bail!("the status at {offset} is of no delivery that was under way");
+                anyhow::bail!("the status at {offset} belongs to no delivery in progress");
             }
         }
         Ok(())

@@ -34,9 +34,9 @@
 mod calls;
 pub mod delivery;
 mod floor;
+mod installation;
 pub mod pattern;
 mod textbook;
-mod world;
 
 #[cfg(test)]
 mod tests;
@@ -55,29 +55,29 @@ pub struct Arguments {
     baseline: Baseline,
 }
 
-/// What Waybill is held against.
+/// What to compare Waybill with.
 #[derive(Subcommand, Debug)]
 enum Baseline {
-    /// The same records and rows through the same clients, and no engine.
+    /// Write the same records and rows through the same clients, without an engine.
     Floor(floor::Arguments),
-    /// One record at a time, every wait awaited.
+    /// Process one record at a time, and wait for every write.
     Textbook(textbook::Arguments),
 }
 
 /// What both need to know.
 #[derive(Args, Clone, Debug)]
 struct Common {
-    /// How many deliveries.
+    /// Number of deliveries.
     #[arg(long, env = "WAYBILL_LOADTEST_COUNT", default_value_t = 10_000)]
     count: u32,
-    /// The simulated services, as `waybill services` runs them.
+    /// Address of the simulated services (`waybill services`).
     #[arg(long, env = "WAYBILL_LOADTEST_SERVICES", value_name = "HOST:PORT")]
     services: Option<String>,
-    /// Calls no services: every step is answered at once.
+    /// Call no services: answer every step at once.
     #[arg(long)]
     no_services: bool,
     #[command(flatten)]
-    world: world::Arguments,
+    installation: installation::Arguments,
 }
 
 impl Common {
@@ -94,8 +94,8 @@ impl Common {
         match &self.services {
             Some(services) => Ok(Some(services)),
             None => anyhow::bail!(
-                "--services (or WAYBILL_LOADTEST_SERVICES) must say where the services are, or --no-services that \
-                 there are none"
+                "give the address of the services with --services (or WAYBILL_LOADTEST_SERVICES), \
+                 or run without them with --no-services"
             ),
         }
     }
@@ -117,7 +117,8 @@ struct Outcome {
 ///
 /// # Errors
 ///
-/// If its world cannot be set up, a record or row is refused, or a service answers with an error.
+/// If its installation cannot be set up, a record or row is refused, or a service answers with an
+/// error.
 pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let outcome = match &arguments.baseline {
         Baseline::Floor(arguments) => floor::run(arguments)?,

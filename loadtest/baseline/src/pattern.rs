@@ -129,7 +129,7 @@ impl Pattern {
             let asked = match message {
                 Message::Step(asked) => asked,
                 Message::Status(status) => break encoded.record(&*status)?,
-                other => anyhow::bail!("a delivery came to {other:?}"),
+                other => anyhow::bail!("a delivery produced {other:?}"),
             };
             let step = Step::named(asked.step.as_bytes()).context("a step of another workflow")?;
             let reply = answer(step, delivery, &asked);
@@ -237,7 +237,7 @@ fn decided(engine: &mut PartitionEngine) -> anyhow::Result<(RowPattern, Message)
             Command::Send(message) => {
                 anyhow::ensure!(sent.replace(message).is_none(), "two messages were sent");
             }
-            other => anyhow::bail!("a delivery came to {other:?}"),
+            other => anyhow::bail!("a delivery produced {other:?}"),
         }
     }
     engine.apply(

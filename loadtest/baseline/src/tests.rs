@@ -60,7 +60,7 @@ fn the_floor_ends_every_delivery_without_services() {
 }
 
 #[test]
-fn the_floor_goes_on_where_fewer_may_be_under_way_than_there_are() {
+fn the_floor_completes_with_fewer_deliveries_in_progress_than_in_total() {
     let small = ["--window", "7", "--batch", "3", "--partitions", "1"];
     let line = ["floor", "--no-services", "--count", COUNT];
     assert_eq!(run(&[&line[..], &small[..]].concat()).completed, 200);
@@ -119,12 +119,12 @@ fn a_directory_that_is_there_is_not_taken_for_data() {
         unreachable!("it was asked for");
     };
     let refused = floor::run(&arguments).unwrap_err().to_string();
-    assert!(refused.contains("cannot be made"), "{refused}");
+    assert!(refused.contains("cannot create"), "{refused}");
     assert!(dir.path().exists());
 }
 
 #[test]
-fn without_services_it_has_to_be_said() {
+fn running_without_services_requires_a_flag() {
     let arguments = Line::parse_from(["baseline", "floor", "--count", "1"]).arguments;
     let Baseline::Floor(mut arguments) = arguments.baseline else {
         unreachable!("it was asked for");

@@ -52,7 +52,7 @@ use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
 use self::messages::{DeliveryRequest, Status};
-use super::world::World;
+use super::installation::Installation;
 use super::{Clock, Common, Outcome};
 use crate::delivery::Delivery;
 
@@ -74,18 +74,18 @@ pub struct Arguments {
 ///
 /// # Errors
 ///
-/// If the world cannot be set up, or a part of it fails.
+/// If the installation cannot be set up, or a part of it fails.
 pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
     let services = arguments.common.services()?;
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let world = Arc::new(World::open(&arguments.common.world).await?);
-        let outcome = deliver(arguments.common.count, services, &world).await;
+        let installation = Arc::new(Installation::open(&arguments.common.installation).await?);
+        let outcome = deliver(arguments.common.count, services, &installation).await;
         // All parts have ended, so this is the last reference.
-        if let Some(world) = Arc::into_inner(world) {
-            world.close().await?;
+        if let Some(installation) = Arc::into_inner(installation) {
+            installation.close().await?;
         }
         outcome
     })
@@ -94,28 +94,32 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<Outcome> {
 async fn deliver(
     count: u32,
     services: Option<&str>,
-    world: &Arc<World>,
+    installation: &Arc<Installation>,
 ) -> anyhow::Result<Outcome> {
     let mut parts = JoinSet::new();
-    let orchestrator = orchestrator::start(world, &mut parts)?;
-    let agents = agent::start_all(world, services, &mut parts)?;
-    let statuses = consumer(world, "statuses", &[world.topics.operation_status()])?;
+    let orchestrator = orchestrator::start(installation, &mut parts)?;
+    let agents = agent::start_all(installation, services, &mut parts)?;
+    let statuses = consumer(
+        installation,
+        "statuses",
+        &[installation.topics.operation_status()],
+    )?;
     let statuses = Arc::new(statuses);
     // Started now, because a consumer joins no group before it is polled.
     let reading = AbortOnDropHandle::new(tokio::spawn(read_statuses(count, Arc::clone(&statuses))));
-    joined(&orchestrator, 2 * world.partitions).await?;
+    joined(&orchestrator, 2 * installation.partitions).await?;
     for agent in &agents {
-        joined(agent, world.step_partitions).await?;
+        joined(agent, installation.step_partitions).await?;
     }
-    joined(&statuses, world.partitions).await?;
-    let producer = producer(world)?;
+    joined(&statuses, installation.partitions).await?;
+    let producer = producer(installation)?;
     let clock = Clock::start()?;
-    let sending = send_requests(count, &producer, world);
+    let sending = send_requests(count, &producer, installation);
     let reading = async { reading.await? };
     let working = async {
         match parts.join_next().await {
-            Some(ended) => ended?.and_then(|()| anyhow::bail!("a part ended too early")),
-            None => anyhow::bail!("there are no parts"),
+            Some(ended) => ended?.and_then(|()| anyhow::bail!("a task ended too early")),
+            None => anyhow::bail!("there are no tasks"),
         }
     };
     let done = async { tokio::try_join!(sending, reading) };
@@ -128,8 +132,12 @@ async fn deliver(
     outcome
 }
 
-async fn send_requests(count: u32, producer: &FutureProducer, world: &World) -> anyhow::Result<()> {
-    let topic = world.topics.requests();
+async fn send_requests(
+    count: u32,
+    producer: &FutureProducer,
+    installation: &Installation,
+) -> anyhow::Result<()> {
+    let topic = installation.topics.requests();
     let requests = (0..count).map(|index| async move {
         let operation = Uuid::now_v7();
         let input = serde_json::from_str(&Delivery::new(index as usize).body())?;
@@ -160,9 +168,16 @@ async fn read_statuses(count: u32, consumer: Arc<StreamConsumer>) -> anyhow::Res
 }
 
 /// A consumer in the group of this name.
-fn consumer(world: &World, group: &str, topics: &[&str]) -> anyhow::Result<StreamConsumer> {
-    let consumer: StreamConsumer = client(world)
-        .set("group.id", format!("{}-{group}", world.topics.prefix()))
+fn consumer(
+    installation: &Installation,
+    group: &str,
+    topics: &[&str],
+) -> anyhow::Result<StreamConsumer> {
+    let consumer: StreamConsumer = client(installation)
+        .set(
+            "group.id",
+            format!("{}-{group}", installation.topics.prefix()),
+        )
         .set("enable.auto.commit", "false")
         .set("auto.offset.reset", "earliest")
         .create()?;
@@ -170,14 +185,14 @@ fn consumer(world: &World, group: &str, topics: &[&str]) -> anyhow::Result<Strea
     Ok(consumer)
 }
 
-fn producer(world: &World) -> anyhow::Result<FutureProducer> {
-    Ok(client(world).set("acks", "all").create()?)
+fn producer(installation: &Installation) -> anyhow::Result<FutureProducer> {
+    Ok(client(installation).set("acks", "all").create()?)
 }
 
-fn client(world: &World) -> ClientConfig {
+fn client(installation: &Installation) -> ClientConfig {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", &world.kafka.brokers);
-    for (name, value) in &world.kafka.properties {
+    config.set("bootstrap.servers", &installation.kafka.brokers);
+    for (name, value) in &installation.kafka.properties {
         config.set(name, value);
     }
     config

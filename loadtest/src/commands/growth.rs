@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use clap::Args;
 
-use super::suite::tell;
-use super::world::Starting;
+use super::installation::Starting;
+use super::suite::print_summary;
 use crate::interrupt::Interrupt;
 use crate::model::Report;
 use crate::suite::growth::{Growth, Plan};
@@ -14,14 +14,15 @@ use crate::suite::growth::{Growth, Plan};
 /// Its flags.
 #[derive(Args, Debug)]
 pub struct Arguments {
-    /// Where report.json and report.html are written
+    /// Directory for report.json and report.html
     #[arg(long, value_name = "DIR", default_value = "target/growth")]
     out: PathBuf,
-    /// How many deliveries each world completes; those in which few may be under way complete a twentieth
+    /// Number of deliveries that each installation completes; a twentieth of it if few may be in
+    /// progress
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(100..))]
     count: u64,
-    /// The most operations that a store holds before it is measured: ten million take seven gigabytes of disk and some
-    /// minutes
+    /// Maximum number of operations to store before a measurement; ten million need seven gigabytes
+    /// of disk and some minutes
     #[arg(long, value_name = "COUNT", default_value_t = 10_000_000)]
     stored_max: u64,
     #[command(flatten)]
@@ -36,7 +37,7 @@ pub struct Arguments {
 /// If a measurement is impossible, or the reports cannot be written.
 pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<bool> {
     let out = &arguments.out;
-    std::fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
+    std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let begun = jiff::Timestamp::now();
     let plan = Plan {
         start: arguments.starting.options(),
@@ -51,7 +52,7 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
     }
     let mut report = Report::new(begun, growth.runs);
     report.goals = growth.table;
-    let is_balanced = tell(&report, &[], out)?;
+    let is_balanced = print_summary(&report, &[], out)?;
     measured?;
     Ok(is_balanced)
 }

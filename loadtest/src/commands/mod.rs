@@ -1,7 +1,7 @@
 //! The subcommands, one module each.
 
 pub mod growth;
+pub mod installation;
 pub mod run;
 pub mod scenarios;
 pub mod suite;
-pub mod world;

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::world::{Running, StartedWorld, Starting};
+use super::installation::{Running, StartedInstallation, Starting};
+use crate::installation::Installation;
 use crate::interrupt::{Interrupt, Interrupted};
-use crate::load::door::Access;
+use crate::load::endpoint::Access;
 use crate::measure::{self, Options};
 use crate::model::Report;
 use crate::scenario::{Expect, Scenario, Transport, file, time};
 use crate::suite::warm_up;
-use crate::world::World;
 
 /// The default rate, in requests per second.
 const RATE: f64 = 1_000.0;
@@ -22,37 +22,41 @@ const LENGTH: Duration = Duration::from_secs(10);
 /// Its flags.
 #[derive(Args, Debug)]
 pub struct Arguments {
-    /// A built-in scenario (see `scenarios`) or a file; without it, one phase of deliveries as the flags say
+    /// A built-in scenario (see `scenarios`) or a file; by default, one phase of deliveries defined
+    /// by the flags
     scenario: Option<String>,
-    /// Requests a second of the first phase; the others' rates change with it [default without a scenario: 1000]
+    /// Requests per second in the first phase; scales the rates of the other phases [default
+    /// without a scenario: 1000]
     #[arg(long)]
     rate: Option<f64>,
-    /// Requests in all: phases become longer or shorter
+    /// Total number of requests; scales the length of the phases
     #[arg(long, conflicts_with = "seconds")]
     count: Option<u64>,
-    /// Seconds of all phases together: they become longer or shorter [default without a scenario: 10]
+    /// Total length of the phases in seconds; scales each phase [default without a scenario: 10]
     #[arg(long)]
     seconds: Option<f64>,
-    /// How requests travel
+    /// How to send requests
     #[arg(long, value_enum)]
     transport: Option<Transport>,
-    /// Connections. With `single` and `batch`, each has one request or batch under way; with `http2`, a hundred
+    /// Number of connections. With `single` and `batch`, each has one request or batch in progress;
+    /// with `http2`, a hundred
     #[arg(long)]
     connections: Option<usize>,
-    /// Requests in one batch, with `batch`
+    /// Requests per batch, with `batch`
     #[arg(long)]
     batch: Option<usize>,
-    /// With which requests are drawn from the mix
+    /// Seed for drawing requests from the mix
     #[arg(long)]
     seed: Option<u64>,
-    /// How long ends are waited for after the last request, such as 90s; 0s only accepts
+    /// How long to wait for operations to end after the last request, such as 90s; 0s measures only
+    /// acceptance
     #[arg(long, value_name = "TIME", value_parser = time::parse)]
     wait: Option<Duration>,
-    /// How requests must end, or the exit code is 1
+    /// How requests must end; otherwise the exit code is 1
     #[arg(long, value_enum)]
     expect: Option<Expect>,
-    /// Start a Waybill on free ports with data of its own, and services beside it; stop both at the end and remove
-    /// the data
+    /// Start a Waybill on free ports with its own data, and simulated services; at the end, stop
+    /// both and remove the data
     #[arg(long, conflicts_with_all = ["http", "brokers", "topic_prefix", "schema_registry", "services", "process"])]
     start: bool,
     #[command(flatten)]
@@ -64,7 +68,7 @@ pub struct Arguments {
     /// Write the report as JSON to this file
     #[arg(long, value_name = "FILE", help_heading = "Report")]
     json: Option<PathBuf>,
-    /// Write the report as a page to this file
+    /// Write the report as an HTML page to this file
     #[arg(long, value_name = "FILE", help_heading = "Report")]
     html: Option<PathBuf>,
 }
@@ -85,16 +89,16 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
     };
     let run = match arguments.start {
         false => {
-            let world = arguments.getting_in(arguments.running.world())?;
-            measure::run_as_far_as_it_goes(&scenario, &world, &options).await?
+            let installation = arguments.with_access(arguments.running.installation())?;
+            measure::run_as_far_as_it_goes(&scenario, &installation, &options).await?
         }
         true => {
             let start = arguments.starting.options();
-            let started = interrupt.unless(StartedWorld::start(&start)).await?;
+            let started = interrupt.unless(StartedInstallation::start(&start)).await?;
             let run = async {
-                let world = arguments.getting_in(started.world())?;
-                warm_up(&world, &options, scenario.schedule().count()).await?;
-                measure::run_as_far_as_it_goes(&scenario, &world, &options).await
+                let installation = arguments.with_access(started.installation())?;
+                warm_up(&installation, &options, scenario.schedule().count()).await?;
+                measure::run_as_far_as_it_goes(&scenario, &installation, &options).await
             };
             let run = run.await;
             let stopped = started.stop().await;
@@ -116,10 +120,13 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
 }
 
 impl Arguments {
-    /// Adds the token and TLS settings from the flags to the world.
-    fn getting_in(&self, world: World) -> anyhow::Result<World> {
-        let http = world.http.clone().with(&self.access)?;
-        Ok(World { http, ..world })
+    /// Adds the token and TLS settings from the flags to the installation.
+    fn with_access(&self, installation: Installation) -> anyhow::Result<Installation> {
+        let http = installation.http.clone().with(&self.access)?;
+        Ok(Installation {
+            http,
+            ..installation
+        })
     }
 
     /// The scenario, with values from the flags.

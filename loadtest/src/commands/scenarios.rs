@@ -7,7 +7,7 @@ use crate::scenario::file::{self, BUILT_IN};
 /// Its flags.
 #[derive(Args, Debug)]
 pub struct Arguments {
-    /// Print the file of this one, to be changed and run as a file of your own
+    /// Print the file of this scenario, as a template for your own
     #[arg(long, value_name = "NAME")]
     show: Option<String>,
 }
@@ -26,7 +26,7 @@ pub fn act(arguments: &Arguments) -> anyhow::Result<bool> {
     };
     let Some((_, text)) = BUILT_IN.iter().find(|(built_in, _)| built_in == name) else {
         let known: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
-        anyhow::bail!("{name} is none of {}", known.join(", "));
+        anyhow::bail!("{name} is not one of {}", known.join(", "));
     };
     print!("{text}");
     Ok(true)

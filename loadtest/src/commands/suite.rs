@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use clap::Args;
 
-use super::world::Starting;
+use super::installation::Starting;
 use crate::interrupt::Interrupt;
 use crate::model::Report;
 use crate::report::text;
@@ -17,26 +17,27 @@ use crate::suite::{Long, Plan, Suite, goals};
 /// Its flags.
 #[derive(Args, Debug)]
 pub struct Arguments {
-    /// Add the long runs: 10,000/s sustained, a backlog, a soak
+    /// Include the long runs: 10,000/s sustained, a backlog, a soak
     #[arg(long)]
     full: bool,
-    /// Where report.json and report.html are written
+    /// Directory for report.json and report.html
     #[arg(long, value_name = "DIR", default_value = "target/loadtest")]
     out: PathBuf,
-    /// How many rounds comparisons have
+    /// Number of rounds of a comparison
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     rounds: u64,
-    /// How many deliveries a top rate has
+    /// Number of deliveries of a top-rate run
     #[arg(long, default_value_t = 40_000, value_parser = clap::value_parser!(u64).range(100..))]
     count: u64,
-    /// Another system that takes part in the rounds: a command that completes WAYBILL_LOADTEST_COUNT deliveries by
-    /// five HTTP steps each at WAYBILL_LOADTEST_SERVICES, and prints {"completed": n, "seconds": s} last. May be repeated
+    /// Another system to compare with: a command that completes WAYBILL_LOADTEST_COUNT deliveries
+    /// of five HTTP steps each at WAYBILL_LOADTEST_SERVICES, and prints {"completed": n, "seconds":
+    /// s} as its last line. May be repeated
     #[arg(long, value_name = "NAME=COMMAND", value_parser = Contender::parse)]
     peer: Vec<Contender>,
-    /// How long 10,000/s are sustained, with --full
+    /// Duration of the sustained 10,000/s, with --full
     #[arg(long, value_name = "TIME", value_parser = time::parse, default_value = "10m", requires = "full")]
     sustained: Duration,
-    /// How large the backlog is, with --full
+    /// Size of the backlog, with --full
     #[arg(
         long,
         value_name = "COUNT",
@@ -44,7 +45,7 @@ pub struct Arguments {
         requires = "full"
     )]
     backlog: u64,
-    /// How long the soak is, with --full
+    /// Duration of the soak, with --full
     #[arg(long, value_name = "TIME", value_parser = time::parse, default_value = "1h", requires = "full")]
     soak: Duration,
     #[command(flatten)]
@@ -59,7 +60,7 @@ pub struct Arguments {
 /// If a measurement is impossible, or the reports cannot be written.
 pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result<bool> {
     let out = &arguments.out;
-    std::fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
+    std::fs::create_dir_all(out).with_context(|| format!("cannot create {}", out.display()))?;
     let begun = jiff::Timestamp::now();
     let plan = arguments.plan()?;
     let mut suite = Suite::start(&plan, interrupt).await?;
@@ -75,7 +76,7 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
         .collect();
     let mut report = Report::new(begun, runs);
     report.goals = goals::table(&report.runs, &peers);
-    let is_balanced = tell(&report, &skipped, out)?;
+    let is_balanced = print_summary(&report, &skipped, out)?;
     stopped?;
     Ok(is_balanced)
 }
@@ -86,7 +87,7 @@ pub async fn act(arguments: &Arguments, interrupt: &Interrupt) -> anyhow::Result
 /// # Errors
 ///
 /// If the reports cannot be written.
-pub fn tell(report: &Report, skipped: &[String], out: &Path) -> anyhow::Result<bool> {
+pub fn print_summary(report: &Report, skipped: &[String], out: &Path) -> anyhow::Result<bool> {
     print!("{}", text::goals(&report.goals));
     for skipped in skipped {
         println!("NOT RUN     {skipped}");

@@ -13,7 +13,7 @@ use hyper::{Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use super::door::{Door, Stream};
+use super::endpoint::{Endpoint, Stream};
 
 type Body = Full<Bytes>;
 
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A client that sends one request after the other.
 pub struct Client {
-    door: Door,
+    endpoint: Endpoint,
     line: Line,
 }
 
@@ -40,19 +40,19 @@ pub struct Http2(Rc<RefCell<Option<http2::SendRequest<Body>>>>);
 
 impl Client {
     /// Uses an own HTTP/1.1 connection.
-    pub fn new(door: impl Into<Door>) -> Self {
+    pub fn new(endpoint: impl Into<Endpoint>) -> Self {
         let line = Line::Http1(None);
         Self {
-            door: door.into(),
+            endpoint: endpoint.into(),
             line,
         }
     }
 
     /// Uses a shared HTTP/2 connection.
-    pub fn sharing(door: impl Into<Door>, connection: Http2) -> Self {
+    pub fn sharing(endpoint: impl Into<Endpoint>, connection: Http2) -> Self {
         let line = Line::Http2(connection);
         Self {
-            door: door.into(),
+            endpoint: endpoint.into(),
             line,
         }
     }
@@ -68,7 +68,7 @@ impl Client {
         content_type: &'static str,
         body: Bytes,
     ) -> anyhow::Result<(StatusCode, Bytes)> {
-        let request = Request::post(format!("{}{path}", self.door.url()))
+        let request = Request::post(format!("{}{path}", self.endpoint.url()))
             .header(header::CONTENT_TYPE, content_type)
             .body(Full::new(body))?;
         self.send(request).await
@@ -80,7 +80,7 @@ impl Client {
     ///
     /// If no complete answer arrived in time.
     pub async fn put(&mut self, path: &str, body: Bytes) -> anyhow::Result<(StatusCode, Bytes)> {
-        let request = Request::put(format!("{}{path}", self.door.url()))
+        let request = Request::put(format!("{}{path}", self.endpoint.url()))
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(body))?;
         self.send(request).await
@@ -92,7 +92,7 @@ impl Client {
     ///
     /// If no complete answer arrived in time.
     pub async fn delete(&mut self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
-        let request = Request::delete(format!("{}{path}", self.door.url()));
+        let request = Request::delete(format!("{}{path}", self.endpoint.url()));
         self.send(request.body(Full::default())?).await
     }
 
@@ -102,13 +102,13 @@ impl Client {
     ///
     /// If no complete answer arrived in time.
     pub async fn get(&mut self, path: &str) -> anyhow::Result<(StatusCode, Bytes)> {
-        let request = Request::get(format!("{}{path}", self.door.url()));
+        let request = Request::get(format!("{}{path}", self.endpoint.url()));
         self.send(request.body(Full::default())?).await
     }
 
     async fn send(&mut self, request: Request<Body>) -> anyhow::Result<(StatusCode, Bytes)> {
         let answer = tokio::time::timeout(PATIENCE, self.try_send(request)).await;
-        let answer = answer.unwrap_or_else(|_| Err(anyhow::anyhow!("there is no answer")));
+        let answer = answer.unwrap_or_else(|_| Err(anyhow::anyhow!("no answer in time")));
         if answer.is_err()
             && let Line::Http1(connection) = &mut self.line
         {
@@ -121,11 +121,11 @@ impl Client {
         &mut self,
         mut request: Request<Body>,
     ) -> anyhow::Result<(StatusCode, Bytes)> {
-        let door = &self.door;
-        door.admit(&mut request);
+        let endpoint = &self.endpoint;
+        endpoint.admit(&mut request);
         let answer = match &mut self.line {
-            Line::Http1(connection) => send_http1(door, connection, request).await?,
-            Line::Http2(shared) => shared.send(door, request).await?,
+            Line::Http1(connection) => send_http1(endpoint, connection, request).await?,
+            Line::Http2(shared) => shared.send(endpoint, request).await?,
         };
         let status = answer.status();
         Ok((status, answer.into_body().collect().await?.to_bytes()))
@@ -134,22 +134,25 @@ impl Client {
 
 /// HTTP/1.1 has the host in a header, and the path alone in the request.
 async fn send_http1(
-    door: &Door,
+    endpoint: &Endpoint,
     connection: &mut Option<http1::SendRequest<Body>>,
     mut request: Request<Body>,
 ) -> anyhow::Result<Response<Incoming>> {
-    request.headers_mut().insert(header::HOST, door.host()?);
+    request.headers_mut().insert(header::HOST, endpoint.host()?);
     if let Some(path) = request.uri().path_and_query() {
         *request.uri_mut() = path.as_str().parse()?;
     }
     let connection = match connection {
         Some(connection) => connection,
-        none => none.insert(match door.connect(b"\x08http/1.1").await? {
+        none => none.insert(match endpoint.connect(b"\x08http/1.1").await? {
             Stream::Plain(socket) => over_http1(socket).await?,
             Stream::Tls(stream) => over_http1(stream).await?,
         }),
     };
-    connection.ready().await.context("the connection is gone")?;
+    connection
+        .ready()
+        .await
+        .context("the connection was closed")?;
     Ok(connection.send_request(request).await?)
 }
 
@@ -175,14 +178,14 @@ where
 impl Http2 {
     async fn send(
         &self,
-        door: &Door,
+        endpoint: &Endpoint,
         request: Request<Body>,
     ) -> anyhow::Result<Response<Incoming>> {
         let open = self.0.borrow().clone();
         let mut connection = match open.filter(|connection| !connection.is_closed()) {
             Some(connection) => connection,
             None => {
-                let sender = match door.connect(b"\x02h2").await? {
+                let sender = match endpoint.connect(b"\x02h2").await? {
                     Stream::Plain(socket) => over_http2(socket).await?,
                     Stream::Tls(stream) => over_http2(stream).await?,
                 };
@@ -192,7 +195,10 @@ impl Http2 {
                 sender
             }
         };
-        connection.ready().await.context("the connection is gone")?;
+        connection
+            .ready()
+            .await
+            .context("the connection was closed")?;
         Ok(connection.send_request(request).await?)
     }
 }

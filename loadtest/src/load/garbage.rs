@@ -96,7 +96,7 @@ impl Garbage {
                 brokers: brokers.to_owned(),
                 topic: topics.requests().to_owned(),
                 dead_letters,
-                partitions: partitions.context("there is no topic of requests")?,
+                partitions: partitions.context("the topic of requests does not exist")?,
                 ends,
                 rate: scenario.garbage_rate,
                 count: (scenario.garbage_rate * seconds).round() as u64,
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nobody_can_read_it_and_the_same_seed_makes_the_same() {
+    fn garbage_is_undecodable_and_reproducible_by_its_seed() {
         let framing = Framing::single_object();
         let all: Vec<Vec<u8>> = (0..200).map(|index| bytes(1, index)).collect();
         for bytes in &all {

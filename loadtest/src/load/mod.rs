@@ -4,9 +4,9 @@
 //! What must hold: no intended time depends on an answer, and latencies count from the intended
 //! time. A delay of the generator therefore shows in the figures.
 
-mod beside;
 pub mod client;
-pub mod door;
+pub mod endpoint;
+mod follow_ups;
 pub mod garbage;
 mod http;
 mod pace;
@@ -22,8 +22,8 @@ use tokio::task::LocalSet;
 use waybill_engine::OperationId;
 use waybill_messages::Topics;
 
-use self::beside::Beside;
-use self::door::Door;
+use self::endpoint::Endpoint;
+use self::follow_ups::FollowUps;
 use self::garbage::Garbage;
 use self::pace::Pace;
 use self::topic::Topic;
@@ -46,12 +46,12 @@ struct Load {
     next: Cell<u64>,
     pace: Pace,
     source: Rc<Source>,
-    beside: UnboundedSender<(OperationId, Drawn)>,
+    follow_ups: UnboundedSender<(OperationId, Drawn)>,
 }
 
 /// The source of requests, and the book that records them.
 struct Source {
-    http: Door,
+    http: Endpoint,
     deck: Deck,
     /// Distinguishes the IDs of this run from those of others.
     run: String,
@@ -61,7 +61,7 @@ struct Source {
 /// The destination of requests.
 pub struct Target<'a> {
     /// The API.
-    pub http: &'a Door,
+    pub http: &'a Endpoint,
     /// The brokers.
     pub brokers: &'a str,
     /// Waybill's topics.
@@ -85,7 +85,7 @@ pub async fn send(
         Transport::Topic => Some(Topic::open(target.brokers, target.topics).await?),
         Transport::Single | Transport::Http2 | Transport::Batch => None,
     };
-    let (beside, asked) = unbounded_channel();
+    let (follow_ups, asked) = unbounded_channel();
     let source = Rc::new(Source {
         http: target.http.clone(),
         deck: scenario.deck(),
@@ -99,10 +99,10 @@ pub async fn send(
         next: Cell::new(0),
         pace: Pace::start()?,
         source: source.clone(),
-        beside,
+        follow_ups,
     });
     let local = LocalSet::new();
-    local.spawn_local(Beside::new(source, asked).serve());
+    local.spawn_local(FollowUps::new(source, asked).serve());
     if let Some(garbage) = garbage {
         local.spawn_local(garbage.send_all(began));
     }
@@ -153,7 +153,7 @@ impl Load {
         self.source.book.accepted(id, drawn, intended, at);
         match drawn.kind {
             // The receiver is gone if the run was cut short.
-            Kind::Cancelled | Kind::Repeated => drop(self.beside.send((id, drawn))),
+            Kind::Cancelled | Kind::Repeated => drop(self.follow_ups.send((id, drawn))),
             Kind::Malformed => {
                 let what = format!("{id}: a malformed request was accepted");
                 self.source.book.wrong_answer(what);

@@ -69,7 +69,10 @@ impl Topic {
             producer: Producer::new(&settings, &ProducerOptions::new("waybill-loadtest"))?,
             topics: topics.clone(),
             partitions: partitions.with_context(|| {
-                format!("there is no topic {} (--topic-prefix)", topics.requests())
+                format!(
+                    "topic {} does not exist (--topic-prefix)",
+                    topics.requests()
+                )
             })?,
             settled: unbounded_channel(),
         })
@@ -83,7 +86,7 @@ impl Topic {
             load.pace.until(intended).await;
             while let Ok(settled) = self.settled.1.try_recv() {
                 sent -= 1;
-                tell(&load, &settled);
+                report_settled(&load, &settled);
             }
             let drawn = load.draw(index);
             match self.send(&load, drawn, &mut value).await {
@@ -95,7 +98,7 @@ impl Topic {
             && let Some(settled) = self.settled.1.recv().await
         {
             sent -= 1;
-            tell(&load, &settled);
+            report_settled(&load, &settled);
         }
     }
 
@@ -143,7 +146,7 @@ impl Topic {
     }
 }
 
-fn tell(load: &Load, settled: &Settled) {
+fn report_settled(load: &Load, settled: &Settled) {
     match settled.is_taken {
         true => load.accepted(settled.id, settled.drawn, settled.at),
         false => load.refused(settled.drawn, 0, "the brokers did not acknowledge it"),

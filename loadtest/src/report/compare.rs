@@ -18,13 +18,13 @@ use crate::model::{FORMAT, Machine, Phase, Report, Run};
 /// Which reports to compare.
 #[derive(clap::Args, Debug)]
 pub struct Arguments {
-    /// The report that is held against.
+    /// The reference report
     #[arg(value_name = "A.json")]
     a: PathBuf,
-    /// The report that may be better or worse.
+    /// The report to compare with the reference
     #[arg(value_name = "B.json")]
     b: PathBuf,
-    /// Writes the comparison as a page with plots to this file, too.
+    /// Also write the comparison as an HTML page with plots to this file
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }
@@ -48,8 +48,7 @@ pub fn run(arguments: &Arguments) -> anyhow::Result<()> {
     print!("{}", text::write(&comparison, &names));
     if let Some(path) = &arguments.html {
         let page = html::page(&comparison, &names);
-        std::fs::write(path, page)
-            .with_context(|| format!("{} cannot be written", path.display()))?;
+        std::fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
 }
@@ -198,7 +197,7 @@ fn plan(phase: &Phase) -> String {
 ///
 /// If it cannot be read or is not a report of this format. The error names the file and the field.
 pub fn read(path: &Path) -> anyhow::Result<Report> {
-    let json = std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()))?;
+    let json = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     parse(&json).with_context(|| path.display().to_string())
 }
 
@@ -208,13 +207,13 @@ fn parse(json: &[u8]) -> anyhow::Result<Report> {
     struct Probe {
         format: Option<serde_json::Value>,
     }
-    let probe: Probe = serde_json::from_slice(json).context("is not a report as JSON")?;
+    let probe: Probe = serde_json::from_slice(json).context("is not a JSON report")?;
     let format = probe
         .format
         .context("format is missing; is this a report?")?;
     anyhow::ensure!(
         format.as_u64() == Some(u64::from(FORMAT)),
-        "format is {format}, and only {FORMAT} is known here"
+        "format is {format}; only {FORMAT} is supported"
     );
     let reader = &mut serde_json::Deserializer::from_slice(json);
     serde_path_to_error::deserialize(reader).map_err(|error| {

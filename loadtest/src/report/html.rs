@@ -44,12 +44,11 @@ pub fn page(report: &Report) -> String {
         }
         page.leaf("h2", &[], "Runs");
         if report.runs.is_empty() {
-            page.leaf("p", &[("class", &"none")], "Nothing was run.");
+            page.leaf("p", &[("class", &"none")], "No runs.");
             return;
         }
         summary(page, &report.runs);
-        let note =
-            "The subject's CPU is for each delivery, and its memory is the most that was seen.";
+        let note = "The subject's CPU is per delivery; its memory is the maximum seen.";
         page.leaf("p", &[("class", &"note")], note);
         for (number, run) in report.runs.iter().enumerate() {
             run::write(page, run, number + 1);
@@ -117,7 +116,7 @@ fn goals(page: &mut Markup, goals: &[Goal]) {
     let heads = ["work", "goal", "measured", "reached"].map(head);
     table(
         page,
-        "What was to be reached, and how much of it was",
+        "Goals, and how far they were reached",
         4,
         &heads,
         |rows| {

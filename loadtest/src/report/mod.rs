@@ -59,8 +59,7 @@ impl Report {
     /// If a file cannot be written.
     pub fn write(&self, json: Option<&Path>, html: Option<&Path>) -> anyhow::Result<()> {
         let write = |path: &Path, bytes: &[u8]| {
-            std::fs::write(path, bytes)
-                .with_context(|| format!("{} cannot be written", path.display()))
+            std::fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
         };
         if let Some(path) = json {
             write(path, &serde_json::to_vec_pretty(self)?)?;

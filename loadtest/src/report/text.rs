@@ -119,7 +119,7 @@ impl fmt::Display for Run {
         for kind in &self.kinds {
             writeln!(
                 f,
-                "{:<11} {} of {} ended as this kind does",
+                "{:<11} {} of {} ended as required",
                 kind.name, kind.as_meant, kind.held_to
             )?;
             ms(f, "  end to end", kind.end_to_end_ms.as_ref())?;
@@ -134,7 +134,11 @@ impl fmt::Display for Run {
             Some(verdict) => write!(f, "{verdict}")?,
             None => {
                 let why = self.not_judged.as_deref();
-                writeln!(f, "NOT JUDGED  {}", why.unwrap_or("nobody was asked to"))?;
+                writeln!(
+                    f,
+                    "NOT JUDGED  {}",
+                    why.unwrap_or("no judge was configured")
+                )?;
             }
         }
         for failure in &self.failures {
@@ -202,7 +206,7 @@ impl fmt::Display for BreakingPoint {
         }
         match (self.broke_at, &self.because) {
             (Some(rate), Some(because)) => write!(f, ", {rate:.0}/s did not: {because}"),
-            _ => f.write_str(", which is all that was offered"),
+            _ => f.write_str(", the highest rate offered"),
         }
     }
 }
@@ -229,7 +233,7 @@ mod tests {
     use crate::report::testing;
 
     #[test]
-    fn a_run_without_a_judge_says_so_and_failures_stand_last() {
+    fn a_run_without_a_judge_says_so_and_failures_come_last() {
         let mut run = testing::run();
         run.failures.push("no delivery was accepted".to_owned());
         let text = run.to_string();

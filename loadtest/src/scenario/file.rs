@@ -43,7 +43,7 @@ pub fn named(name: &str) -> anyhow::Result<Scenario> {
     let text = std::fs::read_to_string(path).with_context(|| {
         let known: Vec<&str> = BUILT_IN.iter().map(|(name, _)| *name).collect();
         format!(
-            "{name} is no file that can be read, and none of {}",
+            "{name} is neither a readable file nor one of {}",
             known.join(", ")
         )
     })?;
@@ -76,13 +76,10 @@ fn refusal(from: &str, error: &Error) -> anyhow::Error {
     let problem = match error {
         Error::SerdeUnknownField {
             field, expected, ..
-        } => format!(
-            "the key {field} is not known; known are {}",
-            expected.join(", ")
-        ),
+        } => format!("unknown key {field}; the keys are {}", expected.join(", ")),
         Error::SerdeUnknownVariant {
             variant, expected, ..
-        } => format!("{variant} is none of {}", expected.join(", ")),
+        } => format!("{variant} is not one of {}", expected.join(", ")),
         other => UserMessageFormatter.format_message(other).into_owned(),
     };
     anyhow::anyhow!("{from}: {place}{}", problem.replace(char::is_control, " "))
@@ -155,7 +152,7 @@ breakingPoint: {acceptanceP99: 100ms, lag: 2s}
     }
 
     #[test]
-    fn what_cannot_be_run_is_refused_with_file_and_field() {
+    fn invalid_scenarios_are_refused_with_file_and_field() {
         for (from, to, field) in [
             ("rate: 5,", "rate: 0,", "phases[1].rate must be above 0"),
             ("for: 2s", "for: 2", "(ms, s, m, h)"),
@@ -174,7 +171,7 @@ breakingPoint: {acceptanceP99: 100ms, lag: 2s}
             (
                 "{drone: {error",
                 "{weather: {error",
-                "faults.weather is no service",
+                "faults.weather is not a service",
             ),
             (
                 "errorRate: 0.5",
@@ -210,9 +207,9 @@ breakingPoint: {acceptanceP99: 100ms, lag: 2s}
     }
 
     #[test]
-    fn who_names_no_scenario_is_told_which_there_are() {
+    fn an_unknown_scenario_is_refused_with_the_known_ones() {
         let refused = format!("{:#}", named("smok").unwrap_err());
-        assert!(refused.contains("none of smoke, steady"), "{refused}");
+        assert!(refused.contains("one of smoke, steady"), "{refused}");
     }
 
     #[test]

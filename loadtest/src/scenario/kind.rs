@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_asked_for_is_json_that_says_the_kind() {
+    fn requests_are_json_that_names_their_kind() {
         let mut inputs = Vec::new();
         for kind in [
             Kind::Drone,

@@ -73,10 +73,11 @@ impl Limits {
             match run.subject_memory_mib_max() {
                 Some(found) if found <= limit => {}
                 Some(found) => broken.push(format!(
-                    "the subject took {found:.0} MiB of memory, above the limit of {limit:.0} MiB"
+                    "the subject used {found:.0} MiB of memory, above the limit of {limit:.0} MiB"
                 )),
                 None => broken.push(format!(
-                    "whether the subject keeps to {limit:.0} MiB of memory was not measured: name its process (--process)"
+                    "the limit of {limit:.0} MiB of memory was not checked: name the process of \
+                     the subject (--process)"
                 )),
             }
         }
@@ -127,11 +128,11 @@ impl Strain {
         let late =
             |acceptance: Percentiles| acceptance.p99 > self.acceptance_p99.as_secs_f64() * 1e3;
         if (sample.accepted as f64) < sample.offered as f64 * ACCEPTED_SHARE_MIN {
-            Some("fewer than 99 % of what was offered were accepted in time")
+            Some("fewer than 99 % of the offered requests were accepted in time")
         } else if sample.acceptance_ms.is_some_and(late) {
             Some("acceptance took too long")
         } else if sample.open as f64 > rate * self.lag.as_secs_f64() {
-            Some("what was accepted was not completed at the same rate")
+            Some("completion did not keep up with acceptance")
         } else {
             None
         }
@@ -177,7 +178,7 @@ mod tests {
     fn the_breaking_point_is_the_highest_rate_that_held_before_three_seconds_did_not() {
         for (offered, accepted, open, p99, because) in [
             (400, 390, 0, 1.0, "99 %"),
-            (400, 400, 500, 1.0, "not completed"),
+            (400, 400, 500, 1.0, "did not keep up"),
             (400, 400, 0, 101.0, "too long"),
         ] {
             let good = [100, 200, 300].map(|rate| sample(rate / 100, rate, rate, 10, 5.0));
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_after_the_offer_says_nothing() {
+    fn samples_after_the_offer_are_ignored() {
         let drain = (2..9).map(|at| sample(at, 0, 0, 1_000, 1.0));
         let samples: Vec<Sample> = std::iter::once(sample(1, 100, 100, 0, 1.0))
             .chain(drain)

@@ -90,18 +90,18 @@ pub struct Phase {
     pub tenants: Option<BTreeMap<String, f64>>,
 }
 
-/// How requests travel.
+/// How requests are sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Transport {
-    /// One HTTP/1.1 request a delivery.
+    /// One HTTP/1.1 request per delivery.
     #[default]
     Single,
-    /// One HTTP/2 request a delivery, many at a time on each connection.
+    /// One HTTP/2 request per delivery, many at a time on each connection.
     Http2,
     /// NDJSON batches.
     Batch,
-    /// Straight to the topic of requests, as any Kafka client can; accepted is what the broker has acknowledged.
+    /// Records written directly to the topic of requests; acknowledged records count as accepted.
     Topic,
 }
 
@@ -109,7 +109,7 @@ pub enum Transport {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Expect {
-    /// Each as its kind says.
+    /// Each as its kind requires.
     #[default]
     Kind,
     /// In any final state, or parked.
@@ -259,7 +259,9 @@ impl Scenario {
         for (name, faults) in &self.faults {
             if !SERVICES.contains(&name.as_str()) {
                 let known = SERVICES.join(", ");
-                return Err(format!("faults.{name} is no service; they are {known}"));
+                return Err(format!(
+                    "faults.{name} is not a service; the services are {known}"
+                ));
             }
             faults.check(&format!("faults.{name}"))?;
         }
@@ -273,7 +275,10 @@ impl Scenario {
             ));
         }
         if self.drain.is_zero() && (self.garbage_rate > 0.0 || self.breaking_point.is_some()) {
-            return Err("drain must be above 0: what comes of requests is asked for".to_owned());
+            return Err(
+                "drain must be above 0, because the scenario needs the results of requests"
+                    .to_owned(),
+            );
         }
         Ok(())
     }
@@ -348,7 +353,7 @@ fn not_below_zero(field: &str, number: f64) -> Result<(), String> {
     if number.is_finite() && number >= 0.0 {
         return Ok(());
     }
-    Err(format!("{field} must not be below 0, and is {number}"))
+    Err(format!("{field} must not be below 0, but is {number}"))
 }
 
 fn weights<'a>(field: &str, weights: impl Iterator<Item = &'a f64>) -> Result<(), String> {

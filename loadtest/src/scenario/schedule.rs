@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_soon_behind_the_first_is_as_much_as_the_rate_has_then() {
+    fn a_batch_holds_as_many_requests_as_the_current_rate_yields() {
         let schedule = Schedule::new(&[phase(100.0, None, 1), phase(10_000.0, None, 1)]);
         let soon = Duration::from_millis(20);
         for (first, size, within) in [

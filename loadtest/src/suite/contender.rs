@@ -60,7 +60,7 @@ const PERIOD: Duration = Duration::from_millis(200);
 /// The content of the last line.
 #[derive(PartialEq, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Said {
+struct PeerResult {
     completed: u64,
     seconds: f64,
     cpu_seconds: Option<f64>,
@@ -84,7 +84,7 @@ impl Contender {
     pub fn parse(text: &str) -> Result<Self, String> {
         match text.split_once('=') {
             Some((name, _)) if super::OWN_NAMES.contains(&name) => {
-                Err(format!("{name} is what one of the suite's own is called"))
+                Err(format!("{name} is the name of a system of the suite"))
             }
             Some((name, command)) if !name.is_empty() && !command.trim().is_empty() => Ok(Self {
                 name: name.to_owned(),
@@ -115,7 +115,7 @@ impl Contender {
         let services_before = services.process.totals()?;
         let ended_before = ended_children_seconds();
         let child = command.spawn();
-        let child = child.with_context(|| format!("{program} cannot be started"))?;
+        let child = child.with_context(|| format!("cannot start {program}"))?;
         let pid = child.id().context("it has just been started")?;
         // All processes it started are killed too, however this function ends.
         let group = Group(pid);
@@ -123,27 +123,32 @@ impl Contender {
         let ended = tokio::time::timeout(PATIENCE, child.wait_with_output()).await;
         let (tree, samples) = watched.stop();
         drop(group);
-        let output =
-            ended.with_context(|| format!("it took longer than {} s", PATIENCE.as_secs()))??;
-        anyhow::ensure!(output.status.success(), "it ended with {}", output.status);
-        let said = Said::read(&String::from_utf8_lossy(&output.stdout), count)?;
+        let output = ended
+            .with_context(|| format!("the command took longer than {} s", PATIENCE.as_secs()))??;
+        anyhow::ensure!(
+            output.status.success(),
+            "the command ended with {}",
+            output.status
+        );
+        let peer_result = PeerResult::read(&String::from_utf8_lossy(&output.stdout), count)?;
         let used = Usage {
             // The kernel's count is complete for ended children. Others count as last seen.
-            cpu_seconds: said
+            cpu_seconds: peer_result
                 .cpu_seconds
                 .unwrap_or_else(|| (ended_children_seconds() - ended_before).max(tree.cpu_seconds)),
             ..tree
         };
         let of_services = services.process.totals()?.since(&services_before);
         let counted = Counts::read(services.address).await?;
-        let mut run = self.write_up(&said, count, used, of_services, samples);
-        run.failures.extend(counted.wrong(counted_before, &said));
+        let mut run = self.write_up(&peer_result, count, used, of_services, samples);
+        run.failures
+            .extend(counted.wrong(counted_before, &peer_result));
         Ok(run)
     }
 
     fn write_up(
         &self,
-        said: &Said,
+        peer_result: &PeerResult,
         count: u64,
         used: Usage,
         of_services: Usage,
@@ -152,16 +157,16 @@ impl Contender {
         let process = |name: &str, part: Part, usage: &Usage| Process {
             name: name.to_owned(),
             part,
-            cpu_us_per_delivery: usage.cpu_seconds * 1e6 / said.completed.max(1) as f64,
+            cpu_us_per_delivery: usage.cpu_seconds * 1e6 / peer_result.completed.max(1) as f64,
             cpu_us_by_threads: BTreeMap::new(),
             resident_mib_before: 0.0,
             resident_mib_max: usage.resident_mib,
         };
         let mut failures = Vec::new();
-        if said.completed < count {
+        if peer_result.completed < count {
             failures.push(format!(
                 "{} of {count} deliveries were completed",
-                said.completed
+                peer_result.completed
             ));
         }
         Run {
@@ -172,22 +177,25 @@ impl Contender {
             phases: vec![Phase {
                 name: super::TOP_RATE.to_owned(),
                 from_seconds: 0.0,
-                seconds: said.seconds,
-                rate: count as f64 / said.seconds,
-                rate_end: count as f64 / said.seconds,
+                seconds: peer_result.seconds,
+                rate: count as f64 / peer_result.seconds,
+                rate_end: count as f64 / peer_result.seconds,
                 offered: count,
-                accepted: said.completed,
+                accepted: peer_result.completed,
                 acceptance_ms: None,
                 end_to_end_ms: None,
             }],
             offered: count,
-            accepted: said.completed,
+            accepted: peer_result.completed,
             refused: BTreeMap::new(),
             refused_examples: BTreeMap::new(),
-            states: BTreeMap::from([(ProcessState::Processed.as_str().to_owned(), said.completed)]),
+            states: BTreeMap::from([(
+                ProcessState::Processed.as_str().to_owned(),
+                peer_result.completed,
+            )]),
             open: 0,
-            accepting_seconds: said.seconds,
-            ending_seconds: said.seconds,
+            accepting_seconds: peer_result.seconds,
+            ending_seconds: peer_result.seconds,
             acceptance_ms: None,
             end_to_end_ms: None,
             tenants: Vec::new(),
@@ -199,7 +207,7 @@ impl Contender {
             samples,
             breaking_point: None,
             verdict: None,
-            not_judged: Some("it has no judge".to_owned()),
+            not_judged: Some("the system has no judge".to_owned()),
             failures,
         }
     }
@@ -209,36 +217,39 @@ impl Counts {
     async fn read(services: SocketAddr) -> anyhow::Result<Self> {
         let (status, body) = Client::new(services).get("/ledger/summary").await?;
         anyhow::ensure!(status == StatusCode::OK, "the ledger answered {status}");
-        serde_json::from_slice(&body).context("the ledger's summary cannot be read")
+        serde_json::from_slice(&body).context("cannot read the ledger's summary")
     }
 
     /// The contradiction between a command's result and the ledger's counts.
-    fn wrong(self, before: Self, said: &Said) -> Option<String> {
+    fn wrong(self, before: Self, peer_result: &PeerResult) -> Option<String> {
         let complete = self.complete.saturating_sub(before.complete);
         if self.double > before.double {
             let double = self.double - before.double;
             return Some(format!("{double} effects were made twice"));
         }
-        let completed = said.completed;
+        let completed = peer_result.completed;
         (complete < completed).then(|| {
             format!(
-                "it says that {completed} deliveries were completed, and the ledger knows of {complete}"
+                "the command reports {completed} completed deliveries, but the ledger has \
+                 {complete}"
             )
         })
     }
 }
 
-impl Said {
+impl PeerResult {
     fn read(output: &str, count: u64) -> anyhow::Result<Self> {
         let last = output.lines().rfind(|line| !line.trim().is_empty());
-        let last = last.context("it said nothing")?;
-        let said: Self = serde_json::from_str(last)
-            .with_context(|| format!("its last line is not the object that it must be: {last}"))?;
+        let last = last.context("the command printed nothing")?;
+        let peer_result: Self = serde_json::from_str(last)
+            .with_context(|| format!("the last line is not the required object: {last}"))?;
         anyhow::ensure!(
-            said.seconds.is_finite() && said.seconds > 0.0 && said.completed <= count,
-            "its last line cannot be true: {last}"
+            peer_result.seconds.is_finite()
+                && peer_result.seconds > 0.0
+                && peer_result.completed <= count,
+            "the last line has impossible values: {last}"
         );
-        Ok(said)
+        Ok(peer_result)
     }
 }
 
@@ -299,23 +310,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_line_is_what_counts() {
-        let said = Said::read("starting\n{\"completed\": 9, \"seconds\": 1.5}\n\n", 10).unwrap();
+    fn the_last_line_counts() {
+        let peer_result =
+            PeerResult::read("starting\n{\"completed\": 9, \"seconds\": 1.5}\n\n", 10).unwrap();
         assert_eq!(
-            said,
-            Said {
+            peer_result,
+            PeerResult {
                 completed: 9,
                 seconds: 1.5,
                 cpu_seconds: None
             }
         );
         for (output, problem) in [
-            ("", "said nothing"),
-            ("done", "not the object"),
-            ("{\"completed\": 11, \"seconds\": 1}", "cannot be true"),
-            ("{\"completed\": 1, \"seconds\": 0}", "cannot be true"),
+            ("", "printed nothing"),
+            ("done", "not the required object"),
+            ("{\"completed\": 11, \"seconds\": 1}", "impossible values"),
+            ("{\"completed\": 1, \"seconds\": 0}", "impossible values"),
         ] {
-            let error = Said::read(output, 10).unwrap_err().to_string();
+            let error = PeerResult::read(output, 10).unwrap_err().to_string();
             assert!(error.contains(problem), "{output}: {error}");
         }
     }
@@ -349,7 +361,7 @@ mod tests {
         let run = busy.run(10, &called).await.unwrap();
         assert_eq!((run.accepted, run.ending_seconds), (10, 2.0));
         assert!(run.processes[0].cpu_us_per_delivery > 1_000.0);
-        let claim = "it says that 10 deliveries were completed, and the ledger knows of 0";
+        let claim = "the command reports 10 completed deliveries, but the ledger has 0";
         assert_eq!(run.failures, [claim]);
         let failing = Contender::parse("failing=exit 3").unwrap();
         let error = failing.run(10, &called).await.err().unwrap().to_string();

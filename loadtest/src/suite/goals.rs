@@ -216,9 +216,9 @@ impl<'a> Runs<'a> {
             Some(run) => {
                 let measured = accepted_well(run, work, goal, 100.0);
                 let seconds: f64 = run.phases.iter().map(|phase| phase.seconds).sum();
-                let told = format!("{} ({}, {seconds:.0} s)", measured.measured, run.system);
+                let shown = format!("{} ({}, {seconds:.0} s)", measured.measured, run.system);
                 Goal {
-                    measured: told,
+                    measured: shown,
                     // A shorter run is no evidence for ten minutes.
                     ratio: measured.ratio.filter(|_| seconds >= 600.0),
                     ..measured
@@ -273,9 +273,9 @@ impl<'a> Runs<'a> {
         let work = "memory, with a backlog of 1,000,000";
         if let Some(run) = self.of(BACKLOG, WAYBILL).next() {
             let measured = self.memory(BACKLOG, work, 400.0, Run::subject_memory_mib_max);
-            let told = format!("{} with {}", measured.measured, run.accepted);
+            let shown = format!("{} with {}", measured.measured, run.accepted);
             return Goal {
-                measured: told,
+                measured: shown,
                 ratio: measured.ratio.filter(|_| run.accepted >= 1_000_000),
                 ..measured
             };

@@ -1,8 +1,8 @@
 //! Measures how the cost of a delivery grows with the number of partitions, with operations in
 //! flight, and with stored operations.
 //!
-//! What must hold: each world is measured right after one with the defaults, and the report has the
-//! ratio of the two. A machine that becomes slower meanwhile then does not look like growth.
+//! What must hold: each installation is measured right after one with the defaults, and the report
+//! has the ratio of the two. A machine that becomes slower meanwhile then does not look like growth.
 
 use std::fmt;
 use std::path::Path;
@@ -13,25 +13,25 @@ use waybill_messages::Topics;
 use waybill_store::{EmbeddedConfig, EmbeddedStore, RowWrite, Store as _, WriteBatch};
 
 use super::{top_rate, warm_up};
+use crate::installation::{Services, StartOptions, Up};
 use crate::interrupt::Interrupt;
 use crate::measure::{self, Options};
 use crate::model::{Goal, Part, Run};
-use crate::world::{Services, StartOptions, Up};
 use waybill_baseline::delivery::Delivery;
 use waybill_baseline::pattern::Patterns;
 
 /// The scenario's name in reports.
 const GROWTH: &str = "growth";
-/// The name in reports of the reference world.
+/// The name in reports of the reference installation.
 const DEFAULTS: &str = "defaults";
 /// The default number of partitions.
 const PARTITIONS: u32 = 4;
 /// The number of operations written at once to fill a store.
 const FILL_BATCH: u64 = 2_000;
-/// The divisor of the number of deliveries in a world with few operations in flight.
+/// The divisor of the number of deliveries in an installation with few operations in flight.
 const SHARE_OF_FEW: u64 = 20;
 
-/// The difference of a world from the defaults.
+/// The difference of an installation from the defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum With {
     /// This number of partitions.
@@ -75,7 +75,7 @@ impl fmt::Display for With {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Partitions(partitions) => write!(f, "{partitions} partitions"),
-            Self::UnderWay(operations) => write!(f, "{operations} under way in each partition"),
+            Self::UnderWay(operations) => write!(f, "{operations} in progress per partition"),
             Self::Stored(operations) => write!(f, "{operations} operations in the store"),
         }
     }
@@ -94,25 +94,25 @@ pub struct Growth {
 pub struct Plan {
     /// The start options of Waybill.
     pub start: StartOptions,
-    /// The number of deliveries in each world.
+    /// The number of deliveries in each installation.
     pub count: u64,
     /// The maximum number of stored operations.
     pub stored_max: u64,
 }
 
 impl Plan {
-    fn worlds(&self) -> Vec<With> {
+    fn installations(&self) -> Vec<With> {
         let partitions = [1, 16, 64].map(With::Partitions);
         let under_way = [1, 10, 100].map(With::UnderWay);
         let stored = [100_000, 1_000_000, 10_000_000];
         let stored = stored
             .into_iter()
             .filter(|stored| *stored <= self.stored_max);
-        let worlds = partitions.into_iter().chain(under_way);
-        worlds.chain(stored.map(With::Stored)).collect()
+        let installations = partitions.into_iter().chain(under_way);
+        installations.chain(stored.map(With::Stored)).collect()
     }
 
-    /// Measures all worlds. `growth` gets the results, even if a later world fails.
+    /// Measures all installations. `growth` gets the results, even if a later installation fails.
     ///
     /// # Errors
     ///
@@ -120,7 +120,7 @@ impl Plan {
     pub async fn run(&self, growth: &mut Growth, interrupt: &Interrupt) -> anyhow::Result<()> {
         let services = interrupt.unless(Services::start(&self.start)).await?;
         let mut done = Ok(());
-        for with in self.worlds() {
+        for with in self.installations() {
             match self.pair(with, &services, interrupt).await {
                 Ok([defaults, grown]) => {
                     growth.table.push(compared(with, &defaults, &grown));
@@ -162,7 +162,7 @@ impl Plan {
         // A flag, so that no other setting applies: a repeated flag is refused.
         let partitions = with.map_or(PARTITIONS, With::partitions);
         start.up_flags.push(format!("--partitions={partitions}"));
-        let data = crate::world::temporary_directory()?;
+        let data = crate::installation::temporary_directory()?;
         if let Some(With::Stored(operations)) = with {
             let store = Up::store_in(data.path());
             interrupt.unless(fill(&store, operations)).await?;
@@ -176,10 +176,10 @@ impl Plan {
             hold: None,
         };
         let done = async {
-            warm_up(&up.world(services), &options, count).await?;
+            warm_up(&up.installation(services), &options, count).await?;
             let mut scenario = top_rate(count);
             GROWTH.clone_into(&mut scenario.name);
-            measure::run(&scenario, &up.world(services), &options).await
+            measure::run(&scenario, &up.installation(services), &options).await
         };
         let done = done.await;
         let stopped = up.stop().await;
@@ -219,21 +219,21 @@ fn rows(patterns: &Patterns, number: usize) -> [RowWrite; 2] {
     [created, pattern.last_row().write(id, Stamp(2))]
 }
 
-/// How much more a delivery cost than in the world with the defaults.
+/// How much more a delivery cost than in the installation with the defaults.
 fn compared(with: With, defaults: &Run, grown: &Run) -> Goal {
     let cost = |run: &Run| run.cpu_us(Part::Subject);
     let times = cost(grown).zip(cost(defaults)).map(|(a, b)| a / b);
     let rates = [grown, defaults].map(Run::completed_per_second);
     Goal {
         work: with.to_string(),
-        goal: "as dear as with the defaults".to_owned(),
+        goal: "the same cost as with the defaults".to_owned(),
         measured: match (times, cost(grown)) {
             (Some(times), Some(cost)) => format!(
                 "{times:.2} times, {cost:.0} µs; {:.0} completed/s, {:.2} times",
                 rates[0],
                 rates[0] / rates[1]
             ),
-            _ => "its CPU is not known".to_owned(),
+            _ => "its CPU was not measured".to_owned(),
         },
         ratio: times.map(|times| 1.0 / times),
     }
@@ -248,7 +248,7 @@ mod tests {
     use crate::report::testing;
 
     #[test]
-    fn no_store_is_filled_beyond_what_was_said() {
+    fn no_store_is_filled_beyond_the_limit() {
         let plan = |stored_max| Plan {
             start: StartOptions {
                 program: "waybill".into(),
@@ -260,15 +260,17 @@ mod tests {
             stored_max,
         };
         let stored = |stored_max| {
-            let worlds = plan(stored_max).worlds();
-            let stored = worlds.iter().filter(|with| matches!(with, With::Stored(_)));
+            let installations = plan(stored_max).installations();
+            let stored = installations
+                .iter()
+                .filter(|with| matches!(with, With::Stored(_)));
             stored.count()
         };
         assert_eq!([stored(99_999), stored(1_000_000)], [0, 2]);
     }
 
     #[test]
-    fn a_world_says_what_it_has_to_the_program_that_is_started() {
+    fn an_installation_passes_its_settings_to_the_started_program() {
         let few = With::UnderWay(10);
         let key = "WAYBILL_SCHEDULER__IN_FLIGHT_MAX";
         assert_eq!(few.env(), Some((key, "40".to_owned())));
@@ -293,9 +295,9 @@ mod tests {
             }];
             run
         });
-        let told = compared(With::Partitions(64), &defaults, &grown);
-        assert_eq!((&*told.work, told.ratio), ("64 partitions", Some(0.5)));
-        assert!(told.measured.starts_with("2.00 times"), "{}", told.measured);
+        let goal = compared(With::Partitions(64), &defaults, &grown);
+        assert_eq!((&*goal.work, goal.ratio), ("64 partitions", Some(0.5)));
+        assert!(goal.measured.starts_with("2.00 times"), "{}", goal.measured);
     }
 
     #[test]

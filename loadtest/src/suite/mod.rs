@@ -1,5 +1,5 @@
-//! The suite: measures everything that the goals name, in separate worlds, alternating between
-//! Waybill and others.
+//! The suite: measures everything that the goals name, in separate installations, alternating
+//! between Waybill and others.
 //!
 //! What must hold: comparisons use rounds in which every system has its turn (ABAB) with the same
 //! mock services. A ratio is the median of the rounds' ratios. Each top rate starts with an empty
@@ -12,12 +12,12 @@ pub mod growth;
 use std::time::Duration;
 
 use self::contender::{Called, Contender};
+use crate::installation::{Installation, Services, StartOptions, Up};
 use crate::interrupt::Interrupt;
 use crate::measure::{self, Options};
 use crate::model::Run;
 use crate::scenario::limits::Limits;
 use crate::scenario::{Scenario, Transport, file};
-use crate::world::{Services, StartOptions, Up, World};
 
 /// The scenarios' names in reports.
 const IDLE: &str = "idle";
@@ -174,7 +174,7 @@ impl<'a> Suite<'a> {
     /// The latency of a single delivery, and at a thousand per second.
     async fn latencies(&mut self, up: &Up, system: &str) -> anyhow::Result<()> {
         let options = self.options(system, None);
-        warm_up(&up.world(&self.services), &options, self.plan.count).await?;
+        warm_up(&up.installation(&self.services), &options, self.plan.count).await?;
         let alone = Scenario::ad_hoc(ALONE, 20.0, Duration::from_secs(20));
         self.measure_as(up, alone, system, None).await?;
         let open_loop = Scenario::ad_hoc(OPEN_LOOP, 1_000.0, Duration::from_secs(15));
@@ -233,7 +233,7 @@ impl<'a> Suite<'a> {
 
     async fn top_rate(&mut self, up: &Up, variant: &Variant) -> anyhow::Result<()> {
         let options = self.options(variant.name, None);
-        warm_up(&up.world(&self.services), &options, self.plan.count).await?;
+        warm_up(&up.installation(&self.services), &options, self.plan.count).await?;
         let scenario = top_rate(self.plan.count);
         self.measure_as(up, scenario, variant.name, None).await
     }
@@ -342,7 +342,7 @@ impl<'a> Suite<'a> {
         let count = scenario.schedule().count();
         eprintln!("suite: {} on {system}, {count} requests", scenario.name);
         let options = self.options(system, hold);
-        let run = measure::run(&scenario, &up.world(&self.services), &options).await?;
+        let run = measure::run(&scenario, &up.installation(&self.services), &options).await?;
         println!("{run}");
         self.runs.push(run);
         Ok(())
@@ -370,23 +370,27 @@ fn top_rate(count: u64) -> Scenario {
 /// More deliveries have no further warm-up effect.
 const WARM_UP_MAX: u64 = 5_000;
 
-/// Warms a world up before it completes this many deliveries. First-time costs are not part of the
-/// measurement.
+/// Warms an installation up before it completes this many deliveries. First-time costs are not part
+/// of the measurement.
 ///
 /// # Errors
 ///
 /// If the warm-up could not be followed.
-pub async fn warm_up(world: &World, options: &Options, count: u64) -> anyhow::Result<()> {
+pub async fn warm_up(
+    installation: &Installation,
+    options: &Options,
+    count: u64,
+) -> anyhow::Result<()> {
     let mut scenario = top_rate((count / 20).clamp(100, WARM_UP_MAX));
     "warm-up".clone_into(&mut scenario.name);
     let options = Options {
         is_quiet: true,
         ..options.clone()
     };
-    let run = measure::run(&scenario, world, &options).await?;
+    let run = measure::run(&scenario, installation, &options).await?;
     anyhow::ensure!(
         run.failures.is_empty(),
-        "the deliveries that were to warm it up failed: {}",
+        "the warm-up deliveries failed: {}",
         run.failures.join("; ")
     );
     Ok(())

@@ -39,7 +39,7 @@ impl Watched {
     pub fn parse(text: &str) -> Result<Self, String> {
         let wrong = || {
             format!(
-                "{text:?} must be NAME=PID or NAME=PID:PART, PART being subject, server or services"
+                "{text:?} must be NAME=PID or NAME=PID:PART; PART is subject, server or services"
             )
         };
         let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
@@ -77,7 +77,7 @@ impl Watched {
     }
 
     fn cannot_be_read(&self) -> String {
-        format!("process {} ({}) cannot be read", self.pid, self.name)
+        format!("cannot read process {} ({})", self.pid, self.name)
     }
 }
 
@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_that_nobody_has_waited_for_is_gone() {
+    fn a_zombie_process_counts_as_gone() {
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .spawn()

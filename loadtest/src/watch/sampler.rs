@@ -29,7 +29,7 @@ pub struct Sampler {
     thread: JoinHandle<Vec<Sample>>,
 }
 
-struct Look {
+struct Sampling {
     book: Arc<Book>,
     schedule: Schedule,
     phases: Vec<String>,
@@ -63,7 +63,7 @@ impl Sampler {
         began: Instant,
         is_quiet: bool,
     ) -> std::io::Result<Self> {
-        let look = Look {
+        let sampling = Sampling {
             book,
             schedule: scenario.schedule(),
             phases: scenario
@@ -86,7 +86,7 @@ impl Sampler {
         let stopping = stop.clone();
         let thread = std::thread::Builder::new()
             .name("sampler".to_owned())
-            .spawn(move || look.until(&stopping))?;
+            .spawn(move || sampling.until(&stopping))?;
         Ok(Self { stop, thread })
     }
 
@@ -97,7 +97,7 @@ impl Sampler {
     }
 }
 
-impl Look {
+impl Sampling {
     fn until(mut self, stop: &AtomicBool) -> Vec<Sample> {
         let mut due = PERIOD;
         loop {
@@ -145,11 +145,11 @@ impl Look {
         };
         self.at = elapsed;
         self.usages = usages;
-        self.tell(&sample, &interval);
+        self.print_progress(&sample, &interval);
         self.samples.push(sample);
     }
 
-    fn tell(&mut self, sample: &Sample, interval: &Interval) {
+    fn print_progress(&mut self, sample: &Sample, interval: &Interval) {
         let phase = self.schedule.phase_at(self.at);
         let phase = phase.map_or("drain", |phase| self.phases[phase].as_str());
         let Some(progress) = &mut self.progress else {

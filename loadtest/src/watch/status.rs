@@ -58,7 +58,7 @@ impl Statuses {
         let partitions = admin
             .topic_partitions(&topic)
             .await?
-            .context("there is no status topic")?;
+            .context("the status topic does not exist")?;
         let options = ConsumerOptions {
             fetch_wait_max: FETCH_WAIT_MAX,
             ..ConsumerOptions::new("waybill-loadtest")
@@ -102,7 +102,7 @@ impl Statuses {
             Ok(Err(_)) => Err(statuses
                 .stop()
                 .err()
-                .unwrap_or_else(|| anyhow::anyhow!("the status topic is not followed any more"))),
+                .unwrap_or_else(|| anyhow::anyhow!("the status topic is no longer followed"))),
             Err(_) => {
                 statuses.shared.stop.store(true, Ordering::Relaxed);
                 anyhow::bail!("not every partition of the status topic was read within {TIMEOUT:?}")

@@ -51,7 +51,7 @@ impl Usage {
         let process = directory(pid);
         let stat = fs::read_to_string(process.join("stat"))?;
         let stat = Stat::parse(&stat).context("stat does not have the expected fields")?;
-        anyhow::ensure!(!stat.has_ended, "it has ended");
+        anyhow::ensure!(!stat.has_ended, "the process has ended");
         Ok(Self {
             cpu_seconds: stat.cpu_seconds,
             threads: BTreeMap::new(),
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_thread_is_named_by_what_stands_between_the_outer_parentheses() {
+    fn a_thread_name_is_the_text_between_the_outer_parentheses() {
         let line = "7 (a (b) c-12) S 1 7 7 0 -1 4194304 1 0 0 0 150 50 30 20 20 0 9 0 1 1 1";
         let stat = Stat::parse(line).expect("it is whole");
         assert_eq!(stat.group(), "a (b) c");
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_nobody_has_waited_for_has_ended() {
+    fn a_zombie_process_counts_as_ended() {
         let mut child = std::process::Command::new("cat")
             .stdin(std::process::Stdio::piped())
             .spawn()
@@ -204,7 +204,7 @@ mod tests {
             std::thread::yield_now();
         }
         let ended = Usage::of(child.id()).unwrap_err();
-        assert_eq!(ended.to_string(), "it has ended");
+        assert_eq!(ended.to_string(), "the process has ended");
         child.wait().unwrap();
         assert!(has_ended(child.id()));
     }

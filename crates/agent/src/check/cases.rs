@@ -69,14 +69,14 @@ fn opening(harness: &mut Harness<'_>) -> Result<bool, CheckError> {
         }
         None => {
             let mut what = format!(
-                "no answer on {} to what lies on {} within {:?}",
+                "no reply on {} to the requests on {} within {:?}",
                 harness.wire.replies_topic(),
                 harness.wire.requests_topic(),
                 harness.settings.patience
             );
             if harness.transcript.strange > 0 {
                 what.push_str(&format!(
-                    "; {} records there answer nothing that was asked",
+                    "; {} records there match no request",
                     harness.transcript.strange
                 ));
             }

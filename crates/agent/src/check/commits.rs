@@ -16,7 +16,7 @@ pub(super) struct Commits {
     /// The newest offset of each partition.
     newest: Vec<Option<Offset>>,
     /// Requests already reported as committed too early.
-    told: BTreeSet<usize>,
+    reported: BTreeSet<usize>,
     /// Why the last query of the group failed.
     pub(super) refused: Option<String>,
 }
@@ -43,10 +43,10 @@ impl Commits {
             let is_late = sent.request.complete_by <= now + settings.clock_tolerance;
             let is_letter = sent.expected == Expected::DeadLetter;
             let is_done = !sent.replies.is_empty() || is_late || is_letter;
-            if sent.offset < offset && !is_done && self.told.insert(number) {
+            if sent.offset < offset && !is_done && self.reported.insert(number) {
                 faults.push(format!(
-                    "offset {offset} of partition {} was committed while the request at {} had no \
-                     answer",
+                    "offset {offset} of partition {} was committed before the request at {} was \
+                     answered",
                     sent.partition, sent.offset
                 ));
             }
@@ -67,7 +67,7 @@ impl Commits {
             committed.is_none_or(|committed| committed <= sent.offset)
         })?;
         Some(format!(
-            "the request at {} of partition {} was answered, and its offset is not committed",
+            "the request at {} of partition {} was answered, but its offset is not committed",
             behind.offset, behind.partition
         ))
     }

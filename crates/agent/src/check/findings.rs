@@ -129,7 +129,7 @@ impl Findings {
             .map(|rule| {
                 let marks = self.marks.remove(&rule).unwrap_or_default();
                 let (verdict, seen) = if self.without.contains(&rule) {
-                    (Verdict::NotTried, "left out".to_owned())
+                    (Verdict::NotTried, "skipped".to_owned())
                 } else {
                     marks.verdict()
                 };
@@ -158,9 +158,10 @@ impl Marks {
         }
         match self.excuse {
             Some(why) => (Verdict::NotTried, why),
-            None if self.seen.is_empty() => {
-                (Verdict::NotTried, "the check ended before it".to_owned())
-            }
+            None if self.seen.is_empty() => (
+                Verdict::NotTried,
+                "the check ended before this rule".to_owned(),
+            ),
             None => (Verdict::Pass, self.seen.join("; ")),
         }
     }
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_outweighs_what_was_seen_and_an_excuse_too() {
+    fn a_fault_outweighs_observations_and_excuses() {
         let mut findings = Findings::new(BTreeSet::from([Rule::Burst]));
         findings.saw(Rule::Answer, "yes");
         findings.saw(Rule::Echo, "yes");
@@ -197,13 +198,13 @@ mod tests {
                 (Verdict::Pass, "yes".to_owned()),
                 (Verdict::NotTried, "cannot".to_owned()),
                 (Verdict::Fail, "no; no; no; and 2 more".to_owned()),
-                (Verdict::NotTried, "left out".to_owned()),
+                (Verdict::NotTried, "skipped".to_owned()),
             ]
         );
     }
 
     #[test]
-    fn what_was_never_seen_is_not_passed() {
+    fn an_unobserved_rule_does_not_pass() {
         let report = Report {
             findings: Findings::new(BTreeSet::new()).into_findings(),
             operations: 0,

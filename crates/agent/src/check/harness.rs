@@ -192,7 +192,7 @@ impl<'a> Harness<'a> {
             let came = self.wire.poll(POLL_WAIT)?;
             self.take(came);
             if self.looked_at.elapsed() >= LOOK_AT_COMMITS_EVERY {
-                self.look_at_commits()?;
+                self.check_commits()?;
             }
         }
     }
@@ -251,8 +251,10 @@ impl<'a> Harness<'a> {
             }
             other => {
                 let what = described(other.as_ref());
-                self.findings
-                    .fault(rule, format!("the step could not be had for it: {what}"));
+                self.findings.fault(
+                    rule,
+                    format!("the step that this rule needs did not succeed: {what}"),
+                );
                 Ok(None)
             }
         }
@@ -282,7 +284,7 @@ impl<'a> Harness<'a> {
     }
 
     /// Compares the group's offsets with the answers so far.
-    fn look_at_commits(&mut self) -> Result<(), CheckError> {
+    fn check_commits(&mut self) -> Result<(), CheckError> {
         self.looked_at = Instant::now();
         let now = wall_clock();
         match self.wire.committed() {
@@ -306,18 +308,18 @@ impl<'a> Harness<'a> {
     pub(super) fn wait_for_commits(&mut self, requests: &[SentId]) -> Result<(), CheckError> {
         let deadline = Instant::now() + COMMIT_PATIENCE;
         loop {
-            self.look_at_commits()?;
+            self.check_commits()?;
             let Some(missing) = self.commits.missing(&self.transcript, requests) else {
                 let looked = self.commits.looked;
                 self.findings.saw(
                     Rule::Commit,
-                    format!("{looked} commits, each behind answers"),
+                    format!("{looked} commits, each after the replies"),
                 );
                 return Ok(());
             };
             if Instant::now() >= deadline {
                 if let Some(refused) = self.commits.refused.take() {
-                    let why = format!("the group cannot be asked: {refused}");
+                    let why = format!("cannot read the offsets of the group: {refused}");
                     self.findings.excuse(Rule::Commit, why);
                 } else if self.commits.has_begun() {
                     self.findings.fault(Rule::Commit, missing);

@@ -45,7 +45,7 @@ pub(super) fn judge(transcript: &Transcript, settings: &CheckSettings, findings:
     findings.saw(Rule::Echo, format!("{replies} replies"));
     findings.saw(
         Rule::Trace,
-        format!("{traced} of {replies} replies carry it on"),
+        format!("{traced} of {replies} replies carry the trace context"),
     );
     match errors {
         0 => findings.excuse(Rule::Errors, "every answer was a success"),
@@ -63,7 +63,7 @@ struct Counts {
 fn address(transcript: &Transcript, sent: &Sent, reply: &Reply, findings: &mut Findings) {
     if !transcript.is_in_place(sent, reply) {
         let (asked, found) = (sent.request.reply_partition, reply.partition);
-        let what = format!("a reply for partition {asked} lies in partition {found}");
+        let what = format!("a reply for partition {asked} is in partition {found}");
         findings.fault(Rule::Address, what);
     }
     if !reply.keyed {
@@ -102,7 +102,7 @@ fn echo(sent: &Sent, reply: &Reply, findings: &mut Findings) {
 fn time(sent: &Sent, reply: &Reply, settings: &CheckSettings, findings: &mut Findings) {
     let complete_by = sent.request.complete_by;
     if sent.expected == Expected::Silence {
-        let what = "a request that was late when it was sent was answered";
+        let what = "a request that was sent after its complete-by was answered";
         findings.fault(Rule::Late, what);
         return;
     }
@@ -111,7 +111,7 @@ fn time(sent: &Sent, reply: &Reply, settings: &CheckSettings, findings: &mut Fin
     };
     if answered_at > complete_by + settings.clock_tolerance {
         let late = answered_at.since(complete_by).as_millis();
-        let what = format!("a reply came {late} ms after its complete-by");
+        let what = format!("a reply arrived {late} ms after its complete-by");
         findings.fault(Rule::Deadline, what);
     }
 }
@@ -122,7 +122,7 @@ fn error(reply: &Reply, findings: &mut Findings) -> bool {
         return false;
     };
     if code.is_empty() || code == NO_CODE {
-        let what = format!("no code with {:?}", message);
+        let what = format!("no code with the message {:?}", message);
         findings.fault(Rule::Errors, what);
     } else if !is_kebab_case(code) {
         let what = format!("the code {code:?} is not kebab-case");
@@ -164,8 +164,8 @@ fn trace(sent: &Sent, reply: &Reply, findings: &mut Findings) -> bool {
         return true;
     }
     let what = match asked {
-        Some(asked) => format!("the trace {asked} was carried on as {carried:?}"),
-        None => format!("a request without a trace was answered with {carried:?}"),
+        Some(asked) => format!("a reply to the trace {asked} carries {carried:?}"),
+        None => format!("a reply to a request without a trace carries {carried:?}"),
     };
     findings.fault(Rule::Trace, what);
     false

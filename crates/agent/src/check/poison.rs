@@ -33,8 +33,8 @@ impl Poison {
 
     pub(super) const fn name(self) -> &'static str {
         match self {
-            Self::Noise => "bytes that are no Avro",
-            Self::Torn => "a record that ends in the middle",
+            Self::Noise => "bytes that are not Avro",
+            Self::Torn => "a truncated record",
             Self::UnknownAction => "a record with an unknown action",
             Self::NewerSchema => "a record of an unknown schema",
         }

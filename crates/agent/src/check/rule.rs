@@ -116,29 +116,31 @@ impl Rule {
     #[must_use]
     pub const fn demand(self) -> &'static str {
         match self {
-            Self::Answer => "a request is answered, with a reply that can be read",
-            Self::Address => "the reply lies in the partition asked for, under the operation's id",
+            Self::Answer => "each request gets a reply that can be decoded",
+            Self::Address => {
+                "the reply is in the requested partition, with the operation's id as its key"
+            }
             Self::Echo => "the reply repeats operation, step, attempt, epoch, action and nonce",
-            Self::Repeat => "an attempt delivered again is answered again, with the same outputs",
-            Self::Overlap => "attempts that overlap make one effect: the same outputs",
-            Self::OldEpoch => "an older epoch behind a newer one is answered as honestly",
-            Self::Late => "past complete-by a request is neither started nor answered",
-            Self::Deadline => "no reply comes after its complete-by",
+            Self::Repeat => "a redelivered attempt is answered again, with the same outputs",
+            Self::Overlap => "overlapping attempts make one effect, and have the same outputs",
+            Self::OldEpoch => "a request of an older epoch after a newer one is answered correctly",
+            Self::Late => "a request past its complete-by is neither started nor answered",
+            Self::Deadline => "no reply arrives after its complete-by",
             Self::Probe => "a probe changes nothing, and reports whether the effect exists",
             Self::Undo => "an undo leaves no effect",
-            Self::UndoRepeated => "the undo of what is undone is a success",
-            Self::UndoFirst => "the undo of what was never performed is a success",
-            Self::Tombstone => "what is undone is refused for good from then on",
-            Self::UndoRace => "the same where the undo and the step come at once",
-            Self::UnknownStep => "an unknown step is answered, and harms nothing",
-            Self::Poison => "an unreadable record does not stop what comes behind it",
-            Self::DeadLetter => "an unreadable record lies unchanged on the dead-letter topic",
-            Self::UnknownSchema => "a record of an unknown schema is not read by guessing",
-            Self::Errors => "what is no success says why: a stable code and a message",
-            Self::Trace => "a reply that carries a trace context carries the request's",
-            Self::Burst => "of many requests at once, each is answered in time",
-            Self::Commit => "offsets are committed, and only behind answers",
-            Self::Effects => "the service counts one effect for a key, and none that was undone",
+            Self::UndoRepeated => "undoing an undone step succeeds",
+            Self::UndoFirst => "undoing a step that was never performed succeeds",
+            Self::Tombstone => "an undone step is refused permanently",
+            Self::UndoRace => "undo and refusal also hold if the undo and the step arrive together",
+            Self::UnknownStep => "an unknown step is answered, and does no harm",
+            Self::Poison => "an unreadable record does not block the records after it",
+            Self::DeadLetter => "an unreadable record is copied unchanged to the dead-letter topic",
+            Self::UnknownSchema => "a record of an unknown schema is not decoded by guessing",
+            Self::Errors => "a failure has a stable code and a message",
+            Self::Trace => "a trace context in a reply is that of its request",
+            Self::Burst => "each of many concurrent requests is answered in time",
+            Self::Commit => "offsets are committed, and only after the replies",
+            Self::Effects => "the service has one effect per key, and none after an undo",
         }
     }
 }
@@ -151,7 +153,7 @@ impl fmt::Display for Rule {
 
 /// No rule has this name.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("there is no rule {name:?}; the rules are {}", names())]
+#[error("unknown rule {name:?}; the rules are {}", names())]
 pub struct RuleUnknown {
     /// The name.
     pub name: String,

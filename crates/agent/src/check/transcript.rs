@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_repeats_too_little_counts_for_what_it_resembles() {
+    fn an_incomplete_echo_is_matched_to_the_most_similar_request() {
         let (mut transcript, ids) = transcript(&[1, 2]);
         transcript.read_reply(&answer(2, 0));
         assert_eq!(answered(&transcript, &ids), [0, 1]);
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_reply_is_told_by_its_key() {
+    fn an_undecodable_reply_is_matched_by_its_key() {
         let (mut transcript, ids) = transcript(&[1]);
         let mut noise = answer(1, 5);
         noise.value = Some(b"{}".to_vec());

@@ -130,7 +130,7 @@ impl Wire {
 
     /// Sends records, and returns their offsets once all are acknowledged.
     pub(super) fn send(&self, records: &[Outgoing]) -> Result<Vec<Offset>, CheckError> {
-        let mut on_their_way = Vec::with_capacity(records.len());
+        let mut deliveries = Vec::with_capacity(records.len());
         for record in records {
             let traceparent = record.traceparent.as_deref();
             let headers: Vec<Header<'_>> = traceparent
@@ -148,9 +148,9 @@ impl Wire {
             self.producer
                 .send_or_wait(&out, Box::new(token), BROKER_PATIENCE)
                 .map_err(|refused| refused.into_parts().1)?;
-            on_their_way.push(delivery);
+            deliveries.push(delivery);
         }
-        on_their_way
+        deliveries
             .into_iter()
             .map(|delivery| {
                 let unknown = ProduceError::OutcomeUnknown {

@@ -103,19 +103,19 @@ fn is_code(code: &str) -> bool {
 /// The message for people: the service's (RFC 9457's `detail` or `title`, else the start of the
 /// body).
 fn message(status: StatusCode, json: Option<&Value>, body: &[u8]) -> String {
-    let said = ["detail", "title", "message"]
+    let explanation = ["detail", "title", "message"]
         .iter()
         .find_map(|member| json?.get(member)?.as_str())
         .map_or_else(|| String::from_utf8_lossy(body), Into::into);
-    let said = said.trim();
+    let explanation = explanation.trim();
     let mut message = format!("the service answered {status}");
-    if !said.is_empty() {
-        let mut end = said.len().min(MESSAGE_BYTES_MAX);
-        while !said.is_char_boundary(end) {
+    if !explanation.is_empty() {
+        let mut end = explanation.len().min(MESSAGE_BYTES_MAX);
+        while !explanation.is_char_boundary(end) {
             end -= 1;
         }
         message.push_str(": ");
-        message.push_str(&said[..end]);
+        message.push_str(&explanation[..end]);
     }
     message
 }

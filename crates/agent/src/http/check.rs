@@ -127,9 +127,9 @@ impl Fit<'_> {
             self.request(&undo.agent, Action::Compensate)?;
             let performer = self.agents.get(&*step.agent);
             if undo.tombstones && performer.is_some_and(|known| !known.tombstones) {
-                let why = "is true, but the agent does not say that its service refuses to perform a \
-                           step once it was undone; say so under `http` (`tombstones: true`) if it \
-                           does, or leave the key out of the workflow";
+                let why = "is true, but the agent does not declare that its service refuses an \
+                           undone step; set `tombstones: true` under `http` if it does, or remove \
+                           the key from the workflow";
                 return Err(self.unfit(&step.agent, "compensation.tombstones", why));
             }
             for need in &undo.needs {
@@ -154,18 +154,18 @@ impl Fit<'_> {
         let (key, missing) = match action {
             Action::Run => (
                 of_step,
-                "is not given, nor is a `request` for every step, but the agent has to perform the \
+                "is missing, and so is a `request` for every step, but the agent must perform the \
                  step",
             ),
             Action::Compensate => (
                 format!("{of_step}.compensate"),
-                "is not given, but the agent has to undo the step; give the request, or say in the \
-                 workflow that a person undoes it (`compensation: { manual: true }`) or that there \
-                 is nothing to undo (`kind: pure`)",
+                "is missing, but the agent must undo the step; add the request, or declare in the \
+                 workflow that an operator undoes the step (`compensation: { manual: true }`) or \
+                 that there is nothing to undo (`kind: pure`)",
             ),
             Action::Probe => (
                 format!("{of_step}.probe"),
-                "is not given, but the step has `probe: true`",
+                "is missing, but the step has `probe: true`",
             ),
         };
         let Some(request) = actions.and_then(|found| found.request(action)) else {
@@ -194,7 +194,7 @@ impl Fit<'_> {
         let supplier = &self.workflow.steps()[by];
         match self.kept(supplier, output)? {
             Some(kept) if kept.optional => Err(format!(
-                "agent {:?} keeps it only where there is one (its pointer under `keep` ends in `?`)",
+                "agent {:?} keeps it only if it is present (its pointer under `keep` ends in `?`)",
                 supplier.agent
             )),
             Some(_) | None => Ok(()),

@@ -185,13 +185,13 @@ impl Base {
         let uri: Uri = text.parse().map_err(|_| invalid("is not a URL"))?;
         let parts = uri.into_parts();
         let (Some(scheme), Some(authority)) = (parts.scheme, parts.authority) else {
-            return Err(invalid("lacks its scheme or its host"));
+            return Err(invalid("has no scheme or no host"));
         };
         if scheme != Scheme::HTTP && scheme != Scheme::HTTPS {
             return Err(invalid("is neither http nor https"));
         }
         if authority.as_str().contains('@') {
-            return Err(invalid("carries a user; use a header"));
+            return Err(invalid("contains a user; use a header"));
         }
         let path = parts
             .path_and_query
@@ -224,7 +224,7 @@ fn substitute(text: &str, variables: &BTreeMap<String, String>) -> Result<String
             return Err(LoadError::invalid(
                 "baseUrl",
                 format!(
-                    "`{{{name}}}` is not a variable; known are: {}",
+                    "`{{{name}}}` is an unknown variable; known variables: {}",
                     known.join(", ")
                 ),
             ));
@@ -241,7 +241,7 @@ impl Requests {
         if config.request.is_none() && config.steps.is_empty() {
             return Err(LoadError::invalid(
                 "request",
-                "neither it nor `steps` is given",
+                "this key or `steps` is required",
             ));
         }
         Ok(Self {
@@ -351,7 +351,7 @@ impl StepPlan {
                     LoadError::invalid(
                         format!("{key}.method"),
                         format!(
-                            "{:?} is none of {}",
+                            "{:?} is not one of {}",
                             config.method,
                             METHODS.map(|method| method.to_string()).join(", ")
                         ),

@@ -77,12 +77,12 @@ pub(super) fn stopping() -> Outcome {
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {
-    let said = panic
+    let text = panic
         .downcast_ref::<&str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    match said {
-        Some(said) => format!("the agent panicked: {said}"),
+    match text {
+        Some(text) => format!("the agent panicked: {text}"),
         None => "the agent panicked".to_owned(),
     }
 }

@@ -49,7 +49,7 @@ struct Shared<T> {
     agents: Vec<Agent<T>>,
     answers: Mutex<Vec<(T, StepReply)>>,
     /// Notifies the caller that there are answers, once until they are taken.
-    tell: Box<dyn Fn() + Send + Sync>,
+    notify: Box<dyn Fn() + Send + Sync>,
 }
 
 struct Agent<T> {
@@ -59,7 +59,7 @@ struct Agent<T> {
 }
 
 impl<T: Send + 'static> DirectAgents<T> {
-    /// Starts agents: names and handlers, which run on the current tokio runtime. `tell` is called from there
+    /// Starts agents: names and handlers, which run on the current tokio runtime. `notify` is called from there
     /// when there are answers to [take](Self::take_answers), and must not block.
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl<T: Send + 'static> DirectAgents<T> {
     pub fn start(
         agents: Vec<(String, Arc<dyn Handler>)>,
         config: DirectConfig,
-        tell: impl Fn() + Send + Sync + 'static,
+        notify: impl Fn() + Send + Sync + 'static,
     ) -> Result<Self, StartError> {
         check_names(&agents)?;
         metrics::describe();
@@ -93,7 +93,7 @@ impl<T: Send + 'static> DirectAgents<T> {
         let shared = Arc::new(Shared {
             agents,
             answers: Mutex::default(),
-            tell: Box::new(tell),
+            notify: Box::new(notify),
         });
         let runtime = Handle::current();
         let mut workers = Vec::new();
@@ -140,7 +140,7 @@ impl<T: Send + 'static> DirectAgents<T> {
             };
             match agent.queue.push(work) {
                 Ok(()) => touched[index] = true,
-                Err(no_room) => shared.turn_away(agent, *no_room),
+                Err(no_room) => shared.refuse(agent, *no_room),
             }
         }
         for (agent, touched) in shared.agents.iter().zip(touched) {
@@ -212,7 +212,7 @@ async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
         tokio::task::consume_budget().await;
         let bytes = work.bytes;
         if !has_time {
-            shared.turn_away(agent, NoRoom::too_late(work));
+            shared.refuse(agent, NoRoom::too_late(work));
             agent.queue.finished(bytes, None);
             continue;
         }
@@ -234,7 +234,7 @@ async fn work<T: Send>(shared: Arc<Shared<T>>, agent: usize) {
 }
 
 impl<T> Shared<T> {
-    fn turn_away(&self, agent: &Agent<T>, no_room: NoRoom<T>) {
+    fn refuse(&self, agent: &Agent<T>, no_room: NoRoom<T>) {
         let outcome = no_room.outcome();
         let Work { call, source, .. } = no_room.work;
         self.answer(agent, &call, outcome, source);
@@ -248,7 +248,7 @@ impl<T> Shared<T> {
         answers.push((from, reply));
         drop(answers);
         if is_first {
-            (self.tell)();
+            (self.notify)();
         }
     }
 

@@ -64,7 +64,7 @@ impl Epochs {
 
 /// The answer to a superseded owner.
 pub(super) fn superseded() -> Outcome {
-    let message = "a newer owner of the shard has asked for steps";
+    let message = "a newer owner of the shard has requested steps";
     not_attempted(OWNER_SUPERSEDED, message, RETRY_AFTER_MIN)
 }
 

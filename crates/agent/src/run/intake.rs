@@ -91,7 +91,7 @@ impl Intake {
         };
         match agent.queue.push(work) {
             Ok(()) => self.touched[index] = true,
-            Err(no_room) => shared.turn_away(agent, &no_room),
+            Err(no_room) => shared.refuse(agent, &no_room),
         }
     }
 
@@ -133,7 +133,7 @@ impl Intake {
             partition = raw.partition.0,
             offset = raw.offset.0,
             error = error as &dyn std::error::Error,
-            "a step request cannot be read and goes to the dead-letter topic"
+            "could not decode a step request; sending it to the dead-letter topic"
         );
         let contents = Contents {
             key: raw.key,
@@ -212,7 +212,7 @@ impl GroupHandler for Intake {
         lost: bool,
     ) -> Vec<(TopicPartition, Offset)> {
         if lost {
-            tracing::warn!("this member has lost its partitions; others may have them by now");
+            tracing::warn!("lost the assigned partitions; other members may own them now");
         }
         partitions
             .iter()

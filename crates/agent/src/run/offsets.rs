@@ -28,7 +28,7 @@ impl Offsets {
     pub(super) fn revoke(&self, agent: usize, partition: PartitionId) -> Option<Offset> {
         let mut progress = self.progress();
         let offset = progress.revoke(agent, partition);
-        self.tell_if_idle(&progress);
+        self.notify_if_idle(&progress);
         offset
     }
 
@@ -68,7 +68,7 @@ impl Offsets {
     pub(super) fn done(&self, source: Source) {
         let mut progress = self.progress();
         progress.done(source);
-        self.tell_if_idle(&progress);
+        self.notify_if_idle(&progress);
     }
 
     /// The partitions that have advanced since the last call: agent, partition, and the offset to
@@ -98,7 +98,7 @@ impl Offsets {
         }
     }
 
-    fn tell_if_idle(&self, progress: &GroupProgress<usize>) {
+    fn notify_if_idle(&self, progress: &GroupProgress<usize>) {
         if progress.open() == 0 {
             self.idle.notify_all();
         }

@@ -41,16 +41,16 @@ pub(super) struct Outgoing {
 }
 
 /// An outgoing record in flight, as the producer's token.
-struct OnItsWay {
+struct InFlight {
     outgoing: Arc<Outgoing>,
-    back: Arc<Back>,
+    resends: Arc<Resends>,
 }
 
-impl Delivered for Box<OnItsWay> {
+impl Delivered for Box<InFlight> {
     fn delivered(self, delivery: Delivery) {
         match delivery.result {
-            Ok(()) => self.back.offsets.done(self.outgoing.source),
-            Err(error) => self.back.keep(self.outgoing, error),
+            Ok(()) => self.resends.offsets.done(self.outgoing.source),
+            Err(error) => self.resends.keep(self.outgoing, error),
         }
     }
 }
@@ -58,7 +58,7 @@ impl Delivered for Box<OnItsWay> {
 /// Receives the producer's outcomes. Holds no producer, so that a token never drops the last handle
 /// of one.
 #[derive(Debug)]
-struct Back {
+struct Resends {
     offsets: Arc<Offsets>,
     kept: Mutex<VecDeque<Kept>>,
 }
@@ -70,7 +70,7 @@ struct Kept {
     at: Instant,
 }
 
-impl Back {
+impl Resends {
     fn keep(&self, outgoing: Arc<Outgoing>, error: ProduceError) {
         if outgoing.until.is_none() && error.is_permanent() {
             // A dead letter that no broker will accept must not block its partition forever. The
@@ -78,7 +78,7 @@ impl Back {
             tracing::error!(
                 topic = &*outgoing.topic,
                 error = &error as &dyn std::error::Error,
-                "a poison record could not be put aside and is dropped"
+                "could not write a poison record to the dead-letter topic; dropping it"
             );
             self.offsets.done(outgoing.source);
             return;
@@ -91,7 +91,7 @@ impl Back {
             tracing::warn!(
                 topic = &*outgoing.topic,
                 error = &error as &dyn std::error::Error,
-                "a record was not acknowledged; it and others like it are sent again"
+                "a record was not acknowledged; resending it and others like it"
             );
         }
         kept.push_back(Kept {
@@ -107,8 +107,8 @@ impl Back {
 
 /// The producer of all agents of a process.
 pub(super) struct Outbox {
-    producer: Producer<Box<OnItsWay>>,
-    back: Arc<Back>,
+    producer: Producer<Box<InFlight>>,
+    resends: Arc<Resends>,
 }
 
 impl Outbox {
@@ -122,7 +122,7 @@ impl Outbox {
         options.message_bytes_max = DEAD_LETTER_BYTES_MAX;
         Ok(Self {
             producer: Producer::new(kafka, &options)?,
-            back: Arc::new(Back {
+            resends: Arc::new(Resends {
                 offsets,
                 kept: Mutex::default(),
             }),
@@ -140,7 +140,7 @@ impl Outbox {
     pub(super) fn send_kept(&self) -> bool {
         let now = Instant::now();
         let due: VecDeque<Kept> = {
-            let mut kept = self.back.kept();
+            let mut kept = self.resends.kept();
             if kept.is_empty() {
                 return true;
             }
@@ -150,12 +150,12 @@ impl Outbox {
         };
         for Kept { outgoing, .. } in due {
             if outgoing.until.is_some_and(|until| until <= wall_clock()) {
-                self.back.offsets.done(outgoing.source);
+                self.resends.offsets.done(outgoing.source);
             } else {
                 self.dispatch(outgoing);
             }
         }
-        self.back.kept().len() < KEPT_MAX
+        self.resends.kept().len() < KEPT_MAX
     }
 
     /// Waits up to `timeout` until all sent records are acknowledged or failed. Blocks.
@@ -169,9 +169,9 @@ impl Outbox {
     }
 
     fn dispatch(&self, outgoing: Arc<Outgoing>) {
-        let token = Box::new(OnItsWay {
+        let token = Box::new(InFlight {
             outgoing: Arc::clone(&outgoing),
-            back: Arc::clone(&self.back),
+            resends: Arc::clone(&self.resends),
         });
         let headers = Header::all_of(&outgoing.headers);
         let record = OutRecord {
@@ -183,7 +183,7 @@ impl Outbox {
         };
         if let Err(refused) = self.producer.send(&record, token) {
             let (token, error) = refused.into_parts();
-            self.back.keep(token.outgoing, error);
+            self.resends.keep(token.outgoing, error);
         }
     }
 }

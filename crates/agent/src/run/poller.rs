@@ -97,7 +97,7 @@ pub(super) struct Poller {
     workers: Vec<AbortHandle>,
     signal: Arc<Signal>,
     /// Set once, when the group has assigned the process its first partitions.
-    tell_ready: watch::Sender<bool>,
+    ready_sender: watch::Sender<bool>,
     commit_interval: Duration,
     drain_timeout: Duration,
 }
@@ -107,7 +107,7 @@ impl Poller {
         config: AgentsConfig,
         agents: Vec<(String, Arc<dyn Handler>)>,
         signal: Arc<Signal>,
-        tell_ready: watch::Sender<bool>,
+        ready_sender: watch::Sender<bool>,
         runtime: &Handle,
     ) -> Result<Self, StartError> {
         let offsets = Arc::new(Offsets::default());
@@ -158,7 +158,7 @@ impl Poller {
             consumer,
             workers,
             signal,
-            tell_ready,
+            ready_sender,
             commit_interval: config.commit_interval,
             drain_timeout: config.drain_timeout,
         })
@@ -178,7 +178,7 @@ impl Poller {
                 if let Err(error) = polled {
                     break Err(AgentsError::from(error));
                 }
-                self.tell_if_ready();
+                self.notify_if_ready();
             } else {
                 std::thread::sleep(BLOCKED_PAUSE);
             }
@@ -204,15 +204,15 @@ impl Poller {
         if let Err(error) = &held {
             tracing::warn!(
                 error = error as &dyn std::error::Error,
-                "step requests cannot be held back; no more are read for now"
+                "could not pause step requests; reading no more for now"
             );
         }
         held.is_ok()
     }
 
-    fn tell_if_ready(&self) {
+    fn notify_if_ready(&self) {
         if self.consumer.was_assigned() {
-            self.tell_ready
+            self.ready_sender
                 .send_if_modified(|ready| !std::mem::replace(ready, true));
         }
     }
@@ -244,7 +244,7 @@ impl Poller {
         if open > 0 {
             tracing::warn!(
                 open,
-                "the drain time is over; requests that are not done will be read again"
+                "drain timeout reached; unfinished requests will be read again"
             );
             shared.outbox.flush(Duration::from_millis(500));
         }
@@ -272,7 +272,7 @@ impl Poller {
         if let Err(error) = self.consumer.commit(&commits) {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "the agents' offsets were not committed; the next commit makes up for it"
+                "could not commit the agents' offsets; the next commit includes them"
             );
         }
     }
@@ -292,7 +292,7 @@ async fn work(shared: Arc<Shared>, agent: usize) {
             continue;
         }
         if !has_time {
-            shared.turn_away(agent, &NoRoom::too_late(work));
+            shared.refuse(agent, &NoRoom::too_late(work));
             agent.queue.finished(bytes, None);
             continue;
         }
@@ -311,7 +311,7 @@ async fn work(shared: Arc<Shared>, agent: usize) {
 
 impl Shared {
     /// Answers that the agent has no room or time for an attempt.
-    pub(super) fn turn_away(&self, agent: &Agent, no_room: &NoRoom<Source>) {
+    pub(super) fn refuse(&self, agent: &Agent, no_room: &NoRoom<Source>) {
         let Work { call, source, .. } = &no_room.work;
         self.answer(agent, call, no_room.outcome(), *source);
     }
@@ -330,7 +330,7 @@ impl Shared {
                 tracing::error!(
                     operation = %request.operation,
                     error = &error as &dyn std::error::Error,
-                    "an attempt cannot be answered; its complete-by will pass"
+                    "could not encode the answer to an attempt; the attempt will time out"
                 );
                 return self.offsets.done(source);
             }

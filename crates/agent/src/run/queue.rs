@@ -86,7 +86,7 @@ impl<S> NoRoom<S> {
         let wait = wait.mul_f64(1.0 + share / 2.0);
         not_attempted(
             "no-room",
-            "the agent has no room or time for the attempt",
+            "the agent has no capacity or time for the attempt",
             wait,
         )
     }
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_waited_for_most_of_its_time_needs_time_for_two_attempts() {
+    async fn an_attempt_that_waited_for_most_of_its_time_needs_time_for_two() {
         let queue = queue();
         push(&queue, 1, millis(9_900), millis(10_000));
         push(&queue, 2, millis(60_000), millis(120_000));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_never_waited_has_time_however_long_attempts_take() {
+    async fn an_attempt_that_never_waited_always_has_time() {
         let queue = queue();
         queue.note(millis(3_600_000));
         push(&queue, 1, Duration::ZERO, millis(60_000));

@@ -46,7 +46,7 @@ fn body(template: &Value, input: &Value) -> Result<String, RenderError> {
 }
 
 #[test]
-fn every_placeholder_stands_for_its_value() {
+fn every_placeholder_is_replaced_by_its_value() {
     let input = json!({"a": {"b": ["x", {"c": 7}]}, "yes": true, "n": 1.5});
     for (template, expected) in [
         ("plain", "plain"),
@@ -243,7 +243,7 @@ fn numbers_of_any_size_stay_values_in_a_path() {
 }
 
 #[test]
-fn what_is_taken_over_into_a_body_is_the_same_text() {
+fn values_copied_into_a_body_keep_their_text() {
     let template = Body::compile(&json!({"v": "{{input.v}}"})).unwrap();
     let rendered = |text: &str| {
         let request = request_with(&format!("{{\"v\": {text}}}"));

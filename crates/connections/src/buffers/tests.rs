@@ -50,7 +50,7 @@ async fn the_slowest_transfers_end_while_slow_ones_hold_more_than_half() {
 }
 
 #[tokio::test]
-async fn slow_transfers_keep_more_than_half_while_they_move_and_nobody_waits() {
+async fn slow_transfers_keep_more_than_half_while_they_progress_and_none_waits() {
     let buffers = Buffers::new(8 * MIB);
     let (first, first_end) = transfer(&buffers, 2 * MIB, MIB).await;
     let (_second, second_end) = transfer(&buffers, 4 * MIB, 2 * MIB).await;
@@ -61,7 +61,7 @@ async fn slow_transfers_keep_more_than_half_while_they_move_and_nobody_waits() {
     assert_eq!(ended(), [false, false, true]);
     drop(dripping);
     // What waits needs no more than the slower of the two holds.
-    time::sleep(LOOK_INTERVAL).await;
+    time::sleep(RECHECK_INTERVAL).await;
     let mut waiting = pin!(buffers.grow(None, 2 * MIB));
     assert!(is_ready(waiting.as_mut()).is_none());
     assert_eq!(ended(), [true, false, true]);
@@ -111,7 +111,7 @@ async fn requests_that_all_need_more_than_half_do_not_wait_for_good() {
 }
 
 #[tokio::test]
-async fn the_smallest_need_comes_first() {
+async fn the_smallest_reservation_comes_first() {
     let buffers = Buffers::new(4 * MIB);
     let all = buffers.grow(None, 4 * MIB).await;
     let mut large = pin!(buffers.grow(None, 3 * MIB));

@@ -23,7 +23,7 @@ pub(super) type Answer = Response<AnswerBody>;
 
 /// A request that gets no answer: its connection (HTTP/1.1) or stream (HTTP/2) is closed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("the request was left without an answer")]
+#[error("the request got no answer")]
 pub struct Unanswered;
 
 /// The body of an answer.
@@ -129,7 +129,7 @@ impl Problem {
         Self::new(
             StatusCode::NOT_FOUND,
             "not-found",
-            format!("there is nothing at {path}"),
+            format!("{path} does not exist"),
         )
     }
 
@@ -140,7 +140,7 @@ impl Problem {
             ..Self::new(
                 StatusCode::METHOD_NOT_ALLOWED,
                 "method-not-allowed",
-                format!("the methods here are {allow}"),
+                format!("the allowed methods are {allow}"),
             )
         }
     }
@@ -195,12 +195,12 @@ pub(super) async fn read_body(body: ArrivingBody) -> Result<Bytes, Problem> {
         Err(error) if error.is::<LengthLimitError>() => Err(Problem::new(
             StatusCode::PAYLOAD_TOO_LARGE,
             "body-too-large",
-            format!("a body may have {BODY_BYTES_MAX} bytes"),
+            format!("a body must have at most {BODY_BYTES_MAX} bytes"),
         )),
         Err(error) => Err(Problem::new(
             StatusCode::BAD_REQUEST,
             "body-unreadable",
-            format!("the body can't be read: {error}"),
+            format!("cannot read the body: {error}"),
         )),
     }
 }

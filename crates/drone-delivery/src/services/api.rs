@@ -37,7 +37,7 @@ pub(super) async fn answer(
 ) -> Result<Answer, Unanswered> {
     let (head, body) = request.into_parts();
     match read(&site, &head, body).await {
-        Ok(Asked::Service(call)) => call.meet_its_fate(&site).await,
+        Ok(Asked::Service(call)) => call.apply_fate(&site).await,
         Ok(Asked::Control(answer)) => Ok(answer),
         Err(problem) => Ok(problem.into()),
     }
@@ -143,7 +143,7 @@ impl Call {
     }
 
     /// Performs the call, or applies a fault to it.
-    pub(super) async fn meet_its_fate(self, site: &Arc<Site>) -> Result<Answer, Unanswered> {
+    pub(super) async fn apply_fate(self, site: &Arc<Site>) -> Result<Answer, Unanswered> {
         let fate = site
             .faults
             .fate(self.service, self.refusal(), || self.number());
@@ -201,7 +201,7 @@ impl Call {
             CallAction::Check { owner } => check_account(site, owner),
             CallAction::Run { key, body } => {
                 let key = parsed(key);
-                if refuse && !site.ledger.knows(self.service, key) {
+                if refuse && !site.ledger.has_record(self.service, key) {
                     return Err(refused());
                 }
                 run(site, self.service, key, body)
@@ -216,7 +216,7 @@ impl Call {
             }
             CallAction::Probe { key } => {
                 let key = parsed(key);
-                if refuse && !site.ledger.knows(self.service, key) {
+                if refuse && !site.ledger.has_record(self.service, key) {
                     return Err(refused());
                 }
                 probe(site, self.service, key)
@@ -245,15 +245,17 @@ fn run(
     body: &Bytes,
 ) -> Result<Answer, Problem> {
     if service == Service::ThirdParty
-        && !site.ledger.knows(service, key)
+        && !site.ledger.has_record(service, key)
         && !needs_third_party(&site.remote_marker, body)?
     {
         return Ok(json_text(StatusCode::OK, r#"{"required":false}"#));
     }
     match site.ledger.run(service, key)? {
-        Run::Stands => {}
+        Run::Exists => {}
         Run::Undone => return Err(undone_before("this key was performed and then undone")),
-        Run::UndoneFirst => return Err(undone_before("this key was undone before it came")),
+        Run::UndoneFirst => {
+            return Err(undone_before("this key was undone before it was performed"));
+        }
     }
     let document = document(service, key);
     Ok(json_text(StatusCode::CREATED, document))
@@ -261,7 +263,7 @@ fn run(
 
 /// Checks whether an effect exists, and returns its original answer.
 fn probe(site: &Site, service: Service, key: IdempotencyKey<'_>) -> Result<Answer, Problem> {
-    if site.ledger.stands(service, key) {
+    if site.ledger.has_effect(service, key) {
         Ok(json_text(StatusCode::OK, document(service, key)))
     } else {
         Err(Problem::new(
@@ -357,7 +359,7 @@ fn refuse_if_late(complete_by: &HeaderValue) -> Result<(), Problem> {
         Some(instant) if instant.as_microsecond() < wall_clock().as_micros() => Err(Problem::new(
             StatusCode::SERVICE_UNAVAILABLE,
             "complete-by-past",
-            "the request came past its complete-by and was not performed",
+            "the request arrived past its complete-by and was not performed",
         )),
         Some(_) => Ok(()),
         None => Err(Problem::new(
@@ -372,7 +374,7 @@ fn refused() -> Problem {
     Problem::new(
         StatusCode::UNPROCESSABLE_ENTITY,
         "refused",
-        "the service refuses this for good, without effect",
+        "the service refuses this permanently, without effect",
     )
 }
 
@@ -380,7 +382,7 @@ fn undo_refused() -> Problem {
     Problem::new(
         StatusCode::CONFLICT,
         "undo-refused",
-        "the service refuses for good to undo this",
+        "the service permanently refuses to undo this",
     )
 }
 
@@ -389,7 +391,7 @@ fn undone_before(cause: &'static str) -> Problem {
     Problem::new(
         StatusCode::CONFLICT,
         "undone-before",
-        format!("{cause}; it is not performed any more"),
+        format!("{cause}; it can no longer be performed"),
     )
 }
 
@@ -397,11 +399,11 @@ impl From<RecordError> for Problem {
     fn from(error: RecordError) -> Self {
         match error {
             RecordError::Write(source) => {
-                tracing::error!(error = %source, "the services' ledger can't be written");
+                tracing::error!(error = %source, "could not write the services' ledger");
                 Self::new(
                     StatusCode::SERVICE_UNAVAILABLE,
                     "ledger-unwritable",
-                    "the effect can't be written down and was not made",
+                    "the effect could not be recorded and was not made",
                 )
             }
             RecordError::TooManySteps => Self::new(

@@ -65,7 +65,7 @@ pub enum CallError {
     #[error("the idempotency key is malformed")]
     Key,
     /// The account service only checks accounts, and no other service does.
-    #[error("the service is not asked that")]
+    #[error("the service does not support this request")]
     Unfit,
     /// The request was accepted and left unanswered.
     #[error(transparent)]
@@ -103,7 +103,7 @@ impl Caller {
             return Err(CallError::Unfit);
         }
         let site = self.site.upgrade().ok_or(Unanswered)?;
-        let answer = Call { service, action }.meet_its_fate(&site).await?;
+        let answer = Call { service, action }.apply_fate(&site).await?;
         let (head, body) = answer.into_parts();
         let body = match body {
             AnswerBody::Whole(bytes) => bytes.unwrap_or_default(),

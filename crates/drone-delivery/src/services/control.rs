@@ -75,7 +75,7 @@ async fn faults(
                 Problem::new(
                     StatusCode::UNPROCESSABLE_ENTITY,
                     "faults-invalid",
-                    "nothing was changed",
+                    "the faults are invalid; nothing was changed",
                 )
                 .with_errors(errors)
             })?
@@ -137,7 +137,7 @@ fn query_unknown(pair: &str, known: &str) -> Problem {
     Problem::new(
         StatusCode::BAD_REQUEST,
         "query-unknown",
-        format!("`{pair}` is unknown; give {known}"),
+        format!("`{pair}` is unknown; use {known}"),
     )
 }
 
@@ -171,7 +171,7 @@ fn unreadable(error: &dyn std::error::Error) -> Problem {
     Problem::new(
         StatusCode::INTERNAL_SERVER_ERROR,
         "ledger-unreadable",
-        format!("the ledger can't be read: {error}"),
+        format!("cannot read the ledger: {error}"),
     )
 }
 
@@ -236,7 +236,7 @@ fn operations(site: &Site, query: &str) -> Result<Answer, Problem> {
         Problem::new(
             StatusCode::NOT_FOUND,
             "operation-unknown",
-            "the ledger does not know the operation that `after` names",
+            "the ledger does not contain the operation in `after`",
         )
     })?;
     Ok(stream(move || {

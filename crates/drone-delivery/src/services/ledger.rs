@@ -101,7 +101,7 @@ impl<'a> Entry<'a> {
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
     /// The file cannot be created, read or cut.
-    #[error("can't use {path}")]
+    #[error("cannot use {path}")]
     File {
         /// The file.
         path: PathBuf,
@@ -109,7 +109,7 @@ pub enum LedgerError {
         source: io::Error,
     },
     /// Another process has it open.
-    #[error("{path} belongs to another process")]
+    #[error("{path} is in use by another process")]
     InUse {
         /// The file.
         path: PathBuf,
@@ -136,7 +136,7 @@ pub enum LedgerError {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Run {
     /// The effect exists: made now, or by an earlier request with the same key.
-    Stands,
+    Exists,
     /// The effect was undone and is not made again.
     Undone,
     /// The undo came before the forward action.
@@ -146,7 +146,7 @@ pub(super) enum Run {
 /// Why the entry could not be written, so that nothing was done.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RecordError {
-    #[error("the ledger can't be written")]
+    #[error("cannot write the ledger")]
     Write(#[from] io::Error),
     #[error("the ledger is limited to {SLOTS_MAX} combinations of service and step")]
     TooManySteps,
@@ -210,10 +210,10 @@ impl Ledger {
         let mut inner = self.lock();
         let mut entry = Entry::now(service, key, Action::Run);
         let run = match inner.index.state(service, key.operation(), key.step()) {
-            EffectState::None => Run::Stands,
+            EffectState::None => Run::Exists,
             EffectState::Made => {
                 entry.repeat = true;
-                Run::Stands
+                Run::Exists
             }
             EffectState::Undone => {
                 entry.refused = true;
@@ -259,7 +259,7 @@ impl Ledger {
     }
 
     /// Whether the effect of `key` exists at this service.
-    pub(super) fn stands(&self, service: Service, key: IdempotencyKey<'_>) -> bool {
+    pub(super) fn has_effect(&self, service: Service, key: IdempotencyKey<'_>) -> bool {
         self.state(service, key) == EffectState::Made
     }
 
@@ -272,7 +272,7 @@ impl Ledger {
     }
 
     /// Whether this service has any entry for `key`, including a tombstone.
-    pub(super) fn knows(&self, service: Service, key: IdempotencyKey<'_>) -> bool {
+    pub(super) fn has_record(&self, service: Service, key: IdempotencyKey<'_>) -> bool {
         self.state(service, key) != EffectState::None
     }
 
@@ -350,7 +350,8 @@ fn read_index(file: &File, path: &Path) -> Result<(Index, u64), LedgerError> {
             })?;
         if line.last() != Some(&b'\n') {
             if read > 0 {
-                tracing::warn!(path = %path.display(), offset, "a torn last line of the ledger is cut");
+                tracing::warn!(path = %path.display(), offset, "removed an incomplete last line \
+                                                                of the ledger");
             }
             return Ok((index, offset));
         }

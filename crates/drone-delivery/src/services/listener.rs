@@ -58,7 +58,7 @@ impl Service for Site {
                 .check(method, uri, headers)
                 .is_err()
         {
-            let detail = "a page of another site cannot change anything here";
+            let detail = "a web page of another origin cannot make changes";
             return Ok(Problem::new(StatusCode::FORBIDDEN, "foreign-origin", detail).into());
         }
         super::api::answer(self, request).await

@@ -12,7 +12,7 @@ const CONNECTIONS_MAX: usize = 8;
 const PER_ADDRESS_MAX: usize = 6;
 
 #[tokio::test]
-async fn twice_as_many_connections_as_the_listener_takes_keep_nobody_out() {
+async fn twice_as_many_connections_as_the_limit_do_not_block_new_ones() {
     let directory = directory();
     let mut site = Site::start_with(ServicesConfig {
         connections_max: CONNECTIONS_MAX,
@@ -24,12 +24,12 @@ async fn twice_as_many_connections_as_the_listener_takes_keep_nobody_out() {
     site.client = client.build().unwrap();
     // Silent connections, and ones that send half a head.
     for sent in [&b""[..], b"GET /faults HTTP/1.1\r\nhost: loc"] {
-        let mut crowd = Vec::new();
+        let mut streams = Vec::new();
         for _ in 0..2 * CONNECTIONS_MAX {
             let mut stream = TcpStream::connect(site.services.address()).await.unwrap();
             // The listener may close it at any moment to make room.
             let _ = stream.write_all(sent).await;
-            crowd.push(stream);
+            streams.push(stream);
         }
         let answer = site.send("PUT", "/api/packages/p", "o/package", json!({}));
         assert!(answer.await.status().is_success());
@@ -39,7 +39,7 @@ async fn twice_as_many_connections_as_the_listener_takes_keep_nobody_out() {
         assert!(counts.replaced >= CONNECTIONS_MAX as u64, "{counts:?}");
         assert_eq!(counts.refused, 0);
         let mut buffer = [0; 1];
-        let read = crowd[0].read(&mut buffer);
+        let read = streams[0].read(&mut buffer);
         let read = tokio::time::timeout(PATIENCE, read).await.unwrap();
         assert_eq!(read.unwrap_or(0), 0, "the first one made room");
     }

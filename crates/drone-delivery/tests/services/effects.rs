@@ -155,7 +155,7 @@ async fn a_request_past_its_complete_by_is_not_performed() {
 }
 
 #[tokio::test]
-async fn steps_beyond_what_the_ledger_can_tell_apart_are_refused() {
+async fn steps_beyond_the_limit_of_the_ledger_are_refused() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     let path = "/api/packages/p";

@@ -65,7 +65,7 @@ async fn errors_have_no_effect() {
 }
 
 #[tokio::test]
-async fn refusals_have_no_effect_and_never_hit_what_was_made() {
+async fn refusals_have_no_effect_and_never_affect_performed_steps() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     let path = "/api/Deliveries/d";
@@ -153,7 +153,7 @@ async fn assert_unanswered(site: &Site, method: &str) {
 }
 
 #[tokio::test]
-async fn latency_meets_undos_and_probes_too() {
+async fn latency_also_applies_to_undos_and_probes() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     site.faults("package", json!({ "latencyMs": 60 })).await;
@@ -223,7 +223,7 @@ async fn an_undo_is_refused_each_time_or_never_and_not_just_where_nothing_was_ma
 }
 
 #[tokio::test]
-async fn a_slow_service_performs_also_for_a_client_that_went_away() {
+async fn a_slow_service_performs_even_for_a_client_that_disconnected() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     site.faults("package", json!({ "latencyMs": 400, "jitterMs": 50 }))
@@ -259,7 +259,7 @@ async fn hanging_requests_do_not_hold_up_the_shutdown() {
 }
 
 #[tokio::test]
-async fn a_put_of_faults_changes_only_what_it_names_and_a_delete_resets() {
+async fn putting_faults_changes_only_the_named_ones_and_deleting_resets_them() {
     let directory = directory();
     let mut config = config(directory.path());
     config.faults.drone = Faults {

@@ -129,7 +129,7 @@ async fn the_whole_ledger_is_streamed_and_an_operation_is_found_in_a_long_one() 
 }
 
 #[test]
-fn what_stands_of_each_operation_is_told_and_counted_also_after_a_restart() {
+fn the_effects_of_each_operation_are_listed_and_counted_even_after_a_restart() {
     let directory = directory();
     let put = async |site: &Site, path: &str, key: &str| {
         let body = json!({ "pickupLocation": "remote", "dropOffLocation": "b" });

@@ -139,7 +139,7 @@ async fn a_probe_sees_only_its_own_key_at_its_own_service() {
 }
 
 #[tokio::test]
-async fn a_transport_that_was_not_needed_does_not_stand_and_is_barred_by_its_undo() {
+async fn an_unneeded_transport_has_no_effect_and_its_undo_bars_it() {
     let directory = directory();
     let site = Site::start(directory.path()).await;
     let (path, key) = ("/api/ThirdPartyDeliveries/t", "op/third-party");

@@ -23,7 +23,7 @@ pub(super) fn token(headers: &HeaderMap) -> Result<&str, Denied> {
     let value = match (given.next(), given.next()) {
         (None, _) => return Err(Denied::NoToken),
         (Some(value), None) => value.as_bytes(),
-        (Some(_), Some(_)) => return Err(Denied::BadToken("Authorization must stand once.")),
+        (Some(_), Some(_)) => return Err(Denied::BadToken("Authorization must be given once.")),
     };
     let (scheme, rest) = match value.iter().position(|byte| *byte == b' ') {
         Some(end) => value.split_at(end),
@@ -39,7 +39,7 @@ pub(super) fn token(headers: &HeaderMap) -> Result<&str, Denied> {
             .all(|byte| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(byte));
     match std::str::from_utf8(token) {
         Ok(token) if is_token => Ok(token),
-        _ => Err(Denied::BadToken("The token is not written as one.")),
+        _ => Err(Denied::BadToken("The token is malformed.")),
     }
 }
 
@@ -48,11 +48,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_stands_once_behind_its_scheme() {
+    fn a_token_appears_once_after_its_scheme() {
         let bad = |detail| Err(Denied::BadToken(detail));
         let (twice, unwritten) = (
-            "Authorization must stand once.",
-            "The token is not written as one.",
+            "Authorization must be given once.",
+            "The token is malformed.",
         );
         let long = format!("Bearer {}", "x".repeat(TOKEN_BYTES_MAX + 1));
         let cases: [(&[&str], Result<&str, Denied>); 12] = [

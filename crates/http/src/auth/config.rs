@@ -60,8 +60,7 @@ impl AuthConfig {
         let jwt = &self.jwt;
         let is_said = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         let (issuer, audience) = (is_said(&jwt.issuer), is_said(&jwt.audience));
-        let needed =
-            "is needed where auth.jwt.jwksFile is set: a token for somebody else must not do here";
+        let needed = "is required with auth.jwt.jwksFile, to refuse tokens for other services";
         let rules = [
             (jwt.jwks_file.is_none() || issuer, "auth.jwt.issuer", needed),
             (
@@ -72,7 +71,7 @@ impl AuthConfig {
             (
                 jwt.jwks_file.is_some() || (!issuer && !audience),
                 "auth.jwt.issuer and auth.jwt.audience",
-                "are of use only with auth.jwt.jwksFile",
+                "require auth.jwt.jwksFile",
             ),
             (
                 !jwt.tenant_claim.is_empty() && !jwt.scope_claim.is_empty(),
@@ -82,7 +81,7 @@ impl AuthConfig {
             (
                 jwt.clock_skew <= SKEW_MAX,
                 "auth.jwt.clockSkew",
-                "must be at most 10m: for so long tokens are good that have expired",
+                "must be at most 10m: expired tokens stay valid for this long",
             ),
         ];
         match rules.into_iter().find(|(holds, ..)| !holds) {
@@ -99,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_work_is_refused_with_its_key() {
+    fn invalid_settings_are_refused_with_their_key() {
         type Change = fn(&mut JwtConfig);
         let good = JwtConfig {
             jwks_file: Some("keys.json".into()),

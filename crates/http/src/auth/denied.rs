@@ -30,7 +30,7 @@ const EXPIRED: &str = "expired-token";
 
 impl Denied {
     /// The token is not in the token file.
-    pub(super) const UNKNOWN_TOKEN: Self = Self::BadToken("The token is not known here.");
+    pub(super) const UNKNOWN_TOKEN: Self = Self::BadToken("The token is unknown.");
 }
 
 /// The detail for a missing scope.
@@ -58,7 +58,7 @@ impl From<Denied> for Problem {
         };
         match denied {
             Denied::NoToken => {
-                let detail = "This needs a token: Authorization: Bearer TOKEN.";
+                let detail = "Send a token: Authorization: Bearer TOKEN.";
                 unknown(detail, NO_TOKEN, CHALLENGE)
             }
             Denied::BadToken(detail) => unknown(detail, BAD_TOKEN, INVALID),
@@ -78,7 +78,7 @@ impl From<Denied> for Problem {
 
 impl From<AnotherTenant> for Problem {
     fn from(_: AnotherTenant) -> Self {
-        let detail = "The token is for one tenant, and another one is named.";
+        let detail = "The request names another tenant than the token.";
         Self::new(Kind::AnotherTenant, detail)
     }
 }

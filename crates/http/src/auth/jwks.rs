@@ -96,7 +96,7 @@ impl Keys {
         }
         if keys.is_empty() {
             return Err(format!(
-                "{path}: holds no key that can be used: RSA, EC with P-256 or OKP with Ed25519, for signatures"
+                "{path}: contains no usable signature key (RSA, EC with P-256, or OKP with Ed25519)"
             ));
         }
         Ok(Self {
@@ -163,7 +163,7 @@ impl Key {
         };
         if key.id() == Id::RSA && key.bits() < RSA_BITS_MIN {
             return Err(format!(
-                "is of {} bits; {RSA_BITS_MIN} are the least",
+                "has {} bits; at least {RSA_BITS_MIN} are required",
                 key.bits()
             ));
         }
@@ -174,7 +174,7 @@ impl Key {
         };
         match key.only.is_none_or(|only| only.fits(&key.key)) {
             true => Ok(Some(key)),
-            false => Err("alg is not one of such a key".to_owned()),
+            false => Err("alg does not match the type of the key".to_owned()),
         }
     }
 

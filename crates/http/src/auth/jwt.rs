@@ -61,8 +61,8 @@ impl Jwt {
     }
 
     /// Reloads the keys if the file has changed. Blocks.
-    pub(super) fn look(&self) {
-        self.keys.look();
+    pub(super) fn reload(&self) {
+        self.keys.reload();
     }
 
     /// The principal that this token identifies at that time.
@@ -87,14 +87,14 @@ impl Jwt {
             return Err(Denied::Expired);
         }
         if now < good.from {
-            return Err(Denied::BadToken("The token is not good yet."));
+            return Err(Denied::BadToken("The token is not valid yet."));
         }
         Ok(good.principal)
     }
 }
 
 /// A token that is not in the form of a JWT.
-const MALFORMED: Denied = Denied::BadToken("The token is no JWT.");
+const MALFORMED: Denied = Denied::BadToken("The token is not a JWT.");
 
 impl Rules {
     fn read(&self, token: &str, keys: &Keys) -> Result<Good, Denied> {
@@ -109,7 +109,7 @@ impl Rules {
         };
         let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| MALFORMED)?;
         if !keys.verify(id, algorithm, signed.as_bytes(), &signature) {
-            let detail = "No key that is known here has signed the token.";
+            let detail = "No key in auth.jwt.jwksFile verifies the token's signature.";
             return Err(Denied::BadToken(detail));
         }
         self.good(&object(claims)?)
@@ -118,7 +118,7 @@ impl Rules {
     fn good(&self, claims: &Map<String, Value>) -> Result<Good, Denied> {
         let text = |name: &str| claims.get(name).and_then(Value::as_str);
         if text("iss") != Some(&self.issuer) {
-            return Err(Denied::BadToken("The token is of another issuer."));
+            return Err(Denied::BadToken("The token is from another issuer."));
         }
         let is_for_us = match claims.get("aud") {
             Some(Value::String(audience)) => *audience == self.audience,
@@ -130,7 +130,7 @@ impl Rules {
         if !is_for_us {
             return Err(Denied::BadToken("The token is for another audience."));
         }
-        let no_time = Denied::BadToken("The token's times are missing, or are none.");
+        let no_time = Denied::BadToken("The token's times (exp, nbf) are missing or invalid.");
         let skew = i64::try_from(self.clock_skew.as_micros()).unwrap_or(i64::MAX);
         let expires = claims.get("exp").and_then(time).ok_or(no_time)?;
         let from = match claims.get("nbf") {
@@ -172,7 +172,7 @@ fn algorithm_of(header: &Map<String, Value>) -> Result<Algorithm, Denied> {
     let name = header.get("alg").and_then(Value::as_str);
     let algorithm = name.and_then(Algorithm::named);
     let algorithm = algorithm.ok_or(Denied::BadToken(
-        "The token is not signed by RS256, PS256, ES256 or EdDSA.",
+        "The token is not signed with RS256, PS256, ES256 or EdDSA.",
     ))?;
     // The header names critical extensions, and none is supported (RFC 7515, section 4.1.11).
     match header.contains_key("crit") {

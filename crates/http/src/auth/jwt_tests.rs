@@ -184,7 +184,7 @@ fn every_algorithm_that_is_known_is_verified_by_its_own_key() {
         let (signed, signature) = token.rsplit_once('.').unwrap();
         let mut wrong = URL_SAFE_NO_PAD.decode(signature).unwrap();
         wrong[7] ^= 1;
-        let not_signed = "No key that is known here has signed the token.";
+        let not_signed = "No key in auth.jwt.jwksFile verifies the token's signature.";
         for signature in [encoded(&wrong), encoded(b"short"), String::new()] {
             assert_eq!(refused(&jwt, &format!("{signed}.{signature}")), not_signed);
         }
@@ -210,7 +210,7 @@ fn every_algorithm_that_is_known_is_verified_by_its_own_key() {
 fn a_token_does_not_choose_how_it_is_verified() {
     let key = Signing::rsa("RS256", "one", 2_048);
     let jwt = jwt(&[&key]);
-    let not_known = "The token is not signed by RS256, PS256, ES256 or EdDSA.";
+    let not_known = "The token is not signed with RS256, PS256, ES256 or EdDSA.";
     let unsigned = |alg: &str| {
         let header = encoded(json!({"alg": alg}).to_string().as_bytes());
         format!("{header}.{}.", encoded(claims().to_string().as_bytes()))
@@ -241,7 +241,7 @@ fn a_token_does_not_choose_how_it_is_verified() {
 }
 
 #[test]
-fn claims_are_held_to_what_is_expected() {
+fn claims_must_match_the_configuration() {
     let key = Signing::ed25519("one");
     let jwt = jwt(&[&key]);
     let mut without_tenant = claims();
@@ -255,7 +255,7 @@ fn claims_are_held_to_what_is_expected() {
         (with("exp", json!(null)), "times"),
         (with("exp", json!("soon")), "times"),
         (with("nbf", json!("now")), "times"),
-        (with("nbf", json!(NOW + 61)), "not good yet"),
+        (with("nbf", json!(NOW + 61)), "not valid yet"),
         (with("exp", json!(NOW - 60)), "Expired"),
         (with("tenant", json!("")), "names no tenant"),
         (with("tenant", json!(["acme"])), "names no tenant"),
@@ -281,7 +281,7 @@ fn claims_are_held_to_what_is_expected() {
 }
 
 #[test]
-fn what_was_good_once_is_not_good_for_ever() {
+fn a_verified_token_still_expires() {
     let key = Signing::ed25519("one");
     let jwt = jwt(&[&key]);
     let token = key.token(&claims());
@@ -291,7 +291,7 @@ fn what_was_good_once_is_not_good_for_ever() {
 }
 
 #[test]
-fn what_a_key_verified_goes_with_the_key() {
+fn a_verified_token_is_refused_once_its_key_is_removed() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let [old, new] = ["old", "new"].map(Signing::ed25519);
     let set = |key: &Signing| json!({"keys": [key.jwk()]}).to_string();
@@ -305,7 +305,7 @@ fn what_a_key_verified_goes_with_the_key() {
     let [by_old, by_new] = [&old, &new].map(|key| key.token(&claims()));
     assert!(at(&jwt, &by_old, NOW).is_ok() && at(&jwt, &by_new, NOW).is_err());
     std::fs::write(file.path(), set(&new)).unwrap();
-    jwt.look();
+    jwt.reload();
     assert!(at(&jwt, &by_old, NOW).is_err() && at(&jwt, &by_new, NOW).is_ok());
 }
 
@@ -319,7 +319,7 @@ fn a_token_without_a_key_id_is_taken_where_one_key_can_be_meant() {
 }
 
 #[test]
-fn what_is_no_token_is_refused() {
+fn texts_that_are_not_tokens_are_refused() {
     let key = Signing::ed25519("one");
     let jwt = jwt(&[&key]);
     let good = key.token(&claims());
@@ -334,12 +334,12 @@ fn what_is_no_token_is_refused() {
         header(json!(["EdDSA"])),
     ];
     for token in cases {
-        assert_eq!(refused(&jwt, &token), "The token is no JWT.", "{token}");
+        assert_eq!(refused(&jwt, &token), "The token is not a JWT.", "{token}");
     }
 }
 
 #[test]
-fn a_set_that_cannot_be_is_refused_with_its_place() {
+fn an_invalid_key_set_is_refused_with_its_position() {
     let good = Signing::ed25519("one").jwk();
     let key = |name: &str, value: Value| {
         let mut key = good.clone();
@@ -359,19 +359,22 @@ fn a_set_that_cannot_be_is_refused_with_its_place() {
             "key 2: is a private key",
         ),
         (json!([good, good]), "key 2: another key has this kid"),
-        (json!([small]), "key 1: is of 1024 bits"),
+        (json!([small]), "key 1: has 1024 bits"),
         (json!([off_curve]), "key 1: cannot be used"),
         (
             json!([key("x", json!("a+b"))]),
             "key 1: x must be base64url",
         ),
-        (json!([key("alg", json!("RS256"))]), "key 1: alg is not one"),
+        (
+            json!([key("alg", json!("RS256"))]),
+            "key 1: alg does not match",
+        ),
         (
             json!([key("use", json!("enc"))]),
-            "holds no key that can be used",
+            "contains no usable signature key",
         ),
-        (json!([{"kty": "EC", "crv": "P-521"}]), "holds no key"),
-        (json!([]), "holds no key"),
+        (json!([{"kty": "EC", "crv": "P-521"}]), "contains no usable"),
+        (json!([]), "contains no usable"),
         (json!({}), "must be {\"keys\": [...]}"),
     ] {
         let refused = of_set(&json!({"keys": keys})).unwrap_err().to_string();

@@ -11,13 +11,13 @@ use super::check_tenant;
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Scope {
-    /// Request operations, cancel and reschedule them
+    /// Request, cancel and reschedule operations
     Submit,
-    /// See operations, lists and events
+    /// Read operations, lists and events
     Read,
-    /// Give operators' verbs
+    /// Repair operations with the operators' verbs
     Repair,
-    /// Change, on the admin port, how the work is divided
+    /// Make changes on the admin port, such as moving partitions
     Admin,
 }
 

@@ -23,7 +23,7 @@ fn with(token: &str) -> HeaderMap {
 }
 
 #[test]
-fn whoever_has_a_known_token_may_do_what_it_says() {
+fn a_caller_with_a_known_token_has_the_rights_of_its_entry() {
     let file = tempfile::NamedTempFile::new().unwrap();
     let token = NewToken::make();
     std::fs::write(file.path(), entry("orders", &token, "submit", "acme")).unwrap();
@@ -51,7 +51,7 @@ fn tokens_come_and_go_with_their_file() {
     std::fs::write(file.path(), entry("a", &old, "read", "*")).unwrap();
     let auth = of_file(file.path());
     let known = || {
-        auth.authenticator().unwrap().look();
+        auth.authenticator().unwrap().reload();
         [&old, &new].map(|token| auth.caller(&with(token.token.reveal())).is_ok())
     };
     assert_eq!(known(), [true, false]);
@@ -65,7 +65,7 @@ fn tokens_come_and_go_with_their_file() {
 }
 
 #[test]
-fn where_it_is_off_anybody_may_do_anything() {
+fn without_authentication_every_caller_may_do_everything() {
     let auth = Auth::load(&AuthConfig::default()).unwrap();
     for scope in Scope::ALL {
         let caller = auth.admit(&HeaderMap::new(), scope).unwrap();

@@ -104,7 +104,9 @@ impl Tokens {
             .lines()
             .all(|line| matches!(line.trim_start().as_bytes(), [] | [b'#', ..]))
         {
-            return Err(format!("{path}: is empty; [] is a list without tokens"));
+            return Err(format!(
+                "{path}: is empty; write [] for a list without tokens"
+            ));
         }
         let entries: Vec<Entry> = parse(path, text).map_err(|error| error.to_string())?;
         let mut tokens = HashMap::with_capacity(entries.len());
@@ -171,8 +173,7 @@ pub fn check_rights(scopes: Scopes, agents: &[Box<str>], tenants: &Tenants) -> R
     }
     if scopes.contains(Scope::Admin) && tenants.only().is_some() {
         return Err(
-            "the scope admin is for all tenants (tenant: '*'): it divides the work of all"
-                .to_owned(),
+            "a token with the scope admin must be for all tenants (tenant: '*')".to_owned(),
         );
     }
     Ok(())
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn a_made_token_is_found_by_its_hash_alone_and_shown_by_nobody() {
+    fn a_new_token_is_found_by_its_hash_and_never_shown() {
         let made = NewToken::make();
         let shown = format!("{made:?}");
         assert!(!shown.contains(made.token.reveal()), "{shown}");
@@ -227,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_long_and_random_enough_looks_like_a_token() {
+    fn only_long_random_texts_look_like_tokens() {
         assert!(is_token(NewToken::make().token.reveal()));
         for other in ["", "wb_", "secret", "wb_c2hvcnQ", "a.b.c"] {
             assert!(!is_token(other), "{other}");
@@ -235,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused_with_its_place() {
+    fn invalid_entries_are_refused_with_their_position() {
         let sha256 = "ab".repeat(32);
         let entry = |fields: &str| format!("- {{name: a, {fields}}}\n");
         let good = entry(&format!("sha256: '{sha256}', scopes: [read], tenant: '*'"));
@@ -268,7 +269,7 @@ mod tests {
             (&good.replace("tenant: '*'", ""), "tenant"),
             (
                 &good.replace("read", "admin").replace("'*'", "acme"),
-                "admin is for all tenants",
+                "admin must be for all tenants",
             ),
             (&good.replace("name: a", "name: 'a b'"), "name must be"),
             (

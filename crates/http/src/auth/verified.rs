@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_stays_within_its_bound_and_keeps_what_is_asked_for() {
+    fn the_cache_stays_within_its_bound_and_keeps_used_entries() {
         let good = Good {
             principal: Arc::new(Principal {
                 name: "a".into(),

@@ -60,8 +60,8 @@ impl Refusal {
     /// The detail of the problem.
     pub const fn detail(self) -> &'static str {
         match self {
-            Self::Malformed => "The request is not HTTP/1.1 as RFC 9112 has it.",
-            Self::BareLineFeed => "A line of the request's head does not end in CR LF.",
+            Self::Malformed => "The request does not conform to HTTP/1.1 (RFC 9112).",
+            Self::BareLineFeed => "A line of the request head does not end in CR LF.",
             Self::TwoFramings => {
                 "The request has both Content-Length and Transfer-Encoding: give one of them."
             }
@@ -69,11 +69,11 @@ impl Refusal {
                 "Content-Length must be given at most once, and be a decimal number."
             }
             Self::BadTransferEncoding => {
-                "The only Transfer-Encoding understood is chunked, once, in HTTP/1.1."
+                "Transfer-Encoding must be chunked, given once, and only in HTTP/1.1."
             }
             Self::BadHost => "An HTTP/1.1 request must have exactly one Host.",
-            Self::TooLarge => "The request's head is too long, or has too many header fields.",
-            Self::HeadTimeout => "The request's head did not arrive in time.",
+            Self::TooLarge => "The request head is too long, or has too many header fields.",
+            Self::HeadTimeout => "The request head did not arrive in time.",
         }
     }
 
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stand_in_passes_and_tells_its_refusal() {
+    fn a_replacement_request_passes_and_carries_its_refusal() {
         for refusal in Refusal::ALL {
             let stand_in = refusal.stand_in();
             assert_eq!(check(&stand_in), Ok(Some(Framing::Length(0))));

@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 /// Names and details are cut off at this length.
 const TEXT_BYTES_MAX: usize = 512;
 
-/// One wrong part of a request: a field of its body, a query parameter or a header.
+/// An invalid part of a request: a field of its body, a query parameter or a header.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, ToSchema)]
 pub struct FieldProblem {
     /// A JSON pointer (RFC 6901) to the field of the body; empty for the whole body.
@@ -20,7 +20,7 @@ pub struct FieldProblem {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub header: Option<&'static str>,
-    /// What was expected of it.
+    /// What was expected.
     #[schema(example = "must be one of Small, Medium, Large")]
     pub detail: String,
 }

@@ -36,7 +36,7 @@ use crate::view::{AcceptedView, BatchLine, DeliveryView, KnownView, OperationVie
 /// The document, as JSON, of a server with authentication (`is_guarded`) or without.
 pub fn document(is_guarded: bool) -> String {
     let accepted = json!({"id": ID, "state": "Pending", "workflow": "drone-delivery"});
-    let deliveries = post("createDelivery", "Request a delivery", "Deliveries")
+    let deliveries = post("createDelivery", "Create a delivery", "Deliveries")
         .description(Some(format!("{CREATING}\n\n{DELIVERY_DEADLINE}")))
         .parameter(idempotency_key())
         .request_body(Some(body(
@@ -51,7 +51,7 @@ pub fn document(is_guarded: bool) -> String {
         .response("200", repeated::<DeliveryView>(delivery_view_example()));
     let operations = post(
         "createOperation",
-        "Request an operation of any workflow",
+        "Create an operation of any workflow",
         "Operations",
     )
     .description(Some(CREATING))
@@ -64,14 +64,15 @@ pub fn document(is_guarded: bool) -> String {
     .response("200", repeated::<OperationView>(operation_view_example()));
     let batch = post(
         "createOperations",
-        "Request many operations at once",
+        "Create many operations in one request",
         "Operations",
     )
     .description(Some(
-        "A request per line, an answer per line, in order and while the batch is still being \
-             sent. Blank lines are skipped: they get no answer. `line` in an answer is the number of its line, \
-             blank lines included. A line that is wrong or too long harms no other. Read the answers while you \
-             send: what is read of a batch waits for its client.",
+        "One request per line. The response has one result per line, in the same order, and \
+         begins while the batch is still being sent. Blank lines get no result. `line` is the \
+         number of the line, with blank lines counted. An invalid or overlong line does not \
+         affect the others. Read the results while you send: the server pauses reading until the \
+         client has read them.",
     ))
     .request_body(Some(body(
         NDJSON,
@@ -81,7 +82,7 @@ pub fn document(is_guarded: bool) -> String {
     .response(
         "200",
         ResponseBuilder::new()
-            .description("A line for each line.")
+            .description("One result per line.")
             .content(
                 NDJSON,
                 content(
@@ -96,7 +97,7 @@ pub fn document(is_guarded: bool) -> String {
             format!("{DELIVERIES}/{{id}}"),
             only(
                 HttpMethod::Get,
-                getting("getDelivery", "Ask for a delivery", "Deliveries")
+                getting("getDelivery", "Get a delivery", "Deliveries")
                     .response("200", found::<DeliveryView>(delivery_view_example())),
             ),
         )
@@ -105,7 +106,7 @@ pub fn document(is_guarded: bool) -> String {
             format!("{OPERATIONS}/{{id}}"),
             only(
                 HttpMethod::Get,
-                getting("getOperation", "Ask for an operation", "Operations")
+                getting("getOperation", "Get an operation", "Operations")
                     .response("200", found::<OperationView>(operation_view_example())),
             ),
         )
@@ -115,13 +116,16 @@ pub fn document(is_guarded: bool) -> String {
         )
         .path(
             OPENAPI,
-            only(HttpMethod::Get, page("getOpenApi", "This document", JSON)),
+            only(
+                HttpMethod::Get,
+                page("getOpenApi", "The OpenAPI document", JSON),
+            ),
         )
         .path(
             DOCS,
             only(
                 HttpMethod::Get,
-                page("getDocs", "This document as a page", HTML),
+                page("getDocs", "The OpenAPI document as an HTML page", HTML),
             ),
         )
         .path(
@@ -129,9 +133,9 @@ pub fn document(is_guarded: bool) -> String {
             only(
                 HttpMethod::Get,
                 refusing(
-                    page("getProblem", "What a kind of problem means", HTML).parameter(in_path(
+                    page("getProblem", "Describe a problem type", HTML).parameter(in_path(
                         "kind",
-                        "The end of a problem's `type`.",
+                        "The last segment of a problem's `type`.",
                         json!("invalid-values"),
                     )),
                     &[Kind::NotFound],
@@ -189,18 +193,22 @@ pub fn document(is_guarded: bool) -> String {
 
 const HTML: &str = "text/html";
 
-const INTRODUCTION: &str = "Waybill runs operations of several steps over remote services as one: \
-    each that is accepted completes, or ends visibly.\n\nA 202 is sent once the request is durable. \
-    GET the URL in its Location header to read the operation's state.\n\nWhat is refused is answered with problem \
-    details (RFC 9457); every wrong field is named, and so is every wrong or unknown query parameter.";
+const INTRODUCTION: &str = "Waybill runs operations of several steps across remote services. Each \
+                            accepted operation completes, or ends visibly.\n\nThe server answers \
+                            202 once the request is durable. GET the URL in the Location header \
+                            to read the operation's state.\n\nRefusals are problem details (RFC \
+                            9457). They list every invalid field, and every invalid or unknown \
+                            query parameter.";
 
-const CREATING: &str = "Answered once the request is durable. With an id of your own, repeating \
-    it is safe: the same request leads to the same operation, another one under the same id is \
-    refused with 409. Without one, an answer of 504 says the id to repeat it with.";
+const CREATING: &str = "The server answers once the request is durable. With an id of your own, \
+                        repeating the request is safe: the same request returns the same \
+                        operation, and a different request with that id is refused with 409. \
+                        Without an id, a 504 response contains the id to repeat the request with.";
 
-const DELIVERY_DEADLINE: &str = "The `deadline` is the time promised to the customer, by which the \
-    operation should be final. One that has passed is refused with 422; so is a pickup after it. A \
-    repeat is answered though its deadline has passed since.";
+const DELIVERY_DEADLINE: &str = "The `deadline` is the time promised to the customer, by which \
+                                 the operation should be final. A past deadline is refused with \
+                                 422, and so is a pickup after the deadline. A repeat is accepted \
+                                 even if its deadline has passed since.";
 
 /// The refusals of a new operation.
 const CREATE_REFUSALS: [Kind; 11] = [
@@ -253,8 +261,8 @@ fn getting(id: &str, summary: &str, tag: &str) -> OperationBuilder {
         .summary(Some(summary))
         .tag(tag)
         .description(Some(
-            "By the operation's id, or by the caller's own. With the `at` of a Location, what no \
-             scheduler has read yet is Pending and never unknown.",
+            "Use the operation's id or the caller's own id. With the `at` of a Location, a \
+             request that no scheduler has read yet is `Pending`, never unknown.",
         ))
         .parameter(in_path(
             "id",
@@ -315,7 +323,7 @@ fn refusal(kind: Kind) -> Response {
                 "Retry-After",
                 HeaderBuilder::new()
                     .schema(Some(ObjectBuilder::new().schema_type(Type::Integer)))
-                    .description(Some("After how many seconds to try again."))
+                    .description(Some("The number of seconds to wait before the next try."))
                     .build(),
             )
             .build(),
@@ -333,7 +341,8 @@ fn accepted_response(example: Value) -> Response {
 fn repeated<T: ToSchema>(example: Value) -> Response {
     ResponseBuilder::new()
         .description(
-            "A repeat: the operation that the first request led to, or its IDs alone for those who may not read it.",
+            "A repeat: the operation that the first request created, or only its IDs for callers \
+             without the scope `read`.",
         )
         .header("Location", location_header())
         .content(JSON, content(known::<T>(), example))
@@ -358,7 +367,7 @@ fn found<T: ToSchema>(example: Value) -> Response {
 fn location_header() -> utoipa::openapi::Header {
     HeaderBuilder::new()
         .schema(Some(text()))
-        .description(Some("Where to get the operation's state; a relative URL."))
+        .description(Some("The relative URL of the operation's state."))
         .example(Some(json!(location(OPERATIONS))))
         .build()
 }
@@ -393,7 +402,7 @@ fn idempotency_key() -> ParameterBuilder {
     ParameterBuilder::new()
         .name("Idempotency-Key")
         .parameter_in(ParameterIn::Header)
-        .description(Some("The caller's own id, where the body gives none."))
+        .description(Some("The caller's own id, if the body has none."))
         .schema(Some(
             text()
                 .min_length(Some(1))
@@ -423,7 +432,11 @@ fn at() -> ParameterBuilder {
 }
 
 fn tenant() -> ParameterBuilder {
-    in_query("tenant", "The tenant whose own id it is.", json!("acme"))
+    in_query(
+        "tenant",
+        "The tenant of the caller's own id.",
+        json!("acme"),
+    )
 }
 
 fn text() -> ObjectBuilder {
@@ -442,14 +455,15 @@ fn operation_request() -> Object {
         .required("workflow")
         .property(
             "id",
-            described("The caller's own id: visible characters. With it, a repeat is safe.")
+            described("The caller's own id, of visible characters. It makes repeating the request \
+                       safe.")
                 .max_length(Some(256)),
         )
         .property(
             "input",
             ObjectBuilder::new()
                 .description(Some(
-                    "The workflow's input; for drone-delivery a DeliveryRequest.",
+                    "The input of the workflow; a DeliveryRequest for drone-delivery.",
                 ))
                 .additional_properties(Some(AdditionalProperties::FreeForm(true))),
         )
@@ -457,9 +471,9 @@ fn operation_request() -> Object {
         .property(
             "deadline",
             described(
-                "By when the operation should be final: an ISO 8601 date and time in the future. \
-                 For drone-delivery it is the input's own deadline where none is given here; each \
-                 that is given must lie in the future.",
+                "The time by which the operation should be final: an ISO 8601 date and time in \
+                 the future. For drone-delivery, it defaults to the deadline in the input, which \
+                 must also be in the future.",
             )
             .format(Some(SchemaFormat::KnownFormat(KnownFormat::DateTime))),
         )
@@ -475,11 +489,12 @@ fn operation_request() -> Object {
         )
         .property(
             "tenant",
-            described("On whose behalf it runs. Tenants do not share ids.").max_length(Some(256)),
+            described("The tenant of the operation. Tenants do not share ids.")
+                .max_length(Some(256)),
         )
         .property(
             "replyTo",
-            described("A topic for the operation's status records, where this server allows it.")
+            described("A topic for the operation's status records, if this server allows it.")
                 .max_length(Some(249)),
         )
         .property("notify", notify());
@@ -526,8 +541,9 @@ fn notify() -> ArrayBuilder {
         .items(contact)
         .max_items(Some(Contact::COUNT_MAX))
         .description(Some(
-            "Who is notified when it ends, or is delayed: mailto: with one address, or tel: with \
-             one global number, for channels that this server has configured. Responses omit it.",
+            "The contacts to notify when the operation ends or is delayed: mailto: with one \
+             address, or tel: with one global number, for channels that this server has \
+             configured. Responses omit them.",
         ))
 }
 

@@ -32,23 +32,25 @@ pub struct EventCursor {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BadEventId;
 
-/// The data of an event.
+/// The data of an event of an operation.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(rename_all = "camelCase")]
 #[schema(as = Event)]
 pub struct EventView<'a> {
-    /// The operation.
+    /// The operation's id.
     #[schema(value_type = String, format = "uuid", example = "0192f0c1-2345-7abc-8def-0123456789ab")]
     pub operation: OperationId,
-    /// `received`: a scheduler has created it. `step`: a step has come to a state. `state`: the
-    /// operation has. `final`: it has ended, or waits for a person; the stream ends with it.
+    /// `received`: a scheduler has created the operation. `step`: a step changed its state.
+    /// `state`:
+    /// the operation changed its state. `final`: the operation has ended or is parked; the stream
+    /// ends with this event.
     #[serde(rename = "type")]
     #[schema(example = "step")]
     pub kind: &'static str,
-    /// The step's state, or the operation's.
+    /// The new state of the step or the operation.
     #[schema(example = "Completed")]
     pub state: &'static str,
-    /// The step.
+    /// The step, for events of a step.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "drone")]
     pub step: Option<&'a str>,
@@ -56,14 +58,14 @@ pub struct EventView<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = 1)]
     pub attempt: Option<u32>,
-    /// What that attempt does.
+    /// The action of that attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "Run")]
     pub action: Option<&'static str>,
-    /// What went wrong.
+    /// The error, if something failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorView>,
-    /// When it came to that.
+    /// The time of the change.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>, format = DateTime, example = "2030-05-08T20:00:00.234567Z")]
     pub at: Option<String>,
@@ -75,7 +77,7 @@ pub fn rejected(operation: OperationId) -> Bytes {
     let data = EventView {
         error: Some(ErrorView {
             code: "id-conflict".to_owned(),
-            message: "another request with this id came first".to_owned(),
+            message: "an earlier request has this id".to_owned(),
             step: None,
         }),
         ..of_operation(operation, "final", "Rejected", None)
@@ -108,7 +110,7 @@ impl EventCursor {
             .collect();
         changed.sort_by_key(|index| state.steps[*index].changed_at);
         for index in changed {
-            self.tell_step(row, index);
+            self.push_step(row, index);
             let (name, step) = (&row.created.step_names[index], &state.steps[index]);
             let error = step.error.as_ref().filter(|_| is_failure(step.state));
             let data = EventView {
@@ -143,7 +145,7 @@ impl EventCursor {
         self.steps.get(index).copied().unwrap_or_default()
     }
 
-    fn tell_step(&mut self, row: &OperationRow, index: usize) {
+    fn push_step(&mut self, row: &OperationRow, index: usize) {
         if self.steps.len() <= index {
             self.steps.resize(index + 1, (StepState::NotStarted, 0));
         }
@@ -409,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_is_taken_by_a_create_gets_steps() {
+    fn a_tombstone_replaced_by_a_create_gets_steps() {
         let mut row = row(ProcessState::Cancelled, &[]);
         let mut cursor = EventCursor::default();
         assert_eq!(send(&mut cursor, &row).1, "6.");

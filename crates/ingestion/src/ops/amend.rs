@@ -17,7 +17,7 @@ use waybill_http::json;
 use waybill_http::payload::read_whole;
 use waybill_http::problem::{FieldProblem, Kind, Problem};
 
-use super::body::{self, Asker, Said};
+use super::body::{self, Requester, VerbBody};
 use super::judge::{self, CancelWouldBe};
 use super::next;
 use super::verb::Verb;
@@ -54,12 +54,12 @@ impl Api {
         caller: &Caller,
     ) -> Result<Reply, Problem> {
         let parameters = Parameters::read(query, caller, &OF_CANCEL)?;
-        let said = Said {
+        let verb_body = VerbBody {
             reason: body::reason(&parameters.reason)?,
             workflow: DRONE_DELIVERY.to_owned(),
-            ..Said::default()
+            ..VerbBody::default()
         };
-        self.cancel(id, &parameters, headers, said, Form::Delivery, caller)
+        self.cancel(id, &parameters, headers, verb_body, Form::Delivery, caller)
             .await
     }
 
@@ -69,14 +69,14 @@ impl Api {
         id: &str,
         parameters: &Parameters,
         headers: &HeaderMap,
-        said: Said,
+        verb_body: VerbBody,
         form: Form,
         caller: &Caller,
     ) -> Result<Reply, Problem> {
         let id = decoded(id).ok_or_else(not_found)?;
         let key = Key::of(headers)?;
-        let workflow = said.workflow.clone();
-        let asker = said.asker(caller)?;
+        let workflow = verb_body.workflow.clone();
+        let requester = verb_body.requester(caller)?;
         let amended = match self.asked_about(&id, parameters, false).await {
             Ok(found) => {
                 if form == Form::Delivery {
@@ -104,8 +104,15 @@ impl Api {
             Err(problem) => return Err(problem),
         };
         let amendment = Amendment::Cancel { workflow };
-        self.amend(amended, amendment, Verb::Cancel.as_str(), asker, &key, form)
-            .await
+        self.amend(
+            amended,
+            amendment,
+            Verb::Cancel.as_str(),
+            requester,
+            &key,
+            form,
+        )
+        .await
     }
 
     /// `PATCH /api/deliveryrequests/{id}`.
@@ -158,7 +165,7 @@ impl Api {
             amended,
             amendment,
             VERB,
-            Said::default().asker(caller)?,
+            VerbBody::default().requester(caller)?,
             &key,
             Form::Delivery,
         )
@@ -170,7 +177,7 @@ impl Api {
         amended: Amended,
         amendment: Amendment,
         verb: &'static str,
-        asker: Asker,
+        requester: Requester,
         key: &Key,
         form: Form,
     ) -> Result<Reply, Problem> {
@@ -182,8 +189,8 @@ impl Api {
             tenant: amended.tenant,
             caller_id: amended.caller_id,
             amendment,
-            reason: asker.reason,
-            asked_by: asker.by,
+            reason: requester.reason,
+            asked_by: requester.by,
             requested_at: wall_clock(),
         };
         let request_id = request.id;
@@ -197,7 +204,7 @@ impl Api {
         let topic = topics.of_priority(priority);
         let (partition, offset) = self
             .intake
-            .tell(&asker.tenants, topic, id, &value, &key.0)
+            .send_verb(&requester.tenants, topic, id, &value, &key.0)
             .await?;
         let token = match (amended.is_absent, offset) {
             (true, Some(offset)) => Some(StatusToken::of_any(Position {
@@ -304,7 +311,7 @@ fn read_change(body: &[u8], depth_max: usize, now: Timestamp) -> Result<Reschedu
     let is_named_wrong = errors.iter().any(|error| error.pointer == "/deadline");
     let deadline = named.filter(|_| !is_named_wrong).and_then(date_and_time);
     if deadline.is_some_and(|deadline| deadline <= now) {
-        errors.push(FieldError::new("/deadline", "must lie in the future"));
+        errors.push(FieldError::new("/deadline", "must be in the future"));
     }
     let named = errors.into_iter();
     let named = named.map(|error| FieldProblem::new(error.pointer, error.detail));
@@ -361,7 +368,7 @@ fn late(row: &OperationRow, caller: &Caller) -> Problem {
 fn parked(row: &OperationRow, workflows: &Workflows, caller: &Caller) -> Problem {
     let (id, state) = (row.id, row.state.state.as_str());
     let detail = match caller.may(Scope::Read) {
-        false => format!("Cannot cancel {id} in its present state."),
+        false => format!("Cannot cancel {id} in its current state."),
         true => {
             let allowed = allowed(row, workflows);
             format!("Cannot cancel {id}: it is parked in {state}.{allowed}")
@@ -376,7 +383,7 @@ fn parked(row: &OperationRow, workflows: &Workflows, caller: &Caller) -> Problem
 fn past_pivot(row: &OperationRow, caller: &Caller) -> Problem {
     let id = row.id;
     let detail = match caller.may(Scope::Read) {
-        false => format!("Cannot cancel {id} in its present state."),
+        false => format!("Cannot cancel {id} in its current state."),
         true => format!("Cannot cancel {id}: a completed step cannot be undone."),
     };
     Problem::new(Kind::VerbRefused, detail)

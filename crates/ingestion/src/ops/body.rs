@@ -15,11 +15,11 @@ use super::verb::Verb;
 const OPERATOR: &str = "Waybill-Operator";
 
 /// The name of an operator who gave none.
-const SOMEBODY: &str = "operator";
+const UNNAMED_OPERATOR: &str = "operator";
 
 /// The content of a verb's body.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Said {
+pub struct VerbBody {
     /// The reason; may be empty.
     pub reason: String,
     /// Who sent the verb; empty for the operation's caller.
@@ -32,7 +32,7 @@ pub struct Said {
     pub as_new: bool,
 }
 
-impl Said {
+impl VerbBody {
     /// Reads a verb's body, and the header that may name the operator. Reports every wrong field.
     pub fn read(
         verb: Verb,
@@ -54,7 +54,7 @@ impl Said {
             fields: &fields,
             errors: Vec::new(),
         };
-        let mut said = Self {
+        let mut verb_body = Self {
             reason: reader.text("reason", REASON_BYTES_MAX),
             step: reader.name("step"),
             workflow: reader.name("workflow"),
@@ -62,14 +62,14 @@ impl Said {
             by: String::new(),
         };
         let in_body = reader.text("by", ASKED_BY_BYTES_MAX);
-        said.by = reader.who(headers, in_body);
+        verb_body.by = reader.operator_name(headers, in_body);
         // A cancel counts as the caller's, even if an operator sends it.
-        if said.by.is_empty() && verb != Verb::Cancel {
-            SOMEBODY.clone_into(&mut said.by);
+        if verb_body.by.is_empty() && verb != Verb::Cancel {
+            UNNAMED_OPERATOR.clone_into(&mut verb_body.by);
         }
         reader.check(verb);
         match reader.errors {
-            errors if errors.is_empty() => Ok(said),
+            errors if errors.is_empty() => Ok(verb_body),
             errors => Err(Problem::invalid(errors)),
         }
     }
@@ -77,7 +77,7 @@ impl Said {
 
 /// Who sent a verb, and why.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Asker {
+pub struct Requester {
     /// Who sent the verb; empty for the operation's caller.
     pub by: String,
     /// The tenants that the sender may act for.
@@ -86,22 +86,23 @@ pub struct Asker {
     pub reason: String,
 }
 
-impl Said {
+impl VerbBody {
     /// Who sent the verb: the name in the body and the name of the token, so that the history shows
     /// which token was used.
-    pub fn asker(self, caller: &Caller) -> Result<Asker, Problem> {
+    pub fn requester(self, caller: &Caller) -> Result<Requester, Problem> {
         let by = match (caller.name(), self.by.as_str()) {
             (None, _) => self.by,
-            (Some(token), "" | SOMEBODY) => token.to_owned(),
+            (Some(token), "" | UNNAMED_OPERATOR) => token.to_owned(),
             (Some(token), by) => format!("{by} ({token})"),
         };
         if by.len() > ASKED_BY_BYTES_MAX {
             let detail = format!(
-                "must be at most {ASKED_BY_BYTES_MAX} bytes with the name of the token behind it"
+                "must be at most {ASKED_BY_BYTES_MAX} bytes, including the appended name of the \
+                 token"
             );
             return Err(Problem::invalid(vec![FieldProblem::new("/by", detail)]));
         }
-        Ok(Asker {
+        Ok(Requester {
             by,
             tenants: caller.tenants().clone(),
             reason: self.reason,
@@ -174,7 +175,7 @@ impl Reader<'_> {
     }
 
     /// The operator: header and body must agree if both name one.
-    fn who(&mut self, headers: &HeaderMap, in_body: String) -> String {
+    fn operator_name(&mut self, headers: &HeaderMap, in_body: String) -> String {
         let mut given = headers.get_all(OPERATOR).iter();
         let in_header = match (given.next(), given.next()) {
             (None, _) => String::new(),
@@ -196,15 +197,15 @@ impl Reader<'_> {
         if !in_header.is_empty() && !in_body.is_empty() && in_header != in_body {
             self.wrong("by", "differs from the header Waybill-Operator");
         }
-        let who = if in_body.is_empty() {
+        let operator_name = if in_body.is_empty() {
             in_header
         } else {
             in_body
         };
-        if let Err(detail) = check_asked_by(&who) {
+        if let Err(detail) = check_asked_by(&operator_name) {
             self.wrong("by", detail);
         }
-        who
+        operator_name
     }
 
     /// Reports missing and unknown fields.
@@ -233,8 +234,8 @@ mod tests {
 
     use super::*;
 
-    fn read(verb: Verb, body: &str) -> Result<Said, Vec<String>> {
-        Said::read(verb, &HeaderMap::new(), Some(body.as_bytes()), 4).map_err(|problem| {
+    fn read(verb: Verb, body: &str) -> Result<VerbBody, Vec<String>> {
+        VerbBody::read(verb, &HeaderMap::new(), Some(body.as_bytes()), 4).map_err(|problem| {
             let errors = problem.errors.into_iter();
             errors.filter_map(|error| error.pointer).collect()
         })
@@ -242,18 +243,18 @@ mod tests {
 
     #[test]
     fn a_body_says_who_and_why_and_without_one_it_is_an_operator() {
-        let said = read(
+        let verb_body = read(
             Verb::Undone,
             r#"{"reason": " by hand ", "by": "kim", "step": "drone"}"#,
         );
-        let expected = Said {
+        let expected = VerbBody {
             reason: "by hand".to_owned(),
             by: "kim".to_owned(),
             step: "drone".to_owned(),
-            ..Said::default()
+            ..VerbBody::default()
         };
-        assert_eq!(said, Ok(expected));
-        let nothing = Said::read(Verb::Compensate, &HeaderMap::new(), None, 4).unwrap();
+        assert_eq!(verb_body, Ok(expected));
+        let nothing = VerbBody::read(Verb::Compensate, &HeaderMap::new(), None, 4).unwrap();
         assert_eq!(
             (nothing.by.as_str(), nothing.reason.as_str()),
             ("operator", "")
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn the_history_says_by_which_token_something_was_asked() {
+    fn the_history_names_the_token_of_a_request() {
         let caller = Caller::of(std::sync::Arc::new(waybill_http::auth::Principal {
             name: "ops".into(),
             scopes: waybill_http::auth::Scopes::default(),
@@ -272,9 +273,10 @@ mod tests {
             agents: std::sync::Arc::default(),
         }));
         let by = |body: &str, caller: &Caller| {
-            let said = read(Verb::Compensate, body).unwrap();
-            said.asker(caller)
-                .map(|asker| asker.by)
+            let verb_body = read(Verb::Compensate, body).unwrap();
+            verb_body
+                .requester(caller)
+                .map(|requester| requester.by)
                 .map_err(|problem| problem.kind)
         };
         assert_eq!(by("{}", &caller).unwrap(), "ops");
@@ -314,7 +316,8 @@ mod tests {
     fn the_header_says_who_asks_and_must_agree_with_the_body() {
         let mut headers = HeaderMap::new();
         headers.insert("waybill-operator", HeaderValue::from_static("kim"));
-        let read = |body: &str| Said::read(Verb::Compensate, &headers, Some(body.as_bytes()), 4);
+        let read =
+            |body: &str| VerbBody::read(Verb::Compensate, &headers, Some(body.as_bytes()), 4);
         assert_eq!(read("{}").unwrap().by, "kim");
         assert_eq!(read(r#"{"by": "kim"}"#).unwrap().by, "kim");
         assert!(read(r#"{"by": "lee"}"#).is_err());

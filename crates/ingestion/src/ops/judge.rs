@@ -37,17 +37,18 @@ pub fn trouble_with_workflow(row: &OperationRow, workflows: &Workflows) -> Optio
     let (name, version) = (&created.workflow, created.workflow_version);
     if created.step_names.is_empty() {
         return Some(format!(
-            "There was no workflow {name:?} when it came. Once there is one: abandon it, and resubmit it as a new one."
+            "Workflow {name:?} did not exist when the request arrived. Add the workflow, abandon \
+             the operation, and resubmit it as a new one."
         ));
     }
     let was = match workflows.get(name, version) {
-        Some(_) => "has other steps here than those that it started with: the file was changed",
-        None => "is not known here: its file is missing, or has another version now",
+        Some(_) => "has other steps now than when the operation started: the file was changed",
+        None => "is unknown: its file is missing, or has another version now",
     };
     let steps = created.step_names.join(", ");
     Some(format!(
-        "Version {version} of its workflow {name:?} {was}. With the file of that version put back (steps {steps}) it can \
-         go on; what is changed needs a version of its own."
+        "Version {version} of workflow {name:?} {was}. Restore the file of that version (steps \
+         {steps}) to let the operation continue, and give changes a new version."
     ))
 }
 
@@ -185,31 +186,34 @@ fn sentence(code: &'static str) -> &'static str {
         "pending" => "No scheduler has read the operation's request yet.",
         "final" => "The operation is final.",
         "failed" => "The operation has failed, or is being undone.",
-        PAST_PIVOT => "A step is completed after which the operation only goes forward.",
-        "step-sent" => "A step that uses a changed field was asked for before.",
+        PAST_PIVOT => "A completed step cannot be undone; the operation can only go forward.",
+        "step-sent" => "A step that uses a changed field was already requested.",
         "compensation-failed" => "The operation could not be undone: retry its compensation.",
         "not-parked-in-error" => {
-            "Only an operation in Error can be resubmitted; one that failed otherwise runs again with asNew, as a new one."
+            "Only an operation in Error can be resubmitted. To run another failed operation again \
+             as a new one, use asNew."
         }
-        "partly-undone" => "Something of it was undone: resubmit it with asNew.",
-        "nothing-undone" => "Nothing of it was undone: resubmit it without asNew.",
-        "not-parked" => "Only an operation that waits for a person can be abandoned.",
+        "partly-undone" => "Some steps were undone: resubmit the operation with asNew.",
+        "nothing-undone" => "No step was undone: resubmit the operation without asNew.",
+        "not-parked" => "Only a parked operation can be abandoned.",
         "not-compensation-failed" => "The operation is not in CompensationFailed.",
-        "manual-undo-needed" => "What is left is for a person to undo, who then says `undone`.",
-        "unknown-step" => "Its workflow has no step of this name.",
+        "manual-undo-needed" => {
+            "The remaining steps must be undone manually. Then report each with the verb `undone`."
+        }
+        "unknown-step" => "The workflow has no step of this name.",
         "not-to-be-undone" => "The step is not waiting to be undone.",
         "never-created" => {
-            "The operation was cancelled before its request came. Nothing was begun, so that there is nothing to do."
+            "The operation was cancelled before its request arrived. No step was started, so \
+             there is nothing to do."
         }
-        "not-failed" => "It did not fail.",
-        "not-final" => "It has not ended yet.",
+        "not-failed" => "The operation did not fail.",
+        "not-final" => "The operation has not ended yet.",
         "resubmitted-before" => {
-            "It was resubmitted as a new operation before. To run it once more, resubmit that operation."
+            "The operation was already resubmitted as a new one. To run it once more, resubmit \
+             the new operation."
         }
-        "input-invalid" => {
-            "Its input is not one that can be requested: request it anew, corrected."
-        }
-        "workflow-unknown" => "Its workflow is not known here.",
-        _ => "The operation's state forbids it.",
+        "input-invalid" => "The input is invalid: submit a new, corrected request.",
+        "workflow-unknown" => "The workflow is unknown.",
+        _ => "The operation's state does not allow this.",
     }
 }

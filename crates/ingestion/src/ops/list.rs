@@ -66,10 +66,10 @@ const UNREADABLE: &str = "Unreadable";
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OperationList)]
 pub struct ListView {
-    /// The operations, in the order that was asked for.
+    /// The operations, in the requested order.
     pub items: Vec<ItemView>,
-    /// Where the next page begins: give it as `cursor`. Absent at the end. A page may have few
-    /// items, or none, though more follow.
+    /// The start of the next page: pass it as `cursor`. Absent on the last page. A page may have
+    /// few items, or none, even if more follow.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
@@ -79,51 +79,52 @@ pub struct ListView {
 #[serde(rename_all = "camelCase")]
 #[schema(as = OperationItem)]
 pub struct ItemView {
-    /// Its id.
+    /// The operation's id.
     #[schema(value_type = String, format = "uuid", example = "0192f0c1-2345-7abc-8def-0123456789ab")]
     pub id: OperationId,
-    /// Its state, or `Unreadable` where its row cannot be read.
+    /// The operation's state, or `Unreadable` if its row cannot be read.
     #[schema(example = "CompensationFailed")]
     pub state: &'static str,
-    /// The workflow that it runs.
+    /// The workflow that the operation runs.
     #[serde(skip_serializing_if = "String::is_empty")]
     #[schema(example = "drone-delivery")]
     pub workflow: String,
-    /// The version of the workflow that it started with, and keeps.
+    /// The workflow version that the operation runs. It never changes.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = 1)]
     pub workflow_version: Option<u32>,
-    /// It waits for a person, and cannot go on: that version of its workflow is not known, or has other steps now.
+    /// The operation is parked and cannot continue: its workflow version is unknown, or has other
+    /// steps now.
     #[serde(skip_serializing_if = "is_false")]
     pub workflow_unknown: bool,
-    /// Its tenant, if any.
+    /// The tenant of the operation, if any.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tenant: String,
     /// The caller's own id, if one was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub caller_id: Option<String>,
-    /// The step that failed, or that it is at.
+    /// The step that failed, or the current step.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "drone")]
     pub step: Option<String>,
-    /// Why.
+    /// The error, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<ErrorView>,
     /// The same for all operations of a workflow that failed at the same step with the same code.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(example = "3f9a0c52d1e8")]
     pub fingerprint: Option<String>,
-    /// Since when it needs attention.
+    /// When the operation began to need attention.
     #[schema(format = DateTime, example = "2030-05-08T20:00:00.234567Z")]
     pub since: String,
-    /// How long that is, in seconds.
+    /// How long it has needed attention, in seconds.
     #[schema(example = 93)]
     pub age_seconds: u64,
-    /// While it is live: when it is looked at next, at the latest.
+    /// While the operation is live: the latest time at which its scheduler checks it next.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(format = DateTime)]
     pub next_due: Option<String>,
-    /// A person ended it where it was parked.
+    /// An operator abandoned the operation while it was parked.
     #[serde(skip_serializing_if = "is_false")]
     pub abandoned: bool,
 }
@@ -161,7 +162,7 @@ impl Api {
             let rows = self.intake.rows(ids).await?;
             for (entry, row) in entries.entries.iter().zip(rows) {
                 shown.passes(*entry, &row);
-                page.look_at(*entry, row, &filter);
+                page.add_if_listed(*entry, row, &filter);
                 cursor.after = Some(*entry);
                 if page.items.len() == limit {
                     break 'page Some(shown.at(cursor));
@@ -196,7 +197,7 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    fn look_at(
+    fn add_if_listed(
         &mut self,
         entry: AttentionEntry,
         row: Result<Option<OperationRow>, Problem>,
@@ -356,7 +357,7 @@ impl Filter {
         let mut known = ProcessState::ALL.into_iter();
         if let Some(state) = known.find(|state| state.as_str() == word) {
             let state = state.as_str();
-            detail.push_str(&format!(": there is no list of {state} operations"));
+            detail.push_str(&format!(": {state} operations are not listed"));
         }
         errors.wrong("state", detail);
     }
@@ -417,7 +418,7 @@ impl Asked {
                 },
                 "cursor" => match of_text(&value) {
                     Some(cursor) => going_on = Some(cursor),
-                    None => errors.wrong(name, "must be the `next` of a page, as it was given"),
+                    None => errors.wrong(name, "must be the unchanged `next` of a page"),
                 },
                 _ => errors.unknown(name, &PARAMETERS),
             }
@@ -453,7 +454,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fingerprint_tells_workflow_step_and_code_apart_and_stays_the_same() {
+    fn a_fingerprint_is_stable_and_depends_on_workflow_step_and_code() {
         let one = fingerprint("drone-delivery", Some("drone"), "refused");
         assert_eq!(one, "ef437f7b5f58");
         assert_eq!(one.len(), 12);
@@ -490,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_of_which_there_is_no_list_is_refused_with_those_of_which_there_is_one() {
+    fn an_unlisted_state_is_refused_with_the_listed_ones() {
         for state in ["Pending", "Processed", "Cancelled"] {
             let query = format!("state=Error,{state}");
             let problem = Asked::read(Some(&query), Timestamp(0), &Tenants::All).unwrap_err();
@@ -499,14 +500,14 @@ mod tests {
             };
             let expected = format!(
                 "must be any of Processing, Error, Compensating, Compensated, CompensationFailed, \
-                 Unreadable: there is no list of {state} operations"
+                 Unreadable: {state} operations are not listed"
             );
             assert_eq!(error.detail, expected);
         }
     }
 
     #[test]
-    fn a_query_says_what_is_listed_and_from_where() {
+    fn a_query_selects_what_is_listed_and_from_where() {
         let now = Timestamp(100_000_000);
         let query = "state=Error,CompensationFailed&olderThan=40s&order=newest&limit=7&step=a%2Bb";
         let asked = Asked::read(Some(query), now, &Tenants::All).unwrap();

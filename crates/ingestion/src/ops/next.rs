@@ -107,13 +107,15 @@ fn verbs(row: &OperationRow, workflows: &Workflows, now: Timestamp) -> Vec<&'sta
 fn sentence(row: &OperationRow, verbs: &[&str]) -> String {
     let state = &row.state;
     match state.state {
-        ProcessState::Pending => "Its scheduler reads its request.".to_owned(),
+        ProcessState::Pending => "Waiting for the scheduler to read the request.".to_owned(),
         ProcessState::Processed => "Nothing: every step is completed or skipped.".to_owned(),
         ProcessState::Compensated => {
             "Nothing: it failed, and all of its effects are undone.".to_owned()
         }
         ProcessState::Cancelled if state.tombstone => {
-            "Nothing: it was cancelled before its request came. A request with this id will end Cancelled.".to_owned()
+            "Nothing: it was cancelled before its request arrived. A request with this id will \
+             end Cancelled."
+                .to_owned()
         }
         ProcessState::Cancelled => {
             "Nothing: it was cancelled, and all of its effects are undone.".to_owned()
@@ -125,17 +127,17 @@ fn sentence(row: &OperationRow, verbs: &[&str]) -> String {
             let open = verbs.iter().filter(|verb| **verb != CANCEL);
             let open: Vec<&str> = open.map(|verb| as_typed(verb)).collect();
             match open.split_last() {
-                None => "It waits for a person.".to_owned(),
-                Some((only, [])) => format!("It waits for a person: {only}."),
+                None => "Waiting for an operator.".to_owned(),
+                Some((only, [])) => format!("Waiting for an operator: {only}."),
                 Some((last, rest)) => {
-                    format!("It waits for a person: {} or {last}.", rest.join(", "))
+                    format!("Waiting for an operator: {} or {last}.", rest.join(", "))
                 }
             }
         }
         ProcessState::Processing if state.awaits_decision() => {
             let failed = state.error.as_ref().and_then(|error| error.step.as_deref());
             format!(
-                "Step {} has failed for good, and the supervisor says what becomes of it.",
+                "Step {} has failed permanently. The supervisor decides what happens next.",
                 failed.unwrap_or("?")
             )
         }
@@ -151,8 +153,8 @@ fn steps(row: &OperationRow) -> String {
         .collect();
     let Some((first, rest)) = parts.split_first() else {
         return match row.state.next_due {
-            Some(due) => format!("Its scheduler looks at it again at {}.", time_text(due)),
-            None => "Its scheduler goes on with it.".to_owned(),
+            Some(due) => format!("The scheduler checks it again at {}.", time_text(due)),
+            None => "The scheduler continues it.".to_owned(),
         };
     };
     let mut sentence = first.replacen('s', "S", 1);
@@ -173,17 +175,17 @@ fn step_next(step: &StepProgress) -> Option<String> {
     match (step.complete_by, step.retry_at) {
         (Some(complete_by), _) => {
             let what = match step.action {
-                Action::Run => "is under way",
+                Action::Run => "is running",
                 Action::Compensate => "is being undone",
-                Action::Probe => "is asked about",
+                Action::Probe => "is being probed",
             };
             let until = time_text(complete_by);
             Some(format!("{what}, attempt {attempt}, until {until}"))
         }
         (None, Some(retry_at)) => {
             let again = match step.state {
-                StepState::Compensating => "is undone",
-                _ => "is tried again",
+                StepState::Compensating => "will be undone",
+                _ => "will be retried",
             };
             Some(format!("{again} at {}", time_text(retry_at)))
         }

@@ -15,7 +15,7 @@ use waybill_http::auth::{Caller, Scope};
 use waybill_http::problem::{Kind, Problem};
 
 use super::amend::unwritable;
-use super::body::{Asker, Said};
+use super::body::{Requester, VerbBody};
 use super::judge;
 use super::verb::Verb;
 use super::{AskedView, Key};
@@ -38,12 +38,12 @@ impl Api {
             Verb::split(part).ok_or_else(|| Problem::method_not_allowed("GET, HEAD"))?;
         let verb = Verb::named(name).ok_or_else(unknown_verb)?;
         let body = self.ask_body(headers, body, caller).await?;
-        let said = Said::read(verb, headers, body.as_deref(), self.rules.json_depth_max)?;
+        let verb_body = VerbBody::read(verb, headers, body.as_deref(), self.rules.json_depth_max)?;
         let parameters = Parameters::read(query, caller, &OF_ONE)?;
         let recovery = match verb {
             Verb::Cancel => {
                 return self
-                    .cancel(id, &parameters, headers, said, Form::General, caller)
+                    .cancel(id, &parameters, headers, verb_body, Form::General, caller)
                     .await;
             }
             Verb::Resubmit => RecoveryVerb::Resubmit,
@@ -51,7 +51,7 @@ impl Api {
             Verb::Abandon => RecoveryVerb::Abandon,
             Verb::RetryCompensation => RecoveryVerb::RetryCompensation,
             Verb::Undone => RecoveryVerb::Undone {
-                step: said.step.clone(),
+                step: verb_body.step.clone(),
             },
         };
         let id = decoded(id).ok_or_else(not_found)?;
@@ -61,16 +61,16 @@ impl Api {
             Status::Pending(_) => return Err(judge::refused("pending")),
             Status::Rejected(_) => return Err(not_found()),
         };
-        let as_new = said.as_new;
-        let asker = said.asker(caller)?;
+        let as_new = verb_body.as_new;
+        let requester = verb_body.requester(caller)?;
         if as_new {
-            return self.resubmit_as_new(&row, asker, &key, caller).await;
+            return self.resubmit_as_new(&row, requester, &key, caller).await;
         }
         if judge::is_done(&row, &recovery) {
             return Ok(self.as_it_is(&row, Form::General, caller));
         }
         judge::of_recovery(&row, &self.rules.workflows, &recovery, wall_clock())?;
-        let request_id = self.recover(row.id, recovery, asker, &key).await?;
+        let request_id = self.recover(row.id, recovery, requester, &key).await?;
         let asked = AskedView {
             id: row.id,
             verb: verb.as_str(),
@@ -89,7 +89,7 @@ impl Api {
     async fn resubmit_as_new(
         &self,
         row: &OperationRow,
-        asker: Asker,
+        requester: Requester,
         key: &Key,
         caller: &Caller,
     ) -> Result<Reply, Problem> {
@@ -120,8 +120,8 @@ impl Api {
             .encode_create(&again, &mut value)
             .map_err(|_| unwritable())?;
         self.intake
-            .tell(
-                &asker.tenants,
+            .send_verb(
+                &requester.tenants,
                 topics.of_priority(row.created.request.priority),
                 new,
                 &value,
@@ -129,7 +129,7 @@ impl Api {
             )
             .await?;
         let noted = RecoveryVerb::Resubmitted { as_operation: new };
-        let request_id = self.recover(row.id, noted, asker, key).await?;
+        let request_id = self.recover(row.id, noted, requester, key).await?;
         Ok(resubmitted(row.id, new, request_id))
     }
 
@@ -138,7 +138,7 @@ impl Api {
         &self,
         operation: OperationId,
         verb: RecoveryVerb,
-        asker: Asker,
+        requester: Requester,
         key: &Key,
     ) -> Result<Uuid, Problem> {
         let about = match &verb {
@@ -148,8 +148,8 @@ impl Api {
         let recovery = Recovery {
             id: key.id(operation, &about),
             operation,
-            asked_by: asker.by,
-            reason: asker.reason,
+            asked_by: requester.by,
+            reason: requester.reason,
             asked_at: wall_clock(),
             due: None,
             verb,
@@ -161,7 +161,13 @@ impl Api {
             .encode(&recovery, &mut value)
             .map_err(|_| unwritable())?;
         self.intake
-            .tell(&asker.tenants, topics.recovery(), operation, &value, &key.0)
+            .send_verb(
+                &requester.tenants,
+                topics.recovery(),
+                operation,
+                &value,
+                &key.0,
+            )
             .await?;
         Ok(recovery.id)
     }
@@ -192,7 +198,8 @@ fn resubmitted_before(
         true => {
             let (by, at) = (&entry.by, time_text(entry.at));
             let detail = format!(
-                "Cannot resubmit {id}: {by} resubmitted it as {new} at {at}. To run it once more, resubmit {new}."
+                "Cannot resubmit {id}: {by} already resubmitted it as {new} at {at}. To run it \
+                 once more, resubmit {new}."
             );
             Problem::new(Kind::VerbRefused, detail).with_code(CODE)
         }

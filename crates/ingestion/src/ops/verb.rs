@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_verb_stands_behind_the_last_colon_of_an_id() {
+    fn the_verb_follows_the_last_colon_of_an_id() {
         assert_eq!(Verb::split("a:b:cancel"), Some(("a:b", "cancel")));
         assert_eq!(Verb::split("a%3Ab:cancel"), Some(("a%3Ab", "cancel")));
         assert_eq!(Verb::split("cancel"), None);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn every_verb_is_found_by_its_name_and_requires_only_what_it_may_have() {
+    fn every_verb_is_found_by_its_name_and_requires_only_its_own_fields() {
         for verb in Verb::ALL {
             assert_eq!(Verb::named(verb.as_str()), Some(verb));
             for field in verb.required() {

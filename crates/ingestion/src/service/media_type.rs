@@ -21,7 +21,7 @@ pub fn check_media_type_of_optional_json(headers: &HeaderMap) -> Result<(), Prob
     match is_taken(headers, JSON) {
         true => Ok(()),
         false => {
-            let also = "A request without a body needs the header, too.";
+            let also = "The header is required even without a body.";
             Err(refusal(format!("{} {also}", wanted(JSON))))
         }
     }
@@ -77,7 +77,7 @@ mod tests {
             "Send Content-Type: application/x-ndjson, in UTF-8 and without Content-Encoding."
         );
         let detail = detail(check_media_type_of_optional_json(&headers));
-        assert!(detail.ends_with("A request without a body needs the header, too."));
+        assert!(detail.ends_with("The header is required even without a body."));
     }
 
     #[test]

@@ -117,7 +117,8 @@ pub fn refuse_parameters(query: Option<&str>, caller: &Caller) -> Result<(), Pro
         let detail = match (name, value) {
             ("tenant", Some(tenant)) => {
                 caller.tenants().meant(tenant)?;
-                "is not a parameter of this request: an operation names its tenant in the body, or the token does"
+                "is not a parameter of this request: name the tenant in the body, or use a token \
+                 of the tenant"
             }
             _ => "is unknown; this request has no parameters",
         };

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_are_told_apart() {
+    fn paths_are_distinguished() {
         let cases = [
             ("/api/deliveryrequests", Route::Deliveries),
             ("/api/deliveryrequests/a%2Fb", Route::Delivery("a%2Fb")),

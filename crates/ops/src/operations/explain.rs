@@ -402,7 +402,7 @@ mod tests {
     fn operation(state: &str, steps: Vec<Step>) -> Operation {
         Operation {
             state: state.to_owned(),
-            what_next: Some("Its scheduler reads its request.".to_owned()),
+            what_next: Some("Waiting for the scheduler to read the request.".to_owned()),
             steps,
             ..Operation::default()
         }
@@ -430,7 +430,7 @@ mod tests {
         assert!(Holder::of(id, 7, Ok(handed_off), false).is_none());
         let holder = Holder::of(id, 7, Ok(operation("Processing", Vec::new())), false).unwrap();
         assert_eq!(holder.state.as_deref(), Some("Processing"));
-        assert_eq!(holder.why, "Its scheduler reads its request.");
+        assert_eq!(holder.why, "Waiting for the scheduler to read the request.");
         let ended = Holder::of(id, 7, Ok(operation("Processed", Vec::new())), true).unwrap();
         assert!(ended.why.starts_with("it has ended"), "{}", ended.why);
     }

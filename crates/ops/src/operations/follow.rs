@@ -217,7 +217,7 @@ mod tests {
     fn what_an_operation_waits_for_is_shown_where_it_is_not_what_was_asked() {
         let seen = operation("Processing", &[]);
         let followed = followed(&Verb::Cancel, &seen, None);
-        let waits = "It waits for a person: resubmit.";
+        let waits = "Waiting for an operator: resubmit.";
         let now = |state: &str, refused: Option<&str>| Operation {
             what_next: Some(waits.to_owned()),
             ..operation(state, &[entry("2", "cancel", refused)])

@@ -250,7 +250,7 @@ mod tests {
         let operation = Operation {
             id: "x".to_owned(),
             state: "Error".to_owned(),
-            what_next: text("It waits for a person: resubmit."),
+            what_next: text("Waiting for an operator: resubmit."),
             verbs: vec!["resubmit".to_owned(), "abandon".to_owned()],
             error: Some(Failure {
                 step: text("drone"),
@@ -280,7 +280,7 @@ mod tests {
         let expected = "\
 operation       x
 state           Error
-next            It waits for a person: resubmit.
+next            Waiting for an operator: resubmit.
 can be asked    resubmit, abandon
 error           no-drone at step drone: none is free
 failed before   suspended at step account: it is late

@@ -49,7 +49,7 @@ pub(super) async fn start(
     if tls.is_on() {
         let tls = tls.clone();
         running.spawn(Stage::Ingestion, "files of certificates", |stop| {
-            reread::follow(move || tls.look(), stop)
+            reread::follow(move || tls.reload(), stop)
         });
     }
     announce("http", address);

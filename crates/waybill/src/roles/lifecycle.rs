@@ -84,12 +84,12 @@ async fn live(
                 "the admin address {listen} cannot be bound (--admin; does another Waybill run?)"
             )
         })?;
-        let look = move || {
-            auth.look();
-            tls.look();
+        let reload = move || {
+            auth.reload();
+            tls.reload();
         };
         running.spawn(Stage::Admin, "files of tokens", |stop| {
-            reread::follow(look, stop)
+            reread::follow(reload, stop)
         });
         if let Some(spans) = spans {
             running.spawn(Stage::Admin, "spans", |stop| spans.run(stop));

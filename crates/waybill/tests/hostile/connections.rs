@@ -18,15 +18,15 @@ const HTTP2_CONNECTIONS: usize = 400;
 const HTTP2_STREAMS: usize = 128;
 
 /// Opens more connections than a listener allows. Each sends `sent` and waits.
-async fn crowd(site: &Site, listener: &str, sent: &[u8]) -> Vec<TcpStream> {
-    let mut crowd = Vec::new();
+async fn open_connections(site: &Site, listener: &str, sent: &[u8]) -> Vec<TcpStream> {
+    let mut streams = Vec::new();
     for _ in 0..2 * CONNECTIONS_MAX {
         let mut stream = TcpStream::connect(site.address(listener)).await.unwrap();
         // The listener may close it at any moment to make room.
         let _ = stream.write_all(sent).await;
-        crowd.push(stream);
+        streams.push(stream);
     }
-    crowd
+    streams
 }
 
 /// Waits until a listener has replaced a connection.
@@ -43,9 +43,9 @@ async fn has_replaced(site: &Site, listener: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn connections_that_send_nothing_keep_nobody_out() {
     let site = Site::start();
-    let mut crowds = Vec::new();
+    let mut opened = Vec::new();
     for listener in ["http", "admin", "services"] {
-        crowds.push(crowd(&site, listener, b"").await);
+        opened.push(open_connections(&site, listener, b"").await);
     }
     site.deliver("beside-silence").await;
     site.ready().await;
@@ -69,10 +69,10 @@ async fn half_heads_and_idle_connections_keep_nobody_out() {
     let site = Site::start();
     let half = b"GET /readyz HTTP/1.1\r\nhost: loc";
     let whole = b"GET /problems/not-found HTTP/1.1\r\nhost: localhost\r\n\r\n";
-    let mut crowds = Vec::new();
+    let mut opened = Vec::new();
     for listener in ["http", "admin", "services"] {
         for sent in [&half[..], whole] {
-            crowds.push(crowd(&site, listener, sent).await);
+            opened.push(open_connections(&site, listener, sent).await);
         }
     }
     site.deliver("beside-halves").await;
@@ -82,7 +82,7 @@ async fn half_heads_and_idle_connections_keep_nobody_out() {
 #[tokio::test(flavor = "multi_thread")]
 async fn bodies_that_stop_halfway_keep_nobody_out() {
     let site = Site::start();
-    let mut crowds = Vec::new();
+    let mut opened = Vec::new();
     for (listener, route) in [
         ("http", "POST /v1/operations"),
         ("services", "PUT /api/packages/p"),
@@ -91,7 +91,7 @@ async fn bodies_that_stop_halfway_keep_nobody_out() {
             "{route} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
              content-length: 5000\r\n\r\n{{"
         );
-        crowds.push(crowd(&site, listener, sent.as_bytes()).await);
+        opened.push(open_connections(&site, listener, sent.as_bytes()).await);
     }
     // Until then they may be honest.
     tokio::time::sleep(2 * waybill_connections::SLOW_ARRIVAL).await;

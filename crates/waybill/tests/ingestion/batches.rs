@@ -166,7 +166,7 @@ async fn a_line_that_drips_for_too_long_ends_its_batch() {
     });
     let mut answer = String::new();
     let mut part = [0; 1024];
-    while !answer.contains("No whole line came for 0.3 seconds") {
+    while !answer.contains("No complete line arrived for 0.3 seconds") {
         let n = within(reader.read(&mut part)).await.unwrap();
         assert!(n > 0, "it ended without saying why: {answer}");
         answer.push_str(std::str::from_utf8(&part[..n]).unwrap());

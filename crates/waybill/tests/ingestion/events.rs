@@ -234,7 +234,7 @@ async fn a_silent_stream_is_kept_alive_beyond_the_idle_time_out_and_ends_at_shut
     let mut heartbeats = 0;
     while heartbeats < 4 {
         let piece = stream.piece().await.expect("the stream goes on");
-        heartbeats += usize::from(piece == ": still here");
+        heartbeats += usize::from(piece == ": keep-alive");
     }
     world.ingestion.shutdown().await;
     assert_eq!(stream.event().await, None);

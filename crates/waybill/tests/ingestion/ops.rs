@@ -133,7 +133,7 @@ async fn methods_that_are_not_known_say_which_are() {
             if method != Method::HEAD {
                 let (_, kind, told) = problem(response).await;
                 assert_eq!(kind, "method-not-allowed", "{method} {path}");
-                assert_eq!(told["detail"], format!("Allowed here: {allow}."));
+                assert_eq!(told["detail"], format!("Allowed methods: {allow}."));
             }
         }
     }

@@ -180,17 +180,17 @@ async fn a_renewed_certificate_is_shown_from_then_on_and_no_connection_ends_for_
     let elsewhere = tempfile::tempdir().unwrap();
     let (path, _) = renewed.write(elsewhere.path());
     std::fs::copy(path, encrypted.directory.path().join("tls.crt")).unwrap();
-    encrypted.tls.look();
+    encrypted.tls.reload();
     let old = &encrypted.certificate;
     old.connect(encrypted.address(), b"\x02h2").await;
 
     renewed.write(encrypted.directory.path());
-    encrypted.tls.look();
+    encrypted.tls.reload();
     renewed.connect(encrypted.address(), b"\x02h2").await;
     still_served("two").await;
 
     std::fs::remove_file(encrypted.directory.path().join("tls.key")).unwrap();
-    encrypted.tls.look();
+    encrypted.tls.reload();
     renewed.connect(encrypted.address(), b"\x02h2").await;
     still_served("three").await;
     encrypted.world.ingestion.shutdown().await;
@@ -211,10 +211,10 @@ fn files_that_do_not_belong_together_are_refused_with_what_is_wrong() {
         (
             &certificate,
             &others,
-            "is not that of the first certificate",
+            "does not match the first certificate",
         ),
         (&nothing, &key, "holds no certificate"),
-        (&certificate, &nothing, "holds no private key"),
+        (&certificate, &nothing, "holds no unencrypted private key"),
         (&certificate, &missing, "cannot be read"),
     ] {
         let config = TlsConfig {

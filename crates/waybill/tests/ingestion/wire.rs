@@ -362,6 +362,6 @@ async fn a_body_that_drips_for_too_long_is_answered_408() {
     dripping.abort();
     let answer = String::from_utf8(answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
-    assert!(answer.contains("not whole after 0.3 seconds"), "{answer}");
+    assert!(answer.contains("incomplete after 0.3 seconds"), "{answer}");
     world.ingestion.shutdown().await;
 }

@@ -390,7 +390,7 @@ async fn a_cancel_of_an_unknown_id_says_that_it_is_kept_and_leaves_nothing_to_do
     for line in ["resubmit ghost-2", "abandon ghost-2 --reason x"] {
         let refused = world.ops(line);
         assert_eq!(refused.code, Some(1), "{refused:?}");
-        let why = "never-created: The operation was cancelled before its request came.";
+        let why = "never-created: The operation was cancelled before its request arrived.";
         assert!(refused.err.contains(why), "{refused:?}");
     }
     let shown = world.show("ghost-2");

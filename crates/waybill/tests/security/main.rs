@@ -77,7 +77,10 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
     let api = format!("https://localhost:{}", up.http.port());
     let shown = site.run(&["ops", "show", id, "--api", &api], Some(&operator));
     assert_eq!(shown.code, 0, "{}", shown.text);
-    for (token, expected) in [(None, "needs a token"), (Some(&stranger), "not known here")] {
+    for (token, expected) in [
+        (None, "Send a token"),
+        (Some(&stranger), "token is unknown"),
+    ] {
         let refused = site.run(&["ops", "show", id, "--api", &api], token);
         assert_eq!(refused.code, 2, "{}", refused.text);
         assert!(refused.text.contains(expected), "{}", refused.text);

@@ -15,8 +15,8 @@ use super::{
     Arguments, Course, PATIENCE, consumer, delivery_of, index_of, operation_of, producer, send,
 };
 use crate::calls::{Call, Step};
+use crate::installation::Installation;
 use crate::pattern::Patterns;
-use crate::world::World;
 
 /// The maximum number of replies sent together.
 const REPLIES_MAX: usize = 2_000;
@@ -50,25 +50,25 @@ impl Agents {
     /// each step is answered at once.
     pub fn new(
         arguments: &Arguments,
-        world: &World,
+        installation: &Installation,
         patterns: &Arc<Patterns>,
         course: &Arc<Course>,
         services: Option<Services>,
     ) -> anyhow::Result<Self> {
-        let topics = Step::ALL.map(|step| world.topics.step_requests(step.name()));
+        let topics = Step::ALL.map(|step| installation.topics.step_requests(step.name()));
         let assigned = topics
             .each_ref()
-            .map(|topic| (topic.as_str(), world.step_partitions));
+            .map(|topic| (topic.as_str(), installation.step_partitions));
         let drones = (0..arguments.common.count).map(|_| AtomicU64::new(0));
         Ok(Self {
-            consumer: consumer(world, "floor-agents", &assigned)?,
+            consumer: consumer(installation, "floor-agents", &assigned)?,
             limits: arguments.poll_limits(),
             shared: Arc::new(Shared {
-                producer: producer(world, "floor-replies")?,
+                producer: producer(installation, "floor-replies")?,
                 patterns: Arc::clone(patterns),
                 course: Arc::clone(course),
-                replies: world.topics.step_replies().to_owned(),
-                partitions: world.partitions,
+                replies: installation.topics.step_replies().to_owned(),
+                partitions: installation.partitions,
                 gather: Duration::from_millis(arguments.gather_ms),
                 drones: drones.collect(),
             }),
@@ -123,7 +123,7 @@ fn hand_over(
         Some(_) if asked.is_empty() => Ok(()),
         Some(calls) => calls
             .send(std::mem::take(asked))
-            .context("nobody makes the calls any more"),
+            .context("the task that makes the calls has ended"),
         None => asked
             .drain(..)
             .try_for_each(|(step, operation)| shared.reply(step, operation, value)),
@@ -209,6 +209,6 @@ fn drone_of(answer: &[u8]) -> anyhow::Result<u64> {
     let text = std::str::from_utf8(answer)?;
     let number = text.strip_prefix(r#"{"droneId":"drone-"#);
     let number = number.and_then(|rest| rest.strip_suffix(r#""}"#));
-    let number = number.with_context(|| format!("{text:?} names no drone"))?;
+    let number = number.with_context(|| format!("{text:?} contains no drone ID"))?;
     Ok(u64::from_str_radix(number, 16)?)
 }

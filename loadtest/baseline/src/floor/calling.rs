@@ -39,7 +39,7 @@ impl Services {
         for _ in Step::ALL {
             let stream = TcpStream::connect(address)
                 .await
-                .with_context(|| format!("the services at {address} cannot be reached"))?;
+                .with_context(|| format!("cannot connect to the services at {address}"))?;
             stream.set_nodelay(true)?;
             let (line, served) =
                 http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await?;

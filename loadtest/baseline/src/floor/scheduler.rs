@@ -15,8 +15,8 @@ use super::{
     send,
 };
 use crate::calls::Step;
+use crate::installation::Installation;
 use crate::pattern::Patterns;
-use crate::world::World;
 
 /// How long to wait for replies while requests may also arrive. Not shorter: rdkafka waits in whole
 /// milliseconds, and the remainder of one would be spent polling.
@@ -64,23 +64,23 @@ impl Scheduler {
     /// Creates both consumers at the beginning of their topics.
     pub fn new(
         arguments: &Arguments,
-        world: &World,
+        installation: &Installation,
         patterns: &Arc<Patterns>,
         course: &Arc<Course>,
     ) -> anyhow::Result<Self> {
-        let topics = &world.topics;
-        let requests = [(topics.requests(), world.partitions)];
-        let replies = [(topics.step_replies(), world.partitions)];
+        let topics = &installation.topics;
+        let requests = [(topics.requests(), installation.partitions)];
+        let replies = [(topics.step_replies(), installation.partitions)];
         Ok(Self {
-            requests: consumer(world, "floor-requests", &requests)?,
-            inbox: consumer(world, "floor-inbox", &replies)?,
-            producer: producer(world, "floor-scheduler")?,
-            store: Arc::clone(&world.store),
+            requests: consumer(installation, "floor-requests", &requests)?,
+            inbox: consumer(installation, "floor-inbox", &replies)?,
+            producer: producer(installation, "floor-scheduler")?,
+            store: Arc::clone(&installation.store),
             patterns: Arc::clone(patterns),
             course: Arc::clone(course),
             of_agent: Step::ALL.map(|step| topics.step_requests(step.name())),
             status: topics.operation_status().to_owned(),
-            step_partitions: world.step_partitions,
+            step_partitions: installation.step_partitions,
             limits: arguments.poll_limits(),
             window: arguments.window,
             gather: Duration::from_millis(arguments.gather_ms),
@@ -202,6 +202,6 @@ fn replied(record: &RecordRef<'_>) -> anyhow::Result<(OperationId, Step)> {
     let name = rest.get(..usize::from(length / 2));
     let step = name
         .and_then(Step::named)
-        .context("a reply names no step")?;
+        .context("a reply has no known step")?;
     Ok((operation, step))
 }

@@ -16,7 +16,7 @@ use super::messages::{StepReply, StepRequest};
 use super::{consumer, part, producer, send};
 use crate::calls::{Call, Step};
 use crate::delivery::Delivery;
-use crate::world::World;
+use crate::installation::Installation;
 
 /// The state of an agent.
 struct Agent {
@@ -29,19 +29,19 @@ struct Agent {
 
 /// Starts an agent for each step, and returns their consumers.
 pub fn start_all(
-    world: &Arc<World>,
+    installation: &Arc<Installation>,
     services: Option<&str>,
     parts: &mut JoinSet<anyhow::Result<()>>,
 ) -> anyhow::Result<Vec<Arc<StreamConsumer>>> {
     let agent = Arc::new(Agent {
-        producer: producer(world)?,
-        replies: world.topics.step_replies().to_owned(),
+        producer: producer(installation)?,
+        replies: installation.topics.step_replies().to_owned(),
         client: reqwest::Client::new(),
         services: services.map(|services| format!("http://{services}")),
     });
     let start = |step: Step| {
-        let topic = world.topics.step_requests(step.name());
-        let consumer = Arc::new(consumer(world, step.name(), &[&topic])?);
+        let topic = installation.topics.step_requests(step.name());
+        let consumer = Arc::new(consumer(installation, step.name(), &[&topic])?);
         let agent = Arc::clone(&agent);
         let handle = move |message| handle(Arc::clone(&agent), step, message);
         part::start(Arc::clone(&consumer), handle, parts);
@@ -79,7 +79,9 @@ impl Agent {
             Step::Drone => "droneId",
         };
         let answer: Value = serde_json::from_str(&answer)?;
-        let value = answer.get(kept).context("the answer lacks what is kept")?;
+        let value = answer
+            .get(kept)
+            .context("the answer lacks the value to keep")?;
         let text = value
             .as_str()
             .map_or_else(|| value.to_string(), str::to_owned);

@@ -21,13 +21,13 @@ use waybill_store::{RowWrite, WriteBatch};
 use super::messages::{DeliveryRequest, Status, StepReply, StepRequest};
 use super::{consumer, part, producer, send};
 use crate::calls::Step;
-use crate::world::World;
+use crate::installation::Installation;
 
 /// How long rows of finished deliveries are kept.
 const RETENTION: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 struct Orchestrator {
-    world: Arc<World>,
+    installation: Arc<Installation>,
     producer: FutureProducer,
     /// The topic of each step's agent.
     of_agent: [String; 5],
@@ -35,15 +35,18 @@ struct Orchestrator {
 
 /// Starts the orchestrator, and returns its consumer.
 pub fn start(
-    world: &Arc<World>,
+    installation: &Arc<Installation>,
     parts: &mut JoinSet<anyhow::Result<()>>,
 ) -> anyhow::Result<Arc<StreamConsumer>> {
-    let topics = [world.topics.requests(), world.topics.step_replies()];
-    let consumer = Arc::new(consumer(world, "orchestrator", &topics)?);
+    let topics = [
+        installation.topics.requests(),
+        installation.topics.step_replies(),
+    ];
+    let consumer = Arc::new(consumer(installation, "orchestrator", &topics)?);
     let orchestrator = Arc::new(Orchestrator {
-        world: Arc::clone(world),
-        producer: producer(world)?,
-        of_agent: Step::ALL.map(|step| world.topics.step_requests(step.name())),
+        installation: Arc::clone(installation),
+        producer: producer(installation)?,
+        of_agent: Step::ALL.map(|step| installation.topics.step_requests(step.name())),
     });
     let handle = move |message| handle(Arc::clone(&orchestrator), message);
     part::start(Arc::clone(&consumer), handle, parts);
@@ -52,7 +55,7 @@ pub fn start(
 
 async fn handle(orchestrator: Arc<Orchestrator>, message: OwnedMessage) -> anyhow::Result<()> {
     let value = message.payload().unwrap_or_default();
-    if message.topic() == orchestrator.world.topics.requests() {
+    if message.topic() == orchestrator.installation.topics.requests() {
         let request = serde_json::from_slice(value)?;
         orchestrator.begin(request, &message).await
     } else {
@@ -78,7 +81,7 @@ impl Orchestrator {
 
     async fn go_on(&self, reply: StepReply) -> anyhow::Result<()> {
         let ids = vec![OperationId(reply.operation)];
-        let found = self.world.store.get_many(ids).await?;
+        let found = self.installation.store.get_many(ids).await?;
         let row = found.into_iter().next().context("no answer")??;
         let row = row.with_context(|| format!("{} has no row", reply.operation))?;
         let (mut state, now) = (row.state, now());
@@ -112,7 +115,7 @@ impl Orchestrator {
                     operation: reply.operation,
                     state: ProcessState::Processed.as_str().to_owned(),
                 };
-                let topic = self.world.topics.operation_status();
+                let topic = self.installation.topics.operation_status();
                 send(&self.producer, topic, status.operation, &status).await
             }
         }
@@ -154,7 +157,7 @@ impl Orchestrator {
             rows: vec![row],
             ..WriteBatch::default()
         };
-        self.world.store.write(batch).await?;
+        self.installation.store.write(batch).await?;
         Ok(())
     }
 }

@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_nothing_is_no_ratio_but_better_or_worse_all_the_same() {
+    fn more_than_zero_has_no_ratio_but_is_better_or_worse() {
         let lost = figure("", Better::Lower, Some(0.0), Some(3.0));
         assert_eq!((lost.ratio(), lost.outcome()), (None, Outcome::Worse));
         assert_eq!(lost.ratio_text(), NONE);

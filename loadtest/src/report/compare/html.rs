@@ -10,21 +10,21 @@ use crate::report::html::{badges, document, machine, moment, plots};
 
 /// The page, with the names of the two files.
 pub fn page(comparison: &Comparison<'_>, names: &[String; 2]) -> String {
-    document("Load tests compared", |page| {
+    document("Comparison of load tests", |page| {
         page.element("header", &[], |header| {
-            header.leaf("h1", &[], "Load tests compared");
+            header.leaf("h1", &[], "Comparison of load tests");
             reports(header, comparison, names);
         });
         warnings(page, &comparison.all_warnings());
         if comparison.pairs.is_empty() {
-            let nothing = "No run of A has one of the same scenario and system in B.";
+            let nothing = "No run of A has the same scenario and system as a run of B.";
             page.leaf("p", &[("class", &"none")], nothing);
             return;
         }
         page.leaf("h2", &[], "Runs");
         summary(page, comparison);
-        let note = "B/A is B's figure over A's. What differs by up to 2% is called the same. \
-            One run of each does not tell how much of a difference is chance.";
+        let note = "B/A is the ratio of B's figure to A's. Differences of up to 2% count as the \
+                    same. One run of each does not show how much of a difference is chance.";
         page.leaf("p", &[("class", &"note")], note);
         for (number, of) in comparison.pairs.iter().enumerate() {
             pair(page, of, number + 1);
@@ -54,7 +54,7 @@ fn warnings(page: &mut Markup, warnings: &[String]) {
         return;
     }
     page.element("div", &[("class", &"finding bad")], |finding| {
-        finding.leaf("h3", &[], "Mind");
+        finding.leaf("h3", &[], "Warnings");
         finding.element("ul", &[], |list| {
             for warning in warnings {
                 list.leaf("li", &[], warning);

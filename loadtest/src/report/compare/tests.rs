@@ -54,14 +54,14 @@ fn reports_without_a_run_in_common_cannot_be_compared() {
 }
 
 #[test]
-fn another_format_is_refused_whatever_else_stands_there() {
+fn another_format_is_refused_whatever_the_other_fields_are() {
     assert_eq!(
         parse_error(r#"{"format": 2, "else": []}"#),
-        "format is 2, and only 1 is known here"
+        "format is 2; only 1 is supported"
     );
     assert_eq!(
         parse_error(r#"{"format": "1"}"#),
-        "format is \"1\", and only 1 is known here"
+        "format is \"1\"; only 1 is supported"
     );
     assert!(parse_error(r#"{"runs": []}"#).starts_with("format is missing"));
 }
@@ -88,7 +88,7 @@ fn broken_json_and_wrong_fields_are_named() {
 }
 
 #[test]
-fn what_follows_a_report_is_refused() {
+fn trailing_text_after_a_report_is_refused() {
     let json = serde_json::to_string(&sample::report(1.0)).expect("JSON");
     assert!(parse_error(&format!("{json} {{}}")).contains("trailing characters"));
 }
@@ -98,7 +98,7 @@ fn the_error_names_the_file() {
     let path = Path::new("no/such/report.json");
     let error = format!("{:#}", read(path).err().expect("it is missing"));
     assert!(
-        error.starts_with("no/such/report.json cannot be read: "),
+        error.starts_with("cannot read no/such/report.json: "),
         "{error}"
     );
 }
@@ -148,7 +148,7 @@ fn several_runs_of_the_same_are_paired_one_after_the_other() {
 }
 
 #[test]
-fn what_was_not_measured_alike_is_warned_of() {
+fn differences_in_measurement_are_warned_of() {
     let a = sample::report(1.0);
     let mut b = sample::report(1.0);
     assert!(Comparison::of(&a, &b).pairs[0].warnings.is_empty());
@@ -233,7 +233,7 @@ fn reports_with_nothing_in_common_say_so() {
     let mut b = sample::report(1.0);
     b.runs.clear();
     let comparison = Comparison::of(&a, &b);
-    assert!(text::write(&comparison, &names()).contains("No run of A has one"));
+    assert!(text::write(&comparison, &names()).contains("No run of A has the same"));
     let page = html::page(&comparison, &names());
     assert_eq!(check_well_formed(&page), Ok(()));
     assert!(

@@ -21,7 +21,7 @@ pub fn write(comparison: &Comparison<'_>, names: &[String; 2]) -> String {
     if comparison.pairs.is_empty() {
         line(
             &mut text,
-            "\nNo run of A has one of the same scenario and system in B.",
+            "\nNo run of A has the same scenario and system as a run of B.",
         );
     }
     for pair in &comparison.pairs {

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn an_axis_of_nothing_has_ticks_all_the_same() {
+    fn an_empty_axis_still_has_ticks() {
         let nothing = || std::iter::empty();
         let axis = Axis::of(Scale::Linear, Unit::Count, nothing());
         assert_eq!(texts(&axis), ["0", "1"]);

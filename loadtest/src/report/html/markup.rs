@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_from_outside_stays_text_wherever_it_stands() {
+    fn external_text_stays_text_everywhere() {
         let mut page = Markup::default();
         let hostile = "</td><script>alert('1' && \"2\")\u{0}</script>";
         page.leaf("td", &[("title", &hostile)], hostile);

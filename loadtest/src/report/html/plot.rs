@@ -62,14 +62,14 @@ pub struct Source {
 /// A sequence of values with gaps.
 pub struct Line {
     pub name: String,
-    pub look: Look,
+    pub style: LineStyle,
     pub values: Vec<Option<f64>>,
 }
 
 /// The style of a line. Lines of a plot should have different strokes, for readers who cannot
 /// distinguish colours.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Look {
+pub struct LineStyle {
     pub colour: Colour,
     pub stroke: Stroke,
 }
@@ -112,7 +112,7 @@ impl Plot {
                 }
             });
             if self.is_empty() {
-                figure.leaf("p", &[("class", &"none")], "There is nothing to show.");
+                figure.leaf("p", &[("class", &"none")], "No data.");
             } else {
                 self.svg(figure, &id);
             }
@@ -288,7 +288,7 @@ impl Frame {
         svg.void(
             "path",
             &[
-                ("class", &line.look),
+                ("class", &line.style),
                 ("d", &path),
                 ("data-name", &line.name),
                 ("data-values", &values.join(",")),
@@ -298,7 +298,7 @@ impl Frame {
             svg.void(
                 "circle",
                 &[
-                    ("class", &line.look),
+                    ("class", &line.style),
                     ("cx", &Px(x)),
                     ("cy", &Px(y)),
                     ("r", &"2.5"),
@@ -346,7 +346,7 @@ impl Frame {
         let places = apart(&wanted, self.top + 4.0, self.bottom - 2.0);
         for ((_, of), y) in ends.iter().zip(places) {
             let swatch: [(_, &dyn Display); 5] = [
-                ("class", &of.look),
+                ("class", &of.style),
                 ("x1", &Px(RIGHT + 8.0)),
                 ("x2", &Px(RIGHT + 30.0)),
                 ("y1", &Px(y)),
@@ -432,7 +432,7 @@ fn brief(value: Option<f64>) -> String {
     plain((value * unit).round() / unit)
 }
 
-impl Display for Look {
+impl Display for LineStyle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let colour = match self.colour {
             Colour::Blue => "blue",

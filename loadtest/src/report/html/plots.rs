@@ -1,7 +1,7 @@
 //! The plots of one run, and of two runs overlaid.
 
 use super::axis::{Scale, Unit};
-use super::plot::{Band, Colour, Line, Look, Plot, Source, Stroke};
+use super::plot::{Band, Colour, Line, LineStyle, Plot, Source, Stroke};
 use crate::model::{Part, Percentiles, Run, Sample};
 
 /// The number of processes that have their own line.
@@ -22,7 +22,7 @@ const STROKES: [Stroke; 5] = [
     Stroke::Dotted,
 ];
 
-const LAG: &str = "Lag: accepted and not ended";
+const LAG: &str = "Lag: accepted, but not ended";
 
 type Value<'a> = Box<dyn Fn(&Sample) -> Option<f64> + 'a>;
 type ValueOf = fn(&Run) -> Value<'_>;
@@ -244,7 +244,7 @@ fn sum(run: &Run, is_subject: bool, of: fn(&Sample) -> &Vec<f64>) -> Value<'_> {
 fn line(name: impl Into<String>, colour: Colour, stroke: Stroke, values: Vec<Option<f64>>) -> Line {
     Line {
         name: name.into(),
-        look: Look { colour, stroke },
+        style: LineStyle { colour, stroke },
         values,
     }
 }
@@ -280,7 +280,7 @@ mod tests {
                 .collect();
             assert!(!lines.is_empty());
             for (at, line) in lines.iter().enumerate() {
-                let same = lines[..at].iter().filter(|other| other.look == line.look);
+                let same = lines[..at].iter().filter(|other| other.style == line.style);
                 assert_eq!(same.count(), 0, "{}: {}", plot.title, line.name);
             }
         }
@@ -321,7 +321,7 @@ mod tests {
         let run = sample::spike(130, 1.0);
         for plot in of_run(&run).into_iter().chain(of_pair(&run, &run)) {
             let lines = plot.sources.iter().flat_map(|source| &source.lines);
-            let strokes: Vec<Stroke> = lines.map(|line| line.look.stroke).collect();
+            let strokes: Vec<Stroke> = lines.map(|line| line.style.stroke).collect();
             for (at, stroke) in strokes.iter().enumerate() {
                 assert!(!strokes[..at].contains(stroke), "{}", plot.title);
             }

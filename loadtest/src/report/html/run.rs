@@ -101,7 +101,7 @@ fn kinds(verdict: &Verdict) -> impl Iterator<Item = (Tone, &'static str, &Findin
 fn findings(page: &mut Markup, run: &Run) {
     if !run.failures.is_empty() {
         page.element("div", &[("class", &"finding bad")], |finding| {
-            finding.leaf("h3", &[], "Why it failed");
+            finding.leaf("h3", &[], "Failures");
             list(finding, &run.failures);
         });
     }
@@ -253,7 +253,7 @@ fn phases(page: &mut Markup, phases: &[Phase]) {
     ];
     table(
         page,
-        "What was offered when, and what came of it",
+        "Offered requests by phase, and their results",
         1,
         &heads,
         |rows| {
@@ -300,15 +300,15 @@ fn breaking_point(breaking: &BreakingPoint) -> String {
 fn request_kinds(page: &mut Markup, kinds: &[KindOutcome]) {
     let heads = [
         head("kind"),
-        head("held to its end"),
-        head("ended so"),
+        head("with a required end"),
+        head("ended as required"),
         head("otherwise"),
         Head {
             title: "end to end, ms",
             columns: THREE,
         },
     ];
-    let caption = "How the requests of each kind had to end, and did";
+    let caption = "Required and actual ends of requests, by kind";
     table(page, caption, 1, &heads, |rows| {
         rows.body(|rows| {
             for kind in kinds {
@@ -341,25 +341,19 @@ fn tenants(page: &mut Markup, tenants: &[Tenant]) {
             columns: THREE,
         },
     ];
-    table(
-        page,
-        "What came of the requests of each tenant",
-        1,
-        &heads,
-        |rows| {
-            rows.body(|rows| {
-                for tenant in tenants.iter().take(TENANTS_MAX) {
-                    rows.row("", |row| {
-                        row.cell(&tenant.name);
-                        row.cell(count(tenant.offered));
-                        row.cell(count(tenant.accepted));
-                        three(row, tenant.acceptance_ms.as_ref());
-                        three(row, tenant.end_to_end_ms.as_ref());
-                    });
-                }
-            });
-        },
-    );
+    table(page, "Results by tenant", 1, &heads, |rows| {
+        rows.body(|rows| {
+            for tenant in tenants.iter().take(TENANTS_MAX) {
+                rows.row("", |row| {
+                    row.cell(&tenant.name);
+                    row.cell(count(tenant.offered));
+                    row.cell(count(tenant.accepted));
+                    three(row, tenant.acceptance_ms.as_ref());
+                    three(row, tenant.end_to_end_ms.as_ref());
+                });
+            }
+        });
+    });
     if let Some(more) = tenants
         .len()
         .checked_sub(TENANTS_MAX)

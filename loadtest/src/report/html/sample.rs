@@ -142,7 +142,10 @@ pub fn spike(seconds: u32, speed: f64) -> Run {
         offered,
         accepted,
         refused: BTreeMap::from([("503".to_owned(), refused - 3), ("none".to_owned(), 3)]),
-        refused_examples: BTreeMap::from([("503".to_owned(), "the brokers are away".to_owned())]),
+        refused_examples: BTreeMap::from([(
+            "503".to_owned(),
+            "the brokers are unavailable".to_owned(),
+        )]),
         states: BTreeMap::from([
             ("Processed".to_owned(), accepted - 57),
             ("Compensated".to_owned(), 57),

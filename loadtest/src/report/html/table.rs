@@ -172,7 +172,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_has_a_caption_and_every_head_says_of_what_it_is() {
+    fn a_table_has_a_caption_and_every_header_has_a_scope() {
         let mut page = Markup::default();
         let heads = [
             head("what"),

@@ -56,7 +56,7 @@ fn nothing_is_fetched() {
 }
 
 #[test]
-fn what_a_report_says_never_becomes_markup() {
+fn text_of_a_report_never_becomes_markup() {
     let evil = "</td></style><script>alert(1)</script>\"' & ".to_owned();
     let mut run = sample::spike(130, 1.0);
     run.scenario.clone_from(&evil);
@@ -86,7 +86,7 @@ fn what_a_report_says_never_becomes_markup() {
 }
 
 #[test]
-fn the_verdict_and_the_failures_are_said_with_examples() {
+fn the_verdict_and_the_failures_are_shown_with_examples() {
     let page = page(&sample::report(1.0));
     let failed = between(&page, "<section id=\"run-2\"", "<section id=\"run-3\"");
     for said in [
@@ -108,7 +108,7 @@ fn the_verdict_and_the_failures_are_said_with_examples() {
 #[test]
 fn goals_are_met_missed_or_not_measured_in_words() {
     let page = page(&sample::report(1.0));
-    let goals = between(&page, "What was to be reached", "</table>");
+    let goals = between(&page, "Goals, and how far", "</table>");
     assert_eq!(goals.matches("✓ met").count(), 3, "{goals}");
     assert_eq!(goals.matches("✗ missed").count(), 1, "{goals}");
     assert!(
@@ -140,7 +140,7 @@ fn a_run_of_which_nothing_is_known_reads_well() {
         assert!(!body.contains(wrong), "{wrong}");
     }
     let page = page_of(Vec::new());
-    assert!(page.contains("Nothing was run."));
+    assert!(page.contains("No runs."));
 }
 
 #[test]
@@ -167,7 +167,7 @@ fn ten_minutes_with_a_sample_each_second_stay_small_and_keep_their_peak() {
 }
 
 #[test]
-fn many_tenants_are_told_of_but_not_all_shown() {
+fn many_tenants_are_counted_but_not_all_shown() {
     let mut run = sample::spike(130, 1.0);
     run.samples.clear();
     while run.tenants.len() < 1_060 {
@@ -181,7 +181,7 @@ fn many_tenants_are_told_of_but_not_all_shown() {
 }
 
 #[test]
-fn what_was_not_followed_to_its_end_has_no_rate_of_completion() {
+fn a_run_not_followed_to_its_end_has_no_completion_rate() {
     let mut run = sample::spike(130, 1.0);
     assert_eq!(completed_of(&run), Some(run.accepted - 57));
     run.states.remove(COMPLETED);
@@ -205,7 +205,7 @@ fn moments_in_utc_are_written_for_people_and_others_as_they_are() {
 /// Writes sample pages and reports to the directory in `WAYBILL_SAMPLE_REPORTS`.
 #[test]
 #[ignore = "for people: writes files"]
-fn samples_are_written_for_a_look() {
+fn sample_reports_are_written_for_inspection() {
     let dir =
         std::env::var_os("WAYBILL_SAMPLE_REPORTS").expect("WAYBILL_SAMPLE_REPORTS is not set");
     let dir = std::path::Path::new(&dir);

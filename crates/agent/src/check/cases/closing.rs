@@ -22,7 +22,10 @@ pub(super) fn late_again(
     for operation in operations {
         let probed = harness.ask(*operation, Action::Probe)?;
         if !matches!(probed, Some(Outcome::NotPerformed)) {
-            let what = format!("a probe after it: {}", described(probed.as_ref()));
+            let what = format!(
+                "a probe after a late request: {}",
+                described(probed.as_ref())
+            );
             harness.findings.fault(Rule::Late, what);
         }
         match probed {
@@ -40,7 +43,7 @@ pub(super) fn late_again(
 /// Compares the expected effects with those that the service reports, if it can be asked.
 pub(super) fn effects(harness: &mut Harness<'_>, ledger: Option<&dyn Ledger>) {
     let Some(ledger) = ledger else {
-        let why = "no ledger of the service's was given";
+        let why = "no ledger of the service was given";
         return harness.findings.excuse(Rule::Effects, why);
     };
     let mut counted = 0;
@@ -48,20 +51,20 @@ pub(super) fn effects(harness: &mut Harness<'_>, ledger: Option<&dyn Ledger>) {
         let counts = match ledger.effects(*operation, &harness.settings.step) {
             Ok(counts) => counts,
             Err(error) => {
-                let why = format!("the ledger does not answer: {error}");
+                let why = format!("cannot read the ledger: {error}");
                 return harness.findings.excuse(Rule::Effects, why);
             }
         };
-        let stands = counts.made.saturating_sub(counts.undone);
+        let remaining = counts.made.saturating_sub(counts.undone);
         let expected = match effect {
             ExpectedEffect::Untouched => counts.made == 0,
-            ExpectedEffect::Made => counts.made == 1 && stands == 1,
-            ExpectedEffect::Undone => counts.made <= 1 && stands == 0,
+            ExpectedEffect::Made => counts.made == 1 && remaining == 1,
+            ExpectedEffect::Undone => counts.made <= 1 && remaining == 0,
             ExpectedEffect::Open => counts.made <= 1,
         };
         if !expected {
             let meant = match effect {
-                ExpectedEffect::Untouched => "was not to be performed",
+                ExpectedEffect::Untouched => "must not have been performed",
                 ExpectedEffect::Made => "was performed",
                 ExpectedEffect::Undone => "was undone",
                 ExpectedEffect::Open => "may have been performed",

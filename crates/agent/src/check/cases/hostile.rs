@@ -59,7 +59,7 @@ pub(super) fn late(harness: &mut Harness<'_>) -> Result<Vec<OperationId>, CheckE
             }
             Some(_) => {}
             None => {
-                let what = "the request behind a late one was not answered";
+                let what = "the request after a late one was not answered";
                 harness.findings.fault(Rule::Late, what);
             }
         }
@@ -67,7 +67,7 @@ pub(super) fn late(harness: &mut Harness<'_>) -> Result<Vec<OperationId>, CheckE
     let count = operations.len();
     harness
         .findings
-        .saw(Rule::Late, format!("{count} late requests, silence"));
+        .saw(Rule::Late, format!("{count} late requests, no replies"));
     Ok(operations)
 }
 
@@ -87,7 +87,7 @@ pub(super) fn unknown_step(harness: &mut Harness<'_>) -> Result<(), CheckError> 
         Some(Outcome::Success { .. }) => {
             harness.findings.saw(
                 Rule::UnknownStep,
-                format!("the agent performs unknown steps, too: {description}"),
+                format!("the agent also performs unknown steps: {description}"),
             );
             let undo = harness.request_of(operation, STEP_UNKNOWN, Action::Compensate);
             let undone = harness.answers(vec![undo])?.remove(0);
@@ -107,7 +107,7 @@ pub(super) fn unknown_step(harness: &mut Harness<'_>) -> Result<(), CheckError> 
     if harness.perform(Rule::UnknownStep)?.is_some() {
         harness
             .findings
-            .saw(Rule::UnknownStep, "it goes on with others");
+            .saw(Rule::UnknownStep, "the agent continues with other steps");
     }
     Ok(())
 }
@@ -148,11 +148,15 @@ pub(super) fn poison(harness: &mut Harness<'_>) -> Result<bool, CheckError> {
                 harness
                     .expected_effects
                     .insert(operation, ExpectedEffect::Made);
-                let what = format!("what came behind {}", poison.name());
+                let what = format!("the request after {}", poison.name());
                 harness.findings.saw(Rule::Poison, what);
             }
             other => {
-                let what = format!("behind {}: {}", poison.name(), described(other.as_ref()));
+                let what = format!(
+                    "the request after {}: {}",
+                    poison.name(),
+                    described(other.as_ref())
+                );
                 harness.findings.fault(Rule::Poison, what);
             }
         }
@@ -227,10 +231,10 @@ fn fault_of(
     (topic, offset): (&str, Offset),
 ) -> Option<String> {
     if dead_letter.value.as_deref() != Some(record.value.as_slice()) {
-        return Some("does not lie there with its own bytes".to_owned());
+        return Some("is not there with its original bytes".to_owned());
     }
     if dead_letter.partition != record.partition {
-        return Some(format!("lies in partition {} there", dead_letter.partition));
+        return Some(format!("is in partition {} there", dead_letter.partition));
     }
     let header = |name: &str| {
         let found = dead_letter.headers.iter().find(|(other, _)| other == name);
@@ -245,12 +249,12 @@ fn fault_of(
     for (name, value) in expected {
         let actual = header(name);
         if actual.as_deref() != Some(value.as_str()) {
-            return Some(format!("has {actual:?} and not {value:?} as {name}"));
+            return Some(format!("has {actual:?} instead of {value:?} as {name}"));
         }
     }
     let message = header(ERRORS_EXCEPTION_MESSAGE);
     if message.is_none_or(|message| message.is_empty()) {
-        return Some(format!("does not say why, as {ERRORS_EXCEPTION_MESSAGE}"));
+        return Some(format!("has no reason as {ERRORS_EXCEPTION_MESSAGE}"));
     }
     None
 }

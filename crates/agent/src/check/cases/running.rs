@@ -57,7 +57,7 @@ pub(super) fn repeated(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     harness.wait(&sent)?;
     let silent = silent(harness, &sent);
     if silent > 0 {
-        let what = format!("of {AT_ONCE} deliveries of an attempt {silent} were not answered");
+        let what = format!("{silent} of {AT_ONCE} deliveries of an attempt were not answered");
         harness.findings.fault(Rule::Repeat, what);
     }
     agree(harness, Rule::Repeat, operation, &sent)
@@ -73,7 +73,7 @@ pub(super) fn overlapping(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     harness.wait(&sent)?;
     let silent = silent(harness, &sent);
     if silent > 0 {
-        let what = format!("of {AT_ONCE} attempts at once {silent} were not answered");
+        let what = format!("{silent} of {AT_ONCE} concurrent attempts were not answered");
         harness.findings.fault(Rule::Overlap, what);
     }
     agree(harness, Rule::Overlap, operation, &sent)
@@ -92,7 +92,7 @@ pub(super) fn older_epoch(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     }
     for (id, which) in sent.iter().zip(["the first", "the older", "the newer"]) {
         if harness.outcome(*id).is_none() {
-            let what = format!("{which} epoch was not answered");
+            let what = format!("{which} epoch got no answer");
             harness.findings.fault(Rule::OldEpoch, what);
         }
     }
@@ -115,7 +115,7 @@ fn agree(
                 .insert(operation, ExpectedEffect::Made);
         }
         other => {
-            let what = format!("a further attempt: {}", described(other.as_ref()));
+            let what = format!("another attempt: {}", described(other.as_ref()));
             harness.findings.fault(rule, what);
         }
     }
@@ -127,7 +127,10 @@ fn agree(
                 let outputs = sorted(outputs.clone());
                 match &first {
                     Some(first) if *first != outputs => {
-                        let what = format!("not the same as before: {}", described(Some(answer)));
+                        let what = format!(
+                            "the outputs differ from those before: {}",
+                            described(Some(answer))
+                        );
                         harness.findings.fault(rule, what);
                     }
                     Some(_) => {}
@@ -137,7 +140,10 @@ fn agree(
             // Undecided: another attempt was calling the service at the time.
             Outcome::Transient { .. } | Outcome::Unknown { .. } | Outcome::NotAttempted { .. } => {}
             Outcome::Permanent { .. } | Outcome::NotPerformed => {
-                let what = format!("what another attempt performs: {}", described(Some(answer)));
+                let what = format!(
+                    "a step that another attempt performs: {}",
+                    described(Some(answer))
+                );
                 harness.findings.fault(rule, what);
             }
         }

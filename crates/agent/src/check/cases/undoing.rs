@@ -41,14 +41,15 @@ pub(super) fn probing(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     let refused = |answer: &Option<Outcome>| matches!(answer, Some(Outcome::Permanent { .. }));
     if before.iter().chain(&after).all(refused) && !harness.settings.must_probe {
         let what = described(before[0].as_ref());
-        harness
-            .findings
-            .excuse(Rule::Probe, format!("the agent cannot say: {what}"));
+        harness.findings.excuse(
+            Rule::Probe,
+            format!("the agent does not support probes: {what}"),
+        );
         return Ok(());
     }
     for answer in &before {
         if !matches!(answer, Some(Outcome::NotPerformed)) {
-            let what = format!("before the step: {}", described(answer.as_ref()));
+            let what = format!("a probe before the step: {}", described(answer.as_ref()));
             harness.findings.fault(Rule::Probe, what);
         }
     }
@@ -56,7 +57,7 @@ pub(super) fn probing(harness: &mut Harness<'_>) -> Result<(), CheckError> {
         match answer {
             Some(Outcome::Success { outputs: probed }) if sorted(probed.clone()) == outputs => {}
             other => {
-                let what = format!("after the step: {}", described(other.as_ref()));
+                let what = format!("a probe after the step: {}", described(other.as_ref()));
                 harness.findings.fault(Rule::Probe, what);
             }
         }
@@ -64,7 +65,7 @@ pub(super) fn probing(harness: &mut Harness<'_>) -> Result<(), CheckError> {
     harness.probes = !harness.findings.is_broken(Rule::Probe);
     harness
         .findings
-        .saw(Rule::Probe, "before and after the step, twice each");
+        .saw(Rule::Probe, "probes before and after the step, twice each");
     Ok(())
 }
 
@@ -88,7 +89,7 @@ pub(super) fn undoing(harness: &mut Harness<'_>) -> Result<(), CheckError> {
         let what = described(undone.as_ref());
         harness.findings.fault(Rule::Undo, what);
     }
-    stands_no_more(harness, Rule::Undo, operation)?;
+    expect_no_effect(harness, Rule::Undo, operation)?;
     harness.findings.saw(Rule::Undo, described(undone.as_ref()));
 
     for _ in 0..2 {
@@ -98,7 +99,9 @@ pub(super) fn undoing(harness: &mut Harness<'_>) -> Result<(), CheckError> {
             harness.findings.fault(Rule::UndoRepeated, what);
         }
     }
-    harness.findings.saw(Rule::UndoRepeated, "twice more");
+    harness
+        .findings
+        .saw(Rule::UndoRepeated, "undone twice more");
     refuses(harness, Rule::Tombstone, operation, "after it was undone")?;
     undo_first(harness)?;
     races(harness)
@@ -113,7 +116,7 @@ fn undo_first(harness: &mut Harness<'_>) -> Result<(), CheckError> {
         harness.findings.fault(Rule::UndoFirst, what);
         return Ok(());
     }
-    stands_no_more(harness, Rule::UndoFirst, operation)?;
+    expect_no_effect(harness, Rule::UndoFirst, operation)?;
     harness
         .findings
         .saw(Rule::UndoFirst, described(undone.as_ref()));
@@ -145,21 +148,22 @@ fn races(harness: &mut Harness<'_>) -> Result<(), CheckError> {
             undone = harness.ask(operation, Action::Compensate)?;
         }
         if is_undone(&undone) {
-            stands_no_more(harness, Rule::UndoRace, operation)?;
+            expect_no_effect(harness, Rule::UndoRace, operation)?;
             refuses(harness, Rule::UndoRace, operation, "after both")?;
         } else {
             let what = described(undone.as_ref());
             harness.findings.fault(Rule::UndoRace, what);
         }
     }
-    harness
-        .findings
-        .saw(Rule::UndoRace, format!("{RACES} of each at once"));
+    harness.findings.saw(
+        Rule::UndoRace,
+        format!("{RACES} races of a step and its undo"),
+    );
     Ok(())
 }
 
 /// Probes that an undone step has no effect, if the agent's probes are reliable.
-fn stands_no_more(
+fn expect_no_effect(
     harness: &mut Harness<'_>,
     rule: Rule,
     operation: OperationId,
@@ -203,7 +207,8 @@ fn refuses(
     }
     if let [first, second] = codes.as_slice() {
         if first != second {
-            let what = format!("one refusal has the codes {first:?} and {second:?}");
+            let what =
+                format!("two refusals of one step have different codes: {first:?} and {second:?}");
             harness.findings.fault(Rule::Errors, what);
         }
         if rule == Rule::Tombstone {

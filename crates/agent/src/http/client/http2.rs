@@ -103,7 +103,7 @@ impl Http2 {
             request.headers_mut().insert(CONTENT_LENGTH, length);
         }
         let ready = timeout_at(until, self.ready(request.uri()));
-        let late = || SendError::Unconnected("none had room in time".to_owned());
+        let late = || SendError::Unconnected("no stream became free in time".to_owned());
         let (mut requests, _place) = ready.await.map_err(|_| late())??;
         // A place that is freed only at the deadline is too late for this request.
         if Instant::now() >= until {

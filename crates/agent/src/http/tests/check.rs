@@ -78,7 +78,7 @@ fn changed(text: &str, from: &str, to: &str) -> String {
 }
 
 /// The error for an agent's file after one change, without the name of the workflow.
-fn told(workflow: &str, agents: &str) -> String {
+fn refusal(workflow: &str, agents: &str) -> String {
     let error = check(workflow, agents).expect_err(agents);
     assert!(matches!(error, LoadError::Unfit { .. }), "{error:?}");
     chain(&error).replace(" of workflow \"order\", version 2", "")
@@ -96,12 +96,12 @@ fn a_workflow_counts_on_tombstones_only_where_the_agent_that_performs_the_step_d
         "compensation: { agent: returns,",
         "compensation: { tombstones: true, agent: returns,",
     );
-    let told = told(&counts_on_it, AGENTS);
+    let refusal = refusal(&counts_on_it, AGENTS);
     assert!(
-        told.starts_with(
-            r#"agent "bank" does not fit step "pay": `compensation.tombstones` is true, but the agent does not say"#
+        refusal.starts_with(
+            r#"agent "bank" does not fit step "pay": `compensation.tombstones` is true, but the agent does not declare"#
         ),
-        "{told}"
+        "{refusal}"
     );
     let declared = changed(
         AGENTS,
@@ -126,35 +126,35 @@ fn a_request_that_a_step_needs_has_to_be_there() {
         (
             "        pay:\n",
             "        bill:\n",
-            r#"agent "bank" does not fit step "pay": `steps.pay` is not given, nor is a `request`"#,
+            r#"agent "bank" does not fit step "pay": `steps.pay` is missing, and so is a `request`"#,
         ),
         (
             "        compensate: { method: DELETE }\n",
             "",
-            r#"agent "book" does not fit step "enter": `request.compensate` is not given, but the agent has to undo"#,
+            r#"agent "book" does not fit step "enter": `request.compensate` is missing, but the agent must undo"#,
         ),
         (
             "          probe: { method: GET, path: '/payments?of={{results.enter.total}}' }\n",
             "",
-            r#"agent "bank" does not fit step "pay": `steps.pay.probe` is not given, but the step has `probe: true`"#,
+            r#"agent "bank" does not fit step "pay": `steps.pay.probe` is missing, but the step has `probe: true`"#,
         ),
     ] {
-        let told = told(WORKFLOW, &changed(AGENTS, from, to));
-        assert!(told.starts_with(expected), "{told}");
+        let refusal = refusal(WORKFLOW, &changed(AGENTS, from, to));
+        assert!(refusal.starts_with(expected), "{refusal}");
     }
     // An agent that only undoes gets the same error if it does not know the step at all.
     let other = "agents:\n  - name: returns\n    http: { baseUrl: http://r, steps: { else: { method: PUT, path: / } } }\n";
-    let told = told(WORKFLOW, other);
+    let refusal = refusal(WORKFLOW, other);
     assert!(
-        told.starts_with(
-            r#"agent "returns" does not fit step "pay": `steps.pay.compensate` is not given"#
+        refusal.starts_with(
+            r#"agent "returns" does not fit step "pay": `steps.pay.compensate` is missing"#
         ),
-        "{told}"
+        "{refusal}"
     );
 }
 
 #[test]
-fn what_a_request_uses_has_to_be_kept_by_a_step_before_it() {
+fn a_request_can_only_use_values_kept_by_earlier_steps() {
     for (from, to, expected) in [
         (
             "X-Total: '{{results.enter.total}}'",
@@ -179,7 +179,7 @@ fn what_a_request_uses_has_to_be_kept_by_a_step_before_it() {
         (
             "{{results.enter.kind?}}",
             "{{results.enter.kind}}",
-            r#"agent "returns" does not fit step "pay": `request.compensate.body` uses `{{results.enter.kind}}`, but agent "book" keeps it only where there is one"#,
+            r#"agent "returns" does not fit step "pay": `request.compensate.body` uses `{{results.enter.kind}}`, but agent "book" keeps it only if it is present"#,
         ),
         (
             "{{results.pay.receipt}}",
@@ -187,13 +187,13 @@ fn what_a_request_uses_has_to_be_kept_by_a_step_before_it() {
             r#"agent "returns" does not fit step "pay": `request.compensate.body` uses `{{results.look.receipt}}`, but agent "book" keeps no "receipt" of step "look"'s answer"#,
         ),
     ] {
-        let told = told(WORKFLOW, &changed(AGENTS, from, to));
-        assert!(told.starts_with(expected), "{told}\n{expected}");
+        let refusal = refusal(WORKFLOW, &changed(AGENTS, from, to));
+        assert!(refusal.starts_with(expected), "{refusal}\n{expected}");
     }
 }
 
 #[test]
-fn what_an_undo_needs_and_what_a_condition_reads_has_to_be_kept() {
+fn values_needed_by_undos_and_conditions_must_be_kept() {
     for (from, to, expected) in [
         (
             "needs: [enter.total,",
@@ -203,7 +203,7 @@ fn what_an_undo_needs_and_what_a_condition_reads_has_to_be_kept() {
         (
             "needs: [enter.total,",
             "needs: [enter.kind,",
-            r#"agent "returns" does not fit step "pay": `compensation.needs` names "enter.kind", but agent "book" keeps it only where there is one"#,
+            r#"agent "returns" does not fit step "pay": `compensation.needs` names "enter.kind", but agent "book" keeps it only if it is present"#,
         ),
         (
             "output: kind",
@@ -211,18 +211,18 @@ fn what_an_undo_needs_and_what_a_condition_reads_has_to_be_kept() {
             r#"agent "book" does not fit step "look": `when.output` cannot be read: agent "book" keeps no "sort""#,
         ),
     ] {
-        let told = told(&changed(WORKFLOW, from, to), AGENTS);
-        assert!(told.starts_with(expected), "{told}\n{expected}");
+        let refusal = refusal(&changed(WORKFLOW, from, to), AGENTS);
+        assert!(refusal.starts_with(expected), "{refusal}\n{expected}");
     }
 }
 
 #[test]
-fn what_agents_of_other_files_keep_is_not_doubted() {
+fn values_kept_by_agents_of_other_files_are_not_checked() {
     let bank = AGENTS.find("  - name: bank").unwrap();
     let without_book = format!("agents:\n{}", &AGENTS[bank..]);
     check(WORKFLOW, &without_book).unwrap();
     // But the steps are those of the workflow, whichever agent performs them.
-    let told = told(
+    let refusal = refusal(
         WORKFLOW,
         &changed(
             &without_book,
@@ -231,8 +231,8 @@ fn what_agents_of_other_files_keep_is_not_doubted() {
         ),
     );
     assert!(
-        told.contains(r#"the workflow has no step "exit""#),
-        "{told}"
+        refusal.contains(r#"the workflow has no step "exit""#),
+        "{refusal}"
     );
 }
 

@@ -60,7 +60,7 @@ async fn a_step_of_its_own_has_a_request_of_its_own() {
 }
 
 #[tokio::test]
-async fn statuses_mean_what_the_file_says() {
+async fn statuses_are_classified_as_configured() {
     let service = Service::start().await;
     let defaults = agent(&service.url, &format!("retries: {{ max: 0 }}\n{PUT}"));
     for (status, body, expected) in [
@@ -126,7 +126,7 @@ async fn the_services_words_reach_the_error_message() {
 }
 
 #[tokio::test]
-async fn what_is_kept_of_an_answer_becomes_outputs() {
+async fn kept_values_of_an_answer_become_outputs() {
     let service = Service::start().await;
     let agent = agent(
         &service.url,
@@ -204,7 +204,7 @@ fn agent_with_header(service: &str) -> HttpAgent {
 }
 
 #[tokio::test]
-async fn a_service_that_is_away_is_transient() {
+async fn an_unreachable_service_is_a_transient_failure() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);

@@ -107,7 +107,7 @@ async fn a_connection_that_breaks_under_a_request_leaves_its_outcome_unknown() {
 }
 
 #[tokio::test]
-async fn a_request_that_the_service_refuses_to_look_at_had_no_effect() {
+async fn a_request_that_the_service_refused_unprocessed_had_no_effect() {
     let (listener, agent) = listen().await;
     let service = tokio::spawn(async move {
         let mut line = accept(&listener).await;
@@ -122,7 +122,7 @@ async fn a_request_that_the_service_refuses_to_look_at_had_no_effect() {
 }
 
 #[tokio::test]
-async fn who_cannot_connect_in_time_has_had_no_effect() {
+async fn a_request_that_cannot_connect_in_time_has_no_effect() {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let listener = socket.listen(1).unwrap();
@@ -142,7 +142,7 @@ async fn who_cannot_connect_in_time_has_had_no_effect() {
 }
 
 #[tokio::test]
-async fn who_finds_no_room_in_time_was_never_sent() {
+async fn a_request_without_a_free_stream_in_time_is_never_sent() {
     let (listener, mut agent) = listen().await;
     let service = tokio::spawn(async move {
         let mut line = accept_one_at_a_time(&listener).await;
@@ -167,7 +167,7 @@ async fn who_finds_no_room_in_time_was_never_sent() {
 }
 
 #[tokio::test]
-async fn those_who_wait_for_room_take_turns() {
+async fn requests_that_wait_for_a_stream_take_turns() {
     const CALLS: usize = 60;
     const CALLERS: usize = 3;
     let (listener, agent) = listen().await;
@@ -196,7 +196,7 @@ async fn those_who_wait_for_room_take_turns() {
 }
 
 #[tokio::test]
-async fn a_large_body_and_a_large_answer_pass_and_one_too_large_is_told() {
+async fn large_bodies_and_answers_pass_and_an_answer_above_the_limit_is_reported() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let request = "request: { method: PUT, path: /p, body: { size: '{{input.size}}' }, keep: { shelf: /shelf } }";
@@ -247,7 +247,7 @@ async fn a_large_body_and_a_large_answer_pass_and_one_too_large_is_told() {
 }
 
 #[tokio::test]
-async fn what_a_service_that_goes_away_has_not_looked_at_had_no_effect() {
+async fn requests_that_a_closing_service_did_not_process_had_no_effect() {
     const HEADERS: u8 = 1;
     // The request is on stream 1. Last stream 0 means that the service has processed none.
     for (last, expected) in [
@@ -282,7 +282,7 @@ async fn what_a_service_that_goes_away_has_not_looked_at_had_no_effect() {
 }
 
 #[tokio::test]
-async fn a_connection_that_nobody_uses_is_let_go() {
+async fn an_unused_connection_is_closed() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let agent = agent(

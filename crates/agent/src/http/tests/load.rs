@@ -4,7 +4,7 @@ use super::*;
 use waybill_telemetry::chain;
 
 #[test]
-fn what_cannot_work_is_refused_at_load() {
+fn invalid_agents_are_refused_at_load() {
     let one = |http: &str| format!("agents:\n  - name: package\n    http:\n{}", indent(http));
     let put = format!("baseUrl: http://h\n{PUT}\n");
     for (yaml, expected) in [

@@ -93,7 +93,7 @@ async fn an_undo_without_a_value_that_it_needs_is_permanent_and_nothing_is_sent(
 }
 
 #[tokio::test]
-async fn an_undo_succeeds_also_where_nothing_stands() {
+async fn an_undo_succeeds_even_without_an_effect() {
     let service = Service::start().await;
     let agent = agent(
         &service.url,

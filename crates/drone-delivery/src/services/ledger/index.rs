@@ -102,7 +102,7 @@ impl Index {
                 action: Action::Run,
                 ..
             } => {
-                if before.made().meets(self.slots_of_step(entry.step)) {
+                if before.made().intersects(self.slots_of_step(entry.step)) {
                     self.slots[slot].counts.double += 1;
                     self.doubles.entry(place).or_default().insert(slot);
                 }
@@ -270,14 +270,14 @@ impl OperationCounts {
 /// every step.
 fn outcome(states: States, slots: &[Slot]) -> OperationOutcome {
     let made = states.made();
-    let stands = |service| made.meets(slots_where(slots, |slot| slot.service == service));
+    let has_effect = |service| made.intersects(slots_where(slots, |slot| slot.service == service));
     if made.is_empty() {
         OperationOutcome::Undone
     } else if !states.undone().is_empty() || !states.barred().is_empty() {
         OperationOutcome::HalfUndone
-    } else if stands(Service::Package)
-        && stands(Service::Delivery)
-        && stands(Service::Drone) != stands(Service::ThirdParty)
+    } else if has_effect(Service::Package)
+        && has_effect(Service::Delivery)
+        && has_effect(Service::Drone) != has_effect(Service::ThirdParty)
     {
         OperationOutcome::Complete
     } else {

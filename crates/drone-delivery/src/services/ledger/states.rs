@@ -78,7 +78,7 @@ impl SlotSet {
         self.0 == 0
     }
 
-    pub(super) fn meets(self, other: Self) -> bool {
+    pub(super) fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 }

@@ -54,7 +54,7 @@ pub(super) fn operation_view_example() -> Value {
              "error": {"code": "unavailable", "message": "the service answered 503"}},
             {"name": "delivery", "state": "NotStarted", "attempt": 0},
         ],
-        "whatNext": "Step package is tried again at 2030-05-08T20:00:00.634567Z.",
+        "whatNext": "Step package will be retried at 2030-05-08T20:00:00.634567Z.",
         "verbs": ["cancel", "compensate"],
         "failureCount": 2,
         "nextDue": "2030-05-08T20:00:00.634567Z",

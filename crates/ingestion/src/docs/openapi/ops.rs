@@ -28,8 +28,9 @@ use crate::view::{DeliveryView, OperationView};
 pub const OPERATORS: &str = "Operators";
 
 /// The description of the tag.
-pub const OPERATORS_ABOUT: &str = "Repair by a person. Where this server runs without authentication, its port must not \
-    be reachable by anybody who may not do this.";
+pub const OPERATORS_ABOUT: &str = "Inspection and repair by an operator. If this server runs \
+                                   without authentication, only operators may be able to reach \
+                                   its port.";
 
 const REQUEST_ID: &str = "5f0e9c1a-7d4e-5b52-9a3c-2f1f6f2d9b10";
 const NEW_ID: &str = "3c1d2e8f-0f65-5a41-8b7e-6a5d4c3b2a19";
@@ -75,14 +76,17 @@ pub fn add_paths(paths: PathsBuilder) -> PathsBuilder {
 fn cancel_delivery() -> OperationBuilder {
     let operation = of_one("cancelDelivery", "Cancel a delivery", "Deliveries")
         .description(Some(
-            "Whatever was done is undone, and the delivery ends Cancelled. Refused with 409 only if \
-             it was final when it was read, or parked in CompensationFailed; one that became so in between says \
-             `cancel: refused` when it is asked for. A cancel by the caller's own id may come before its request, and \
-             wins over it.",
+            "Undoes completed steps; the delivery ends Cancelled. Refused with 409 if the \
+             delivery is final, or parked in CompensationFailed. If it becomes so before the \
+             cancel is applied, GET shows `cancel: refused`. A cancel with the caller's own id \
+             may arrive before the request, and takes precedence over it.",
         ))
-        .parameter(in_query("reason", "Why.", json!("ordered twice")))
+        .parameter(in_query("reason", "The reason.", json!("ordered twice")))
         .response("202", asked(Verb::Cancel.as_str()))
-        .response("200", repeated::<DeliveryView>(cancelled(delivery_view_example())));
+        .response(
+            "200",
+            repeated::<DeliveryView>(cancelled(delivery_view_example())),
+        );
     refusing(
         refusing(operation, &[Kind::OperationFinal, Kind::TooManyRequests]),
         &ASK_REFUSALS,
@@ -101,8 +105,9 @@ fn reschedule_delivery() -> OperationBuilder {
         );
     let operation = of_one("rescheduleDelivery", "Reschedule a delivery", "Deliveries")
         .description(Some(
-            "Changes its times. Refused once a step that uses what changes was asked for; where that \
-             came in between, the history says so when it is asked for.",
+            "Changes the times of the delivery. Refused if a step that uses a changed field was \
+             already requested. If that happens before the change is applied, the history shows \
+             the refusal.",
         ))
         .request_body(Some(body.build()))
         .response("202", asked("reschedule"));
@@ -117,37 +122,37 @@ fn asking(verb: Verb) -> OperationBuilder {
         Verb::Cancel => (
             "cancelOperation",
             "Cancel an operation",
-            "Whatever was done is undone, and the operation ends Cancelled. One in CompensationFailed is refused: its \
-             undo needs retry-compensation, undone or abandon.",
+            "Undoes completed steps; the operation ends Cancelled. Refused in CompensationFailed: \
+             use retry-compensation, undone or abandon.",
         ),
         Verb::Resubmit => (
             "resubmitOperation",
             "Resubmit an operation",
-            "Goes on at the step that failed, where nothing was undone; its deadline is lifted. With \
-             `asNew` it runs again as a new operation, linked to this one, where this one has ended \
-             and was undone, or was abandoned. That is done once: a later request is refused with 409 \
+            "Continues at the failed step, without a deadline, if no step was undone. With \
+             `asNew`, runs an operation that was undone or abandoned again as a new, linked \
+             operation. This works once: a later request is refused with 409 \
              `resubmitted-before`, whose `id` is the new operation.",
         ),
         Verb::Compensate => (
             "compensateOperation",
             "Undo an operation",
-            "Undoes what was done, and gives up what is under way.",
+            "Undoes completed steps, and gives up running attempts.",
         ),
         Verb::Abandon => (
             "abandonOperation",
             "Abandon an operation",
-            "Ends a parked operation and keeps its remaining effects.",
+            "Ends a parked operation. Its remaining effects stay.",
         ),
         Verb::RetryCompensation => (
             "retryCompensation",
-            "Undo again what could not be undone",
+            "Retry a failed compensation",
             "For an operation in CompensationFailed.",
         ),
         Verb::Undone => (
             "sayUndone",
-            "Say that a person undid a step",
-            "For a step that is being undone, or could not be. Where it is undone already, the operation \
-             is returned unchanged.",
+            "Record that an operator undid a step",
+            "For a step that is being undone, or could not be undone. If the step is already \
+             undone, the operation is returned unchanged.",
         ),
     };
     let tag = match verb {
@@ -155,8 +160,8 @@ fn asking(verb: Verb) -> OperationBuilder {
         _ => OPERATORS,
     };
     let described = format!(
-        "{about} Answered once the asking is durable; its scheduler judges it against the operation \
-         as it is by then, and says in the history what came of it."
+        "{about} The server answers once the request is durable. The scheduler then checks it \
+         against the state of the operation, and records the result in the history."
     );
     let operation = of_one(id, summary, tag)
         .description(Some(described))
@@ -194,7 +199,7 @@ fn list() -> OperationBuilder {
         "ageSeconds": 93,
     });
     let page = ResponseBuilder::new()
-        .description("A page.")
+        .description("A page of operations.")
         .content(
             JSON,
             content(
@@ -203,15 +208,19 @@ fn list() -> OperationBuilder {
             ),
         )
         .build();
-    let operation = post("listOperations", "List operations that need attention", OPERATORS)
-        .description(Some(
-            "Operations that linger, failed, or wait for a person. Those that ended well, or that a \
-             person abandoned, are left out unless they are asked for. Ask with `next` as `cursor`, \
-             and the same other parameters, until it is absent. One operation may be on several \
-             pages.",
-        ))
-        .response("200", page);
-    let limit = format!("Items of a page, from 1 to {PAGE_ITEMS_MAX}.");
+    let operation = post(
+        "listOperations",
+        "List operations that need attention",
+        OPERATORS,
+    )
+    .description(Some(
+        "Lists operations that linger, failed, or are parked. Processed and abandoned \
+             operations are omitted unless the parameters request them. For the next page, pass \
+             `next` as `cursor` with the other parameters unchanged, until `next` is absent. An \
+             operation may be on several pages.",
+    ))
+    .response("200", page);
+    let limit = format!("The number of items per page, from 1 to {PAGE_ITEMS_MAX}.");
     let parameters = [
         (
             "state",
@@ -222,22 +231,22 @@ fn list() -> OperationBuilder {
         ("tenant", "Only this tenant.", json!("acme")),
         (
             "step",
-            "Only those that failed at this step, or are at it.",
+            "Only operations that failed at this step, or are at it.",
             json!("drone"),
         ),
         (
             "error",
-            "Only this error code, or this fingerprint.",
+            "Only this error code or fingerprint.",
             json!("undo-refused"),
         ),
         (
             "olderThan",
-            "Only those that need attention for longer.",
+            "Only operations that have needed attention for longer than this.",
             json!("10m"),
         ),
         (
             "abandoned",
-            "true: those that were abandoned, too.",
+            "true: include abandoned operations.",
             json!("true"),
         ),
         (
@@ -246,7 +255,11 @@ fn list() -> OperationBuilder {
             json!("oldest"),
         ),
         ("limit", &limit, json!("100")),
-        ("cursor", "The `next` of the page before.", json!("eyJ...")),
+        (
+            "cursor",
+            "The `next` of the previous page.",
+            json!("eyJ..."),
+        ),
     ];
     let operation = parameters
         .into_iter()
@@ -267,7 +280,7 @@ fn events() -> OperationBuilder {
         "at": "2030-05-08T20:00:00.234567Z",
     });
     let stream = ResponseBuilder::new()
-        .description("Events as they come about.")
+        .description("Events as they occur.")
         .content(
             EVENT_STREAM,
             content(
@@ -278,14 +291,14 @@ fn events() -> OperationBuilder {
         .build();
     let operation = of_one("followOperation", "Follow an operation", "Operations")
         .description(Some(
-            "Server-sent events: `received`, `step`, `state` and, at the end, `final`, which ends the \
-             stream. Give the id of the last event as `Last-Event-ID` to go on where you were, also \
-             after a restart; if the client has the `final` event, the answer is 204. A silent stream has a \
-             comment from time to time.",
+            "Server-sent events: `received`, `step`, `state`, and finally `final`, which ends the \
+             stream. To resume, pass the id of the last event as `Last-Event-ID`; this also works \
+             after a restart. If that event was `final`, the answer is 204. The server sends \
+             comments to keep an idle stream alive.",
         ))
         .parameter(header(
             "Last-Event-ID",
-            "The id of the last event that was received.",
+            "The id of the last event received.",
             json!("1.C1R1"),
         ))
         .response("200", stream);
@@ -317,7 +330,7 @@ fn asked(verb: &str) -> Response {
         _ => example,
     };
     ResponseBuilder::new()
-        .description("Asked: what was asked is durable.")
+        .description("Accepted: the request is durable.")
         .header("Location", location_header())
         .content(JSON, content(reference::<AskedView>(), example))
         .build()
@@ -337,14 +350,14 @@ fn body(verb: Verb) -> RequestBody {
         let schema = match *field {
             "asNew" => ObjectBuilder::new()
                 .schema_type(Type::Boolean)
-                .description(Some("Run it again as a new operation.")),
-            "reason" => text().description(Some("Why, for people; at most 1,024 bytes.")),
+                .description(Some("Run the operation again as a new one.")),
+            "reason" => text().description(Some("The reason, for people; at most 1,024 bytes.")),
             "by" => text().description(Some(
                 "The operator's name, for the history. Defaults to the header Waybill-Operator.",
             )),
-            "step" => text().description(Some("The step that a person undid.")),
+            "step" => text().description(Some("The step that an operator undid.")),
             _ => text().description(Some(
-                "The workflow, where the operation is not there yet and the cancel keeps its place.",
+                "The workflow, if the operation does not exist yet and the cancel reserves its id.",
             )),
         };
         object.property(*field, schema)
@@ -378,8 +391,8 @@ fn body(verb: Verb) -> RequestBody {
 fn repeat_key() -> ParameterBuilder {
     header(
         "Idempotency-Key",
-        "Makes it safe to ask again: a repeat with the same key is applied once. An answer of 504 \
-         says the key to repeat it with.",
+        "Makes repeating the request safe: requests with the same key are applied once. A 504 \
+         response contains the key to repeat the request with.",
         json!("repair-17"),
     )
 }

@@ -12,8 +12,9 @@ use crate::service::Route;
 /// The name of the only security scheme.
 const BEARER: &str = "bearer";
 
-const ABOUT: &str = "A token of this server, or a JWT that it takes. What it allows are scopes (`submit`, `read`, \
-    `repair`, `admin`), for one tenant or for all: what is another tenant's is not there for it.";
+const ABOUT: &str = "A token of this server, or a JWT that it accepts. A token has scopes \
+                     (`submit`, `read`, `repair`, `admin`) for one tenant or for all. Operations \
+                     of other tenants are not found.";
 
 /// Adds to each operation of the document its scope, and the refusals of callers without it.
 pub(super) fn secure(document: &mut OpenApi) {

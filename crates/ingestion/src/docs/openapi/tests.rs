@@ -71,7 +71,7 @@ fn every_operation_lists_the_query_parameters_that_it_takes() {
 }
 
 #[test]
-fn a_server_that_asks_nobody_describes_no_tokens() {
+fn a_server_without_authentication_describes_no_tokens() {
     let document = document(false);
     for word in [
         "securitySchemes",

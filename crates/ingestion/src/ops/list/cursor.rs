@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_sees_all_goes_on_behind_the_last_entry() {
+    fn a_cursor_for_all_tenants_continues_after_the_last_entry() {
         let began = beginning(AttentionOrder::OldestFirst);
         let mut shown = ShownCursor::new(&Tenants::All, began);
         shown.passes(entry(5, 1), &Ok(None));

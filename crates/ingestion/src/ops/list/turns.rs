@@ -61,7 +61,7 @@ impl Lists {
     pub async fn turn(&self, tenants: &Tenants) -> Result<Turn<'_>, Problem> {
         let place = self.places.share(tenants, 1);
         let place = place.ok_or_else(|| {
-            let detail = "Too many lists are being read at once.";
+            let detail = "Too many lists are being read.";
             Problem::new(Kind::Overloaded, detail)
         })?;
         let tenant_lock = self.tenant_lock(tenants).lock_owned().await;

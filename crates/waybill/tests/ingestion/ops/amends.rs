@@ -454,7 +454,7 @@ async fn a_reschedule_that_comes_too_late_says_why() {
         let detail = problem["detail"].as_str().unwrap();
         let is_parked = ["parked", "stranded"].contains(&name);
         assert_eq!(detail.contains(" Allowed: "), is_parked, "{detail}");
-        let has_advice = detail.contains("With the file of that version put back");
+        let has_advice = detail.contains("Restore the file of that version");
         assert_eq!(has_advice, name == "stranded", "{detail}");
     }
     let other_field = json!({"deadline": "2030-05-09T21:00:00Z"});

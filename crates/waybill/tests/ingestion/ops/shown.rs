@@ -53,7 +53,7 @@ async fn get_shows_what_happened_what_comes_next_and_what_can_be_asked() {
     );
     assert_eq!(
         shown["whatNext"],
-        "It waits for a person: resubmit, compensate or abandon."
+        "Waiting for an operator: resubmit, compensate or abandon."
     );
     assert_eq!(
         shown["history"],
@@ -78,7 +78,7 @@ async fn get_shows_what_happened_what_comes_next_and_what_can_be_asked() {
     let (_, shown) = world.get(&format!("{OPERATIONS}/{slow}")).await;
     assert_eq!(
         shown["whatNext"],
-        "Step one is under way, attempt 2, until 1970-01-01T00:00:09Z."
+        "Step one is running, attempt 2, until 1970-01-01T00:00:09Z."
     );
     assert_eq!(shown["nextDue"], "1970-01-01T00:00:09Z");
     assert_eq!(
@@ -123,30 +123,31 @@ async fn one_whose_workflow_is_gone_or_was_changed_says_which_and_what_mends_it(
     never.unwrap().state.steps.clear();
     world.store.write(batch).await.unwrap();
 
-    let put_back = "it can go on; what is changed needs a version of its own.";
+    let put_back = "to let the operation continue, and give changes a new version.";
     for (name, version, sentence) in [
         (
             "gone",
             json!(9),
             format!(
-                "It waits for a person: abandon. Version 9 of its workflow \"order\" is not known here: its file is \
-                 missing, or has another version now. With the file of that version put back (steps one) {put_back}"
+                "Waiting for an operator: abandon. Version 9 of workflow \"order\" is unknown: its file \
+                 is missing, or has another version now. Restore the file of that version (steps \
+                 one) {put_back}"
             ),
         ),
         (
             "changed",
             json!(1),
             format!(
-                "It waits for a person: abandon. Version 1 of its workflow \"order\" has other steps here than those \
-                 that it started with: the file was changed. With the file of that version put back (steps two) \
-                 {put_back}"
+                "Waiting for an operator: abandon. Version 1 of workflow \"order\" has other steps now than \
+                 when the operation started: the file was changed. Restore the file of that version \
+                 (steps two) {put_back}"
             ),
         ),
         (
             "never",
             Value::Null,
-            "It waits for a person: abandon. There was no workflow \"nope\" when it came. Once there is one: abandon \
-             it, and resubmit it as a new one."
+            "Waiting for an operator: abandon. Workflow \"nope\" did not exist when the request \
+             arrived. Add the workflow, abandon the operation, and resubmit it as a new one."
                 .to_owned(),
         ),
     ] {

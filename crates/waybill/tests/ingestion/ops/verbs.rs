@@ -132,8 +132,9 @@ async fn a_verb_that_the_row_forbids_is_refused_with_the_engines_code() {
         .await;
     assert_eq!(
         problem["detail"],
-        "Version 1 of its workflow \"gone\" is not known here: its file is missing, or has another version now. With \
-         the file of that version put back (steps one) it can go on; what is changed needs a version of its own."
+        "Version 1 of workflow \"gone\" is unknown: its file is missing, or has another version now. \
+         Restore the file of that version (steps one) to let the operation continue, and give \
+         changes a new version."
     );
     let (status, _) = world
         .verb(id_of("odd"), "abandon", json!({"reason": "why"}))
@@ -190,14 +191,16 @@ async fn of_an_operation_that_was_cancelled_before_it_came_it_is_said_that_there
             assert_eq!((status, &problem["code"]), (409, &json!("never-created")));
             assert_eq!(
                 problem["detail"],
-                "The operation was cancelled before its request came. Nothing was begun, so that there is nothing to do."
+                "The operation was cancelled before its request arrived. No step was started, so \
+                 there is nothing to do."
             );
         }
         let (status, shown) = world.verb(id_of(name), "cancel", json!({})).await;
         assert_eq!((status, &shown["state"]), (200, &json!("Cancelled")));
         assert_eq!(
             shown["whatNext"],
-            "Nothing: it was cancelled before its request came. A request with this id will end Cancelled."
+            "Nothing: it was cancelled before its request arrived. A request with this id will end \
+             Cancelled."
         );
     }
     let path = format!("{DELIVERIES}/{}", id_of("delivery"));

@@ -8,7 +8,7 @@ fn plot(phases: &[(&str, f64, f64)], values: Vec<Option<f64>>) -> Plot {
         from_seconds: *from,
         to_seconds: *to,
     });
-    let look = Look {
+    let style = LineStyle {
         colour: Colour::Blue,
         stroke: Stroke::Solid,
     };
@@ -23,7 +23,7 @@ fn plot(phases: &[(&str, f64, f64)], values: Vec<Option<f64>>) -> Plot {
             times: (0..values.len()).map(|at| at as f64).collect(),
             lines: vec![Line {
                 name: "a \"line\"".to_owned(),
-                look,
+                style,
                 values,
             }],
         }],
@@ -81,13 +81,13 @@ fn a_value_between_gaps_is_a_dot_and_others_a_path() {
 fn a_plot_of_nothing_says_so() {
     let page = written(&plot(&[("all", 0.0, 100.0)], vec![None, None]));
     assert!(
-        page.contains("nothing to show") && !page.contains("<svg"),
+        page.contains("No data.") && !page.contains("<svg"),
         "{page}"
     );
 }
 
 #[test]
-fn the_description_tells_the_greatest_values() {
+fn the_description_contains_the_greatest_values() {
     let page = written(&plot(&[], vec![Some(1.0), Some(1_500.0)]));
     assert!(page.contains("over 100 s: a &quot;line&quot; up to 1,500."));
 }

@@ -5,10 +5,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use crate::installation::{Installation, Services, StartOptions, Up, program_beside};
 use crate::watch::processes::Watched;
-use crate::world::{Services, StartOptions, Up, World, program_beside};
 
-/// Where a running Waybill is.
+/// The addresses of a running Waybill.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "A running Waybill")]
 pub struct Running {
@@ -21,36 +21,36 @@ pub struct Running {
     /// The prefix of Waybill's topics
     #[arg(long, value_name = "PREFIX", default_value = "waybill")]
     topic_prefix: String,
-    /// The schema registry, where Waybill has one
+    /// The schema registry, if Waybill uses one
     #[arg(long, value_name = "URL")]
     schema_registry: Option<String>,
-    /// The services: their ledger is held against what was accepted, and faults are put there. Without it nothing is
-    /// judged
+    /// The simulated services, to compare their ledger with the accepted requests and to inject
+    /// faults. Without it, the run is not judged
     #[arg(long, value_name = "HOST:PORT", value_parser = resolved)]
     services: Option<SocketAddr>,
-    /// A process whose CPU and memory are reported; PART is subject (what is measured; the default), server or
-    /// services. May be repeated
+    /// A process whose CPU and memory to report; PART is subject (the measured system; the
+    /// default), server or services. May be repeated
     #[arg(long, value_name = "NAME=PID[:PART]", value_parser = Watched::parse)]
     process: Vec<Watched>,
 }
 
-/// How a Waybill is started.
+/// How to start a Waybill.
 #[derive(Args, Debug)]
-#[command(next_help_heading = "A Waybill that is started for it")]
+#[command(next_help_heading = "A Waybill to start")]
 pub struct Starting {
-    /// The program [default: the waybill beside this one]
+    /// The program [default: `waybill` in the directory of this program]
     #[arg(long, value_name = "PATH")]
     program: Option<PathBuf>,
-    /// A configuration file for it
+    /// Its configuration file
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// One more flag for `waybill up`. May be repeated
+    /// An additional flag for `waybill up`. May be repeated
     #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
     up_flag: Vec<String>,
 }
 
-/// A world that this program started.
-pub struct StartedWorld {
+/// An installation that this program started.
+pub struct StartedInstallation {
     /// Waybill.
     pub up: Up,
     /// The services.
@@ -63,13 +63,13 @@ fn resolved(text: &str) -> Result<SocketAddr, String> {
         .to_socket_addrs()
         .map_err(|error| format!("expected HOST:PORT, such as localhost:8080: {error}"))?;
     let first = addresses.next();
-    first.ok_or_else(|| "this host has no address".to_owned())
+    first.ok_or_else(|| "the host has no address".to_owned())
 }
 
 impl Running {
-    /// The world from the flags.
-    pub fn world(&self) -> World {
-        World {
+    /// The installation from the flags.
+    pub fn installation(&self) -> Installation {
+        Installation {
             http: self.http.into(),
             brokers: self.brokers.clone(),
             topic_prefix: self.topic_prefix.clone(),
@@ -92,7 +92,7 @@ impl Starting {
     }
 }
 
-impl StartedWorld {
+impl StartedInstallation {
     /// Starts the services, and then Waybill.
     ///
     /// # Errors
@@ -104,9 +104,9 @@ impl StartedWorld {
         Ok(Self { up, services })
     }
 
-    /// The addresses of the world.
-    pub fn world(&self) -> World {
-        self.up.world(&self.services)
+    /// The addresses of the installation.
+    pub fn installation(&self) -> Installation {
+        self.up.installation(&self.services)
     }
 
     /// Stops both gracefully and removes their data.

@@ -27,23 +27,23 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Where a baseline runs.
 #[derive(Args, Clone, Debug)]
 pub struct Arguments {
-    /// A directory for the embedded broker and store: made, and removed again. It must not exist. Default: one
-    /// among the system's temporary files.
+    /// Directory for the embedded broker and store: created, and removed at the end. It must not
+    /// exist. Default: a temporary directory.
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Kafka brokers, in place of the embedded one.
+    /// Kafka brokers to use instead of the embedded one.
     #[arg(long, value_name = "HOST:PORT")]
     brokers: Option<String>,
-    /// A node of ScyllaDB or Cassandra, in place of the embedded store.
+    /// ScyllaDB or Cassandra node to use instead of the embedded store.
     #[arg(long, value_name = "HOST:PORT")]
     scylla: Option<String>,
-    /// Over how many partitions operations are spread. Default: as in Waybill.
+    /// Number of partitions of operations. Default: as in Waybill.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub partitions: u32,
-    /// How many partitions the topic of each agent has. Default: as in Waybill.
+    /// Number of partitions of each agent's topic. Default: as in Waybill.
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..))]
     pub step_partitions: u32,
-    /// How many copies there are of each record and row, with --brokers and --scylla.
+    /// Number of replicas of each record and row, with --brokers and --scylla.
     #[arg(long, default_value_t = 1)]
     replication: u8,
     /// A property of librdkafka for all clients, as `NAME=VALUE`. May be repeated.
@@ -52,12 +52,12 @@ pub struct Arguments {
 }
 
 fn property(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or("it is not NAME=VALUE")?;
+    let (name, value) = text.split_once('=').ok_or("must be NAME=VALUE")?;
     Ok((name.to_owned(), value.to_owned()))
 }
 
-/// A running world.
-pub struct World {
+/// A running installation.
+pub struct Installation {
     /// The settings of clients.
     pub kafka: KafkaSettings,
     /// The topics, for this run alone.
@@ -78,7 +78,7 @@ pub struct World {
 #[derive(Debug)]
 struct DataDir(PathBuf);
 
-impl World {
+impl Installation {
     /// Starts the embedded parts, and creates topics and tables.
     ///
     /// # Errors
@@ -112,7 +112,7 @@ impl World {
                 (store, Some((keyspace, node.clone())))
             }
         };
-        let world = Self {
+        let installation = Self {
             kafka,
             topics,
             store,
@@ -122,12 +122,12 @@ impl World {
             keyspace,
             dir: Some(dir),
         };
-        let made = world.make_topics(arguments.replication).await;
+        let made = installation.make_topics(arguments.replication).await;
         match made {
-            Ok(()) => Ok(world),
+            Ok(()) => Ok(installation),
             Err(error) => {
-                world.close().await?;
-                Err(error.context("the topics cannot be made"))
+                installation.close().await?;
+                Err(error.context("cannot create the topics"))
             }
         }
     }
@@ -140,7 +140,10 @@ impl World {
         for topic in &specs {
             let there = admin.wait_for_topic(&topic.name, PATIENCE).await?;
             let name = &topic.name;
-            anyhow::ensure!(there.is_some(), "topic {name} was made, and is not there");
+            anyhow::ensure!(
+                there.is_some(),
+                "topic {name} was created, but does not exist"
+            );
         }
         Ok(())
     }
@@ -226,7 +229,7 @@ impl DataDir {
             std::fs::create_dir_all(parent)?;
         }
         // An existing directory is not this run's to remove.
-        std::fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
+        std::fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
         Ok(Self(path))
     }
 }
@@ -234,7 +237,7 @@ impl DataDir {
 impl Drop for DataDir {
     fn drop(&mut self) {
         if let Err(error) = std::fs::remove_dir_all(&self.0) {
-            eprintln!("{} is left: {error}", self.0.display());
+            eprintln!("could not remove {}: {error}", self.0.display());
         }
     }
 }

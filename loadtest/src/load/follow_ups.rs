@@ -24,7 +24,7 @@ const TRIES: usize = 200;
 const REST: Duration = Duration::from_millis(50);
 
 /// Sends the additional requests.
-pub(super) struct Beside {
+pub(super) struct FollowUps {
     asked: UnboundedReceiver<(OperationId, Drawn)>,
     clients: VecDeque<Client>,
     source: Rc<Source>,
@@ -35,7 +35,7 @@ struct Answered {
     id: OperationId,
 }
 
-impl Beside {
+impl FollowUps {
     /// Sends requests for the operations from `asked`, until all senders are gone.
     pub(super) fn new(source: Rc<Source>, asked: UnboundedReceiver<(OperationId, Drawn)>) -> Self {
         Self {
@@ -85,7 +85,7 @@ async fn repeat(client: &mut Client, source: &Source, id: OperationId, drawn: Dr
                 match serde_json::from_slice::<Answered>(&body) {
                     Ok(answered) if answered.id == id => {}
                     Ok(answered) => source.book.wrong_answer(format!(
-                        "{id}: the same request again became another operation, {}",
+                        "{id}: a repeat of the request created another operation, {}",
                         answered.id
                     )),
                     Err(_) => source
@@ -97,13 +97,13 @@ async fn repeat(client: &mut Client, source: &Source, id: OperationId, drawn: Dr
             Ok((status, _)) if is_for_now(status) => tokio::time::sleep(REST).await,
             Err(_) => tokio::time::sleep(REST).await,
             Ok((status, _)) => {
-                let what = format!("{id}: the same request again was answered {status}");
+                let what = format!("{id}: a repeat of the request was answered {status}");
                 source.book.wrong_answer(what);
                 return;
             }
         }
     }
-    let what = format!("{id}: the same request again was not answered");
+    let what = format!("{id}: a repeat of the request was not answered");
     source.book.wrong_answer(what);
 }
 

@@ -14,24 +14,24 @@ use openssl::x509::X509;
 use tokio::net::TcpStream;
 use tokio_openssl::SslStream;
 
-/// How one gets in.
+/// Credentials for the API.
 #[derive(Args, Debug)]
-#[command(next_help_heading = "Getting in")]
+#[command(next_help_heading = "Access")]
 pub struct Access {
-    /// The file with the bearer token that the API asks for
+    /// File with the bearer token for the API
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
-    /// Speak TLS to the API, whose certificate has to bear this name
+    /// Use TLS for the API; its certificate must have this name
     #[arg(long, value_name = "NAME")]
     https: Option<String>,
-    /// Certificates (PEM) that are trusted beside the system's
+    /// Additional trusted certificates (PEM)
     #[arg(long, value_name = "FILE", requires = "https")]
     ca_file: Option<PathBuf>,
 }
 
 /// A server's address, and how to authenticate and encrypt.
 #[derive(Clone)]
-pub struct Door {
+pub struct Endpoint {
     address: SocketAddr,
     token: Option<HeaderValue>,
     tls: Option<Tls>,
@@ -51,7 +51,7 @@ pub enum Stream {
     Tls(SslStream<TcpStream>),
 }
 
-impl From<SocketAddr> for Door {
+impl From<SocketAddr> for Endpoint {
     fn from(address: SocketAddr) -> Self {
         Self {
             address,
@@ -61,13 +61,13 @@ impl From<SocketAddr> for Door {
     }
 }
 
-impl fmt::Debug for Door {
+impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Door").field(&self.address).finish()
+        f.debug_tuple("Endpoint").field(&self.address).finish()
     }
 }
 
-impl Door {
+impl Endpoint {
     /// Adds the settings from the flags.
     ///
     /// # Errors
@@ -78,7 +78,9 @@ impl Door {
             let text = std::fs::read_to_string(path)
                 .with_context(|| format!("--token-file: {}", path.display()))?;
             let mut token = HeaderValue::from_str(&format!("Bearer {}", text.trim()))
-                .with_context(|| format!("--token-file: {} holds no token", path.display()))?;
+                .with_context(|| {
+                    format!("--token-file: {} contains no valid token", path.display())
+                })?;
             token.set_sensitive(true);
             self.token = Some(token);
         }
@@ -129,7 +131,7 @@ impl Door {
         let address = self.address;
         let socket = TcpStream::connect(address)
             .await
-            .with_context(|| format!("{address} cannot be reached"))?;
+            .with_context(|| format!("cannot connect to {address}"))?;
         socket.set_nodelay(true)?;
         let Some(Tls { connector, name }) = &self.tls else {
             return Ok(Stream::Plain(socket));
@@ -140,7 +142,7 @@ impl Door {
         Pin::new(&mut stream)
             .connect()
             .await
-            .with_context(|| format!("{address} is not {name}"))?;
+            .with_context(|| format!("TLS handshake with {address} as {name} failed"))?;
         Ok(Stream::Tls(stream))
     }
 }

@@ -17,16 +17,16 @@ use waybill_messages::{Framing, Topics};
 use waybill_registry::{Registry, RegistrySettings, SchemaCache, schema_ids, subjects};
 
 use crate::load::client::Client;
-use crate::load::door::Door;
+use crate::load::endpoint::Endpoint;
 use crate::model::Part;
 use crate::scenario::{Scenario, Transport};
 use crate::watch::processes::Watched;
 
-/// The addresses of a world.
+/// The addresses of an installation.
 #[derive(Clone, Debug)]
-pub struct World {
+pub struct Installation {
     /// The API.
-    pub http: Door,
+    pub http: Endpoint,
     /// The brokers.
     pub brokers: String,
     /// The prefix of Waybill's topics.
@@ -39,7 +39,7 @@ pub struct World {
     pub processes: Vec<Watched>,
 }
 
-impl World {
+impl Installation {
     /// Waybill's topics, with this version's schemas, so that none is fetched during the run.
     ///
     /// # Errors
@@ -63,7 +63,7 @@ impl World {
     }
 }
 
-impl World {
+impl Installation {
     /// Checks that the servers answer, before a run that may be long.
     ///
     /// # Errors
@@ -83,7 +83,7 @@ impl World {
         let asked = Client::new(services)
             .get("/ledger/operations?limit=1")
             .await;
-        let nothing = || format!("there is no ledger at {services} (--services)");
+        let nothing = || format!("no ledger at {services} (--services)");
         let (status, body) = asked.with_context(nothing)?;
         anyhow::ensure!(
             status == StatusCode::OK,
@@ -246,12 +246,12 @@ impl Up {
         self.process.addresses["admin"]
     }
 
-    /// The world of this Waybill with the services, or with its own ones.
-    pub fn world(&self, services: &Services) -> World {
+    /// The installation of this Waybill with the services, or with its own ones.
+    pub fn installation(&self, services: &Services) -> Installation {
         let own = self.process.addresses.get("services").copied();
         let mut processes = vec![self.watched()];
         processes.extend(own.is_none().then(|| services.watched()));
-        World {
+        Installation {
             http: self.process.addresses["http"].into(),
             brokers: self.process.addresses["broker"].to_string(),
             topic_prefix: "waybill".to_owned(),
@@ -308,8 +308,7 @@ impl Started {
             .kill_on_drop(true);
         let program = options.program.display();
         let child = command.spawn();
-        let mut child =
-            child.with_context(|| format!("{program} cannot be started (--program)"))?;
+        let mut child = child.with_context(|| format!("cannot start {program} (--program)"))?;
         let stdout = child.stdout.take().context("standard output is piped")?;
         let pid = child.id().context("it has just been started")?;
         let mut started = Self {
@@ -321,7 +320,7 @@ impl Started {
         let announced = tokio::time::timeout(PATIENCE, started.listen(stdout, announces)).await;
         match announced {
             Ok(Ok(())) => Ok(started),
-            Ok(Err(_)) | Err(_) => Err(started.failed("did not say where it listens")),
+            Ok(Err(_)) | Err(_) => Err(started.failed("did not report its addresses")),
         }
     }
 
@@ -363,7 +362,7 @@ impl Started {
         let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();
         let tail = lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..].join("\n");
-        anyhow::anyhow!("the process that was started {what}; its log ends with\n{tail}")
+        anyhow::anyhow!("the started process {what}; its log ends with\n{tail}")
     }
 
     fn watched(&self, name: &str, part: Part) -> Watched {
