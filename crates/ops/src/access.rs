@@ -17,7 +17,7 @@ use crate::credentials::{AccessError, file_refused, named_file, read_bearer};
 /// What a command needs to get in.
 #[derive(Clone, Debug, Default, Args)]
 pub struct AccessArgs {
-    /// The file with the bearer token, where one is asked for
+    /// The file with the bearer token, if authentication is on
     #[arg(
         long,
         global = true,
@@ -26,7 +26,7 @@ pub struct AccessArgs {
         value_parser = named_file("WAYBILL_TOKEN_FILE")
     )]
     token_file: Option<PathBuf>,
-    /// Certificates (PEM) that are trusted beside the system's
+    /// Certificates (PEM) to trust in addition to the system's
     #[arg(
         long,
         global = true,
@@ -40,7 +40,7 @@ pub struct AccessArgs {
 /// What a command needs to ask an admin port.
 #[derive(Clone, Debug, Default, Args)]
 pub struct AdminArgs {
-    /// The admin port's address as a URL, where it is not at --admin
+    /// The URL of the admin port, if it is not at --admin
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) admin_url: Option<ApiAddress>,
     #[command(flatten)]
@@ -109,7 +109,7 @@ impl AdminArgs {
 }
 
 /// The hint when the peer closes a connection on which the client speaks HTTP.
-const ANOTHER_PROTOCOL: &str = "is it the port of another protocol, such as https or Kafka's?";
+const ANOTHER_PROTOCOL: &str = "the port may speak another protocol, such as https or Kafka";
 
 /// Why a request got no answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -165,9 +165,9 @@ fn distrust(text: &str) -> Option<String> {
     let why = why.unwrap_or("no reason was given");
     let is_about = |word: &str| why.to_ascii_lowercase().contains(word);
     Some(if is_about("mismatch") {
-        format!("its certificate is for another name ({why}); ask by a name that it is for")
+        format!("its certificate is for another name ({why}); use a name in the certificate")
     } else if is_about("expired") || is_about("not yet valid") {
-        format!("its certificate is not valid now ({why})")
+        format!("its certificate is expired or not yet valid ({why})")
     } else {
         format!(
             "its certificate is not trusted ({why}); --ca-file or WAYBILL_CA_FILE names a file with the one to trust"
@@ -181,7 +181,7 @@ fn of_openssl(text: &str) -> Option<String> {
     let reason = text.strip_prefix("error:")?.split(':').nth(3)?;
     Some(match reason {
         "wrong version number" | "packet length too long" | "record layer failure" => {
-            format!("TLS: {reason}; does it speak TLS at all, or is it http://?")
+            format!("TLS: {reason}; the server may not use TLS: try http://")
         }
         reason => format!("TLS: {reason}"),
     })
@@ -218,11 +218,11 @@ mod tests {
             ),
             (
                 " (hostname mismatch)",
-                "its certificate is for another name (hostname mismatch); ask by",
+                "its certificate is for another name (hostname mismatch); use a name",
             ),
             (
                 " (certificate has expired)",
-                "its certificate is not valid now (certificate has expired)",
+                "its certificate is expired or not yet valid (certificate has expired)",
             ),
             ("", "its certificate is not trusted (no reason was given)"),
         ] {
@@ -236,7 +236,7 @@ mod tests {
                 "error:0A00010B:SSL routines:ssl3_get_record:wrong version number:../ssl/record/x.c:354:"
             ),
             Silence::Away(
-                "TLS: wrong version number; does it speak TLS at all, or is it http://?".to_owned()
+                "TLS: wrong version number; the server may not use TLS: try http://".to_owned()
             )
         );
         assert_eq!(

@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The arguments of `waybill backup`.
 #[derive(Clone, Debug, Args)]
 pub struct BackupArgs {
-    /// The file to make; one that is there is replaced once the new one is whole
+    /// The file to write; an existing one is replaced once the new one is complete
     #[arg(value_name = "FILE")]
     file: PathBuf,
     #[command(flatten)]
@@ -54,7 +54,7 @@ impl BackupArgs {
         let answer = runtime.block_on(admin_port::accepted(&url, client.post(&url)))?;
         let written = runtime
             .block_on(write(answer, &partial))
-            .with_context(|| format!("{} was not written whole", partial.display()))
+            .with_context(|| format!("{} is incomplete", partial.display()))
             .and_then(|()| {
                 let checked = backup::check(&partial);
                 checked.with_context(|| format!("{url} did not finish it"))

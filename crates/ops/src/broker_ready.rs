@@ -96,19 +96,19 @@ fn hint(config: &Config, error: &AdminError, is_there: bool) -> Option<&'static 
     match error {
         AdminError::NotReady { .. } if !is_there || config.kafka.has_login() => None,
         AdminError::NotReady { .. } if is_embedded => Some(
-            "no login was sent, because authentication is off in this configuration: if it is on there, name the \
-             broker's configuration (--config) and a token (--token-file)",
+            "no login was sent, because authentication is off in this configuration: if the broker requires it, name \
+             the broker's configuration (--config) and a token (--token-file)",
         ),
         AdminError::NotReady { .. } => Some(
-            "no login was sent: if one is needed, name a configuration that has it in kafka.properties (--config); \
-             --token-file is for the embedded broker alone",
+            "no login was sent: if the broker requires one, name a configuration that has it in kafka.properties \
+             (--config); --token-file is for the embedded broker only",
         ),
         AdminError::Refused { reason, .. } if reason == SPEAKS_HTTP => Some(
-            "the address is that of --brokers (kafka.brokers), or without it of --broker-listen (broker.listen)",
+            "the address is from --brokers (kafka.brokers), or else from --broker-listen (broker.listen)",
         ),
         AdminError::Refused { .. } if is_embedded && config.auth.is_on() => Some(
             "a token was sent, because authentication is on in this configuration: check that it is the broker's \
-             configuration (--config), and that the broker knows the token (--token-file)",
+             configuration (--config), and that the token is valid there (--token-file)",
         ),
         _ => None,
     }

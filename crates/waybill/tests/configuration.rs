@@ -420,7 +420,7 @@ fn a_check_reads_a_workflow_that_comes_through_a_pipe() {
     let output = checking.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{output:?}");
     let said = String::from_utf8(output.stdout).unwrap();
-    let expected = "ok; agents that are in none of the files: walker\n";
+    let expected = "ok; agents that no file defines: walker\n";
     assert_eq!(said, expected);
 }
 
@@ -456,11 +456,11 @@ fn a_data_directory_that_is_a_file_is_refused_before_anything_listens() {
 #[test]
 fn what_a_command_cannot_do_without_is_refused_and_what_cannot_be_written_is_a_failure() {
     for (line, said) in [
-        (&["store", "check"][..], "waybill: --scylla is needed: "),
-        (&["store", "migrate"], "waybill: --scylla is needed: "),
+        (&["store", "check"][..], "waybill: --scylla is required: "),
+        (&["store", "migrate"], "waybill: --scylla is required: "),
         (
             &["schemas", "check"],
-            "waybill: schemaRegistry.url is needed: ",
+            "waybill: schemaRegistry.url is required: ",
         ),
         (
             &["up", "--services", "localhost:8082"],

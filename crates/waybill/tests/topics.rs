@@ -362,7 +362,10 @@ fn topics_are_described_with_offsets_and_settings(world: &World) {
     assert!(people.out.contains("PARTITION  LEADER"), "{people:?}");
     let unknown = world.run(&["topics", "describe", "parcels"]);
     assert_eq!(unknown.code, Some(1), "{unknown:?}");
-    assert!(unknown.err.contains("parcels is no topic"), "{unknown:?}");
+    assert!(
+        unknown.err.contains("Waybill needs no topic parcels"),
+        "{unknown:?}"
+    );
 }
 
 #[test]

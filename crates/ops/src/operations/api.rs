@@ -122,7 +122,7 @@ impl ApiError {
     /// Adds a hint if an unknown ID was looked up without a tenant.
     fn of_id(mut self, tenant: Option<&str>) -> Self {
         if self.is_unknown() && tenant.is_none() {
-            let hint = " (if it is a tenant's: --tenant NAME, or use the operation's id)";
+            let hint = " (if a tenant has it: give --tenant NAME, or use the operation's id)";
             self.text.push_str(hint);
         }
         self
@@ -154,7 +154,9 @@ impl ApiError {
         let says_nothing = problem.detail.is_empty() && problem.title.is_empty();
         if says_nothing || problem.r#type == NOT_FOUND {
             let origin = address.origin();
-            text = format!("{address} answers {status}: {text} Is it the API? ({origin})");
+            text = format!(
+                "{address} answers {status}: {text} Check that this is the API's address ({origin})"
+            );
         }
         Self { fault, text }
     }
@@ -273,7 +275,7 @@ impl Api {
         let address = &self.address;
         let origin = address.origin();
         ApiError::away(format!(
-            "an answer of {address} is not as expected: {why} ({origin})"
+            "unexpected answer from {address}: {why} ({origin})"
         ))
     }
 
@@ -377,7 +379,7 @@ impl Api {
         };
         if error.is_connect() {
             let origin = address.origin();
-            let text = format!("the API at {address} cannot be reached: {why} ({origin})");
+            let text = format!("the API at {address} is unreachable: {why} ({origin})");
             return Failed::Unreachable(ApiError::away(text));
         }
         let origin = address.origin();
@@ -412,7 +414,7 @@ fn pause_of(response: &Response) -> Duration {
 
 fn problem_text(status: StatusCode, problem: &Problem) -> String {
     let text = match (problem.detail.as_str(), problem.title.as_str()) {
-        ("", "") => "It does not say why.".to_owned(),
+        ("", "") => "No reason given.".to_owned(),
         ("", title) => title.to_owned(),
         (detail, _) => detail.to_owned(),
     };
@@ -465,7 +467,7 @@ mod tests {
         );
         assert_eq!(
             error(502, "<html>").to_string(),
-            "http://a:1 answers 502 Bad Gateway: It does not say why. Is it the API? (the address is that of --api)"
+            "http://a:1 answers 502 Bad Gateway: No reason given. Check that this is the API's address (the address is that of --api)"
         );
     }
 

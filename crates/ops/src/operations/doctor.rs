@@ -26,16 +26,16 @@ use crate::shown::Output;
 /// The arguments of `waybill doctor`.
 #[derive(Clone, Debug, Args)]
 pub struct DoctorArgs {
-    /// An operation, by its id or by its caller's; without it, the installation
+    /// The id of an operation, or its caller's id; without it, the command checks the installation
     #[arg(value_name = "ID")]
     id: Option<String>,
-    /// The tenant that knows the operation by this id
+    /// The tenant of the caller's id
     #[arg(long, value_name = "NAME", requires = "id")]
     tenant: Option<String>,
-    /// The API's address as a URL, where it is not at --http
+    /// The URL of the API, if it is not at --http
     #[arg(long, value_name = "URL")]
     api: Option<ApiAddress>,
-    /// How it is written; JSON has a line for each finding
+    /// The output format; JSON has a line for each finding
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -129,8 +129,8 @@ impl DoctorArgs {
         until_reader_leaves(printed)?;
         match bad {
             0 => Ok(()),
-            1 => anyhow::bail!("1 thing is bad"),
-            count => anyhow::bail!("{count} things are bad"),
+            1 => anyhow::bail!("1 finding needs attention"),
+            count => anyhow::bail!("{count} findings need attention"),
         }
     }
 

@@ -43,7 +43,7 @@ const ASKED_AT_ONCE: usize = 16;
 /// The arguments of `waybill explain`.
 #[derive(Clone, Debug, Args)]
 pub struct ExplainArgs {
-    /// The API's address as a URL, where it is not at --http
+    /// The URL of the API, if it is not at --http
     #[arg(long, global = true, value_name = "URL")]
     api: Option<ApiAddress>,
     #[command(flatten)]
@@ -56,15 +56,15 @@ pub struct ExplainArgs {
 /// What to explain.
 #[derive(Clone, Debug, Subcommand)]
 enum What {
-    /// How far each shard is behind, which operations hold its checkpoint, and what they wait for
+    /// Show the lag of each shard, the operations that hold its checkpoint, and what they wait for
     Lag {
-        /// Only this partition
+        /// Show only this partition
         #[arg(long, value_name = "P")]
         partition: Option<u32>,
-        /// How many operations to name of each shard
+        /// The number of operations to show for each shard
         #[arg(long, value_name = "N", default_value = "3")]
         operations: NonZeroUsize,
-        /// How it is written; JSON has a line for each shard, and one for its high-priority requests
+        /// The output format; JSON has a line for each shard, and one for its high-priority requests
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
         output: Output,
     },
@@ -194,7 +194,7 @@ impl Lag {
     async fn look(&mut self, api: &Api, open: &Open, wanted: usize, is_away: bool) -> bool {
         self.has_more = open.has_more;
         if is_away {
-            self.name_unasked(open, wanted, "the API cannot be asked");
+            self.name_unasked(open, wanted, "the API is unavailable");
             return true;
         }
         let asked = open.requests.iter().map(|&(offset, id)| async move {
@@ -282,7 +282,7 @@ pub(super) fn why(operation: &Operation) -> String {
         let Step { name, attempt, .. } = step;
         match (&step.complete_by, &step.retry_at) {
             (Some(until), _) => format!("step {name}, attempt {attempt}, until {until}"),
-            (None, Some(at)) if *attempt == 0 => format!("step {name}, put off until {at}"),
+            (None, Some(at)) if *attempt == 0 => format!("step {name}, postponed until {at}"),
             (None, Some(at)) => format!("step {name}, attempt {attempt} failed, again at {at}"),
             (None, None) => format!("step {name}"),
         }
@@ -291,7 +291,7 @@ pub(super) fn why(operation: &Operation) -> String {
     match (steps.is_empty(), &operation.what_next) {
         (false, _) => steps.join("; "),
         (true, Some(next)) => next.clone(),
-        (true, None) => "nothing is known of what it waits for".to_owned(),
+        (true, None) => "what it waits for is unknown".to_owned(),
     }
 }
 
@@ -360,13 +360,13 @@ impl fmt::Display for Lag {
             has_more,
         } = self;
         let owner = match owner {
-            Some(owner) if *silent => format!("owned by {owner}, whose lease has run out"),
+            Some(owner) if *silent => format!("owned by {owner}, whose lease has expired"),
             Some(owner) => format!("owned by {owner}"),
-            None => format!("nobody owns it: it waits for {}", waits_for.join("; ")),
+            None => format!("no owner: it waits for {}", waits_for.join("; ")),
         };
         writeln!(
             f,
-            "partition {partition}, shard {shard}, {priority} priority: {not_consumed} not consumed, {held} behind the checkpoint \
+            "partition {partition}, shard {shard}, {priority} priority: {not_consumed} not consumed, {held} after the checkpoint \
              (checkpoint {checkpoint}, consumed {consumed}, end {end}); {owner}"
         )?;
         for Holder {
@@ -479,8 +479,8 @@ mod tests {
         };
         assert_eq!(
             lag.to_string(),
-            "partition 1, shard 1, normal priority: 8 not consumed, 2 behind the checkpoint (checkpoint 10, consumed 12, end \
-             20); nobody owns it: it waits for an owner\n  x at 10: Processing; step drone\n  and more\n"
+            "partition 1, shard 1, normal priority: 8 not consumed, 2 after the checkpoint (checkpoint 10, consumed 12, end \
+             20); no owner: it waits for an owner\n  x at 10: Processing; step drone\n  and more\n"
         );
         lag.held_by.clear();
         lag.has_more = false;

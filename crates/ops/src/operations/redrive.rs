@@ -51,10 +51,10 @@ const SHOWN_MAX: usize = 10;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "With many operations")]
 pub(super) struct Many {
-    /// All that the verb is for, where no flag says which
+    /// Select all operations to which the verb applies
     #[arg(long, conflicts_with = "id")]
     pub(super) all: bool,
-    /// Stop after so many; the next run goes on with the others
+    /// Stop after this number of operations; the next run continues with the others
     #[arg(
         long,
         value_name = "N",
@@ -63,10 +63,10 @@ pub(super) struct Many {
         value_parser = clap::value_parser!(u64).range(1..=MATCHING_MAX)
     )]
     limit: u64,
-    /// Say how many match, show the first ten, and ask nothing
+    /// Show how many operations match, and the first ten of them; send no request
     #[arg(long, conflicts_with = "id")]
     dry_run: bool,
-    /// At most so many a second
+    /// The maximum number of operations per second
     #[arg(
         long,
         value_name = "N/s",
@@ -74,7 +74,7 @@ pub(super) struct Many {
         default_value = "10/s"
     )]
     rate: Rate,
-    /// Try so many first, or such a share of them, at least one
+    /// The number, or the share, of operations to try first; at least one
     #[arg(
         long,
         value_name = "N|SHARE%",
@@ -82,7 +82,7 @@ pub(super) struct Many {
         default_value = "1%"
     )]
     canary: Canary,
-    /// How long each operation is followed to see what becomes of it
+    /// The time to wait for the result of each operation
     #[arg(
         long,
         value_name = "DURATION",
@@ -91,10 +91,10 @@ pub(super) struct Many {
         value_parser = duration_from_text
     )]
     canary_wait: Duration,
-    /// Go on though so many of those that were tried first fail again
+    /// Continue if up to this number of the operations that were tried first fail again
     #[arg(long, value_name = "N", conflicts_with = "id", default_value_t = 0)]
     canary_failures: u64,
-    /// How long the API may be away in the middle before it is broken off
+    /// The time that the API may be unreachable before the run stops
     #[arg(
         long,
         value_name = "DURATION",
@@ -121,7 +121,7 @@ impl FromStr for Rate {
         let rate = number.filter(|rate: &NonZeroU32| rate.get() <= Self::MAX);
         rate.map(Self).ok_or_else(|| {
             let max = Self::MAX;
-            format!("expected a number of operations a second up to {max}, such as 10/s")
+            format!("expected a number of operations per second up to {max}, such as 10/s")
         })
     }
 }
@@ -137,16 +137,19 @@ pub(super) async fn redrive(
     let filter = filter.clone().or_states(asking.verb.usual_states());
     if !filter.names_states() {
         let verb = &asking.verb;
-        let problem = format!("to {verb}, say with --state which are meant, such as Compensated");
+        let problem = format!("{verb} needs --state, such as --state Compensated");
         return Err(OpsError::Usage(problem));
     }
     if filter.names_unreadable() {
-        let problem = "nothing can be asked of operations that cannot be read";
+        let problem = "no verb applies to operations whose rows are unreadable";
         return Err(OpsError::Usage(problem.to_owned()));
     }
     let plan = Plan::read(api, &filter, many.limit).await?;
     if plan.has_more {
-        eprintln!("more than {} match: the first are meant", plan.ids.len());
+        eprintln!(
+            "more than {0} operations match: the first {0} are selected",
+            plan.ids.len()
+        );
     }
     let mut out = io::stdout().lock();
     if many.dry_run {
@@ -240,7 +243,7 @@ fn not_for(asking: &Asking, seen: &Operation) -> Option<Report> {
     let is_offered = seen.verbs.iter().any(|it| it == verb.as_offered());
     resubmitted_before(asking, seen).or_else(|| {
         let skipped = Report::new(&seen.id, verb, Outcome::Skipped).with_state(seen);
-        (!is_offered).then(|| skipped.with_note("it cannot be asked of it now"))
+        (!is_offered).then(|| skipped.with_note("the verb does not apply to its state"))
     })
 }
 
@@ -310,9 +313,9 @@ impl<'a, W: Write> Redrive<'a, W> {
         };
         self.tell();
         let told = match walked? {
-            Some(halt) => format!("halted: {halt}; {} were not asked", ids.len()),
+            Some(halt) => format!("halted: {halt}; {} operations were left out", ids.len()),
             None if self.tally.failed + self.tally.refused > 0 => {
-                "not all came to what was asked".to_owned()
+                "some operations did not reach the requested state".to_owned()
             }
             None => return Ok(()),
         };
@@ -323,17 +326,13 @@ impl<'a, W: Write> Redrive<'a, W> {
     /// operation, so that the totals are correct.
     fn break_off(&mut self, error: &ApiError, not_asked: usize) -> Result<(), OpsError> {
         for followed in std::mem::take(&mut self.followed) {
-            self.say(
-                &followed
-                    .given_up(None)
-                    .with_note("what became of it is not known"),
-            )?;
+            self.say(&followed.given_up(None).with_note("its result is unknown"))?;
         }
         self.tell();
         let not_asked = not_asked + self.turn_lost;
         Err(OpsError::BrokenOff(format!(
-            "{error}; broken off: {not_asked} were not asked. Run the command again to go on: what was \
-             asked is not asked a second time"
+            "{error}; stopped: {not_asked} operations were left out. Run the command again to continue: \
+             it does not repeat requests"
         )))
     }
 
@@ -401,7 +400,7 @@ impl<'a, W: Write> Redrive<'a, W> {
                         self.tally.asked += 1;
                         let open = Report::new(&id, &self.asking.verb, Outcome::Open);
                         let open = open.with_state(&seen);
-                        self.say(&open.with_note("whether it was asked is not known"))?;
+                        self.say(&open.with_note("unknown whether the request was sent"))?;
                     }
                 }
                 return Err(error.into());

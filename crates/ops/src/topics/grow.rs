@@ -29,7 +29,8 @@ const RESTART_PATIENCE: Duration = Duration::from_secs(60);
 /// The arguments of `waybill topics grow` and `shrink`.
 #[derive(Clone, Debug, Args)]
 pub struct GrowArgs {
-    /// How many there are to be: to grow a whole multiple of what there are, to shrink a whole part
+    /// The new number of partitions: to grow, a whole multiple of the current number; to shrink, a
+    /// whole part of it
     #[arg(long = "partitions", id = "wanted", value_name = "P")]
     partitions: u32,
     #[command(flatten)]
@@ -79,7 +80,7 @@ impl Direction {
         let verb = other.verb();
         anyhow::bail!(
             "there are {now} partitions, and {wanted} are {what}: \
-             `waybill topics {verb} --partitions {wanted}` goes over to those"
+             run `waybill topics {verb} --partitions {wanted}`"
         )
     }
 }
@@ -113,9 +114,9 @@ impl GrowArgs {
             let view: RepartitionView = match admin_port::answered(&url, client.get(&url)).await {
                 Ok(view) => view,
                 Err(error) if is_restart(&error) => {
-                    told.tell("the process no longer answers; waiting until it runs again");
+                    told.tell("the process no longer answers; waiting for its restart");
                     self.begin_again(&url, &client, direction).await?;
-                    told.tell("the process runs again, and continues");
+                    told.tell("the process has restarted and continues");
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -153,7 +154,7 @@ impl GrowArgs {
                     return Err(error.context(format!(
                         "the process that changes the number of partitions has not answered, or has refused, for {}. \
                          Completed steps are kept: once it runs, `waybill topics {verb} --partitions {partitions}` \
-                         continues",
+                         continues the change",
                         duration_to_text(RESTART_PATIENCE)
                     )));
                 }
@@ -214,7 +215,7 @@ mod tests {
         let refused = Direction::More.allows(2, &stands(None)).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "there are 4 partitions, and 2 are fewer: `waybill topics shrink --partitions 2` goes over to those"
+            "there are 4 partitions, and 2 are fewer: run `waybill topics shrink --partitions 2`"
         );
     }
 }

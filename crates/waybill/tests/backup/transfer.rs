@@ -112,7 +112,7 @@ async fn exported() -> Exported {
         flags: from_flags,
     };
     let locked = from.export(&file, 1);
-    assert!(locked.contains("stop that first"), "{locked}");
+    assert!(locked.contains("stop that process first"), "{locked}");
     assert!(!file.exists());
     assert_eq!(running.terminate(), Some(0), "{}", from.world.log_tail());
     let told = from.export(&file, 0);
@@ -219,7 +219,7 @@ async fn what_was_exported_is_imported_once_and_goes_on_in_another_world() {
 
     // Operations that have continued since are not reset.
     let told = target.import(&file, 1);
-    assert!(told.contains("with other contents"), "{told}");
+    assert!(told.contains("different contents"), "{told}");
     assert!(told.contains(&exported.parked), "{told}");
     let after = target.world.path("after.ndjson");
     target.export(&after, 0);
@@ -266,9 +266,9 @@ async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_
         )
     };
     for (lines, line, why) in [
-        (&whole[..4], 4, "cut off"),
-        (&whole[1..], 1, "begins like this"),
-        (&[whole[0], whole[1], whole[4]][..], 3, "some are missing"),
+        (&whole[..4], 4, "truncated"),
+        (&whole[1..], 1, "expected a file of `waybill export`"),
+        (&[whole[0], whole[1], whole[4]][..], 3, "are missing"),
         (&[whole[0], whole[1], &bad][..], 3, "Lost"),
         (
             &[whole[0], whole[1], &future][..],
@@ -278,13 +278,13 @@ async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_
         (
             &[whole[0], whole[1], whole[1], whole[4]][..],
             3,
-            "there already",
+            "duplicate operation",
         ),
         (&[whole[0], "{\"operation\":{\"id\""][..], 2, "EOF"),
         (
             &[&whole[..], &whole[1..2]].concat()[..],
             6,
-            "follows its end",
+            "after the end of the export",
         ),
     ] {
         let refused = import(lines, 1);
@@ -297,7 +297,7 @@ async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_
     }
     assert!(import(&whole, 0).contains("imported 3 operations"));
     let missing = waybill(&["export", "--data-dir", file.to_str().unwrap()]);
-    assert!(said(&missing, 1).contains("is not there"));
+    assert!(said(&missing, 1).contains("does not exist"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -332,6 +332,6 @@ async fn what_was_exported_is_imported_into_a_cluster_and_goes_on_there() {
     assert_eq!(lines(&back), lines(&exported.file));
     let exported = goes_on(exported, &mut target, &flags).await;
     let told = target.import(&exported.file, 1);
-    assert!(told.contains("with other contents"), "{told}");
+    assert!(told.contains("different contents"), "{told}");
     drop_keyspace(&scylla, &keyspace).await.unwrap();
 }

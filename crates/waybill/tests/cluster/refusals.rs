@@ -123,7 +123,7 @@ async fn a_store_that_nobody_prepared_is_refused_and_two_may_prepare_it_at_once(
 fn assert_migrated(cluster: &Cluster, output: &Output) {
     assert!(output.status.success(), "{output:?}");
     let said = text(output);
-    let ok = format!("ok: keyspace {} can be used\n", cluster.name);
+    let ok = format!("ok: keyspace {} is usable\n", cluster.name);
     assert!(said.contains(&ok), "{said}");
 }
 

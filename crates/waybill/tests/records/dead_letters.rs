@@ -246,7 +246,8 @@ fn replaying_all_goes_on_where_it_stopped_and_leaves_out_what_has_no_place() {
     assert_eq!(replayed(&rest), (140, 2));
     let notes = String::from_utf8(rest.stdout).unwrap();
     assert!(
-        notes.contains("does not say which topic") && notes.contains("came from somewhere-else"),
+        notes.contains("does not name its source topic")
+            && notes.contains("names somewhere-else as its source"),
         "{notes}"
     );
     let values = |partition| -> Vec<Vec<u8>> {

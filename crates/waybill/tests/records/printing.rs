@@ -90,7 +90,7 @@ fn where_to_start_and_where_to_stop_can_be_said() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     let refusal = String::from_utf8(output.stderr).unwrap();
     assert!(
-        refusal.contains("--partition is needed: ") && refusal.contains("has 2 partitions"),
+        refusal.contains("--partition is required: ") && refusal.contains("has 2 partitions"),
         "{refusal}"
     );
     let refusal = world.refusal("records step-replies --partition 2");

@@ -206,7 +206,7 @@ async fn topics_that_a_token_may_not_look_at_are_named() {
             Some(&reports),
         );
         assert_eq!(done.code, 1, "{}", done.text);
-        let named = "not listed, because this login may not look at them: ";
+        let named = "not listed, because this login may not describe them: ";
         assert!(done.stderr.contains(named), "{}", done.stderr);
         for topic in forbidden {
             assert!(done.stderr.contains(&dlq_of(topic)), "{}", done.stderr);
@@ -233,17 +233,14 @@ async fn topics_that_a_token_may_not_look_at_are_named() {
     assert_eq!(topics.len(), 1, "{findings:?}");
     assert_eq!(topics[0].0, "note");
     assert!(topics[0].1.contains("does not allow this"), "{topics:?}");
-    let unknown = ("note", "not known, as the topics may not be looked at");
+    let unknown = ("note", "unknown: this login may not describe the topics");
     for what in ["agents", "lag"] {
         assert_eq!(said(what), [unknown], "{what}");
     }
     let [none, unknown] = said("dead letters")[..] else {
         panic!("{findings:?}")
     };
-    assert_eq!(
-        none,
-        ("ok", "none: no record lies on the 2 dead-letter topics")
-    );
+    assert_eq!(none, ("ok", "none: no records on 2 dead-letter topics"));
     assert_eq!(unknown.0, "note");
     for topic in forbidden.into_iter().chain(["drone.requests"]) {
         assert!(unknown.1.contains(&dlq_of(topic)), "{unknown:?}");
@@ -261,8 +258,8 @@ async fn a_command_whose_configuration_has_no_login_or_another_says_which_flags_
     let flags = ["--broker-listen", &broker, "--token-file", token_file];
     let refused = Site::run_without_configuration(&[&["dlq", "list"][..], &flags].concat());
     assert_eq!(refused.code, 1, "{}", refused.text);
-    let hint = "no login was sent, because authentication is off in this configuration: if it is on there, name the \
-                broker's configuration (--config) and a token (--token-file)";
+    let hint = "no login was sent, because authentication is off in this configuration: if the broker requires it, name \
+                the broker's configuration (--config) and a token (--token-file)";
     assert!(refused.text.contains(hint), "{}", refused.text);
     let listed = site.run(
         &["dlq", "list", "--broker-listen", &broker],
@@ -277,7 +274,7 @@ async fn a_command_whose_configuration_has_no_login_or_another_says_which_flags_
     );
     assert_eq!(refused.code, 1, "{}", refused.text);
     let hint = "a token was sent, because authentication is on in this configuration: check that it is the broker's \
-                configuration (--config), and that the broker knows the token (--token-file)";
+                configuration (--config), and that the token is valid there (--token-file)";
     assert!(refused.text.contains(hint), "{}", refused.text);
     up.stop();
 }

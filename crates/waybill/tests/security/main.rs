@@ -131,7 +131,7 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
     assert_eq!(site.run(&log, Some(&operator)).stdout, "trace\n");
     let refused = site.run(&[&log[..], &["info"]].concat(), Some(&submit));
     assert!(refused.text.contains("403"), "{}", refused.text);
-    let shards = "does not say whether its shards stand still: 403 Forbidden";
+    let shards = "does not report whether shards are stopped: 403 Forbidden";
     for (token, verdict, is_refused) in [(&operator, "ok   ", false), (&submit, "note ", true)] {
         let said = site.run(&doctor, Some(token)).text;
         assert!(said.contains(&format!("{verdict} leases")), "{said}");

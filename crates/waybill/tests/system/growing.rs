@@ -254,7 +254,7 @@ async fn a_command_that_grows_continues_when_its_process_is_killed() {
     let steps = String::from_utf8_lossy(&grown.stdout).into_owned();
     for step in [
         "the process no longer answers",
-        "the process runs again, and continues",
+        "the process has restarted and continues",
         "through: set `partitions` to 4",
     ] {
         assert!(steps.contains(step), "{step}: {steps}");

@@ -118,7 +118,7 @@ fn a_partition_that_nobody_owns_is_what_an_operation_waits_for() {
     assert!(
         bad[0]
             .said
-            .ends_with("which nobody owns: it waits for an owner")
+            .ends_with("which has no owner: it waits for an owner")
     );
     let nobodys = leases(&Ok(layout(None)), false);
     assert_eq!(nobodys.len(), 2);
@@ -136,7 +136,7 @@ fn nobody_at_the_default_address_is_a_note_that_names_the_ways_and_at_a_named_on
         said(&leases(&away, is_named)).concat()
     };
     let note = asked(false);
-    assert!(note.starts_with("note  leases         not known: nothing answers at the default"));
+    assert!(note.starts_with("note  leases         unknown: no process answers at the default"));
     for way in ["`waybill up`", "--admin", "--scylla"] {
         assert!(note.contains(way), "{way}: {note}");
     }
@@ -264,22 +264,24 @@ fn requests_that_nobody_reads_are_bad_only_where_it_is_sure_that_nobody_does() {
         let found = unread("pay", "w.pay.v1", waiting, &untold, is_direct);
         found.map(|finding| finding.to_string())
     };
-    let nobody = "nobody reads w.pay.v1, where";
+    let unread = "no consumer reads w.pay.v1, and";
     assert_eq!(
         told(7, &[], false).unwrap(),
         format!(
-            "BAD   agents         {nobody} requests wait (7): no process runs the agent pay, or a workflow has its name \
-             wrong"
+            "BAD   agents         {unread} requests wait there (7): no process runs the agent pay, or a workflow \
+             misspells its name"
         )
     );
     assert_eq!(
         told(7, &[], true),
         told(7, &[], false),
-        "they wait all the same"
+        "a direct agent's topic has requests without a reader, too"
     );
     assert_eq!(
         told(0, &[], false).unwrap(),
-        format!("note  agents         {nobody} nothing waits: no process runs the agent pay")
+        format!(
+            "note  agents         {unread} no requests wait there: no process runs the agent pay"
+        )
     );
     assert_eq!(told(0, &[], true), None, "it is asked without its topic");
     for waiting in [0, 7] {
@@ -299,8 +301,8 @@ fn breakers_are_told_of_unless_they_are_closed() {
     assert_eq!(
         said(&breakers(metrics)),
         [
-            "BAD   breakers       that of drone is open: its service fails, and is left alone",
-            "note  breakers       that of package is half open: its service is tried; it closes after successful calls",
+            "BAD   breakers       the breaker of drone is open: its service fails, and the agent does not call it",
+            "note  breakers       the breaker of package is half open: it closes after successful test calls",
         ]
     );
 }
@@ -370,10 +372,10 @@ fn dead_letters_are_counted_by_topic_and_topics_that_may_not_be_looked_at_are_na
         let forbidden: Vec<String> = forbidden.iter().map(|topic| (*topic).to_owned()).collect();
         said(&found(&records.collect(), &forbidden))
     };
-    let none = "ok    dead letters   none: no record lies on the 2 dead-letter topics";
+    let none = "ok    dead letters   none: no records on 2 dead-letter topics";
     assert_eq!(told(&[("a.dlq", 0), ("b.dlq", 0)], &[]), [none]);
     let unknown =
-        "note  dead letters   not known of topics that this login may not look at: c.dlq, d.dlq";
+        "note  dead letters   unknown for topics that this login may not describe: c.dlq, d.dlq";
     assert_eq!(
         told(&[("a.dlq", 0), ("b.dlq", 0)], &["c.dlq", "d.dlq"]),
         [none, unknown]
@@ -383,7 +385,7 @@ fn dead_letters_are_counted_by_topic_and_topics_that_may_not_be_looked_at_are_na
         told(&[("a.dlq", 1), ("b.dlq", 0), ("c.dlq", 7)], &[]),
         [
             "note  dead letters   8 records, receipts of replays included, on 2 of 3 dead-letter topics: c.dlq (7), \
-             a.dlq (1); `waybill dlq list --open` lists those that were not replayed"
+             a.dlq (1); `waybill dlq list --open` lists dead letters that were not replayed"
         ]
     );
     let many = ["a", "b", "c", "d", "e", "f", "g"].map(|topic| (topic, 1));
