@@ -350,7 +350,7 @@ fn a_configuration_without_agents_is_refused_by_the_check_as_by_the_start() {
     let brokers = ["--brokers", "127.0.0.1:1"];
     let refused = run(&["config", "check"]);
     assert_eq!(refused.0, Some(2), "{}", refused.1);
-    let expected = "waybill: there is no agent to run: ";
+    let expected = "waybill: no agent to run: ";
     assert!(refused.1.starts_with(expected), "{}", refused.1);
     for line in [&["up"][..], &[&["agents"][..], &brokers].concat()] {
         let (code, said) = run(line);

@@ -26,7 +26,7 @@ impl Cli {
     pub fn write_manual(directory: &Path) -> anyhow::Result<()> {
         std::fs::create_dir_all(directory)
             .and_then(|()| clap_mangen::generate_to(Self::command(), directory))
-            .with_context(|| format!("{} cannot be written", directory.display()))
+            .with_context(|| format!("cannot write {}", directory.display()))
     }
 }
 

@@ -106,9 +106,9 @@ pub(super) fn group_commits(kafka: &KafkaSettings, admin: &Admin, running: &Runn
             match (was_refused, is_refused) {
                 (false, true) => tracing::error!(
                     groups,
-                    "offset commits are refused; this process is not ready, and reads its records again after a restart"
+                    "brokers refuse offset commits; this process is not ready, and would read its records again after a restart"
                 ),
-                (true, false) => tracing::info!("offset commits are accepted again"),
+                (true, false) => tracing::info!("brokers accept offset commits again"),
                 (true, true) | (false, false) => {}
             }
             was_refused = is_refused;
@@ -139,9 +139,9 @@ fn follow<F>(
             reached.set(connectivity.note(answer.is_ok(), Instant::now()));
             match (was_reached, connectivity.is_reached, answer) {
                 (true, false, Err(error)) => {
-                    tracing::warn!(what, error, "cannot be reached; this process is not ready");
+                    tracing::warn!(what, error, "unreachable; this process is not ready");
                 }
-                (false, true, Ok(())) => tracing::info!(what, "is reached"),
+                (false, true, Ok(())) => tracing::info!(what, "reachable again"),
                 (true | false, true | false, Ok(()) | Err(_)) => {}
             }
             tokio::select! {

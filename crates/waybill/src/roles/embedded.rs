@@ -94,8 +94,8 @@ pub(super) async fn broker(
 /// The error for a broker that did not start, with the flag for another address.
 fn broker_not_started(config: &Config, error: StartError) -> anyhow::Error {
     let hint = match &error {
-        StartError::Listen { .. } => " (--broker-listen; does another Waybill run?)".to_owned(),
-        StartError::Locked { .. } => " (--data-dir; another Waybill runs on it)".to_owned(),
+        StartError::Listen { .. } => " (--broker-listen; another Waybill may run)".to_owned(),
+        StartError::Locked { .. } => " (--data-dir; another Waybill uses it)".to_owned(),
         StartError::DataDir { .. } => " (--data-dir)".to_owned(),
         StartError::Damaged {
             topic, partition, ..
@@ -106,19 +106,19 @@ fn broker_not_started(config: &Config, error: StartError) -> anyhow::Error {
         ),
         StartError::Open { .. } => String::new(),
     };
-    anyhow::Error::from(error).context(format!("the embedded broker cannot be started{hint}"))
+    anyhow::Error::from(error).context(format!("cannot start the embedded broker{hint}"))
 }
 
 /// The error for services that did not start, with the flag for another address.
 fn services_not_started(error: ServicesError) -> anyhow::Error {
     let hint = match &error {
-        ServicesError::Listen { .. } => " (--services; does another Waybill run?)",
+        ServicesError::Listen { .. } => " (--services; another Waybill may run)",
         ServicesError::Ledger(LedgerError::InUse { .. }) => {
-            " (--data-dir; another Waybill runs on it)"
+            " (--data-dir; another Waybill uses it)"
         }
         _ => "",
     };
-    anyhow::Error::from(error).context(format!("the services cannot be started{hint}"))
+    anyhow::Error::from(error).context(format!("cannot start the services{hint}"))
 }
 
 /// Starts the simulated services and returns how to reach them.

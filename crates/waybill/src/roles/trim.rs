@@ -53,7 +53,7 @@ pub(super) async fn run(
         if let Err(error) = passed {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "checkpoints could not be read; finished records are deleted later"
+                "could not read checkpoints; deleting finished records later"
             );
         }
     }
@@ -119,7 +119,7 @@ impl Trim {
             match self.admin.delete_records(topic, &below).await {
                 Ok(_) => self.trimmed[index].extend(below),
                 Err(error) => {
-                    tracing::warn!(%error, topic, "finished records could not be deleted; trying again later");
+                    tracing::warn!(%error, topic, "could not delete finished records; trying again later");
                 }
             }
         }
@@ -148,7 +148,7 @@ impl Trim {
                     tracing::warn!(
                         topic,
                         %partition,
-                        "no records are deleted here: this is another log than the checkpoint was taken on"
+                        "keeping finished records: the checkpoint belongs to another log of this partition"
                     );
                 }
                 false
@@ -158,7 +158,7 @@ impl Trim {
                     error = &error as &dyn std::error::Error,
                     topic,
                     %partition,
-                    "finished records are deleted later: the last one cannot be read"
+                    "deleting finished records later: cannot read the last one"
                 );
                 false
             }

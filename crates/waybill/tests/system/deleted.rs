@@ -227,7 +227,7 @@ async fn what_is_accepted_into_a_topic_that_was_made_anew_is_kept_while_its_part
 {
     const OLD: usize = 40;
     const NEW: usize = 160;
-    const KEPT: &str = "no records are deleted here";
+    const KEPT: &str = "keeping finished records";
     let mut world = World::of_either_kind(CONFIG);
     let process = world.up();
     world.ready().await;

@@ -168,7 +168,7 @@ async fn an_agent_that_nobody_runs_is_named_before_the_start_at_it_and_where_req
     let log = std::fs::read_to_string(world.path("log.txt")).unwrap_or_default();
     let warnings: Vec<&str> = log
         .lines()
-        .filter(|line| line.contains("a workflow names an agent that is not built in"))
+        .filter(|line| line.contains("a workflow names an agent that is neither built in"))
         .collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0].contains("chrage"), "{warnings:?}");

@@ -122,7 +122,7 @@ async fn partitions_become_more_while_deliveries_and_cancels_flow() {
     all_run(&world, 8, 8).await;
     let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
     assert!(
-        log.contains("set partitions to 8; `waybill topics grow` makes more"),
+        log.contains("set partitions to 8; `waybill topics grow` changes to more"),
         "{log}"
     );
     world
