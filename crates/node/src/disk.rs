@@ -148,7 +148,7 @@ impl DiskWatch {
         let failure = failure.filter(|failure| !failure.is_full);
         self.writes.set(failure.is_none());
         let note = failure.map(|failure| {
-            format!("{failure}; it opens its files again by itself: check the disk, as with dmesg and smartctl")
+            format!("{failure}; it reopens its files by itself: check the disk, for example with dmesg and smartctl")
         });
         self.writes.note(note.as_deref());
         let space = match Space::of(&self.dir) {
@@ -177,7 +177,7 @@ impl DiskWatch {
                 free_bytes,
                 free_min_bytes = mark,
                 store_waits,
-                "disk space is low; new requests are answered 503 until there is room again"
+                "disk space is low; new requests get 503 until space is freed"
             ),
             (true, false) => {
                 tracing::info!(%dir, free_bytes, free_min_bytes = mark, "disk space is sufficient again");

@@ -173,8 +173,8 @@ fn what_cannot_work_is_refused_with_the_place_and_the_reason() {
             WORKFLOW.replace("kind: pure", "kidn: pure"),
             ":10:5: the key steps.kidn is not known",
         ),
-        (WORKFLOW.replace("[go]", "[fly]"), ":7 cannot work: "),
-        (WORKFLOW.replace("[go]", "[buy]"), ":7 cannot work: "),
+        (WORKFLOW.replace("[go]", "[fly]"), ":7: invalid workflow: "),
+        (WORKFLOW.replace("[go]", "[buy]"), ":7: invalid workflow: "),
         (
             WORKFLOW.replace("kind: pure", "kind: pur"),
             ":10:11: steps.kind: pur is none of pure, ",
@@ -185,11 +185,11 @@ fn what_cannot_work_is_refused_with_the_place_and_the_reason() {
         ),
         (
             WORKFLOW.replace("compensation: {}", "kind: irreversible"),
-            ":4 cannot work: ",
+            ":4: invalid workflow: ",
         ),
         (
             WORKFLOW.replace("agent: buyer", "agent: Buyers!"),
-            ":8 cannot work: workflow \"errand\": steps.agent \"Buyers!\" must be 1 to 64 of",
+            ":8: invalid workflow: workflow \"errand\": steps.agent \"Buyers!\" must be 1 to 64 of",
         ),
     ];
     for (text, reason) in cases {

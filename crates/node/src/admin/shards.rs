@@ -30,7 +30,7 @@ pub(super) async fn set(
     let shards = here(&admin)?;
     if shards.are_shared() {
         let detail =
-            "Other processes share these shards: `waybill shards set M --scylla` changes them.";
+            "Other processes share these shards: change them with `waybill shards set M --scylla`.";
         return Err(Problem::new(Kind::VerbRefused, detail));
     }
     let set = shards.set(per_partition).await;
@@ -48,13 +48,10 @@ pub(super) async fn set(
 
 fn here(admin: &Admin) -> Result<&Shards, Problem> {
     let shards = admin.shards.get();
-    shards.ok_or_else(|| Problem::new(Kind::NotFound, "No scheduler is in this process."))
+    shards.ok_or_else(|| Problem::new(Kind::NotFound, "This process has no scheduler."))
 }
 
 fn away(error: &StoreError) -> Problem {
-    tracing::warn!(error = %chain(error), "the shards cannot be shown or changed");
-    Problem::new(
-        Kind::StoreUnavailable,
-        "The state store could not be asked.",
-    )
+    tracing::warn!(error = %chain(error), "cannot show or change the shards");
+    Problem::new(Kind::StoreUnavailable, "The state store is unavailable.")
 }

@@ -393,6 +393,6 @@ async fn whoever_looks_or_changes_needs_a_token_for_all_and_probes_need_none() {
 async fn what_has_not_everything_to_itself_is_not_backed_up_here() {
     let (status, body) = ask(&admin(), "POST", "/backup", "").await;
     assert_eq!(status, 409, "{body}");
-    assert!(body.contains("backed up there"), "{body}");
+    assert!(body.contains("back up Kafka and the database"), "{body}");
     assert_eq!(ask(&admin(), "GET", "/backup", "").await.0, 405);
 }

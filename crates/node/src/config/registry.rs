@@ -84,7 +84,7 @@ impl RegistryConfig {
         let registry = Registry::new(&settings).map_err(|error| {
             ConfigError::invalid(
                 "schemaRegistry",
-                format!("cannot be used: {}", waybill_telemetry::chain(&error)),
+                format!("is invalid: {}", waybill_telemetry::chain(&error)),
             )
         })?;
         Ok(Some(registry))
@@ -106,7 +106,7 @@ impl RegistryConfig {
         if self.user.is_some() != self.password.is_some() {
             return Err(ConfigError::invalid(
                 "schemaRegistry.user and schemaRegistry.password",
-                "must be set both or neither",
+                "must both be set, or neither",
             ));
         }
         self.client().map(drop)

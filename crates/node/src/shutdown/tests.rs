@@ -93,7 +93,7 @@ async fn a_part_that_ends_by_itself_or_panics_ends_the_process() {
         .run(started(), &mut signals, LIMIT)
         .await
         .unwrap_err();
-    assert_eq!(error.to_string(), "agents ended though nobody stopped it");
+    assert_eq!(error.to_string(), "agents ended unexpectedly");
 
     let running = Running::new();
     running.spawn(Stage::Agents, "agents", |_| async {

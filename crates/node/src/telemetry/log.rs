@@ -144,7 +144,7 @@ pub enum LogFilterError {
     Word(String),
     /// The target of a pair never writes log lines.
     #[error(
-        "nothing writes lines as {0:?}; there are {them}, and their modules, such as waybill_scheduler",
+        "no log line has the target {0:?}; the targets are {them}, and their modules, such as waybill_scheduler",
         them = WRITERS.join(", ")
     )]
     Target(String),

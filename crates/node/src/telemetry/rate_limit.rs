@@ -210,7 +210,7 @@ impl Suppressed {
                     Some(line) => {
                         tracing::$level!(of, line, times, "suppressed repeats of a line")
                     }
-                    None => tracing::$level!(of, times, "suppressed further lines of this place"),
+                    None => tracing::$level!(of, times, "suppressed further lines of this source"),
                 }
             };
         }

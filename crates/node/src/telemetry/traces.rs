@@ -30,11 +30,8 @@ const GATHER: Duration = Duration::from_millis(500);
 /// How long an orderly shutdown waits for the collector.
 const FLUSH_MAX: Duration = Duration::from_secs(3);
 
-const SPANS: Metric<Counter, 1> = Metric::new(
-    "waybill_trace_spans_total",
-    "Spans by what became of them",
-    ["outcome"],
-);
+const SPANS: Metric<Counter, 1> =
+    Metric::new("waybill_trace_spans_total", "Spans by outcome", ["outcome"]);
 
 /// The metrics of traces.
 pub(super) const METRICS: &[&dyn Declared] = &[&SPANS];
@@ -55,7 +52,7 @@ pub fn install(config: &TracesConfig, service: &'static str) -> anyhow::Result<O
         .with_http_client(client)
         .with_timeout(config.request_timeout)
         .build()
-        .context("telemetry.traces cannot be used")?;
+        .context("telemetry.traces is invalid")?;
     exporter.set_resource(&resource(service));
     let (queue, spans) = mpsc::channel(config.queue_max);
     trace::install(Box::new(Queue {
@@ -135,7 +132,7 @@ impl Sender {
             }
         };
         if tokio::time::timeout(FLUSH_MAX, rest).await.is_err() {
-            tracing::warn!("the last spans were not sent: the collector has not answered in time");
+            tracing::warn!("could not send the last spans: the collector did not answer in time");
         }
         Ok(())
     }
@@ -147,7 +144,7 @@ impl Sender {
             Ok(()) => self.sent.increment(count),
             Err(error) => {
                 self.failed.increment(count);
-                tracing::warn!(error = %chain(&error), "spans were not sent");
+                tracing::warn!(error = %chain(&error), "could not send spans");
             }
         }
     }

@@ -215,10 +215,10 @@ async fn files_that_are_not_whole_and_directories_that_are_not_free_are_refused(
     let mut flipped = whole.clone();
     flipped[half] ^= 1;
     for (bytes, why) in [
-        (&whole[..half], "cut off or altered"),
-        (&whole[..whole.len() - 1], "cut off or altered"),
-        (&flipped[..], "cut off or altered"),
-        (&b"{}"[..], "no backup"),
+        (&whole[..half], "truncated or altered"),
+        (&whole[..whole.len() - 1], "truncated or altered"),
+        (&flipped[..], "truncated or altered"),
+        (&b"{}"[..], "not a Waybill backup"),
     ] {
         std::fs::write(&bad, bytes).unwrap();
         let refused = restore(&bad, &new, 1);
