@@ -171,13 +171,13 @@ fn what_cannot_work_is_refused_with_the_place_and_the_reason() {
     let cases = [
         (
             WORKFLOW.replace("kind: pure", "kidn: pure"),
-            ":10:5: the key steps.kidn is not known",
+            ":10:5: unknown key steps.kidn",
         ),
         (WORKFLOW.replace("[go]", "[fly]"), ":7: invalid workflow: "),
         (WORKFLOW.replace("[go]", "[buy]"), ":7: invalid workflow: "),
         (
             WORKFLOW.replace("kind: pure", "kind: pur"),
-            ":10:11: steps.kind: pur is none of pure, ",
+            ":10:11: steps.kind: pur is not one of pure, ",
         ),
         (
             WORKFLOW.replace("kind: pure", "timeout: 5"),
@@ -224,7 +224,7 @@ fn agents_that_do_not_fit_are_refused_and_the_step_is_named() {
         (
             "",
             AGENTS.replace("baseUrl", "baseUlr"),
-            ":4:7: the key agents.http.baseUlr is not known; did you mean agents.http.baseUrl?",
+            ":4:7: unknown key agents.http.baseUlr; did you mean agents.http.baseUrl?",
         ),
     ];
     for (before, text, reason) in cases {
