@@ -247,7 +247,7 @@ pub(super) async fn unless_too_late(
     tokio::select! {
         () = telling => {}
         () = too_late => {
-            tracing::warn!(receiver, "what was being sent at the stop is cut off");
+            tracing::warn!(receiver, "aborted unfinished deliveries at the stop");
         }
     }
 }

@@ -128,7 +128,7 @@ impl OwnersConfig {
         match domains.find(|domain| !is_domain(domain)) {
             Some(domain) => Err(ConfigError::invalid(
                 "alerts.owners.email.domains",
-                format!("holds {domain:?}, which is no domain"),
+                format!("contains {domain:?}, which is not a domain"),
             )),
             None => Ok(()),
         }

@@ -102,7 +102,7 @@ impl Reader {
             // It polls even without room: a consumer that does not poll leaves its group.
             self.consumer
                 .hold(room == 0)
-                .context("records that wait cannot be left in their topic")?;
+                .context("cannot pause the consumer")?;
             let limits = PollLimits {
                 records: room.max(1),
                 bytes: POLL_BYTES_MAX,
@@ -174,11 +174,11 @@ impl Reader {
             Some(Ok(Err(error))) => tracing::warn!(
                 receiver = self.receiver,
                 error = &error as &dyn std::error::Error,
-                "a record that cannot be read is not kept yet; trying again"
+                "could not publish dead letters; trying again"
             ),
             Some(Err(_)) => tracing::warn!(
                 receiver = self.receiver,
-                "a record that cannot be read is not kept in time; trying again"
+                "could not publish dead letters in time; trying again"
             ),
         }
     }
@@ -264,7 +264,7 @@ impl<T: Followed> Intake<'_, T> {
                     partition = %source.partition,
                     offset = %source.offset,
                     error = &error as &dyn std::error::Error,
-                    "a record cannot be read and is not delivered"
+                    "skipped an unreadable record"
                 );
                 match self.publishes_dead_letters {
                     true => {

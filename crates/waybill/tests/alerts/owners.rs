@@ -37,7 +37,7 @@ async fn an_owner_is_told_by_mail_and_by_text_message_each_in_its_form() {
     assert_eq!(mails[0].to, ["anna@example.org"]);
     assert_eq!(mails[0].from, "waybill@example.com");
     let text = mails[0].text.replace("\n ", " ");
-    let sentence = "Your drone-delivery d-17 could not be done, and nothing was kept of it.";
+    let sentence = "Your drone-delivery d-17 could not be completed, and was undone.";
     for line in [
         &format!("Subject: {sentence}"),
         "To: anna@example.org",
@@ -168,7 +168,7 @@ async fn what_is_given_up_is_counted_and_no_log_line_names_the_contact() {
 
     let text = lines.text();
     for part in [
-        "a message is not delivered yet",
+        "could not deliver a message; trying again",
         "refused: the server answered 550",
         "given up after 2 attempts: the server answered 451",
         "rejected an owner's contact",

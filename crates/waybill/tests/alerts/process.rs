@@ -199,7 +199,7 @@ async fn an_owner_who_asked_is_told_once_and_shown_to_nobody_though_the_process_
         .await;
     let told = mails(&world, &mail, 1).await;
     assert_eq!(told[0].to, [OWNER]);
-    let sentence = "Subject: Your drone-delivery first is done.";
+    let sentence = "Subject: Your drone-delivery first is complete.";
     assert!(told[0].text.contains(sentence), "{}", told[0].text);
 
     // The owner's contact appears nowhere in the output about a failed operation.
@@ -223,7 +223,7 @@ async fn an_owner_who_asked_is_told_once_and_shown_to_nobody_though_the_process_
     let told = mails(&world, &mail, 2).await;
     let text = told[1].text.replace("\n ", " ");
     assert!(
-        text.contains("parked is delayed, and people are looking at it"),
+        text.contains("parked is delayed, and a person will look into it"),
         "{text}"
     );
     for path in [
