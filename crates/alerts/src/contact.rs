@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_unless_the_configuration_says_how_and_whom() {
+    fn contacts_are_refused_unless_the_configuration_allows_their_channel_and_domain() {
         let none = ContactRules::default();
         let email = "mailto:anna@example.org";
         assert_eq!(none.read(email).err(), Some(ContactError::NoEmail));

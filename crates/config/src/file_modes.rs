@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_every_user_may_is_told_by_the_mode_of_the_file_itself() {
+    fn the_permissions_of_every_user_follow_from_the_mode_of_the_file_itself() {
         let directory = tempfile::tempdir().unwrap();
         let [file, link] = ["file", "link"].map(|name| directory.path().join(name));
         std::fs::write(&file, "").unwrap();

@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_loopback_interface_is_out_of_others_reach() {
+    fn only_loopback_addresses_are_unreachable_from_other_machines() {
         for (ip, expected) in [
             ("127.0.0.1", true),
             ("127.9.9.9", true),
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn simulated_services_are_in_nobodys_way_where_they_or_the_brokers_are_elsewhere() {
+    fn simulated_services_overlap_with_no_listener_if_they_or_the_brokers_are_elsewhere() {
         let mut config = Config::default();
         config.http.listen = config.services.listen;
         assert!(check_everything(&config).is_err());

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keeping_up_ends_when_it_is_told_to() {
+    async fn the_upkeep_of_telemetry_ends_on_a_stop() {
         let stop = CancellationToken::new();
         stop.cancel();
         Telemetry::detached().keep_up(stop).await.unwrap();

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_certificate_is_not_taken_is_not_away_and_no_source_of_openssl_is_named() {
+    fn an_untrusted_certificate_is_not_unreachable_and_no_source_of_openssl_is_named() {
         const REFUSED: &str = "error:0A000086:SSL routines:tls_post_process_server_certificate:certificate verify \
                                failed:../ssl/statem/statem_clnt.c:1889:";
         let told = |why: &str| {
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cuts_a_plain_connection_off_is_asked_for_https() {
+    fn a_closed_plain_connection_gets_a_hint_at_https() {
         let of_plain_http = |why: &str| Silence::Away(why.to_owned()).of_plain_http();
         for why in [
             "Connection reset by peer (os error 104)",
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_comes_from_its_file_and_is_shown_by_nobody() {
+    fn a_token_comes_from_its_file_and_is_never_shown() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let args = AccessArgs {
             token_file: Some(file.path().to_owned()),

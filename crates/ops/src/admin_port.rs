@@ -140,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cluster_is_named_only_where_nobody_answers_and_one_could_be_asked() {
+    fn a_cluster_is_suggested_only_if_the_admin_port_is_unreachable() {
         let alone =
             "u does not answer (refused): name the admin port of `up` with --admin or --admin-url";
         let away = || Away::new("u", "refused");

@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_is_there_only_if_every_address_refuses_and_each_refusal_is_told() {
+    async fn brokers_are_absent_only_if_every_address_refuses_and_each_refusal_is_shown() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let there = listener.local_addr().unwrap().to_string();
         let ((_one, one), (_other, other)) = (held(), held());
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_help_names_the_flags() {
+    fn hints_for_refused_connections_name_the_flags() {
         let not_ready = AdminError::NotReady {
             brokers: "a:1".to_owned(),
             waited: Duration::from_secs(1),

@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn people_read_thousands_and_which_part_is_full_first() {
+    fn the_table_has_thousands_separators_and_names_the_first_bottleneck() {
         assert_eq!(grouped(1_234_567.2), "1,234,567");
         assert_eq!(grouped(999.0), "999");
         assert_eq!([0.4, 2.0, 0.0].map(grouped), ["0.4", "2", "0"]);

@@ -72,7 +72,7 @@ fn no_secret_is_shown() {
 }
 
 #[test]
-fn what_stands_in_files_is_read_from_them_and_a_missing_one_is_named() {
+fn secrets_of_receivers_are_read_from_files_and_a_missing_one_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let path = dir.path().join(name);

@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contact_is_told_so_often_an_hour_and_others_have_hours_of_their_own() {
+    fn each_contact_has_an_hourly_limit_of_its_own() {
         let mut limit = Limit::new(2, 10);
         let start = Instant::now();
         assert!(limit.take(&contact(1), start));
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn while_too_many_contacts_are_in_their_hour_no_further_one_is_told() {
+    fn no_further_contact_gets_messages_while_the_maximum_of_contacts_is_tracked() {
         let mut limit = Limit::new(5, 2);
         let start = Instant::now();
         assert!(limit.take(&contact(1), start));

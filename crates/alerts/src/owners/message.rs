@@ -181,7 +181,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn debug_output_shows_nobody() {
+    fn debug_output_shows_no_contact() {
         let message = OwnerMessage::new(&notice(), 0, "anna@example.org".to_owned());
         assert!(!format!("{message:?}").contains("anna"));
     }

@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mail_says_how_it_ended_and_to_nobody_else() {
+    fn a_mail_reports_the_result_to_its_recipient_only() {
         let mail = written(&config(), "delivery-17");
         let (head, body) = mail.split_once("\r\n\r\n").unwrap();
         for line in [

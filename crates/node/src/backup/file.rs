@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_kind_or_version_is_told_for_what_it_is() {
+    fn a_file_of_another_kind_or_version_is_refused_with_the_reason() {
         assert!(matches!(read(b"{}"), Err(FileError::NoBackup)));
         assert!(matches!(read(&[b'x'; 200]), Err(FileError::NoBackup)));
         let mut newer = written();

@@ -419,7 +419,7 @@ fn applied(environment: &[(&str, &str)]) -> Result<Config, ConfigError> {
 }
 
 #[test]
-fn every_file_that_a_secret_was_read_from_is_looked_at_and_named_by_its_key() {
+fn the_mode_of_every_secret_file_is_checked_and_the_warning_names_its_key() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| {
         let path = directory.path().join(name);

@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_password_is_read_from_its_file_and_shown_by_nobody() {
+    fn the_password_is_read_from_its_file_and_never_shown() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "open sesame\n").unwrap();
         let mut config = RegistryConfig {

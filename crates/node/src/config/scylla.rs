@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_reaches_the_store_and_the_password_nobody_else() {
+    fn every_key_reaches_the_store_and_the_password_nothing_else() {
         let config = ScyllaConfig {
             nodes: Some(vec!["a:1".to_owned(), "b:2".to_owned()]),
             keyspace: "orders".to_owned(),

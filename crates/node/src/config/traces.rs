@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_come_from_a_file_and_are_shown_by_nobody() {
+    fn headers_come_from_a_file_and_are_never_shown() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "Authorization: Bearer sesame\n\nx-team: a\n").unwrap();
         let config = TracesConfig {

@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_writes_no_lines_is_refused_and_told_which_do() {
+    fn a_log_target_without_lines_is_refused_with_the_valid_targets() {
         for (filter, nobody) in [
             ("waybil_kafka=debug", "waybil_kafka"),
             ("info,waybil::scheduler=debug", "waybil::scheduler"),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_can_write_lines_can_be_named() {
+    fn every_source_of_log_lines_can_be_named() {
         let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
         let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
         let mut writers = 0;

@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_records_own_headers_are_told_from_those_of_the_dead_letter() {
+    fn the_records_own_headers_are_separated_from_those_of_the_dead_letter() {
         let own: [(&str, Option<&[u8]>); 3] = [
             ("traceparent", Some(b"\xff")),
             ("none", None),

@@ -440,7 +440,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_problem_is_told_with_its_code_its_detail_and_every_wrong_field() {
+    fn an_error_shows_the_code_the_detail_and_every_wrong_field() {
         let error = |status: u16, body: &str| {
             let address = "http://a:1".parse().unwrap();
             ApiError::of_answer(

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn one_operation_is_meant_or_many_and_never_all_by_a_slip() {
+    fn a_verb_needs_an_id_or_filters_and_never_selects_all_by_accident() {
         for good in [
             "x",
             "x --tenant t",

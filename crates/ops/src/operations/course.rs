@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn why_it_halts_says_what_was_seen_and_what_is_allowed() {
+    fn a_halt_reports_what_was_seen_and_what_is_allowed() {
         let text = |failed, open| {
             let halt = Halt::Canaries {
                 failed,

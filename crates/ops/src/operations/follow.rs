@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_known_once_the_history_tells_of_it_and_the_operation_rests() {
+    fn a_result_is_known_once_the_history_has_the_verb_and_the_operation_rests() {
         let before = entry("1", "resubmit", None);
         let after = entry("2", "resubmit", None);
         let followed = followed(
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_by_the_scheduler_is_told_with_its_code_whatever_the_state() {
+    fn a_refusal_by_the_scheduler_is_reported_with_its_code_in_any_state() {
         let seen = operation("Error", &[]);
         let followed = followed(&Verb::Cancel, &seen, None);
         let refused = entry("2", "cancel", Some("past-pivot"));

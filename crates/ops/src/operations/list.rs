@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_told_in_their_largest_unit() {
+    fn ages_are_shown_in_their_largest_unit() {
         for (seconds, expected) in [
             (0, "0s"),
             (59, "59s"),

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cancel_of_an_unknown_id_says_that_it_is_kept_unless_there_is_more_to_say() {
+    fn a_cancel_of_an_unknown_id_is_reported_as_kept_unless_there_is_another_note() {
         let report = |outcome| Report::new("ghost", &Verb::Cancel, outcome);
         let kept = of_unknown(report(Outcome::Asked));
         assert_eq!(

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verb_is_told_by_an_entry_of_its_own_name_and_step_alone() {
+    fn a_history_entry_matches_a_verb_by_name_and_step_only() {
         let entry = |verb: &str| HistoryEntry {
             verb: verb.to_owned(),
             ..HistoryEntry::default()
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_stays_while_the_operation_does_and_changes_with_it() {
+    fn the_idempotency_key_changes_only_with_the_operation() {
         let at = |time: &str| Operation {
             updated_at: Some(time.to_owned()),
             ..operation("Error")

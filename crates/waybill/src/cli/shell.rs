@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shell_is_told_of_every_command() {
+    fn every_completion_script_has_every_command() {
         for shell in Shell::value_variants() {
             let script = Cli::completions(*shell);
             for command in Cli::command().get_subcommands() {

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn for_whom_a_token_is_has_to_be_said() {
+    fn a_token_requires_a_tenant_or_all_tenants() {
         #[derive(clap::Parser)]
         struct Line {
             #[command(flatten)]

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_every_user_may_look_into_is_warned_of() {
+    fn a_data_directory_that_every_user_may_read_is_warned_of() {
         for open in [0o755, 0o701, 0o704] {
             assert!(
                 logged(open).contains("every user of this machine"),

@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_use_is_told_with_the_flag_that_names_another() {
+    fn an_address_or_directory_in_use_is_reported_with_its_flag() {
         let listen = |source| StartError::Listen {
             address: ([127, 0, 0, 1], 9092).into(),
             source,

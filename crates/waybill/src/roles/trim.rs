@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn of_a_partition_that_is_left_over_what_was_not_rerouted_is_kept() {
+    async fn a_partition_no_longer_in_use_keeps_records_that_were_not_rerouted() {
         let dir = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
         let at = |requests| TopicOffsets {
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_each_topic_the_last_record_below_the_checkpoint_is_kept() {
+    async fn the_last_record_below_the_checkpoint_of_each_topic_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
         let layout = Layout::first(1);

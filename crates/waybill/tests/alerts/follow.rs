@@ -27,7 +27,7 @@ use crate::smtp::SmtpServer;
 pub const PARTITIONS: u32 = 3;
 
 #[tokio::test]
-async fn what_lies_in_the_topic_before_the_first_start_is_told_of_unless_it_is_too_old() {
+async fn alerts_from_before_the_first_start_are_sent_unless_they_are_too_old() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let metrics = recorder.handle();
     let _guard = ::metrics::set_default_local_recorder(&recorder);
@@ -71,7 +71,7 @@ async fn what_lies_in_the_topic_before_the_first_start_is_told_of_unless_it_is_t
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_kept_once_however_many_are_told() {
+async fn an_unreadable_record_is_kept_once_for_any_number_of_receivers() {
     let log = Log::start().await;
     let (one, other) = (Receiver::start([]).await, Receiver::start([]).await);
     log.send_bytes(PartitionId(1), b"no alert").await;
@@ -265,7 +265,7 @@ async fn a_stop_does_not_wait_for_a_receiver_that_hangs() {
 }
 
 #[tokio::test]
-async fn whoever_comes_back_under_its_name_takes_its_place_in_the_group() {
+async fn a_member_that_returns_under_its_name_takes_its_place_in_the_group() {
     let log = Log::start().await;
     let receiver = Receiver::start([]).await;
     let config = AlertsConfig {

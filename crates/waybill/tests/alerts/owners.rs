@@ -21,7 +21,7 @@ const BEN: &str = "mailto:ben@example.net";
 const NUMBER: &str = "tel:+491701234567";
 
 #[tokio::test]
-async fn an_owner_is_told_by_mail_and_by_text_message_each_in_its_form() {
+async fn an_owner_is_notified_by_email_and_sms_each_in_its_format() {
     let log = Log::start().await;
     let (mail, gateway) = (SmtpServer::start().await, Receiver::start([]).await);
     let config = OwnersConfig {
@@ -59,7 +59,7 @@ async fn an_owner_is_told_by_mail_and_by_text_message_each_in_its_form() {
 }
 
 #[tokio::test]
-async fn a_contact_is_told_no_more_often_than_it_may_and_others_are_told_on() {
+async fn a_contact_gets_no_more_messages_than_its_limit_and_others_still_get_theirs() {
     let (metrics, _guard) = measured();
     let log = Log::start().await;
     let mail = SmtpServer::start().await;
@@ -87,7 +87,7 @@ async fn a_contact_is_told_no_more_often_than_it_may_and_others_are_told_on() {
 }
 
 #[tokio::test]
-async fn one_who_cannot_be_reached_holds_up_nobody() {
+async fn an_unreachable_contact_delays_no_other() {
     let log = Log::start().await;
     let busy = vec!["451 later"; 10_000];
     let mail = SmtpServer::that_answers([("anna@example.org", busy)]).await;
@@ -182,7 +182,7 @@ async fn what_is_given_up_is_counted_and_no_log_line_names_the_contact() {
 }
 
 #[tokio::test]
-async fn what_a_stop_left_undone_is_told_after_the_next_start_under_the_same_id() {
+async fn messages_unsent_at_a_stop_are_sent_after_the_next_start_with_the_same_id() {
     let log = Log::start().await;
     let busy = Receiver::start(vec![Answer::Status(500); 1_000]).await;
     let patient = AlertsConfig {
@@ -224,7 +224,7 @@ async fn what_a_stop_left_undone_is_told_after_the_next_start_under_the_same_id(
 }
 
 #[tokio::test]
-async fn whoever_comes_back_under_its_name_takes_the_owners_place_in_the_group() {
+async fn a_follower_that_returns_under_its_name_takes_its_place_in_the_owners_group() {
     let log = Log::start().await;
     let mail = SmtpServer::start().await;
     let config = alerts(OwnersConfig {

@@ -174,7 +174,7 @@ async fn what_a_receiver_has_not_had_outlives_a_stop_and_a_kill() {
 }
 
 #[tokio::test]
-async fn an_owner_who_asked_is_told_once_and_shown_to_nobody_though_the_process_is_killed() {
+async fn an_owner_is_notified_once_despite_a_kill_and_the_contact_is_never_shown() {
     const LISTENERS: [&str; 4] = ["http", "admin", "broker", "services"];
     const OWNER: &str = "anna.owner@example.org";
     let mail = SmtpServer::start().await;

@@ -243,7 +243,7 @@ async fn files_that_are_not_whole_and_directories_that_are_not_free_are_refused(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_backup_is_made_at_a_time_and_who_does_not_read_it_loses_it() {
+async fn one_backup_is_made_at_a_time_and_an_unread_one_is_aborted() {
     let mut world = World::new("partitions: 1\n");
     let _running = world.up();
     world.ready().await;

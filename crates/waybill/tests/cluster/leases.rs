@@ -10,7 +10,7 @@ use crate::{PARTITIONS, is_remote};
 const DELIVERIES: usize = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_schedulers_with_the_same_partitions_one_works_and_the_other_takes_over() {
+async fn one_of_two_schedulers_with_the_same_partitions_works_and_the_other_takes_over() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };

@@ -18,7 +18,7 @@ const EVERY: Duration = Duration::from_millis(100);
 const DELIVERIES: usize = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
+async fn a_database_outage_of_twenty_seconds_loses_no_delivery() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
@@ -111,7 +111,7 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
 const STILL: Duration = Duration::from_secs(8);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broker_that_stands_still_for_longer_than_sessions_ends_nobody() {
+async fn a_broker_paused_for_longer_than_sessions_ends_no_process() {
     let Some((cluster, kafka, cassandra)) = Cluster::with_servers_or_skip().await else {
         return;
     };
@@ -223,7 +223,7 @@ async fn writes_that_applied_and_were_never_answered_cost_nothing_and_are_made_o
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_is_away_for_longer_than_commits_are_repeated_ends_no_process() {
+async fn a_database_outage_longer_than_commit_retries_ends_no_process() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };

@@ -10,7 +10,7 @@ use crate::PARTITIONS;
 use crate::cluster::Cluster;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn topics_that_others_gave_more_partitions_are_refused_with_the_command_that_mends_it() {
+async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_them() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };

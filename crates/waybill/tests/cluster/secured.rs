@@ -272,7 +272,7 @@ async fn deliveries_complete_over_tls_with_logins_and_no_log_shows_a_secret() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_role_that_is_not_let_in_ends_and_says_why_without_a_secret() {
+async fn a_role_whose_login_is_refused_ends_with_the_reason_and_without_a_secret() {
     let Some(site) = Site::new_or_skip().await else {
         return;
     };

@@ -244,14 +244,14 @@ impl Site {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_else_on_the_machine_reads_the_data_directory() {
+async fn other_users_of_the_machine_cannot_read_the_data_directory() {
     let site = Site::start();
     let mode = std::fs::metadata(site.data_dir()).unwrap().permissions();
     assert_eq!(mode.mode() & 0o777, 0o700);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operation_that_somebody_made_up_is_not_there() {
+async fn an_invented_operation_is_not_found() {
     let site = Site::start();
     site.deliver("real").await;
     for at in ["0-999999-00000000", "0-0-12345678", "77-0-00000000"] {
@@ -262,7 +262,7 @@ async fn an_operation_that_somebody_made_up_is_not_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_somebody_deleted_is_named_by_readiness() {
+async fn readiness_names_a_topic_that_was_deleted() {
     for broker in Broker::all() {
         let site = Site::start_at(broker, None, &[]);
         deleted_topic_is_named(&site).await;

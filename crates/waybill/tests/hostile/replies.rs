@@ -86,7 +86,7 @@ async fn send(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reply_that_somebody_made_up_moves_no_operation() {
+async fn a_forged_reply_changes_no_operation() {
     for broker in Broker::all() {
         let site = Site::start_at(broker, None, &[("vault.yaml", WORKFLOW)]);
         forged_replies_move_nothing(&site).await;

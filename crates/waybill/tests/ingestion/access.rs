@@ -114,7 +114,7 @@ async fn a_repeat_by_a_token_that_may_not_read_shows_no_state() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_to_a_token_that_may_not_read_shows_no_state_and_nobody() {
+async fn a_refusal_to_a_token_that_may_not_read_shows_neither_state_nor_names() {
     let guarded = Guarded::start().await;
     let write = async |name: &str, state: ProcessState, history: Vec<HistoryEntry>| {
         let mut row = row(OperationId::of_caller("acme", name), "order", state);

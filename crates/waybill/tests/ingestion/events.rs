@@ -153,7 +153,7 @@ async fn a_stream_waits_for_a_pending_operation_and_ends_with_its_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_after_the_end_tells_it_and_ends() {
+async fn a_stream_of_a_final_operation_sends_the_end_and_closes() {
     let world = World::start().await;
     let id = OperationId::of_caller("", "done");
     let completed = step(StepState::Completed, 3);
@@ -241,7 +241,7 @@ async fn a_silent_stream_is_kept_alive_beyond_the_idle_time_out_and_ends_at_shut
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_not_known_has_no_events_and_a_made_up_event_id_is_refused() {
+async fn an_unknown_operation_has_no_events_and_an_invalid_event_id_is_refused() {
     let world = World::start().await;
     let (status, _) = world.get(&format!("{OPERATIONS}/nobody/events")).await;
     assert_eq!(status, StatusCode::NOT_FOUND);

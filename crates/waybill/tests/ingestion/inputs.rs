@@ -255,7 +255,7 @@ async fn every_bad_input_gets_its_problem_and_reaches_no_topic() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unknown_addresses_and_methods_are_told_as_problems() {
+async fn unknown_addresses_and_methods_are_answered_with_problems() {
     let world = World::start().await;
     for path in [
         "/nope",

@@ -78,7 +78,7 @@ fn parked(id: OperationId, action: Action) -> RowWrite {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_answered_202_while_the_broker_is_away() {
+async fn no_request_is_answered_202_during_a_broker_outage() {
     let world = World::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
     let id = id_of("error");
     world.write(parked(id, Action::Run)).await;

@@ -12,7 +12,7 @@ use waybill_kafka::Admin;
 use super::world::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broker_that_is_away_is_a_503_and_back_again_a_202() {
+async fn a_broker_outage_is_answered_503_and_the_recovery_202() {
     let world = World::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
     world.cluster.broker_down(1).unwrap();
     let response = world.post(DELIVERIES, delivery()).send().await.unwrap();
@@ -34,7 +34,7 @@ async fn a_broker_that_is_away_is_a_503_and_back_again_a_202() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_of_a_crowd_learns_that_its_request_was_not_taken() {
+async fn every_concurrent_caller_learns_that_its_request_was_not_accepted() {
     let world = World::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
     world.cluster.broker_down(1).unwrap();
     // More requests than partitions: those of one partition wait for each other.

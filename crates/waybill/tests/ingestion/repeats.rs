@@ -91,7 +91,7 @@ async fn a_delivery_repeated_through_either_form_is_one_delivery() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_twins_at_the_same_time_the_equal_ones_share_an_answer_and_the_others_conflict() {
+async fn concurrent_requests_with_one_id_share_an_answer_if_equal_and_else_conflict() {
     let world = World::start().await;
     let warm = world.post(OPERATIONS, order("warm", 1)).send().await;
     assert_eq!(warm.unwrap().status(), StatusCode::ACCEPTED);

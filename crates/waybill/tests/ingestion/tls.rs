@@ -126,7 +126,7 @@ async fn nothing_older_and_nothing_in_the_clear_is_spoken() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_dawdles_in_the_handshake_holds_up_nobody_and_ends() {
+async fn a_slow_handshake_delays_no_other_client_and_is_ended() {
     let patience = Duration::from_millis(500);
     let encrypted = Encrypted::with(|config| {
         config.header_read_timeout = patience;

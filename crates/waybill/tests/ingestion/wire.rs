@@ -230,7 +230,7 @@ async fn http_2_without_tls_is_spoken_too() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn over_http_2_the_rest_of_a_body_that_is_refused_is_read_all_the_same() {
+async fn over_http_2_the_rest_of_a_refused_body_is_still_read() {
     const CHUNKS: usize = 64;
     let world = World::start().await;
     let stream = TcpStream::connect(world.ingestion.address()).await.unwrap();

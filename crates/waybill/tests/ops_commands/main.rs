@@ -192,7 +192,7 @@ async fn a_redrive_halts_after_a_bad_canary_and_does_all_once_the_cause_is_gone(
 }
 
 #[tokio::test]
-async fn a_redrive_outlives_an_api_that_is_away_for_a_while_and_else_says_what_was_not_asked() {
+async fn a_redrive_survives_a_short_api_outage_and_else_reports_what_was_left_out() {
     const PARKED: usize = 12;
     let world = World::new().await;
     world.faults("drone", Some(json!({"refuseRate": 1}))).await;
@@ -407,7 +407,7 @@ async fn a_cancel_of_an_unknown_id_says_that_it_is_kept_and_leaves_nothing_to_do
 }
 
 #[tokio::test]
-async fn exit_codes_tell_a_refusal_from_a_slip_and_from_an_api_that_is_away() {
+async fn exit_codes_distinguish_refusals_usage_errors_and_an_unreachable_api() {
     let world = World::new().await;
     for (line, code, told) in [
         ("show nobody", 1, "No request with this id was accepted"),

@@ -122,7 +122,7 @@ fn a_relay_that_dies_before_it_marks_what_it_sent_sends_the_same_request_again()
 }
 
 #[test]
-fn a_listener_that_dies_with_news_in_hand_hears_them_again() {
+fn a_listener_killed_before_it_stores_an_event_receives_it_again() {
     let Some(mut shop) = Shop::open() else { return };
     let lock = shop.postgres.lock("news");
     shop.order("1", &[]);

@@ -67,7 +67,7 @@ fn dead_letters_are_listed_page_by_page_each_once() {
 }
 
 #[test]
-fn every_dead_letter_topic_with_the_prefix_is_found_and_told_with_what_it_holds() {
+fn every_dead_letter_topic_with_the_prefix_is_listed_with_its_records() {
     const UNKNOWN: &str = "waybill.nobody-knows-it.dlq";
     const ANOTHERS: [&str; 2] = [
         "another-application.dlq",
@@ -206,7 +206,7 @@ fn a_replay_sends_the_same_bytes_to_the_same_partition_once() {
 }
 
 #[test]
-fn replaying_all_goes_on_where_it_stopped_and_leaves_out_what_has_no_place() {
+fn replaying_all_continues_where_it_stopped_and_skips_records_without_a_destination() {
     let world = World::new();
     // Foreign records on the topic: one has no headers, and one names a wrong source.
     world.produce((DEAD, 0), Some(b"k"), Some(b"v"), &[]);

@@ -124,7 +124,7 @@ fn following_prints_what_comes_and_nothing_that_was_there() {
 }
 
 #[test]
-fn looking_makes_no_topic_and_commits_nothing() {
+fn reading_creates_no_topic_and_commits_no_offset() {
     let world = World::new();
     world.produce((REPLIES, 0), None, Some(&reply("drone")), &[]);
     assert_eq!(world.json("records step-replies").len(), 1);
@@ -193,7 +193,7 @@ fn a_reader_that_leaves_early_is_no_failure() {
 }
 
 #[test]
-fn brokers_that_are_away_and_arguments_that_mean_nothing_are_refused() {
+fn unreachable_brokers_and_invalid_arguments_are_errors() {
     let world = World::new();
     // The socket is bound and does not listen.
     let held = tokio::net::TcpSocket::new_v4().unwrap();

@@ -43,7 +43,7 @@ async fn end(world: &World, mut process: Process) -> Option<i32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_registry_that_is_away_at_the_start_is_waited_for_and_readiness_says_so() {
+async fn a_start_waits_for_an_unavailable_registry_and_readiness_reports_it() {
     let stub = Stub::start().await;
     stub.goes_away();
     let mut world = World::new(&with_registry(&stub, ""));
@@ -68,7 +68,7 @@ async fn a_registry_that_is_away_at_the_start_is_waited_for_and_readiness_says_s
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_waits_for_the_registry_stops_when_it_is_told_to() {
+async fn a_process_that_waits_for_the_registry_stops_on_request() {
     let stub = Stub::start().await;
     stub.goes_away();
     let mut world = World::new(&with_registry(&stub, ""));

@@ -110,7 +110,7 @@ async fn deliver(site: &Site, up: &Up, token: &Token) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_embedded_broker_lets_nobody_read_or_forge_without_a_token_for_it() {
+async fn the_embedded_broker_refuses_reads_and_forged_records_without_a_token_for_it() {
     let mut site = Site::new();
     let orders = site.token("orders", "submit,read", "acme");
     let reports = site.token("reports", "read,submit", "*");
@@ -184,7 +184,7 @@ async fn commands_log_in_with_the_token_of_their_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn topics_that_a_token_may_not_look_at_are_named() {
+async fn topics_that_a_token_may_not_describe_are_named() {
     let mut site = Site::new();
     let reports = site.token("reports", "read", "*");
     let up = site.up(&[]);

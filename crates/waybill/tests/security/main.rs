@@ -26,7 +26,7 @@ fn delivery() -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
+async fn a_program_with_authentication_serves_authorized_callers_and_shows_no_token() {
     let mut site = Site::new();
     let submit = site.token("orders", "submit,read", "acme");
     let operator = site.token("ops", "read,repair,admin", "*");
@@ -223,7 +223,7 @@ async fn json_web_tokens_are_taken_as_their_keys_and_claims_say() {
 }
 
 #[test]
-fn a_made_token_goes_nowhere_but_to_standard_error() {
+fn a_created_token_is_printed_only_on_standard_error() {
     let site = Site::new();
     let made = site.run(
         &[

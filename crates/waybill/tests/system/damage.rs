@@ -100,7 +100,7 @@ fn damage_a_block(store: &Path) -> PathBuf {
 /// reports the damage. The request is never executed as something else, and once its bytes are
 /// repaired everything continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_request_is_never_carried_out_and_its_partition_says_where_it_stands() {
+async fn a_damaged_request_is_never_run_and_its_partition_reports_its_position() {
     let mut world = World::new("partitions: 1\n");
     let _up = world.up();
     world.ready().await;

@@ -11,7 +11,7 @@ use waybill_test_support::world::{World, delivery};
 const DELIVERIES: usize = 12;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_holds_the_checkpoints_is_named_and_what_an_operation_waits_for() {
+async fn explain_lag_names_what_holds_checkpoints_and_what_operations_wait_for() {
     // Prevents a hand-off during the test.
     let config = "partitions: 2\nscheduler: { handOffAfter: 10m }\n";
     let mut world = World::of_either_kind(config);
@@ -57,7 +57,7 @@ async fn what_holds_the_checkpoints_is_named_and_what_an_operation_waits_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_doctor_finds_nothing_bad_of_a_system_that_is_well_and_what_is_bad_of_another() {
+async fn doctor_finds_no_fault_in_a_healthy_system_and_the_faults_of_another() {
     let mut world = World::of_either_kind("partitions: 2\n");
     let up = world.up();
     world.ready().await;
@@ -142,7 +142,7 @@ steps:
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_nobody_runs_is_named_before_the_start_at_it_and_where_requests_wait() {
+async fn an_agent_without_a_process_is_named_by_the_check_the_start_and_doctor() {
     let mut world = World::of_either_kind("");
     let file = world.path("misspelt.yaml");
     std::fs::write(&file, MISSPELT).expect("the directory is writable");
@@ -207,7 +207,7 @@ async fn an_agent_that_nobody_runs_is_named_before_the_start_at_it_and_where_req
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_says_whether_it_is_ready_and_writes_other_lines_when_it_is_told_to() {
+async fn a_process_reports_its_readiness_and_changes_its_log_filter_on_request() {
     let mut world = World::of_either_kind("partitions: 2\n");
     let up = world.up();
     let ready = plain(&world, &["ready", "--wait", "60s"]);

@@ -70,7 +70,7 @@ async fn shards_of_a_partition_are_split_and_merged_while_deliveries_and_cancels
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_store_begins_with_the_configured_shards_and_another_number_is_told() {
+async fn a_new_store_starts_with_the_configured_shards_and_a_different_number_is_reported() {
     let mut world = World::of_either_kind(CONFIG);
     let flag = ["--shards-per-partition", "2"];
     let listeners = ["http", "admin", "broker", "services"];

@@ -21,7 +21,7 @@ const FEW: usize = 6;
 const AHEAD_MAX: usize = 80;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_is_passed_by_another_tenant_and_by_high_priority_requests_and_comes_to_its_end() {
+async fn a_tenants_backlog_delays_neither_other_tenants_nor_high_priority_and_completes() {
     let config = "partitions: 1\nscheduler: { inFlightMax: 8 }\n";
     let mut world = World::of_either_kind(config);
     let up = world.up();

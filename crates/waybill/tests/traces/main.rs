@@ -320,7 +320,7 @@ async fn retries_kills_and_undoing_stay_in_the_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_trace_is_told_whole_or_not_at_all() {
+async fn a_trace_is_exported_whole_or_not_at_all() {
     let collector = Collector::start().await;
     let traces = format!("sampleRatio: 0, endpoint: '{}'", collector.endpoint());
     let world = World::start(&traces, "agents: {transport: direct}");

@@ -70,7 +70,7 @@ fn said(findings: &[Finding]) -> Vec<String> {
 }
 
 #[test]
-fn of_an_operation_it_is_said_what_is_missing_who_has_it_and_what_comes_next() {
+fn doctor_shows_the_missing_steps_the_owner_and_the_next_action_of_an_operation() {
     let findings = of_operation(Ok(operation("Processing")), Some(&layout(Some("me"))));
     let found = said(&findings);
     assert_eq!(found[0], format!("ok    operation      {ID}: Processing"));
@@ -89,7 +89,7 @@ fn of_an_operation_it_is_said_what_is_missing_who_has_it_and_what_comes_next() {
 }
 
 #[test]
-fn of_one_that_is_undone_it_is_said_what_is_still_to_be_undone() {
+fn doctor_shows_the_steps_that_are_still_to_be_undone() {
     let step = |name: &str, state: &str, action: &str| Step {
         name: name.to_owned(),
         state: state.to_owned(),
@@ -111,7 +111,7 @@ fn of_one_that_is_undone_it_is_said_what_is_still_to_be_undone() {
 }
 
 #[test]
-fn a_partition_that_nobody_owns_is_what_an_operation_waits_for() {
+fn doctor_names_a_shard_without_an_owner_as_what_an_operation_waits_for() {
     let findings = of_operation(Ok(operation("Processing")), Some(&layout(None)));
     let bad: Vec<_> = findings.iter().filter(|finding| finding.is_bad()).collect();
     assert_eq!(bad.len(), 1);
@@ -130,7 +130,7 @@ fn a_partition_that_nobody_owns_is_what_an_operation_waits_for() {
 }
 
 #[test]
-fn nobody_at_the_default_address_is_a_note_that_names_the_ways_and_at_a_named_one_is_bad() {
+fn an_unreachable_default_address_is_a_note_with_remedies_and_a_named_one_is_bad() {
     let asked = |is_named| {
         let away = Err(Away::new("http://127.0.0.1:8081/shards", "refused").into());
         said(&leases(&away, is_named)).concat()
@@ -147,7 +147,7 @@ fn nobody_at_the_default_address_is_a_note_that_names_the_ways_and_at_a_named_on
 }
 
 #[test]
-fn of_a_step_that_is_tried_again_it_is_said_why_its_last_attempt_failed() {
+fn doctor_shows_why_the_last_attempt_of_a_retried_step_failed() {
     let mut retried = operation("Processing");
     retried.steps[0].error = Some(Failure {
         code: "old".to_owned(),
@@ -177,7 +177,7 @@ fn of_a_step_that_is_tried_again_it_is_said_why_its_last_attempt_failed() {
 }
 
 #[test]
-fn one_that_is_parked_is_a_note_and_waits_for_nobody_else() {
+fn a_parked_operation_is_a_note_without_an_owner() {
     let parked = Operation {
         error: Some(Failure {
             code: "no-drone".to_owned(),
@@ -195,7 +195,7 @@ fn one_that_is_parked_is_a_note_and_waits_for_nobody_else() {
 }
 
 #[test]
-fn one_that_cannot_go_on_for_want_of_its_workflow_is_bad_and_both_failures_are_told() {
+fn an_operation_without_its_workflow_is_bad_and_both_failures_are_shown() {
     let failure = |code: &str| Failure {
         code: code.to_owned(),
         message: "as it happens".to_owned(),
@@ -258,7 +258,7 @@ async fn an_overloaded_api_is_not_bad() {
 }
 
 #[test]
-fn requests_that_nobody_reads_are_bad_only_where_it_is_sure_that_nobody_does() {
+fn unread_requests_are_bad_only_if_certainly_no_consumer_reads_them() {
     let told = |waiting, untold: &[&str], is_direct| {
         let untold: Vec<String> = untold.iter().map(|group| (*group).to_owned()).collect();
         let found = unread("pay", "w.pay.v1", waiting, &untold, is_direct);
@@ -292,7 +292,7 @@ fn requests_that_nobody_reads_are_bad_only_where_it_is_sure_that_nobody_does() {
 }
 
 #[test]
-fn breakers_are_told_of_unless_they_are_closed() {
+fn breakers_are_reported_unless_they_are_closed() {
     let metrics = "# TYPE waybill_agent_breaker_state gauge\n\
                    waybill_agent_breaker_state{agent=\"drone\"} 2\n\
                    waybill_agent_breaker_state{agent=\"account\"} 0\n\
@@ -364,7 +364,7 @@ fn a_disk_that_is_low_is_bad_and_bounds_beyond_it_are_noted() {
 }
 
 #[test]
-fn dead_letters_are_counted_by_topic_and_topics_that_may_not_be_looked_at_are_named() {
+fn dead_letters_are_counted_by_topic_and_topics_that_may_not_be_described_are_named() {
     let told = |records: &[(&str, u64)], forbidden: &[&str]| {
         let records = records
             .iter()

@@ -93,7 +93,7 @@ async fn is_as_if_it_were_not_there(guarded: &Guarded, id: &str, at: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_memory_knows_of_another_tenant_is_not_there() {
+async fn remembered_operations_of_another_tenant_are_not_found() {
     let guarded = Guarded::start().await;
     let without_id = json!({"workflow": "order", "input": {}});
     for (path, body) in [(OPERATIONS, without_id), (DELIVERIES, delivery())] {
@@ -113,7 +113,7 @@ async fn what_memory_knows_of_another_tenant_is_not_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_lies_in_the_topic_of_another_tenant_is_not_there() {
+async fn pending_requests_of_another_tenant_are_not_found() {
     let guarded = Guarded::with(|config| config.recent_accepted_max = 0).await;
     let (id, at) = made_for_acme(&guarded, DELIVERIES, delivery()).await;
     let path = format!("{DELIVERIES}/{id}{at}");
@@ -159,7 +159,7 @@ async fn the_row_of_another_tenant_is_not_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_of_another_tenant_are_not_told_though_followed_before_they_came() {
+async fn events_of_another_tenant_are_not_sent_even_to_an_earlier_follower() {
     // While the topic cannot be read, the owner of the request is unknown.
     let guarded = Guarded::with(|config| config.pending_reads_max = 0).await;
     let (id, at) = made_for_acme(&guarded, OPERATIONS, order("order-1", 1)).await;

@@ -12,7 +12,7 @@ use super::super::world::*;
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn get_shows_what_happened_what_comes_next_and_what_can_be_asked() {
+async fn get_shows_the_history_the_next_action_and_the_possible_verbs() {
     let world = World::start().await;
     let (error, undo, slow) = (id_of("error"), id_of("undo"), id_of("slow"));
     let mut row_of_error = parked(error, Action::Run);
@@ -95,7 +95,7 @@ async fn get_shows_what_happened_what_comes_next_and_what_can_be_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_whose_workflow_is_gone_or_was_changed_says_which_and_what_mends_it() {
+async fn an_operation_whose_workflow_is_gone_or_changed_names_it_and_the_remedy() {
     let world = World::start().await;
     let mut batch = WriteBatch::default();
     let mut stranded = |name: &str, change: fn(&mut waybill_engine::Created)| {

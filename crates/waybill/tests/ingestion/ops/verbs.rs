@@ -167,8 +167,7 @@ async fn a_verb_that_the_row_forbids_is_refused_with_the_engines_code() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_an_operation_that_was_cancelled_before_it_came_it_is_said_that_there_is_nothing_to_do()
-{
+async fn an_operation_cancelled_before_its_request_is_shown_to_need_no_action() {
     let world = World::start().await;
     for (name, workflow) in [("ghost", ""), ("delivery", "drone-delivery")] {
         let mut tombstone = row(id_of(name), workflow, ProcessState::Cancelled);
