@@ -147,7 +147,7 @@ mod tests {
     fn what_cannot_work_is_refused_with_its_key() {
         type Change = fn(&mut RegistryConfig);
         let cases: [(&str, Change); 4] = [
-            ("schemaRegistry cannot be used: \"a\"", |c| {
+            ("schemaRegistry is invalid: \"a\"", |c| {
                 c.url = Some("http://anna:sesame@a".to_owned());
             }),
             ("schemaRegistry.user", |c| c.user = Some("anna".to_owned())),
@@ -155,7 +155,7 @@ mod tests {
                 c.password = Some("sesame".into());
             }),
             (
-                "schemaRegistry cannot be used: there is no certificate",
+                "schemaRegistry is invalid: there is no certificate",
                 |c| {
                     c.ca_pem = Some(String::new());
                 },

@@ -270,7 +270,7 @@ mod tests {
             .errors
             .push((headers::CUT_BYTES.to_owned(), size));
         let refused = dead_letter.destination().unwrap_err();
-        assert!(refused.to_string().contains("lies at t/3/17"), "{refused}");
+        assert!(refused.to_string().contains("is at t/3/17"), "{refused}");
     }
 
     #[test]

@@ -168,7 +168,7 @@ mod tests {
         let taken = std::io::ErrorKind::AddrInUse.into();
         let told = format!("{:#}", broker_not_started(&config, listen(taken)));
         assert!(
-            told.starts_with("the embedded broker cannot be started (--broker-listen; "),
+            told.starts_with("cannot start the embedded broker (--broker-listen; "),
             "{told}"
         );
         assert!(told.contains("cannot listen on 127.0.0.1:9092"), "{told}");

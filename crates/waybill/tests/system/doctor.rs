@@ -86,7 +86,7 @@ async fn doctor_finds_no_fault_in_a_healthy_system_and_the_faults_of_another() {
     stop.send().await.expect("it stops");
     let stopped = run(&world, &["doctor"]);
     assert_eq!(bad(&stopped), ["leases"]);
-    let told = "its shard 1 is stopped, as requested";
+    let told = "shard 1 is stopped, as requested";
     assert!(
         String::from_utf8_lossy(&stopped.stdout).contains(told),
         "{stopped:?}"
