@@ -263,7 +263,10 @@ mod tests {
     fn templates_that_cannot_work_are_refused_with_the_reason() {
         for (text, reason) in [
             ("{\"a\": \"{{alert.kind\"}", "without a }}"),
-            ("{\"a\": \"{{alert.knd}}\"}", "expected one of alert.eventId, "),
+            (
+                "{\"a\": \"{{alert.knd}}\"}",
+                "expected one of alert.eventId, ",
+            ),
             (
                 "{\"a\": {{alert.kind}}}",
                 "put every placeholder in double quotes",

@@ -144,12 +144,12 @@ impl Telemetry {
         loop {
             tokio::select! {
                 () = stop.cancelled() => {
-                    self.log.tell_all_held_back();
+                    self.log.report_all_suppressed();
                     return Ok(());
                 }
                 _ = turns.tick() => {
                     self.handle.run_upkeep();
-                    self.log.tell_held_back();
+                    self.log.report_suppressed();
                 }
             }
         }

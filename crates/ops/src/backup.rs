@@ -65,7 +65,7 @@ impl BackupArgs {
                 Ok(contents)
             });
         match written {
-            Ok(contents) => Ok(told(&self.file, contents)),
+            Ok(contents) => Ok(summary(&self.file, contents)),
             Err(error) => {
                 // The error to report is the one above.
                 let _ = fs::remove_file(&partial);
@@ -83,7 +83,7 @@ impl RestoreArgs {
     /// If the backup is incomplete, the directory is not empty, or it cannot be written.
     pub fn run(&self, config: &Config) -> anyhow::Result<String> {
         let contents = backup::restore(&self.file, &config.data_dir)?;
-        Ok(told(&config.data_dir, contents))
+        Ok(summary(&config.data_dir, contents))
     }
 }
 
@@ -97,7 +97,7 @@ async fn write(mut answer: Response, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn told(path: &Path, contents: Contents) -> String {
+fn summary(path: &Path, contents: Contents) -> String {
     let Contents {
         operations,
         records,

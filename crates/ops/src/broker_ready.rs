@@ -54,7 +54,7 @@ enum Presence {
 async fn presence(brokers: &str) -> Presence {
     let mut tries = 1;
     loop {
-        match look(brokers).await {
+        match presence_within(brokers).await {
             Presence::Nobody(_) if tries < TRIES => {
                 tries += 1;
                 tokio::time::sleep(PAUSE).await;
@@ -64,7 +64,7 @@ async fn presence(brokers: &str) -> Presence {
     }
 }
 
-async fn look(brokers: &str) -> Presence {
+async fn presence_within(brokers: &str) -> Presence {
     let mut tried: FuturesUnordered<_> = brokers.split(',').map(connect).collect();
     let mut refusals = Vec::new();
     let mut are_all_refusals = true;
@@ -135,23 +135,26 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let there = listener.local_addr().unwrap().to_string();
         let ((_one, one), (_other, other)) = (held(), held());
-        assert_eq!(look(&there).await, Presence::Somebody);
-        assert_eq!(look(&format!("{one},{there}")).await, Presence::Somebody);
+        assert_eq!(presence_within(&there).await, Presence::Somebody);
+        assert_eq!(
+            presence_within(&format!("{one},{there}")).await,
+            Presence::Somebody
+        );
         let Presence::Nobody(refusals) = presence(&format!("{one},{other}")).await else {
             panic!("nobody listens")
         };
         assert_eq!(refusals.len(), 2, "{refusals:?}");
         for address in [&one, &other] {
-            let told = refusals
+            let refusal = refusals
                 .iter()
-                .find(|told| told.starts_with(&format!("{address}: ")));
+                .find(|refusal| refusal.starts_with(&format!("{address}: ")));
             assert!(
-                told.is_some_and(|told| told.contains("refused")),
+                refusal.is_some_and(|refusal| refusal.contains("refused")),
                 "{refusals:?}"
             );
         }
         let unknown = format!("{one},an-address-without-a-port");
-        assert_eq!(look(&unknown).await, Presence::Unknown);
+        assert_eq!(presence_within(&unknown).await, Presence::Unknown);
     }
 
     #[test]

@@ -151,7 +151,7 @@ impl CapacityArgs {
         let need = self.need();
         match self.output {
             Output::Json => Ok(to_json(&need)?),
-            Output::Table => Ok(self.told(&need)),
+            Output::Table => Ok(self.table(&need)),
         }
     }
 
@@ -222,15 +222,15 @@ impl CapacityArgs {
         }
     }
 
-    fn told(&self, need: &Need) -> String {
+    fn table(&self, need: &Need) -> String {
         let mut text = String::new();
         // A write to a string cannot fail.
-        let _ = self.tell(need, &mut text);
+        let _ = self.write_table(need, &mut text);
         text.truncate(text.trim_end().len());
         text
     }
 
-    fn tell(&self, need: &Need, out: &mut String) -> fmt::Result {
+    fn write_table(&self, need: &Need, out: &mut String) -> fmt::Result {
         writeln!(
             out,
             "{} operations/s of {} steps, {} copies, cores {:.0} % busy:\n",

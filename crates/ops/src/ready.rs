@@ -108,7 +108,7 @@ pub(crate) enum Readiness {
     /// It accepts connections and does not answer.
     Silent,
     /// Unreachable, and why.
-    Away(String),
+    Unreachable(String),
     /// Its certificate is not trusted, and why.
     Distrusted(String),
     /// It refuses to report its state, and why.
@@ -122,7 +122,7 @@ impl Readiness {
             Self::Ready(_) => return None,
             Self::Waits(what) => format!("not ready: {}", what.join("; ")),
             Self::Silent => format!("{url} accepts connections but does not answer"),
-            Self::Away(why) => format!("{url} does not answer: {why}"),
+            Self::Unreachable(why) => format!("{url} does not answer: {why}"),
             Self::Distrusted(why) => format!("{url} answers, but {why}"),
             Self::Refuses(why) => format!("{url} refuses the request: {why}"),
         })
@@ -138,7 +138,7 @@ pub(crate) async fn asked(client: &Client, url: &str) -> Readiness {
         }
         Err(error) => {
             return match Silence::of(&error) {
-                Silence::Away(why) => Readiness::Away(why),
+                Silence::Unreachable(why) => Readiness::Unreachable(why),
                 Silence::Distrusted(why) => Readiness::Distrusted(why),
             };
         }

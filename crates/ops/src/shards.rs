@@ -18,7 +18,7 @@ use crate::runtime::runtime;
 use crate::shown::{Output, Written};
 
 /// The maximum time to show the shards. A repartition may take longer.
-const LOOK_PATIENCE: Duration = Duration::from_secs(3);
+const SHOW_PATIENCE: Duration = Duration::from_secs(3);
 
 /// What to do with shards.
 #[derive(Clone, Debug, Subcommand)]
@@ -108,7 +108,7 @@ async fn ask(
         Some(per_partition) => client
             .put(&url)
             .json(&json!({ "perPartition": per_partition })),
-        None => client.get(&url).timeout(LOOK_PATIENCE),
+        None => client.get(&url).timeout(SHOW_PATIENCE),
     };
     let answer = admin_port::answered(&url, request).await;
     answer.map_err(admin_port::or_of_a_cluster)

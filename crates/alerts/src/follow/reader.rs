@@ -109,7 +109,7 @@ impl Reader {
             };
             intake.oldest = wall_clock() - self.max_age;
             self.consumer.poll(limits, POLL_WAIT, &mut intake)?;
-            intake.tell_of_skipped();
+            intake.report_skipped();
             self.publish_dead_letters(&mut intake, runtime, stop);
             for source in settled.try_iter() {
                 intake.progress.done(source);
@@ -219,7 +219,7 @@ struct Intake<'a, T> {
 }
 
 impl<T> Intake<'_, T> {
-    fn tell_of_skipped(&mut self) {
+    fn report_skipped(&mut self) {
         let skipped = std::mem::take(&mut self.skipped);
         if skipped > 0 {
             self.metrics.skipped.increment(skipped);

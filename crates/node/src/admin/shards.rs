@@ -17,7 +17,9 @@ const PER_PARTITION: &str = "perPartition";
 
 pub(super) async fn show(State(admin): State<Admin>) -> Result<Json<LayoutView>, Problem> {
     let shards = here(&admin)?;
-    Ok(Json(shards.show().await.map_err(|error| away(&error))?))
+    Ok(Json(
+        shards.show().await.map_err(|error| unavailable(&error))?,
+    ))
 }
 
 pub(super) async fn set(
@@ -35,7 +37,7 @@ pub(super) async fn set(
     }
     let set = shards.set(per_partition).await;
     set.map(Json).map_err(|error| match error {
-        SetError::Store(error) => away(&error),
+        SetError::Store(error) => unavailable(&error),
         SetError::Layout(refused) => Problem::invalid(vec![FieldProblem::new(
             format!("/{PER_PARTITION}"),
             refused.to_string(),
@@ -51,7 +53,7 @@ fn here(admin: &Admin) -> Result<&Shards, Problem> {
     shards.ok_or_else(|| Problem::new(Kind::NotFound, "This process has no scheduler."))
 }
 
-fn away(error: &StoreError) -> Problem {
+fn unavailable(error: &StoreError) -> Problem {
     tracing::warn!(error = %chain(error), "cannot show or change the shards");
     Problem::new(Kind::StoreUnavailable, "The state store is unavailable.")
 }

@@ -69,12 +69,12 @@ impl Log {
     }
 
     /// Logs the counts of suppressed lines whose minute is over.
-    pub(super) fn tell_held_back(&self) {
+    pub(super) fn report_suppressed(&self) {
         self.limiter.report();
     }
 
     /// Logs all counts of suppressed lines, at the end of the process.
-    pub(super) fn tell_all_held_back(&self) {
+    pub(super) fn report_all_suppressed(&self) {
         self.limiter.report_all();
     }
 

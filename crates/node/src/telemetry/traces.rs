@@ -71,13 +71,13 @@ pub fn install(config: &TracesConfig, service: &'static str) -> anyhow::Result<O
 /// The service name in traces: `service`, unless OpenTelemetry's own variables, `OTEL_SERVICE_NAME`
 /// and `OTEL_RESOURCE_ATTRIBUTES`, set another.
 fn resource(service: &'static str) -> Resource {
-    let told = Resource::builder().build();
-    let is_told = |name: &'static str| {
-        let value = told.get_ref(&name.into());
+    let resource = Resource::builder().build();
+    let is_given = |name: &'static str| {
+        let value = resource.get_ref(&name.into());
         value.is_some_and(|value| !value.as_str().starts_with("unknown_service"))
     };
     let ours = [("service.name", service), ("service.version", VERSION)];
-    let missing = ours.into_iter().filter(|(name, _)| !is_told(name));
+    let missing = ours.into_iter().filter(|(name, _)| !is_given(name));
     Resource::builder()
         .with_attributes(missing.map(|(name, value)| KeyValue::new(name, value)))
         .build()

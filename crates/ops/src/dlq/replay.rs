@@ -243,12 +243,12 @@ impl<'a, W: Write> Replay<'a, W> {
             };
             if replayed.contains(offset) {
                 let note = "it was replayed before; --again replays it again";
-                self.say(line(Outcome::Skipped, note.to_owned()))?;
+                self.report(line(Outcome::Skipped, note.to_owned()))?;
                 continue;
             }
             match dead_letter_at(self.connection, topic, partition, offset) {
                 Ok(dead_letter) => self.take(dead_letter)?,
-                Err(error) => self.say(line(Outcome::Failed, chain(&*error)))?,
+                Err(error) => self.report(line(Outcome::Failed, chain(&*error)))?,
             }
         }
         Ok(ControlFlow::Continue(()))
@@ -259,7 +259,7 @@ impl<'a, W: Write> Replay<'a, W> {
         let to = match self.destination(&dead_letter)? {
             Ok(to) => to,
             Err(reason) => {
-                return self.say(Line {
+                return self.report(Line {
                     dead_letter: dead_letter.position,
                     outcome: Outcome::Failed,
                     to: None,
@@ -271,7 +271,7 @@ impl<'a, W: Write> Replay<'a, W> {
             *left -= 1;
         }
         let Some(producer) = &self.producer else {
-            return self.say(Line {
+            return self.report(Line {
                 dead_letter: dead_letter.position,
                 outcome: Outcome::WouldReplay,
                 to: Some(to),
@@ -390,7 +390,7 @@ impl<'a, W: Write> Replay<'a, W> {
             );
         }
         for line in lines {
-            self.say(line)?;
+            self.report(line)?;
         }
         match stopped {
             None => Ok(()),
@@ -425,7 +425,7 @@ impl<'a, W: Write> Replay<'a, W> {
     }
 
     /// Reports the outcome for a dead letter, and counts it.
-    fn say(&mut self, line: Line) -> anyhow::Result<()> {
+    fn report(&mut self, line: Line) -> anyhow::Result<()> {
         self.tally.count(line.outcome);
         match self.arguments.output {
             Output::Json => writeln!(self.out, "{}", to_json(&line)?)?,

@@ -38,7 +38,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The maximum pause, even if the API names a longer one.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The maximum number of wrong fields in an error.
-const FIELDS_TOLD_MAX: usize = 10;
+const FIELDS_SHOWN_MAX: usize = 10;
 
 const JSON: &str = "application/json";
 /// The problem type for an unknown operation. Any other 404 is about the address.
@@ -68,7 +68,7 @@ enum Fault {
     /// The API is overloaded.
     Overloaded,
     /// The API is unreachable or unavailable.
-    Away,
+    Unavailable,
 }
 
 /// Why the API gave no usable answer.
@@ -95,13 +95,13 @@ impl ApiError {
             | Fault::Forbidden
             | Fault::Distrusted
             | Fault::Overloaded
-            | Fault::Away => false,
+            | Fault::Unavailable => false,
         }
     }
 
     /// Whether the API is unreachable or unavailable.
-    pub(super) fn is_away(&self) -> bool {
-        matches!(self.fault, Fault::Away | Fault::Overloaded)
+    pub(super) fn is_unavailable(&self) -> bool {
+        matches!(self.fault, Fault::Unavailable | Fault::Overloaded)
     }
 
     /// Whether the API is overloaded.
@@ -128,9 +128,9 @@ impl ApiError {
         self
     }
 
-    fn away(text: String) -> Self {
+    fn unavailable(text: String) -> Self {
         Self {
-            fault: Fault::Away,
+            fault: Fault::Unavailable,
             text,
         }
     }
@@ -144,7 +144,7 @@ impl ApiError {
             StatusCode::INTERNAL_SERVER_ERROR => Fault::Broken,
             StatusCode::SERVICE_UNAVAILABLE if problem.r#type == OVERLOADED => Fault::Overloaded,
             status if status.is_client_error() => Fault::Wrong,
-            _ => Fault::Away,
+            _ => Fault::Unavailable,
         };
         let mut text = problem_text(status, &problem);
         if status == StatusCode::UNAUTHORIZED {
@@ -274,7 +274,7 @@ impl Api {
     pub(super) fn unexpected(&self, why: &str) -> ApiError {
         let address = &self.address;
         let origin = address.origin();
-        ApiError::away(format!(
+        ApiError::unavailable(format!(
             "unexpected answer from {address}: {why} ({origin})"
         ))
     }
@@ -369,7 +369,7 @@ impl Api {
     fn not_answered(&self, error: &reqwest::Error) -> Failed {
         let address = &self.address;
         let why = match Silence::of(error) {
-            Silence::Away(why) => why,
+            Silence::Unreachable(why) => why,
             Silence::Distrusted(why) => {
                 return Failed::ForGood(ApiError {
                     fault: Fault::Distrusted,
@@ -380,11 +380,11 @@ impl Api {
         if error.is_connect() {
             let origin = address.origin();
             let text = format!("the API at {address} is unreachable: {why} ({origin})");
-            return Failed::Unreachable(ApiError::away(text));
+            return Failed::Unreachable(ApiError::unavailable(text));
         }
         let origin = address.origin();
         let text = format!("the API at {address} did not answer: {why} ({origin})");
-        Failed::ForNow(ApiError::away(text), PAUSE)
+        Failed::ForNow(ApiError::unavailable(text), PAUSE)
     }
 }
 
@@ -427,7 +427,7 @@ fn problem_text(status: StatusCode, problem: &Problem) -> String {
         Some(code) => format!("{code}: {text}"),
         None => text,
     };
-    for field in problem.errors.iter().take(FIELDS_TOLD_MAX) {
+    for field in problem.errors.iter().take(FIELDS_SHOWN_MAX) {
         let said = format!("{} {}", field.place(), field.detail);
         text.push_str("; ");
         text.push_str(said.trim_start());

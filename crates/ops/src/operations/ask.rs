@@ -276,14 +276,14 @@ mod tests {
         ] {
             assert!(target(good).unwrap().check().is_ok(), "{good}");
         }
-        for (bad, told) in [
+        for (bad, problem) in [
             ("", "--all"),
             ("x --error e", "--tenant is the only flag"),
             ("x --abandoned", "--tenant is the only flag"),
             ("--error e --wait", "--canary-wait"),
         ] {
             let error = target(bad).unwrap().check().unwrap_err();
-            assert!(error.to_string().contains(told), "{bad}: {error}");
+            assert!(error.to_string().contains(problem), "{bad}: {error}");
             assert_eq!(error.exit_code(), 2);
         }
     }

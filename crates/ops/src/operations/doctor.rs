@@ -122,7 +122,7 @@ impl DoctorArgs {
         let runtime = runtime()?;
         let mut bad = 0;
         let mut out = io::stdout().lock();
-        let printed = runtime.block_on(self.look(config, check, &mut |findings| {
+        let printed = runtime.block_on(self.examine(config, check, &mut |findings| {
             bad += findings.iter().filter(|finding| finding.is_bad()).count();
             self.write(findings, &mut out)
         }));
@@ -136,11 +136,11 @@ impl DoctorArgs {
 
     /// Checks the operation, if one is named, and all parts of the installation concurrently.
     /// Reports them in the order of their dependencies.
-    async fn look(
+    async fn examine(
         &self,
         config: &Config,
         check: FileCheck,
-        tell: &mut dyn FnMut(&[Finding]) -> anyhow::Result<()>,
+        report: &mut dyn FnMut(&[Finding]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let Self { admin, .. } = self;
         let layout = shards(config, admin, None).await;
@@ -150,14 +150,14 @@ impl DoctorArgs {
         });
         if let Some(id) = &self.id {
             let tenant = self.tenant.as_deref();
-            tell(&operation::of_id(&api, id, tenant, &layout).await)?;
+            report(&operation::of_id(&api, id, tenant, &layout).await)?;
         }
-        let mut tell_part = |mut part: Vec<Finding>| {
+        let mut report_part = |mut part: Vec<Finding>| {
             if self.id.is_some() {
                 // For one operation, report only the faults that affect it.
                 part.retain(Finding::is_bad);
             }
-            tell(&part)
+            report(&part)
         };
         let answers = async {
             match self.id {
@@ -181,7 +181,7 @@ impl DoctorArgs {
             process,
             answers,
         ] {
-            tell_part(part)?;
+            report_part(part)?;
         }
         Ok(())
     }

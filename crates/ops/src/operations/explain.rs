@@ -36,7 +36,7 @@ const REQUESTS: ByPriority<&str> = ByPriority {
     high: "high-priority-requests",
 };
 /// The maximum number of requests after a checkpoint that are examined.
-const LOOKED_AT_MAX: usize = 200;
+const EXAMINED_MAX: usize = 200;
 /// The number of concurrent requests to the API.
 const ASKED_AT_ONCE: usize = 16;
 
@@ -102,7 +102,7 @@ impl ExplainArgs {
         let partitions = chosen(&topics.normal, layout.partitions, partition)?;
         let wanted = |view: &&ShardView| partitions.contains(&PartitionId(view.partition));
         let by_priority = |view| Priority::ALL.into_iter().map(move |of| (view, of));
-        let mut is_away = false;
+        let mut is_unavailable = false;
         for (view, priority) in layout.shards.iter().filter(wanted).flat_map(by_priority) {
             let topic = &topics[priority];
             let mut lag = Lag::of(view, priority, &connection, topic)?;
@@ -110,7 +110,8 @@ impl ExplainArgs {
                 continue;
             }
             let open = unended(&connection, topic, scheme, view, priority)?;
-            is_away = runtime.block_on(lag.look(&api, &open, operations.get(), is_away));
+            is_unavailable =
+                runtime.block_on(lag.name_holders(&api, &open, operations.get(), is_unavailable));
             match output {
                 Output::Json => writeln!(out, "{}", to_json(&lag)?)?,
                 Output::Table => write!(out, "{lag}")?,
@@ -191,9 +192,15 @@ impl Lag {
     /// Requests the operations until `wanted` unfinished ones are known. If the API is unreachable,
     /// the operations are named without their states and no further request is made. Returns
     /// whether that is so.
-    async fn look(&mut self, api: &Api, open: &Open, wanted: usize, is_away: bool) -> bool {
+    async fn name_holders(
+        &mut self,
+        api: &Api,
+        open: &Open,
+        wanted: usize,
+        is_unavailable: bool,
+    ) -> bool {
         self.has_more = open.has_more;
-        if is_away {
+        if is_unavailable {
             self.name_unasked(open, wanted, "the API is unavailable");
             return true;
         }
@@ -204,7 +211,7 @@ impl Lag {
         let mut answers = stream::iter(asked).buffered(ASKED_AT_ONCE);
         while let Some((offset, id, found)) = answers.next().await {
             if let Err(error) = &found
-                && error.is_away()
+                && error.is_unavailable()
             {
                 self.name_unasked(open, wanted, &error.to_string());
                 return true;
@@ -319,14 +326,14 @@ fn unended(
     };
     let mut open = Open::default();
     let mut seen = BTreeSet::new();
-    let mut looked_at = 0;
+    let mut examined = 0;
     let _ = connection.read(topic, partition, range, &mut |record| {
         let key = record.key().unwrap_or_default();
         if scheme.taker(partition, KeyHash::of(key)).0 != view.shard {
             return Ok(ControlFlow::Continue(()));
         }
-        looked_at += 1;
-        if looked_at > LOOKED_AT_MAX {
+        examined += 1;
+        if examined > EXAMINED_MAX {
             open.has_more = true;
             return Ok(ControlFlow::Break(()));
         }
@@ -383,7 +390,7 @@ impl fmt::Display for Lag {
             (false, true, _) => writeln!(f, "  and more"),
             (true, true, _) => writeln!(
                 f,
-                "  the first {LOOKED_AT_MAX} of them have ended or were handed off"
+                "  the first {EXAMINED_MAX} of them have ended or were handed off"
             ),
             (true, false, true) => writeln!(
                 f,

@@ -39,11 +39,11 @@ const MATCHING_MAX: u64 = 100_000;
 /// The maximum number of operations with an unknown result.
 const FOLLOWED_MAX: usize = 100;
 /// How many of them are read concurrently.
-const LOOKS_AT_ONCE: usize = 8;
+const READS_MAX: usize = 8;
 /// How often each of them is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const READ_EVERY: Duration = Duration::from_millis(500);
 /// The interval of progress reports.
-const TELL_EVERY: Duration = Duration::from_secs(5);
+const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 /// How many operations a dry run shows.
 const SHOWN_MAX: usize = 10;
 
@@ -266,8 +266,8 @@ struct Redrive<'a, W> {
     pace: Interval,
     course: Course,
     followed: Vec<Followed>,
-    look_at: Instant,
-    tell_at: Instant,
+    read_at: Instant,
+    progress_at: Instant,
     tally: Tally,
     /// The operation that was next when the API became unavailable.
     turn_lost: usize,
@@ -296,8 +296,8 @@ impl<'a, W: Write> Redrive<'a, W> {
             pace,
             course: Course::new(many.canary_failures),
             followed: Vec::new(),
-            look_at: now + LOOK_EVERY,
-            tell_at: now + TELL_EVERY,
+            read_at: now + READ_EVERY,
+            progress_at: now + PROGRESS_EVERY,
             tally: Tally::default(),
             turn_lost: 0,
             out,
@@ -311,24 +311,24 @@ impl<'a, W: Write> Redrive<'a, W> {
             Err(OpsError::Api(error)) => return self.break_off(&error, ids.len()),
             walked => walked,
         };
-        self.tell();
-        let told = match walked? {
+        self.show_progress();
+        let problem = match walked? {
             Some(halt) => format!("halted: {halt}; {} operations were left out", ids.len()),
             None if self.tally.failed + self.tally.refused > 0 => {
                 "some operations did not reach the requested state".to_owned()
             }
             None => return Ok(()),
         };
-        Err(OpsError::Missed(told))
+        Err(OpsError::Missed(problem))
     }
 
     /// The API is unavailable or its answers cannot be decoded. Reports the known state of each
     /// operation, so that the totals are correct.
     fn break_off(&mut self, error: &ApiError, not_asked: usize) -> Result<(), OpsError> {
         for followed in std::mem::take(&mut self.followed) {
-            self.say(&followed.given_up(None).with_note("its result is unknown"))?;
+            self.report(&followed.given_up(None).with_note("its result is unknown"))?;
         }
-        self.tell();
+        self.show_progress();
         let not_asked = not_asked + self.turn_lost;
         Err(OpsError::BrokenOff(format!(
             "{error}; stopped: {not_asked} operations were left out. Run the command again to continue: \
@@ -361,8 +361,8 @@ impl<'a, W: Write> Redrive<'a, W> {
             let Some(id) = ids.next() else { break };
             self.settle_down_to(FOLLOWED_MAX - 1).await?;
             asked += usize::from(self.ask(id).await?);
-            if Instant::now() >= self.look_at {
-                self.look().await?;
+            if Instant::now() >= self.read_at {
+                self.read_all().await?;
             }
             halt = self.halt(phase);
         }
@@ -400,13 +400,13 @@ impl<'a, W: Write> Redrive<'a, W> {
                         self.tally.asked += 1;
                         let open = Report::new(&id, &self.asking.verb, Outcome::Open);
                         let open = open.with_state(&seen);
-                        self.say(&open.with_note("unknown whether the request was sent"))?;
+                        self.report(&open.with_note("unknown whether the request was sent"))?;
                     }
                 }
                 return Err(error.into());
             }
         };
-        self.say(&report)?;
+        self.report(&report)?;
         Ok(false)
     }
 
@@ -443,25 +443,25 @@ impl<'a, W: Write> Redrive<'a, W> {
     /// Follows the operations in progress until at most `count` are left.
     async fn settle_down_to(&mut self, count: usize) -> Result<(), OpsError> {
         while self.followed.len() > count {
-            tokio::time::sleep_until(self.look_at).await;
-            self.look().await?;
+            tokio::time::sleep_until(self.read_at).await;
+            self.read_all().await?;
         }
         Ok(())
     }
 
     /// Looks at all operations in progress.
-    async fn look(&mut self) -> Result<(), OpsError> {
-        let looks = self.followed.iter().map(|followed| followed.look(self.api));
-        let looks: Vec<_> = stream::iter(looks).buffered(LOOKS_AT_ONCE).collect().await;
+    async fn read_all(&mut self) -> Result<(), OpsError> {
+        let reads = self.followed.iter().map(|followed| followed.read(self.api));
+        let reads: Vec<_> = stream::iter(reads).buffered(READS_MAX).collect().await;
         let now = Instant::now();
-        let mut away = None;
-        for (followed, look) in std::mem::take(&mut self.followed).into_iter().zip(looks) {
-            let operation = match look {
+        let mut unavailable = None;
+        for (followed, read) in std::mem::take(&mut self.followed).into_iter().zip(reads) {
+            let operation = match read {
                 Ok(operation) => operation,
                 Err(error) if error.is_about_the_operation() => None,
                 Err(error) => {
                     self.followed.push(followed);
-                    away = away.or(Some(error));
+                    unavailable = unavailable.or(Some(error));
                     continue;
                 }
             };
@@ -472,13 +472,13 @@ impl<'a, W: Write> Redrive<'a, W> {
                 None => self.followed.push(followed),
             }
         }
-        if let Some(error) = away {
+        if let Some(error) = unavailable {
             return Err(error.into());
         }
-        self.look_at = Instant::now() + LOOK_EVERY;
-        if now >= self.tell_at {
-            self.tell();
-            self.tell_at = now + TELL_EVERY;
+        self.read_at = Instant::now() + READ_EVERY;
+        if now >= self.progress_at {
+            self.show_progress();
+            self.progress_at = now + PROGRESS_EVERY;
         }
         Ok(())
     }
@@ -490,17 +490,17 @@ impl<'a, W: Write> Redrive<'a, W> {
             // It is unknown whether these would have failed.
             Outcome::Asked | Outcome::Refused | Outcome::Open | Outcome::Skipped => {}
         }
-        self.say(report)
+        self.report(report)
     }
 
-    fn say(&mut self, report: &Report) -> Result<(), OpsError> {
+    fn report(&mut self, report: &Report) -> Result<(), OpsError> {
         self.tally.count(report.outcome);
         report.write(self.output, &mut self.out)?;
         Ok(self.out.flush()?)
     }
 
     /// Reports the progress on standard error.
-    fn tell(&self) {
+    fn show_progress(&self) {
         eprintln!("{}", self.tally);
     }
 }

@@ -96,7 +96,7 @@ impl Verb {
     }
 
     /// Whether a history entry records this verb.
-    pub(super) fn is_told_by(&self, entry: &HistoryEntry) -> bool {
+    pub(super) fn matches(&self, entry: &HistoryEntry) -> bool {
         match self {
             Self::Undone { step } => entry.verb.strip_prefix("undone ") == Some(step),
             other => entry.verb == other.in_path(),
@@ -217,10 +217,10 @@ mod tests {
         let undone = Verb::Undone {
             step: "a".to_owned(),
         };
-        assert!(undone.is_told_by(&entry("undone a")));
-        assert!(!undone.is_told_by(&entry("undone b")) && !undone.is_told_by(&entry("undone")));
-        assert!(Verb::Resubmit.is_told_by(&entry("resubmit")));
-        assert!(!Verb::Resubmit.is_told_by(&entry("resubmitted 1")));
+        assert!(undone.matches(&entry("undone a")));
+        assert!(!undone.matches(&entry("undone b")) && !undone.matches(&entry("undone")));
+        assert!(Verb::Resubmit.matches(&entry("resubmit")));
+        assert!(!Verb::Resubmit.matches(&entry("resubmitted 1")));
     }
 
     #[test]

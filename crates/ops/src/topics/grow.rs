@@ -18,7 +18,7 @@ use waybill_topology::repartition::{Repartition, RepartitionError, RepartitionVi
 use waybill_topology::shards::show::{LayoutView, Shards};
 
 use crate::access::AdminArgs;
-use crate::admin_port::{self, Away, Refused};
+use crate::admin_port::{self, Refused, Unreachable};
 use crate::shards::shards;
 
 /// The interval between two requests for the progress.
@@ -87,10 +87,10 @@ impl Direction {
 
 impl GrowArgs {
     pub(super) async fn run(&self, config: &Config, direction: Direction) -> anyhow::Result<()> {
-        let told = Told::default();
+        let progress = Progress::default();
         let Some(cql) = config.store.scylla.cql() else {
             direction.allows(self.partitions, &shards(config, &self.admin, None).await?)?;
-            return self.ask(config, direction, &told).await;
+            return self.ask(config, direction, &progress).await;
         };
         let workflows = load_workflows(&config.workflows)?;
         let store = Arc::new(CqlStore::connect(cql).await?);
@@ -99,14 +99,19 @@ impl GrowArgs {
         let topics = Topics::new(&config.kafka.topic_prefix);
         let kafka = config.kafka_settings_of_commands();
         let growing = Repartition::new(&config.topology(), store, kafka, topics, &workflows);
-        let tell = |step: String| told.tell(&step);
-        Ok(growing.run(self.partitions, &tell).await?)
+        let show = |step: String| progress.show(&step);
+        Ok(growing.run(self.partitions, &show).await?)
     }
 
     /// Sends the request to the process with the embedded store and follows its progress. After a
     /// restart the request is repeated: finished work is durable, and the process continues from
     /// there.
-    async fn ask(&self, config: &Config, direction: Direction, told: &Told) -> anyhow::Result<()> {
+    async fn ask(
+        &self,
+        config: &Config,
+        direction: Direction,
+        progress: &Progress,
+    ) -> anyhow::Result<()> {
         let url = self.admin.url(config, "/partitions")?;
         let client = admin_port::client(&self.admin.access)?;
         self.begin(&url, &client).await?;
@@ -114,14 +119,14 @@ impl GrowArgs {
             let view: RepartitionView = match admin_port::answered(&url, client.get(&url)).await {
                 Ok(view) => view,
                 Err(error) if is_restart(&error) => {
-                    told.tell("the process no longer answers; waiting for its restart");
+                    progress.show("the process no longer answers; waiting for its restart");
                     self.begin_again(&url, &client, direction).await?;
-                    told.tell("the process has restarted and continues");
+                    progress.show("the process has restarted and continues");
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            told.tell(&view.step);
+            progress.show(&view.step);
             match (view.is_under_way, view.error) {
                 (true, _) => tokio::time::sleep(ASK_EVERY).await,
                 (false, None) => return Ok(()),
@@ -168,15 +173,17 @@ impl GrowArgs {
 /// Whether the process stopped, or restarted and has not received the request.
 fn is_restart(error: &anyhow::Error) -> bool {
     let refused = error.downcast_ref::<Refused>();
-    error.is::<Away>() || error.is::<reqwest::Error>() || refused.is_some_and(Refused::is_absent)
+    error.is::<Unreachable>()
+        || error.is::<reqwest::Error>()
+        || refused.is_some_and(Refused::is_absent)
 }
 
 /// The last reported progress, to report each step once.
 #[derive(Default)]
-struct Told(Mutex<String>);
+struct Progress(Mutex<String>);
 
-impl Told {
-    fn tell(&self, step: &str) {
+impl Progress {
+    fn show(&self, step: &str) {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if *last != step {
             println!("{step}");

@@ -19,7 +19,7 @@ const ASK_EVERY: Duration = Duration::from_secs(2);
 /// The maximum time for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
 /// How long checks may fail before the process is no longer ready. One slow answer is no outage.
-const AWAY_AFTER: Duration = Duration::from_secs(5);
+const UNREACHABLE_AFTER: Duration = Duration::from_secs(5);
 
 /// Checks that the brokers answer requests about `topic`.
 ///
@@ -170,7 +170,7 @@ impl Connectivity {
             };
         } else {
             let silent_since = *self.silent_since.get_or_insert(now);
-            self.is_reached &= now - silent_since < AWAY_AFTER;
+            self.is_reached &= now - silent_since < UNREACHABLE_AFTER;
         }
         self.is_reached
     }

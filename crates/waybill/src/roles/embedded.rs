@@ -166,15 +166,15 @@ mod tests {
             ..Config::default()
         };
         let taken = std::io::ErrorKind::AddrInUse.into();
-        let told = format!("{:#}", broker_not_started(&config, listen(taken)));
+        let error = format!("{:#}", broker_not_started(&config, listen(taken)));
         assert!(
-            told.starts_with("cannot start the embedded broker (--broker-listen; "),
-            "{told}"
+            error.starts_with("cannot start the embedded broker (--broker-listen; "),
+            "{error}"
         );
-        assert!(told.contains("cannot listen on 127.0.0.1:9092"), "{told}");
+        assert!(error.contains("cannot listen on 127.0.0.1:9092"), "{error}");
         let path = PathBuf::from("d/broker");
-        let told = broker_not_started(&config, StartError::Locked { path }).to_string();
-        assert!(told.contains("(--data-dir; "), "{told}");
+        let error = broker_not_started(&config, StartError::Locked { path }).to_string();
+        assert!(error.contains("(--data-dir; "), "{error}");
         let damaged = StartError::Damaged {
             topic: "t".to_owned(),
             partition: 3,
@@ -185,17 +185,17 @@ mod tests {
                 synced_end: 30,
             },
         };
-        let told = format!("{:#}", broker_not_started(&config, damaged));
+        let error = format!("{:#}", broker_not_started(&config, damaged));
         for named in [
             "waybill broker repair --data-dir d --topic t --partition 3",
             "0.log ends at byte 7, before offset 20",
         ] {
-            assert!(told.contains(named), "{named}: {told}");
+            assert!(error.contains(named), "{named}: {error}");
         }
-        let told = services_not_started(ServicesError::Listen {
+        let error = services_not_started(ServicesError::Listen {
             address: ([127, 0, 0, 1], 8082).into(),
             source: std::io::ErrorKind::AddrInUse.into(),
         });
-        assert!(told.to_string().contains("(--services; "), "{told}");
+        assert!(error.to_string().contains("(--services; "), "{error}");
     }
 }

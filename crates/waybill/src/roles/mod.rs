@@ -255,9 +255,9 @@ async fn dependencies(
     let workflows = load_workflows(&config.workflows)?;
     let kafka = config.kafka_settings(broker);
     let store::Opened { store, embedded } = store::open(role, config, running).await?;
-    let looked_at = Arc::downgrade(&store);
+    let damaged_store = Arc::downgrade(&store);
     admin.readiness.warn_of(move || {
-        let report = looked_at.upgrade().map(|store| store.damage());
+        let report = damaged_store.upgrade().map(|store| store.damage());
         store::said_of(&report.unwrap_or_default())
     });
     if let Some(store) = &embedded {

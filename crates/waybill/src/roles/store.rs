@@ -77,13 +77,13 @@ where
     F: Future<Output = Result<T, StoreError>>,
 {
     let deadline = Instant::now() + DATABASE_PATIENCE;
-    let mut is_told = false;
+    let mut is_logged = false;
     loop {
         match ask().await {
             Err(error @ (StoreError::Unavailable { .. } | StoreError::Unknown { .. }))
                 if Instant::now() < deadline =>
             {
-                if !std::mem::replace(&mut is_told, true) {
+                if !std::mem::replace(&mut is_logged, true) {
                     tracing::warn!(error = %chain(&error), "waiting for the database");
                 }
                 tokio::time::sleep(ASK_AGAIN_AFTER).await;

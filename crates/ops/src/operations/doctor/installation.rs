@@ -18,7 +18,7 @@ use waybill_topology::topics::{Weight, disk_bytes_max, is_forbidden};
 use super::dead_letters::{DEAD_LETTERS, dead_letters};
 use super::{FileCheck, Finding, Verdict};
 use crate::access::{AdminArgs, Silence};
-use crate::admin_port::{Away, Refused};
+use crate::admin_port::{Refused, Unreachable};
 use crate::operations::api::{Api, ApiError};
 use crate::operations::wire::Item;
 use crate::ready::{self, Readiness};
@@ -29,7 +29,7 @@ use crate::topics::Site;
 /// The maximum time for an answer of the brokers. Short, because a person waits.
 const BROKER_PATIENCE: Duration = Duration::from_secs(3);
 /// The number of unread requests that is reported. It is more than arrive in a moment.
-const LAG_TOLD_FROM: i64 = 10_000;
+const LAG_NOTED_FROM: i64 = 10_000;
 /// The maximum number of pages of operations that need a person.
 const PAGES_MAX: usize = 5;
 /// A live operation this long past its due time is reported: the supervisor's audit should have
@@ -75,8 +75,8 @@ pub(super) async fn brokers(
         Ok(opened) => opened,
         Err(error) => {
             let unknown = |what| Finding::note(what, "unknown: the brokers are unavailable");
-            let away = Finding::failed("brokers", &error);
-            return vec![away, unknown(LAG), unknown(DEAD_LETTERS)];
+            let unavailable = Finding::failed("brokers", &error);
+            return vec![unavailable, unknown(LAG), unknown(DEAD_LETTERS)];
         }
     };
     let config = &config;
@@ -126,14 +126,14 @@ async fn topics(
         let said = format!("{} topics match the requirements", site.topics());
         return Ok(vec![Finding::ok(TOPICS, said)]);
     }
-    let told = wrong.iter().map(|wrong| {
+    let found = wrong.iter().map(|wrong| {
         let verdict = match wrong.weight {
             Weight::Harm => Verdict::Bad,
             Weight::Warning => Verdict::Note,
         };
         Finding::new(TOPICS, verdict, wrong.to_string())
     });
-    Ok(told.collect())
+    Ok(found.collect())
 }
 
 /// Checks that a consumer reads each agent's requests.
@@ -250,7 +250,7 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
         "requests not consumed: {not_consumed}, consumed and after a checkpoint: {held}; `waybill explain lag` shows \
          which operations hold the checkpoints"
     );
-    Ok(match not_consumed > LAG_TOLD_FROM {
+    Ok(match not_consumed > LAG_NOTED_FROM {
         true => Finding::note(WHAT, said),
         false => Finding::ok(WHAT, said),
     })
@@ -337,7 +337,7 @@ pub(super) async fn registry(config: &Config) -> Vec<Finding> {
 pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec<Finding> {
     let layout = match layout {
         Ok(layout) => layout,
-        Err(error) => return vec![leases_not_told(error, is_named)],
+        Err(error) => return vec![unknown_leases(error, is_named)],
     };
     let of_shard = |view: &ShardView| {
         let place = format!("shard {} of partition {}", view.shard, view.partition);
@@ -372,14 +372,14 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
 }
 
 /// The finding if the owners of the shards are unknown.
-fn leases_not_told(error: &anyhow::Error, is_named: bool) -> Finding {
+fn unknown_leases(error: &anyhow::Error, is_named: bool) -> Finding {
     let refused = error.downcast_ref::<Refused>();
     if refused.is_some_and(Refused::is_forbidden) {
         let said =
             format!("unknown: {error:#} Use a token for all tenants with the scope read or admin");
         return Finding::note(LEASES, said);
     }
-    if !is_named && error.is::<Away>() {
+    if !is_named && error.is::<Unreachable>() {
         let said = "unknown: no process answers at the default address; start one there with `waybill up`, or name \
                     another with --admin, --admin-url or --scylla";
         return Finding::note(LEASES, said);
@@ -421,7 +421,7 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
             let said = format!("the process at {at} accepts connections but does not answer");
             return Ok(vec![Finding::bad(WHAT, said)]);
         }
-        Readiness::Away(why) => {
+        Readiness::Unreachable(why) => {
             let said = format!(
                 "{at} does not answer ({why}): name the admin port of a process with --admin or --admin-url"
             );
@@ -449,7 +449,7 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
         Err(error) => {
             let why = error.status().map_or_else(
                 || match Silence::of(&error) {
-                    Silence::Away(why) | Silence::Distrusted(why) => why,
+                    Silence::Unreachable(why) | Silence::Distrusted(why) => why,
                 },
                 |status| format!("{status} (--token-file)"),
             );
@@ -576,7 +576,7 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
             let said = format!("it answers, but is overloaded: {error}");
             return vec![Finding::note(WHAT, said)];
         }
-        Err(error) if is_named || !error.is_away() => {
+        Err(error) if is_named || !error.is_unavailable() => {
             return vec![Finding::bad(WHAT, error.to_string())];
         }
         Err(error) => {

@@ -55,8 +55,8 @@ pub(super) fn of_operation(
         ("error", &operation.error),
         ("failed before", &operation.cause),
     ] {
-        let told = failure.as_ref().map(Failure::to_string);
-        findings.extend(told.map(|said| Finding::note(what, said)));
+        let text = failure.as_ref().map(Failure::to_string);
+        findings.extend(text.map(|said| Finding::note(what, said)));
     }
     let next = operation.what_next;
     let next = next.unwrap_or_else(|| "its scheduler reads its request".to_owned());
@@ -76,8 +76,8 @@ fn attempts_that_failed(operation: &Operation) -> impl Iterator<Item = Finding> 
             step: Some(step.name.clone()),
             ..step.error.clone()?
         };
-        let is_told = operation.error.as_ref() == Some(&error);
-        (!is_told).then(|| Finding::note("error", error.to_string()))
+        let is_shown = operation.error.as_ref() == Some(&error);
+        (!is_shown).then(|| Finding::note("error", error.to_string()))
     })
 }
 

@@ -11,7 +11,7 @@ use super::installation::{api, breakers, count_stranded, disk, leases, overdue, 
 use super::operation::of_operation;
 use super::*;
 use crate::access::AccessArgs;
-use crate::admin_port::Away;
+use crate::admin_port::Unreachable;
 use crate::operations::api::Api;
 use crate::operations::wire::{Failure, Item, Operation, Step};
 
@@ -132,8 +132,8 @@ fn doctor_names_a_shard_without_an_owner_as_what_an_operation_waits_for() {
 #[test]
 fn an_unreachable_default_address_is_a_note_with_remedies_and_a_named_one_is_bad() {
     let asked = |is_named| {
-        let away = Err(Away::new("http://127.0.0.1:8081/shards", "refused").into());
-        said(&leases(&away, is_named)).concat()
+        let unreachable = Err(Unreachable::new("http://127.0.0.1:8081/shards", "refused").into());
+        said(&leases(&unreachable, is_named)).concat()
     };
     let note = asked(false);
     assert!(note.starts_with("note  leases         unknown: no process answers at the default"));
@@ -259,33 +259,37 @@ async fn an_overloaded_api_is_not_bad() {
 
 #[test]
 fn unread_requests_are_bad_only_if_certainly_no_consumer_reads_them() {
-    let told = |waiting, untold: &[&str], is_direct| {
+    let found_text = |waiting, untold: &[&str], is_direct| {
         let untold: Vec<String> = untold.iter().map(|group| (*group).to_owned()).collect();
         let found = unread("pay", "w.pay.v1", waiting, &untold, is_direct);
         found.map(|finding| finding.to_string())
     };
     let unread = "no consumer reads w.pay.v1, and";
     assert_eq!(
-        told(7, &[], false).unwrap(),
+        found_text(7, &[], false).unwrap(),
         format!(
             "BAD   agents         {unread} requests wait there (7): no process runs the agent pay, or a workflow \
              misspells its name"
         )
     );
     assert_eq!(
-        told(7, &[], true),
-        told(7, &[], false),
+        found_text(7, &[], true),
+        found_text(7, &[], false),
         "a direct agent's topic has requests without a reader, too"
     );
     assert_eq!(
-        told(0, &[], false).unwrap(),
+        found_text(0, &[], false).unwrap(),
         format!(
             "note  agents         {unread} no requests wait there: no process runs the agent pay"
         )
     );
-    assert_eq!(told(0, &[], true), None, "it is asked without its topic");
+    assert_eq!(
+        found_text(0, &[], true),
+        None,
+        "it is asked without its topic"
+    );
     for waiting in [0, 7] {
-        let unsure = told(waiting, &["w-agents"], false).unwrap();
+        let unsure = found_text(waiting, &["w-agents"], false).unwrap();
         assert!(unsure.starts_with("note  agents"), "{unsure}");
         assert!(unsure.ends_with(" w-agents"), "{unsure}");
     }
@@ -365,7 +369,7 @@ fn a_disk_that_is_low_is_bad_and_bounds_beyond_it_are_noted() {
 
 #[test]
 fn dead_letters_are_counted_by_topic_and_topics_that_may_not_be_described_are_named() {
-    let told = |records: &[(&str, u64)], forbidden: &[&str]| {
+    let found_text = |records: &[(&str, u64)], forbidden: &[&str]| {
         let records = records
             .iter()
             .map(|(topic, count)| ((*topic).to_owned(), *count));
@@ -373,23 +377,23 @@ fn dead_letters_are_counted_by_topic_and_topics_that_may_not_be_described_are_na
         said(&found(&records.collect(), &forbidden))
     };
     let none = "ok    dead letters   none: no records on 2 dead-letter topics";
-    assert_eq!(told(&[("a.dlq", 0), ("b.dlq", 0)], &[]), [none]);
+    assert_eq!(found_text(&[("a.dlq", 0), ("b.dlq", 0)], &[]), [none]);
     let unknown =
         "note  dead letters   unknown for topics that this login may not describe: c.dlq, d.dlq";
     assert_eq!(
-        told(&[("a.dlq", 0), ("b.dlq", 0)], &["c.dlq", "d.dlq"]),
+        found_text(&[("a.dlq", 0), ("b.dlq", 0)], &["c.dlq", "d.dlq"]),
         [none, unknown]
     );
-    assert_eq!(told(&[], &["c.dlq", "d.dlq"]), [unknown]);
+    assert_eq!(found_text(&[], &["c.dlq", "d.dlq"]), [unknown]);
     assert_eq!(
-        told(&[("a.dlq", 1), ("b.dlq", 0), ("c.dlq", 7)], &[]),
+        found_text(&[("a.dlq", 1), ("b.dlq", 0), ("c.dlq", 7)], &[]),
         [
             "note  dead letters   8 records, receipts of replays included, on 2 of 3 dead-letter topics: c.dlq (7), \
              a.dlq (1); `waybill dlq list --open` lists dead letters that were not replayed"
         ]
     );
     let many = ["a", "b", "c", "d", "e", "f", "g"].map(|topic| (topic, 1));
-    let told = told(&many, &[]).concat();
-    assert!(told.contains("on 7 of 7"), "{told}");
-    assert!(told.contains(" e (1) and 2 more; "), "{told}");
+    let found_text = found_text(&many, &[]).concat();
+    assert!(found_text.contains("on 7 of 7"), "{found_text}");
+    assert!(found_text.contains(" e (1) and 2 more; "), "{found_text}");
 }
