@@ -17,7 +17,7 @@ async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_
     cluster.grows_soon();
     // Creates topics with the configured settings.
     let mut scheduler = cluster.scheduler("all", "");
-    scheduler.world.ready().await;
+    scheduler.setup.ready().await;
     scheduler.terminate();
     let wanted = (PARTITIONS * 2) as usize;
     let topic = format!("{}.operation-requests.v1", cluster.name);
@@ -40,7 +40,7 @@ async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_
     let mut growing = cluster.command(&["topics", "grow", "--partitions", &wanted.to_string()]);
     let mut growing = growing.spawn().expect("the program was built");
     scheduler
-        .world
+        .setup
         .eventually("more are announced", async || {
             let shown = cluster.run(&["shards", "show", "--json"]);
             let shown: Value = serde_json::from_slice(&shown.stdout).unwrap_or_default();
@@ -48,7 +48,7 @@ async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_
         })
         .await;
     scheduler.start_again();
-    scheduler.world.ready().await;
+    scheduler.setup.ready().await;
     let status = growing.wait().expect("it can be waited for");
     assert!(status.success(), "{status}");
     drop(scheduler);
