@@ -142,7 +142,7 @@ fn play(setup: &Setup, (fault, must, may): Case) -> Result<(), String> {
     if must.is_subset(&broken) && broken.is_subset(&may) {
         return Ok(());
     }
-    let told: Vec<String> = report
+    let verdicts: Vec<String> = report
         .findings
         .iter()
         .filter(|finding| broken.contains(&finding.rule) || must.contains(&finding.rule))
@@ -150,7 +150,7 @@ fn play(setup: &Setup, (fault, must, may): Case) -> Result<(), String> {
         .collect();
     Err(format!(
         "{fault:?} must break {must:?}:\n{}",
-        told.join("\n")
+        verdicts.join("\n")
     ))
 }
 

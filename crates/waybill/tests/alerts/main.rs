@@ -251,12 +251,19 @@ async fn repeats_are_reported_when_their_window_ends() {
     }
     let results = timeout(PATIENCE, join_all(receipts)).await.unwrap();
     assert!(results.iter().all(Result::is_ok), "{results:?}");
-    let told = repeats(&receiver.received(2).await);
+    let repeat_counts = repeats(&receiver.received(2).await);
     // One alone, and then at most one message per window. On a slow machine, a window may end
     // without repeats, and another one alone follows.
-    let alone = told.iter().filter(|repeats| **repeats == 0).count() as u64;
-    assert_eq!(alone + told.iter().sum::<u64>(), 50, "{told:?}");
-    assert!(told.len() < 50, "{told:?}");
+    let alone = repeat_counts
+        .iter()
+        .filter(|repeats| **repeats == 0)
+        .count() as u64;
+    assert_eq!(
+        alone + repeat_counts.iter().sum::<u64>(),
+        50,
+        "{repeat_counts:?}"
+    );
+    assert!(repeat_counts.len() < 50, "{repeat_counts:?}");
 }
 
 #[tokio::test]
@@ -276,9 +283,16 @@ async fn every_alert_is_delivered_within_the_narrowest_bounds() {
     }
     let results = timeout(PATIENCE, running.finish_with(receipts)).await;
     assert!(results.unwrap().iter().all(Result::is_ok));
-    let told = repeats(&receiver.received(1).await);
-    let alone = told.iter().filter(|repeats| **repeats == 0).count() as u64;
-    assert_eq!(alone + told.iter().sum::<u64>(), 60, "{told:?}");
+    let repeat_counts = repeats(&receiver.received(1).await);
+    let alone = repeat_counts
+        .iter()
+        .filter(|repeats| **repeats == 0)
+        .count() as u64;
+    assert_eq!(
+        alone + repeat_counts.iter().sum::<u64>(),
+        60,
+        "{repeat_counts:?}"
+    );
 }
 
 #[tokio::test]

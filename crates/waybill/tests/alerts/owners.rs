@@ -30,8 +30,8 @@ async fn an_owner_is_notified_by_email_and_sms_each_in_its_format() {
         ..OwnersConfig::default()
     };
     let following = follow(&log, &alerts(config));
-    let told = notice(ProcessState::Compensated, &[ANNA, NUMBER]);
-    send(&log, &told).await;
+    let compensated = notice(ProcessState::Compensated, &[ANNA, NUMBER]);
+    send(&log, &compensated).await;
 
     let mails = mails(&mail, 1).await;
     assert_eq!(mails[0].to, ["anna@example.org"]);
@@ -42,7 +42,7 @@ async fn an_owner_is_notified_by_email_and_sms_each_in_its_format() {
         &format!("Subject: {sentence}"),
         "To: anna@example.org",
         sentence,
-        &format!("Operation: {}", told.operation),
+        &format!("Operation: {}", compensated.operation),
     ] {
         assert!(text.lines().any(|l| l == line), "{line}\n{text}");
     }
@@ -204,18 +204,21 @@ async fn messages_unsent_at_a_stop_are_sent_after_the_next_start_with_the_same_i
 
     let back = Receiver::start([]).await;
     let following = follow(&log, &with(&back));
-    let told = received(&back, 1).await;
+    let repeated = received(&back, 1).await;
     following.stop().await;
-    assert_eq!(told[0].header("webhook-id"), tried[0].header("webhook-id"));
-    assert_eq!(told[0].body, tried[0].body);
+    assert_eq!(
+        repeated[0].header("webhook-id"),
+        tried[0].header("webhook-id")
+    );
+    assert_eq!(repeated[0].body, tried[0].body);
 
     // Owners who were notified get no second notice.
     let following = follow(&log, &with(&back));
     send(&log, &notice(ProcessState::Cancelled, &[NUMBER])).await;
-    let told = received(&back, 2).await;
+    let repeated = received(&back, 2).await;
     following.stop().await;
     assert!(
-        told[1].json()["text"]
+        repeated[1].json()["text"]
             .as_str()
             .unwrap()
             .contains("cancelled")

@@ -197,10 +197,14 @@ async fn an_owner_is_notified_once_despite_a_kill_and_the_contact_is_never_shown
     setup
         .all_reach(std::slice::from_ref(&first), "Processed")
         .await;
-    let told = mails(&setup, &mail, 1).await;
-    assert_eq!(told[0].to, [OWNER]);
+    let sent_mails = mails(&setup, &mail, 1).await;
+    assert_eq!(sent_mails[0].to, [OWNER]);
     let sentence = "Subject: Your drone-delivery first is complete.";
-    assert!(told[0].text.contains(sentence), "{}", told[0].text);
+    assert!(
+        sent_mails[0].text.contains(sentence),
+        "{}",
+        sent_mails[0].text
+    );
 
     // The owner's contact appears nowhere in the output about a failed operation.
     let parked = {
@@ -220,8 +224,8 @@ async fn an_owner_is_notified_once_despite_a_kill_and_the_contact_is_never_shown
         .await;
         id
     };
-    let told = mails(&setup, &mail, 2).await;
-    let text = told[1].text.replace("\n ", " ");
+    let sent_mails = mails(&setup, &mail, 2).await;
+    let text = sent_mails[1].text.replace("\n ", " ");
     assert!(
         text.contains("parked is delayed, and a person will look into it"),
         "{text}"

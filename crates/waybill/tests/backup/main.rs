@@ -156,8 +156,8 @@ async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_i
     load.reaches(&first, BEFORE).await;
     let before = load.accepted();
     let file = first.path("one.backup");
-    let told = backup(&first, &file);
-    assert!(told.contains(" operations, "), "{told}");
+    let report = backup(&first, &file);
+    assert!(report.contains(" operations, "), "{report}");
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     assert!(!first.path("one.backup.partial").exists());
     let while_it_was_made = load.accepted().len();
@@ -167,8 +167,8 @@ async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_i
     load.end().await;
 
     let mut second = setup_at(&services);
-    let told = restore(&file, &second.path("data"), 0);
-    assert!(told.contains(" operations, "), "{told}");
+    let report = restore(&file, &second.path("data"), 0);
+    assert!(report.contains(" operations, "), "{report}");
     let running = up(&mut second);
     second.ready().await;
     let answers = json!({ "errorRate": 0, "doThenTimeoutRate": 0 });

@@ -115,9 +115,9 @@ async fn exported() -> Exported {
     assert!(locked.contains("stop that process first"), "{locked}");
     assert!(!file.exists());
     assert_eq!(running.terminate(), Some(0), "{}", from.setup.log_tail());
-    let told = from.export(&file, 0);
-    assert!(told.contains("exported 8 operations"), "{told}");
-    assert!(!told.contains("no scheduler has read"), "{told}");
+    let report = from.export(&file, 0);
+    assert!(report.contains("exported 8 operations"), "{report}");
+    assert!(!report.contains("no scheduler has read"), "{report}");
     ids.push(parked.clone());
     ids.extend(under_way);
     Exported {
@@ -204,23 +204,23 @@ async fn what_was_exported_is_imported_once_and_goes_on_in_another_installation(
     let exported = exported().await;
     let file = exported.file.clone();
     let mut target = Target::embedded(&exported.services);
-    let told = target.import(&file, 0);
+    let report = target.import(&file, 0);
     assert!(
-        told.contains("imported 8 operations: 3 in progress, 1 parked"),
-        "{told}"
+        report.contains("imported 8 operations: 3 in progress, 1 parked"),
+        "{report}"
     );
-    let told = target.import(&file, 0);
-    assert!(told.contains("imported 0 operations"), "{told}");
-    assert!(told.contains("8 imported before"), "{told}");
+    let report = target.import(&file, 0);
+    assert!(report.contains("imported 0 operations"), "{report}");
+    assert!(report.contains("8 imported before"), "{report}");
     let back = target.setup.path("back.ndjson");
     target.export(&back, 0);
     assert_eq!(lines(&back), lines(&file));
     let exported = goes_on(exported, &mut target, &[]).await;
 
     // Operations that have continued since are not reset.
-    let told = target.import(&file, 1);
-    assert!(told.contains("different contents"), "{told}");
-    assert!(told.contains(&exported.parked), "{told}");
+    let report = target.import(&file, 1);
+    assert!(report.contains("different contents"), "{report}");
+    assert!(report.contains(&exported.parked), "{report}");
     let after = target.setup.path("after.ndjson");
     target.export(&after, 0);
     let parked = lines(&after)
@@ -322,16 +322,16 @@ async fn what_was_exported_is_imported_into_a_cluster_and_goes_on_there() {
     )
     .unwrap();
     said(&target.run(&["store", "migrate"]), 0);
-    let told = target.import(&exported.file, 0);
-    assert!(told.contains("imported 8 operations"), "{told}");
-    let told = target.import(&exported.file, 0);
-    assert!(told.contains("8 imported before"), "{told}");
+    let report = target.import(&exported.file, 0);
+    assert!(report.contains("imported 8 operations"), "{report}");
+    let report = target.import(&exported.file, 0);
+    assert!(report.contains("8 imported before"), "{report}");
     let back = target.setup.path("back.ndjson");
-    let told = target.export(&back, 0);
-    assert!(told.contains("give --brokers to count them"), "{told}");
+    let report = target.export(&back, 0);
+    assert!(report.contains("give --brokers to count them"), "{report}");
     assert_eq!(lines(&back), lines(&exported.file));
     let exported = goes_on(exported, &mut target, &flags).await;
-    let told = target.import(&exported.file, 1);
-    assert!(told.contains("different contents"), "{told}");
+    let report = target.import(&exported.file, 1);
+    assert!(report.contains("different contents"), "{report}");
     drop_keyspace(&scylla, &keyspace).await.unwrap();
 }

@@ -131,9 +131,9 @@ async fn methods_that_are_not_known_say_which_are() {
             let media_type = &response.headers()[CONTENT_TYPE];
             assert_eq!(media_type, "application/problem+json", "{method} {path}");
             if method != Method::HEAD {
-                let (_, kind, told) = problem(response).await;
+                let (_, kind, body) = problem(response).await;
                 assert_eq!(kind, "method-not-allowed", "{method} {path}");
-                assert_eq!(told["detail"], format!("Allowed here: {allow}."));
+                assert_eq!(body["detail"], format!("Allowed here: {allow}."));
             }
         }
     }

@@ -40,7 +40,7 @@ async fn a_parked_operation_is_seen_resubmitted_in_vain_and_then_for_good() {
     assert!(
         [id, code.as_str().unwrap(), "one-0"]
             .iter()
-            .all(|told| table.contains(told)),
+            .all(|text| table.contains(text)),
         "{table}"
     );
     assert!(
@@ -50,14 +50,14 @@ async fn a_parked_operation_is_seen_resubmitted_in_vain_and_then_for_good() {
 
     // Also by the caller's ID. The page names the possible verbs.
     let page = setup.ops("show one-0").out;
-    for told in [
+    for text in [
         id,
         "verbs           ",
         "resubmit",
         "drone            Failed",
         "package          Completed",
     ] {
-        assert!(page.contains(told), "{told} in\n{page}");
+        assert!(page.contains(text), "{text} in\n{page}");
     }
 
     let vain = setup.ops(&format!("resubmit {id} --reason again --wait"));
@@ -228,14 +228,14 @@ async fn a_redrive_survives_a_short_api_outage_and_else_reports_what_was_left_ou
     relay.set_away(true);
     let broken_off = broken_off.join().unwrap();
     assert_eq!(broken_off.code, Some(2), "{broken_off:?}");
-    let told = broken_off.json().len();
-    let left_out = format!("{} operations were left out", PARKED - told);
-    assert!(0 < told && told < PARKED, "{broken_off:?}");
+    let reported = broken_off.json().len();
+    let left_out = format!("{} operations were left out", PARKED - reported);
+    assert!(0 < reported && reported < PARKED, "{broken_off:?}");
     assert!(broken_off.err.contains(&left_out), "{broken_off:?}");
 
     relay.set_away(false);
     let patient = redrive("");
-    let asked = told + 1;
+    let asked = reported + 1;
     setup
         .eventually("more are asked", async || has_asked(asked).await)
         .await;
@@ -409,7 +409,7 @@ async fn a_cancel_of_an_unknown_id_says_that_it_is_kept_and_leaves_nothing_to_do
 #[tokio::test]
 async fn exit_codes_distinguish_refusals_usage_errors_and_an_unreachable_api() {
     let setup = Setup::new().await;
-    for (line, code, told) in [
+    for (line, code, expected) in [
         ("show nobody", 1, "No request with this id was accepted"),
         ("resubmit nobody", 1, "No request with this id was accepted"),
         ("resubmit", 2, "select operations: give an ID"),
@@ -426,7 +426,7 @@ async fn exit_codes_distinguish_refusals_usage_errors_and_an_unreachable_api() {
     ] {
         let ran = setup.ops(line);
         assert_eq!(ran.code, Some(code), "{line}: {ran:?}");
-        assert!(ran.err.contains(told), "{line}: {ran:?}");
+        assert!(ran.err.contains(expected), "{line}: {ran:?}");
     }
     // A port that was just released.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -261,8 +261,8 @@ fn a_bad_request_ends_in_the_dead_letter_topic_with_its_cause() {
         "the request is refused: input: must be a JSON object",
         "the record's key is not that of its operation, ",
     ] {
-        let told = causes.iter().filter(|cause| cause.starts_with(expected));
-        assert_eq!(told.count(), 1, "{expected} in {causes:?}");
+        let matching = causes.iter().filter(|cause| cause.starts_with(expected));
+        assert_eq!(matching.count(), 1, "{expected} in {causes:?}");
     }
     for id in ["huge", "late", "no-object", "other-key"] {
         assert_eq!(setup.operation(id), None, "{id}");

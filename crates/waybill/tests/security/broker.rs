@@ -225,9 +225,9 @@ async fn topics_that_a_token_may_not_describe_are_named() {
     let findings: Vec<Value> = findings.map(Result::unwrap).collect();
     let said = |what: &str| {
         let of_it = findings.iter().filter(|finding| finding["what"] == what);
-        let told = of_it.map(|finding| (finding["verdict"].as_str(), finding["said"].as_str()));
-        let told = told.map(|(verdict, said)| (verdict.unwrap(), said.unwrap()));
-        told.collect::<Vec<_>>()
+        let verdicts = of_it.map(|finding| (finding["verdict"].as_str(), finding["said"].as_str()));
+        let verdicts = verdicts.map(|(verdict, said)| (verdict.unwrap(), said.unwrap()));
+        verdicts.collect::<Vec<_>>()
     };
     let topics = said("topics");
     assert_eq!(topics.len(), 1, "{findings:?}");

@@ -37,18 +37,18 @@ async fn a_clock_an_hour_ahead_for_two_seconds_undoes_nothing_that_has_a_deadlin
             ids.push(setup.deliver(&delivery).await);
         }
     };
-    let told = async |message: &str| {
+    let logged = async |message: &str| {
         let is_told = async || setup.log_tail().contains(message);
         setup.eventually(message, is_told).await;
     };
     deliver().await;
     clock.set("+3600");
-    told("wall clock stepped; holding the step back").await;
+    logged("wall clock stepped; holding the step back").await;
     let began = tokio::time::Instant::now();
     deliver().await;
     tokio::time::sleep_until(began + GLITCH).await;
     clock.set("+0");
-    told("wall clock stepped back to the time before its step").await;
+    logged("wall clock stepped back to the time before its step").await;
     deliver().await;
     setup.all_reach(&ids, "Processed").await;
     setup.assert_one_effect_per_step(&ids, |_| false).await;

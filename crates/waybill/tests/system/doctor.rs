@@ -86,9 +86,9 @@ async fn doctor_finds_no_fault_in_a_healthy_system_and_the_faults_of_another() {
     stop.send().await.expect("it stops");
     let stopped = run(&setup, &["doctor"]);
     assert_eq!(bad(&stopped), ["leases"]);
-    let told = "shard 1 is stopped, as requested";
+    let expected = "shard 1 is stopped, as requested";
     assert!(
-        String::from_utf8_lossy(&stopped.stdout).contains(told),
+        String::from_utf8_lossy(&stopped.stdout).contains(expected),
         "{stopped:?}"
     );
     let shard = setup.url("admin", "/schedulers/1");
@@ -223,8 +223,8 @@ async fn a_process_reports_its_readiness_and_changes_its_log_filter_on_request()
     assert!(!log().contains(detail));
     let said = |output: &Output| String::from_utf8_lossy(&output.stdout).trim().to_owned();
     assert_eq!(said(&plain(&setup, &["log"])), "info");
-    let told = plain(&setup, &["log", "info,waybill=debug"]);
-    assert_eq!(said(&told), "info,waybill=debug", "{told:?}");
+    let changed = plain(&setup, &["log", "info,waybill=debug"]);
+    assert_eq!(said(&changed), "info,waybill=debug", "{changed:?}");
     let refused = plain(&setup, &["log", "bananas"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     assert_eq!(said(&plain(&setup, &["log"])), "info,waybill=debug");

@@ -291,8 +291,8 @@ async fn generation(setup: &Setup) -> u64 {
 
 fn announced(setup: &Setup, partitions: u32) -> bool {
     let log = std::fs::read_to_string(setup.path("log.txt")).unwrap_or_default();
-    let told = "operations are spread over another number of partitions";
-    log.contains(&format!("{told} partitions={partitions}\n"))
+    let message = "operations are spread over another number of partitions";
+    log.contains(&format!("{message} partitions={partitions}\n"))
 }
 
 /// A client that always writes requests to the partitions of one fixed number.

@@ -333,8 +333,8 @@ async fn a_trace_is_exported_whole_or_not_at_all() {
         setup.wait_for_state(id, "Processed").await;
     }
     let from = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-    let told = setup.deliver(Some(from)).await;
-    let spans = of_processed(&collector, &told, "b7ad6b7169203331").await;
+    let traced = setup.deliver(Some(from)).await;
+    let spans = of_processed(&collector, &traced, "b7ad6b7169203331").await;
     // Spans arrive in the order of their ends, so those of the others would have arrived.
     for id in &quiet {
         assert_eq!(collector.all_of(id).len(), 0);
@@ -416,8 +416,8 @@ async fn no_operation_waits_for_a_collector() {
         .expect("lost spans are counted");
     assert_eq!(setup.count("sent").await, 0.0);
     let pid = setup.process.child.id().to_string();
-    let told = Command::new("kill").args(["-TERM", &pid]).status().unwrap();
-    assert!(told.success());
+    let signalled = Command::new("kill").args(["-TERM", &pid]).status().unwrap();
+    assert!(signalled.success());
     assert!(setup.process.child.wait().unwrap().success());
     let log = std::fs::read_to_string(setup.directory.path().join("log")).unwrap();
     assert!(log.contains("could not send spans"), "{log}");

@@ -195,11 +195,11 @@ async fn events_of_another_tenant_are_not_sent_even_to_an_earlier_follower() {
     end.stamp = waybill_engine::Stamp(2);
     guarded.setup.write(end).await;
 
-    let mut told = String::new();
+    let mut received_text = String::new();
     while let Some(chunk) = within(own.chunk()).await.unwrap() {
-        told.push_str(std::str::from_utf8(&chunk).unwrap());
+        received_text.push_str(std::str::from_utf8(&chunk).unwrap());
     }
-    assert!(told.contains("event: final"), "{told}");
+    assert!(received_text.contains("event: final"), "{received_text}");
     // By now the row was read for both.
     let first = within(anothers.chunk()).await.unwrap().unwrap();
     assert_eq!(&first[..], b"retry: 1000\n\n");

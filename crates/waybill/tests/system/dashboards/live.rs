@@ -147,11 +147,11 @@ async fn everything_happens(setup: &Setup) {
     setup
         .put_faults("package", &json!({ "undoRefuseRate": 1 }))
         .await;
-    let told = of("badly").map(|mut body| {
+    let failing = of("badly").map(|mut body| {
         body["notify"] = json!(["tel:+491701234567"]);
         body
     });
-    setup.deliver_each(told).await;
+    setup.deliver_each(failing).await;
 
     let producer: BaseProducer = ClientConfig::new()
         .set("bootstrap.servers", setup.address("broker").to_string())

@@ -57,10 +57,10 @@ async fn an_operation_whose_index_entry_is_gone_is_found_counted_woken_and_ends(
     let up = setup.again("up", &[], &UP);
     is_woken(&setup).await;
     let log = std::fs::read_to_string(setup.path("log.txt")).expect("there is a log");
-    let told = log.lines().filter(|line| {
+    let matching = log.lines().filter(|line| {
         line.contains("waking an operation that nothing would have woken") && line.contains(&id)
     });
-    assert!(told.count() > 0, "{log}");
+    assert!(matching.count() > 0, "{log}");
     // The stopped agent reads the request again after its process restarts.
     up.kill();
     without_faults(&setup);
