@@ -647,11 +647,11 @@ mod tests {
     #[test]
     fn a_role_alone_needs_what_is_not_in_its_process() {
         for (line, needed) in [
-            ("agents", "--brokers is needed"),
-            ("scheduler", "--brokers is needed"),
-            ("scheduler --brokers a:1", "--scylla is needed"),
-            ("ingestion --brokers a:1", "--scylla is needed"),
-            ("supervisor --brokers a:1", "--scylla is needed"),
+            ("agents", "--brokers is required"),
+            ("scheduler", "--brokers is required"),
+            ("scheduler --brokers a:1", "--scylla is required"),
+            ("ingestion --brokers a:1", "--scylla is required"),
+            ("supervisor --brokers a:1", "--scylla is required"),
         ] {
             let error = configuration(line).unwrap_err().to_string();
             assert!(error.starts_with(needed), "{line}: {error}");

@@ -385,7 +385,7 @@ fn a_configuration_of_one_role_is_checked_as_for_that_role() {
     for (flags, refused) in [
         (&[][..], "workflows.files: nowhere.yaml"),
         (&["--role", "up"], "workflows.files: nowhere.yaml"),
-        (&["--role", "agents"], "--brokers is needed"),
+        (&["--role", "agents"], "--brokers is required"),
         (&["--role", "agents", "--brokers", "a:1"], "workflows.files"),
         (&["--role", "ingestion", "--brokers", "a:1"], "--scylla"),
         (

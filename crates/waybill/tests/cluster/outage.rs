@@ -161,7 +161,7 @@ async fn roles_that_start_before_the_database_wait_for_it() {
             .await;
         let readiness = member.readiness().await.expect("it is alive");
         assert!(
-            readiness.starts_with("waiting for: every role"),
+            readiness.starts_with("waiting for: all roles"),
             "{readiness}"
         );
     }
