@@ -209,7 +209,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn headline_and_summary_are_one_line_and_tell_of_repeats() {
+    fn headline_and_summary_are_one_line_and_count_repeats() {
         let mut message = Message {
             alert: alert(),
             repeats: 0,
@@ -233,7 +233,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_callers_id_is_told_and_a_workflow_that_is_not_known_leaves_no_gap() {
+    fn a_message_has_the_callers_id_and_no_gap_for_an_unknown_workflow() {
         let mut message = Message {
             alert: alert(),
             repeats: 0,

@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn a_storm_that_goes_on_is_told_of_once_a_window() {
+    fn repeats_over_several_windows_are_sent_once_per_window() {
         let mut backlog = backlog(10, 1_000);
         let start = Instant::now();
         let mut messages = Vec::new();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_that_ended_with_nothing_to_tell_of_is_over() {
+    fn an_alert_after_a_window_without_repeats_is_sent_at_once() {
         let mut backlog = backlog(10, 10);
         let start = Instant::now();
         backlog.take_in(alert(), 1, start);

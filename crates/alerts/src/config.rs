@@ -137,7 +137,7 @@ impl AlertsConfig {
             return Err(ConfigError::invalid(
                 "alerts.receivers",
                 format!(
-                    "has the name {name:?}, and names must have 1 to {NAME_BYTES_MAX} \
+                    "has the name {name:?}: a name must have 1 to {NAME_BYTES_MAX} \
                      characters, only a-z, A-Z, 0-9, '.', '_' and '-'"
                 ),
             ));

@@ -115,7 +115,7 @@ pub enum ContactError {
     #[error("cannot be notified: SMS is disabled (alerts.owners.sms is not set)")]
     NoSms,
     /// The e-mail channel is restricted to other domains.
-    #[error("must be an address at one of {0}")]
+    #[error("must be an address in one of these domains: {0}")]
     OtherDomain(String),
 }
 
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_told_unless_the_configuration_says_how_and_whom() {
+    fn contacts_are_refused_unless_the_configuration_allows_their_channel_and_domain() {
         let none = ContactRules::default();
         let email = "mailto:anna@example.org";
         assert_eq!(none.read(email).err(), Some(ContactError::NoEmail));
@@ -299,7 +299,7 @@ mod tests {
         let error = some.read(email).err().unwrap().to_string();
         assert_eq!(
             error,
-            "must be an address at one of Example.com, example.net"
+            "must be an address in one of these domains: Example.com, example.net"
         );
         // Domains must match exactly, not only at their end.
         assert!(some.read("mailto:anna@evil-example.com").is_err());

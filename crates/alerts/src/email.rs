@@ -128,7 +128,7 @@ impl EmailDelivery<'_> {
                 Err(Unwritten {
                     cause, is_final, ..
                 }) if is_final => {
-                    tracing::error!(%address, cause, "an address refused an alert");
+                    tracing::error!(%address, cause, "the server refused an address of an alert");
                     refused = Some(cause);
                 }
                 Err(Unwritten {
@@ -194,7 +194,7 @@ impl Unwritten {
         match self.code {
             Some(code) => format!("the server answered {code}"),
             None if self.is_unreachable => self.cause.clone(),
-            None => "the server's answers make no sense".to_owned(),
+            None => "the server sent invalid answers".to_owned(),
         }
     }
 }
@@ -295,10 +295,10 @@ fn credentials(config: &EmailConfig) -> Result<Option<Credentials>, ReceiverErro
     let refuse = |key, problem| Err(ReceiverError::new(key, problem));
     match (&config.user, &config.password) {
         (None, None) => Ok(None),
-        (None, Some(_)) => refuse("user", "is missing beside password"),
-        (Some(_), None) => refuse("password", "is missing beside user"),
+        (None, Some(_)) => refuse("user", "is required if password is set"),
+        (Some(_), None) => refuse("password", "is required if user is set"),
         (Some(_), Some(_)) if config.tls == EmailTls::None && !is_this_machine(&config.host) => {
-            let problem = "would be sent in the clear to another machine; use tls or starttls";
+            let problem = "would be sent unencrypted to another machine; use tls or starttls";
             refuse("password", problem)
         }
         (Some(user), Some(password)) => {
@@ -315,7 +315,7 @@ fn is_this_machine(host: &str) -> bool {
 
 pub(super) fn read_mailbox(key: &str, text: &str) -> Result<Mailbox, ReceiverError> {
     text.parse().map_err(|error| {
-        let problem = format!("holds {text:?}, which is no e-mail address: {error}");
+        let problem = format!("contains {text:?}, which is not an e-mail address: {error}");
         ReceiverError::new(key, problem)
     })
 }
@@ -433,17 +433,17 @@ mod tests {
     fn what_cannot_work_is_refused_by_key() {
         type Change = fn(&mut EmailConfig);
         let cases: [(&str, Change); 7] = [
-            ("from holds", |c| c.from = "nobody".to_owned()),
+            ("from contains", |c| c.from = "nobody".to_owned()),
             ("to must name", |c| c.to.clear()),
-            ("to holds", |c| c.to.push("a@b@c".to_owned())),
+            ("to contains", |c| c.to.push("a@b@c".to_owned())),
             ("host must not", |c| c.host.clear()),
-            ("user is missing", |c| {
+            ("user is required", |c| {
                 c.password = Some(Secret::from("hunter2"))
             }),
-            ("password is missing", |c| {
+            ("password is required", |c| {
                 c.user = Some("waybill".to_owned())
             }),
-            ("password would be sent in the clear", |c| {
+            ("password would be sent unencrypted", |c| {
                 c.user = Some("waybill".to_owned());
                 c.password = Some(Secret::from("hunter2"));
             }),

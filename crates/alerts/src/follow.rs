@@ -199,12 +199,12 @@ fn publisher(kafka: &KafkaSettings) -> anyhow::Result<Producer<Arc<Settlement>>>
     Producer::new(kafka, &options).context("the producer for dead letters cannot be made")
 }
 
-/// Reads on a thread of its own until it is stopped. `tell` delivers the items that were read, and
+/// Reads on a thread of its own until it is stopped. `deliver` sends the items that were read, and
 /// reports which are settled.
 pub(super) async fn read_with<T: Followed, F: Future<Output = ()>>(
     reading: Reading,
     stop: CancellationToken,
-    tell: impl FnOnce(mpsc::Receiver<Read<T>>, std_mpsc::Sender<Source>) -> F,
+    deliver: impl FnOnce(mpsc::Receiver<Read<T>>, std_mpsc::Sender<Source>) -> F,
 ) -> anyhow::Result<()> {
     let name = format!("waybill-alerts-{}", reading.name);
     let reader = reading.reader()?;
@@ -227,15 +227,15 @@ pub(super) async fn read_with<T: Followed, F: Future<Output = ()>>(
     tokio::select! {
         // The reader ends first only if it failed.
         result = &mut reading => return result,
-        () = tell(read, settled) => {}
+        () = deliver(read, settled) => {}
     }
     // Everything is settled now, or never will be.
     reading.await
 }
 
-/// Runs `telling` to its end, but after a stop for `stop_within` at most.
+/// Runs `sending` to its end, but after a stop for `stop_within` at most.
 pub(super) async fn unless_too_late(
-    telling: impl Future<Output = ()>,
+    sending: impl Future<Output = ()>,
     stop: &CancellationToken,
     stop_within: Duration,
     receiver: &str,
@@ -245,9 +245,9 @@ pub(super) async fn unless_too_late(
         sleep(stop_within).await;
     };
     tokio::select! {
-        () = telling => {}
+        () = sending => {}
         () = too_late => {
-            tracing::warn!(receiver, "what was being sent at the stop is cut off");
+            tracing::warn!(receiver, "aborted unfinished deliveries at the stop");
         }
     }
 }

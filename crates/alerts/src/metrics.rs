@@ -10,7 +10,7 @@ const DELIVERED: Metric<Counter, 1> = Metric::new(
 );
 const FAILED: Metric<Counter, 1> = Metric::new(
     "waybill_alerts_failed_total",
-    "Alerts that will not be delivered to a receiver: given up, refused, or no longer wanted",
+    "Alerts that will not be delivered to a receiver: given up, refused, or the receiver is gone",
     ["receiver"],
 );
 const FOLDED: Metric<Counter> = Metric::new(
@@ -25,12 +25,12 @@ const SKIPPED: Metric<Counter, 1> = Metric::new(
 );
 const UNREADABLE: Metric<Counter, 1> = Metric::new(
     "waybill_alerts_unreadable_total",
-    "Records of the alerts' topic that could not be read, once for each receiver",
+    "Records of the topic of alerts that could not be read, once for each receiver",
     ["receiver"],
 );
 const WAITING: Metric<Gauge, 1> = Metric::new(
     "waybill_alerts_waiting",
-    "Alerts that were read for a receiver, from the oldest one on that is not settled",
+    "Alerts read for a receiver since the oldest unsettled one, that one included",
     ["receiver"],
 );
 const OWNERS_DELIVERED: Metric<Counter, 1> = Metric::new(
@@ -45,7 +45,7 @@ const OWNERS_FAILED: Metric<Counter, 1> = Metric::new(
 );
 const OWNERS_LIMITED: Metric<Counter, 1> = Metric::new(
     "waybill_owner_notices_limited_total",
-    "Messages to owners that were not sent because of alerts.owners' limits",
+    "Messages to owners that were not sent because of the limits of alerts.owners",
     ["channel"],
 );
 const OWNERS_REFUSED: Metric<Counter, 1> = Metric::new(
@@ -60,12 +60,12 @@ const OWNERS_SKIPPED: Metric<Counter, 1> = Metric::new(
 );
 const OWNERS_UNREADABLE: Metric<Counter, 1> = Metric::new(
     "waybill_owner_notices_unreadable_total",
-    "Records of the notices' topic that could not be read, once for each channel",
+    "Records of the topic of notices that could not be read, once for each channel",
     ["channel"],
 );
 const OWNERS_WAITING: Metric<Gauge, 1> = Metric::new(
     "waybill_owner_notices_waiting",
-    "Notices that were read for a channel, from the oldest one on that is not settled",
+    "Notices read for a channel since the oldest unsettled one, that one included",
     ["channel"],
 );
 

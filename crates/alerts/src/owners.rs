@@ -124,8 +124,8 @@ impl OwnersFollower {
         let stop_within = reading.source.stop_within;
         let may_go_on = stop.clone();
         read_with(reading, stop, |read, settled| async move {
-            let telling = notifier.tell(read, &settled, &may_go_on);
-            unless_too_late(telling, &may_go_on, stop_within, notifier.channel.as_str()).await;
+            let sending = notifier.run(read, &settled, &may_go_on);
+            unless_too_late(sending, &may_go_on, stop_within, notifier.channel.as_str()).await;
         })
         .await
     }
@@ -173,7 +173,7 @@ impl OwnerNotifier {
 
     /// Sends the notices that were read and reports which are settled, until the input ends and
     /// none is open.
-    async fn tell(
+    async fn run(
         &self,
         mut read: mpsc::Receiver<Read<OwnerNotice>>,
         settled: &std_mpsc::Sender<Source>,
@@ -191,7 +191,7 @@ impl OwnerNotifier {
                 }
                 next = read.recv(), if !is_over && open.len() < self.notices_max => match next {
                     Some(Read { source, item }) => open.push(async move {
-                        self.tell_of(&item, stop).await.then_some(source)
+                        self.notify(&item, stop).await.then_some(source)
                     }),
                     None => is_over = true,
                 },
@@ -201,11 +201,11 @@ impl OwnerNotifier {
     }
 
     /// Notifies every contact of a notice. Returns whether the notice is settled.
-    async fn tell_of(&self, notice: &OwnerNotice, stop: &CancellationToken) -> bool {
+    async fn notify(&self, notice: &OwnerNotice, stop: &CancellationToken) -> bool {
         let contacts = notice.contacts.iter().enumerate();
         let messages = contacts.filter_map(|(at, contact)| self.message(notice, at, contact));
-        let told = join_all(messages.map(|message| self.send(message, stop))).await;
-        told.into_iter().all(|is_settled| is_settled)
+        let settled = join_all(messages.map(|message| self.send(message, stop))).await;
+        settled.into_iter().all(|is_settled| is_settled)
     }
 
     /// The message to a contact, if it is one of this channel and may be notified.

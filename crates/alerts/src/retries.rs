@@ -72,7 +72,7 @@ impl Retries {
                 attempt,
                 cause,
                 retry_in_seconds = wait.as_secs_f64(),
-                "a message is not delivered yet"
+                "could not deliver a message; trying again"
             );
             tokio::select! {
                 biased;

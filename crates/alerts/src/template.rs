@@ -67,7 +67,7 @@ impl<M: Fill> Template<M> {
         let mut parts = Vec::new();
         let mut rest = text;
         while let Some((literal, after)) = rest.split_once("{{") {
-            let (name, after) = after.split_once("}}").ok_or("has a {{ without its }}")?;
+            let (name, after) = after.split_once("}}").ok_or("has a {{ without a }}")?;
             let name = name.trim();
             let (_, value) = M::FIELDS
                 .iter()
@@ -75,7 +75,7 @@ impl<M: Fill> Template<M> {
                 .ok_or_else(|| {
                     let known: Vec<_> = M::FIELDS.iter().map(|(known, _)| *known).collect();
                     let known = known.join(", ");
-                    format!("has the placeholder {name:?}, which is none of {known}")
+                    format!("has the unknown placeholder {name:?}; expected one of {known}")
                 })?;
             parts.push(Part::Literal(literal.to_owned()));
             parts.push(Part::Field(*value));
@@ -109,7 +109,7 @@ impl<M: Fill> Template<M> {
             let body = self.render(&M::sample(text));
             if let Err(error) = serde_json::from_str::<Value>(&body) {
                 return Err(format!(
-                    "does not give JSON; is a placeholder outside of double quotes? ({error})"
+                    "is not valid JSON: put every placeholder in double quotes ({error})"
                 ));
             }
         }
@@ -262,12 +262,21 @@ mod tests {
     #[test]
     fn templates_that_cannot_work_are_refused_with_the_reason() {
         for (text, reason) in [
-            ("{\"a\": \"{{alert.kind\"}", "without its }}"),
-            ("{\"a\": \"{{alert.knd}}\"}", "none of alert.eventId, "),
-            ("{\"a\": {{alert.kind}}}", "outside of double quotes"),
-            ("{\"a\": 1{{alert.step}}}", "outside of double quotes"),
-            ("{\"a\": \"{{alert.kind}}\"", "does not give JSON"),
-            ("", "does not give JSON"),
+            ("{\"a\": \"{{alert.kind\"}", "without a }}"),
+            (
+                "{\"a\": \"{{alert.knd}}\"}",
+                "expected one of alert.eventId, ",
+            ),
+            (
+                "{\"a\": {{alert.kind}}}",
+                "put every placeholder in double quotes",
+            ),
+            (
+                "{\"a\": 1{{alert.step}}}",
+                "put every placeholder in double quotes",
+            ),
+            ("{\"a\": \"{{alert.kind}}\"", "is not valid JSON"),
+            ("", "is not valid JSON"),
         ] {
             let refusal = Template::<Message>::compile(text, Escape::Json).unwrap_err();
             assert!(refusal.contains(reason), "{text}: {refusal}");

@@ -23,9 +23,9 @@ pub(super) fn read_certificates<C, E: std::fmt::Display>(
     let certificates = certificates
         .map(|part| read(part.as_bytes()))
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| refuse(format!("holds a certificate that is none: {error}")))?;
+        .map_err(|error| refuse(format!("contains an invalid certificate: {error}")))?;
     if certificates.is_empty() {
-        return Err(refuse("holds no certificate (PEM)".to_owned()));
+        return Err(refuse("contains no certificate (PEM)".to_owned()));
     }
     Ok(certificates)
 }

@@ -92,7 +92,7 @@ impl Endpoint {
             headers.insert(name, value);
         }
         let content_type = HeaderValue::from_str(content_type(config))
-            .map_err(|_| ReceiverError::new("contentType", "is no value of a header"))?;
+            .map_err(|_| ReceiverError::new("contentType", "is not a valid header value"))?;
         headers.insert(CONTENT_TYPE, content_type);
         let certificates = match &config.ca_file {
             Some(path) => read_certificates(path, Certificate::from_pem)?,
@@ -131,7 +131,7 @@ pub(super) fn template_of<M: Fill>(
     match &config.template {
         Some(template) => read_template(template, content_type(config)).map(Some),
         None if config.content_type.is_some() => {
-            let problem = "goes with a template only: without one the body is JSON";
+            let problem = "requires a template: without one the body is JSON";
             Err(ReceiverError::new("contentType", problem))
         }
         None => Ok(None),
@@ -263,13 +263,13 @@ impl SigningKey {
 fn read_url(text: &str) -> Result<Url, ReceiverError> {
     let refuse = |problem: &str| ReceiverError::new("url", problem);
     // The parser's message is left out: the URL may hold a secret.
-    let url = Url::parse(text).map_err(|_| refuse("is no URL"))?;
+    let url = Url::parse(text).map_err(|_| refuse("is not a URL"))?;
     if !["http", "https"].contains(&url.scheme()) {
         return Err(refuse("must begin with https:// or http://"));
     }
     if !url.username().is_empty() || url.password().is_some() {
         return Err(refuse(
-            "has a user or a password in it; set the header Authorization instead",
+            "contains a user or password; set the header Authorization instead",
         ));
     }
     Ok(url)
@@ -295,12 +295,13 @@ fn read_header(name: &str, value: &Secret) -> Result<(HeaderName, HeaderValue), 
         "host",
     ];
     let refuse = |problem: &str| ReceiverError::new(&format!("headers.{name}"), problem);
-    let read = HeaderName::from_bytes(name.as_bytes()).map_err(|_| refuse("is no name"))?;
+    let read = HeaderName::from_bytes(name.as_bytes());
+    let read = read.map_err(|_| refuse("is not a valid header name"))?;
     if OWN.contains(&read.as_str()) || [ID, TIMESTAMP, SIGNATURE].contains(&read) {
         return Err(refuse("is set by Waybill itself"));
     }
-    let mut value = HeaderValue::from_str(value.reveal())
-        .map_err(|_| refuse("has a value that no header can have"))?;
+    let mut value =
+        HeaderValue::from_str(value.reveal()).map_err(|_| refuse("has an invalid value"))?;
     value.set_sensitive(true);
     Ok((read, value))
 }
@@ -391,39 +392,39 @@ mod tests {
         type Change = fn(&mut WebhookConfig);
         let cases: [(&str, Change); 14] = [
             ("url is missing", |c| c.url = None),
-            ("url is no URL", |c| c.url = Some("hunter2".into())),
+            ("url is not a URL", |c| c.url = Some("hunter2".into())),
             ("url must begin", |c| c.url = Some("file:///x".into())),
-            ("url has a user", |c| {
+            ("url contains a user", |c| {
                 c.url = Some("https://a:hunter2@b.example".into());
             }),
             ("secret must be", |c| c.secret = None),
-            ("contentType goes with", |c| {
+            ("contentType requires a template", |c| {
                 c.content_type = Some(JSON.to_owned());
             }),
             ("contentType must be JSON", |c| {
                 c.template = Some("<a/>".to_owned());
                 c.content_type = Some("text/xml".to_owned());
             }),
-            ("contentType is no value", |c| {
+            ("contentType is not a valid header value", |c| {
                 c.template = Some("a".to_owned());
                 c.content_type = Some("text/plain; a=\n".to_owned());
             }),
-            ("template has the placeholder", |c| {
+            ("template has the unknown placeholder", |c| {
                 c.template = Some("{{alert}}".to_owned());
             }),
             ("caFile is /nonexistent", |c| {
                 c.ca_file = Some("/nonexistent".into());
             }),
-            ("caFile is Cargo.toml, which holds no certificate", |c| {
+            ("caFile is Cargo.toml, which contains no certificate", |c| {
                 c.ca_file = Some("Cargo.toml".into());
             }),
             ("headers.Host is set", |c| {
                 c.headers.insert("Host".to_owned(), "a".into());
             }),
-            ("headers.a b is no name", |c| {
+            ("headers.a b is not a valid header name", |c| {
                 c.headers.insert("a b".to_owned(), "a".into());
             }),
-            ("headers.A has a value", |c| {
+            ("headers.A has an invalid value", |c| {
                 c.headers.insert("A".to_owned(), "hunter\n2".into());
             }),
         ];

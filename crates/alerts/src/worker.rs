@@ -138,7 +138,7 @@ fn settle(receiver: &str, metrics: &ReceiverMetrics, done: Done) {
         Err(Undeliverable::Stopped) => {}
         Err(error) => {
             metrics.failed.increment(alerts as u64);
-            tracing::error!(receiver, alerts, cause = %error, "alerts were not delivered");
+            tracing::error!(receiver, alerts, cause = %error, "could not deliver alerts");
         }
     }
     for ticket in tickets {

@@ -9,7 +9,7 @@ pub enum ConfigError {
     #[error(transparent)]
     File(#[from] FileError),
     /// An unknown variable with the prefix `WAYBILL_`.
-    #[error("the environment variable {name} is not known{}", did_you_mean(.nearest.as_deref()))]
+    #[error("unknown environment variable {name}{}", did_you_mean(.nearest.as_deref()))]
     UnknownVariable {
         /// The variable.
         name: String,
@@ -17,7 +17,7 @@ pub enum ConfigError {
         nearest: Option<String>,
     },
     /// A variable whose value does not fit its key.
-    #[error("the environment variable {name} does not fit {key}: {cause}")]
+    #[error("the environment variable {name} is invalid for {key}: {cause}")]
     Variable {
         /// The variable.
         name: String,

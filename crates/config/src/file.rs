@@ -170,14 +170,14 @@ fn refusal(name: &str, text: &str, error: &Error, key_paths: &[String]) -> FileE
             let near = nearest(field, expected.iter().copied()).map(whole);
             let near = near.or_else(|| paths_that_end_in(field, key_paths));
             let instead = match (near, expected.is_empty()) {
-                (None, false) => format!("; the keys here are {}", expected.join(", ")),
+                (None, false) => format!("; expected one of {}", expected.join(", ")),
                 (near, _) => did_you_mean(near.as_deref()),
             };
-            format!("the key {} is not known{instead}", whole(field))
+            format!("unknown key {}{instead}", whole(field))
         }
         Error::SerdeUnknownVariant {
             variant, expected, ..
-        } => of_key(&format!("{variant} is none of {}", expected.join(", "))),
+        } => of_key(&format!("{variant} is not one of {}", expected.join(", "))),
         Error::InvalidBooleanStrict { .. } => of_key("invalid boolean"),
         Error::DuplicateMappingKey { key: Some(key), .. } => format!("the key {key} appears twice"),
         other => of_key(&UserMessageFormatter.format_message(other)),

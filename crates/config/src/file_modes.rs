@@ -11,7 +11,7 @@ pub fn warn_if_they_may_read(path: &Path, what: &str) {
     const READ: u32 = 0o004;
     if may(path, READ) {
         let path = path.display();
-        tracing::warn!(%path, "every user of this machine may read the file with {what}: chmod 600");
+        tracing::warn!(%path, "every user of this machine may read the file with {what}: run chmod 600");
     }
 }
 
@@ -20,7 +20,7 @@ pub fn warn_if_they_may_write(path: &Path, what: &str) {
     const WRITE: u32 = 0o002;
     if may(path, WRITE) {
         let path = path.display();
-        tracing::warn!(%path, "every user of this machine may change the file that says {what}: chmod 600");
+        tracing::warn!(%path, "every user of this machine may change the file that defines {what}: run chmod 600");
     }
 }
 
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_every_user_may_is_told_by_the_mode_of_the_file_itself() {
+    fn the_permissions_of_every_user_follow_from_the_mode_of_the_file_itself() {
         let directory = tempfile::tempdir().unwrap();
         let [file, link] = ["file", "link"].map(|name| directory.path().join(name));
         std::fs::write(&file, "").unwrap();

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_url_only_scheme_and_authority_are_shown() {
+    fn a_redacted_url_shows_only_scheme_and_authority() {
         for (url, shown) in [
             ("http://10.0.0.1:80", "http://10.0.0.1:80"),
             ("https://a.example/", "https://a.example/"),

@@ -39,7 +39,7 @@ impl SecretFiles {
         };
         let text = self.read(&path, key)?;
         if value.is_some() {
-            let problem = "is set, and a file for it, too; keep one";
+            let problem = "is set, and so is a file for it: remove one of them";
             return Err(ConfigError::invalid(key, problem));
         }
         *value = Some(text.into());

@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 
-const ADDRESS: &str = "must be an IP address and a port of at most 65535, such as 127.0.0.1:8080; names are not taken";
+const ADDRESS: &str = "must be an IP address and a port of at most 65535, such as 127.0.0.1:8080; host names are not allowed";
 
 /// Parses an address to listen on.
 ///
@@ -28,7 +28,7 @@ pub(crate) fn in_our_words(message: &str) -> &str {
         "invalid floating point" => "must be a number",
         "invalid boolean" => "must be true or false",
         other if other.ends_with(", expected a boolean") => "must be true or false",
-        "expected mapping start" => "must hold keys with values",
+        "expected mapping start" => "must be a mapping of keys to values",
         "expected sequence start" => "must be a list",
         "invalid socket address syntax" => ADDRESS,
         other if other.ends_with(", expected socket address") => ADDRESS,
@@ -44,7 +44,7 @@ fn whole_number(kind: &str) -> Option<&'static str> {
         "u16" => Some("must be a whole number from 0 to 65535"),
         "u32" => Some("must be a whole number from 0 to 4294967295"),
         "u64" | "usize" => Some("must be a whole number from 0 to 18446744073709551615"),
-        "i32" | "i64" | "isize" => Some("must be a whole number, and not so large"),
+        "i32" | "i64" | "isize" => Some("must be a whole number, and is out of range"),
         _ => None,
     }
 }

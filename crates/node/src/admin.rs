@@ -156,37 +156,35 @@ impl Admin {
 
     /// The answer to a request for a part of the scheduler that is not connected.
     fn no_scheduler(&self) -> Problem {
-        let absent = Problem::new(Kind::NotFound, "No scheduler is in this process.");
+        let absent = Problem::new(Kind::NotFound, "This process has no scheduler.");
         self.not_connected(absent)
     }
 
     /// Connects the scheduler of this process. Only the first call counts; a process has one.
     pub fn set_schedulers(&self, control: Arc<dyn SchedulerControl>) {
         if self.schedulers.set(control).is_err() {
-            tracing::warn!("a second scheduler was offered to the admin listener and is not shown");
+            tracing::warn!("the admin listener ignores a second scheduler");
         }
     }
 
     /// Connects the shards of the store. Only the first call counts.
     pub fn set_shards(&self, shards: Shards) {
         if self.shards.set(shards).is_err() {
-            tracing::warn!("the shards of a second store are not shown on the admin listener");
+            tracing::warn!("the admin listener ignores the shards of a second store");
         }
     }
 
     /// Connects the repartitioning. Only the first call counts.
     pub fn set_growing(&self, growing: Repartition) {
         if self.growing.set(growing).is_err() {
-            tracing::warn!(
-                "a second scheduler's partitions are not made more on the admin listener"
-            );
+            tracing::warn!("the admin listener ignores the repartitioning of a second scheduler");
         }
     }
 
     /// Connects the backups. Only the first call counts.
     pub fn set_backups(&self, backups: Backups) {
         if self.backups.set(backups).is_err() {
-            tracing::warn!("a second store is not backed up on the admin listener");
+            tracing::warn!("the admin listener ignores the backups of a second store");
         }
     }
 
@@ -377,7 +375,7 @@ async fn put_scheduler(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Json<SchedulerView>, Problem> {
     let Ok(Path(partition)) = partition else {
-        return Err(Problem::new(Kind::NotFound, "A shard is a number from 0."));
+        return Err(Problem::new(Kind::NotFound, "Shards are numbered from 0."));
     };
     let shard = ShardId(partition);
     const RUNNING: &str = "running";
@@ -432,17 +430,18 @@ fn unread(_: &BytesRejection) -> Problem {
 async fn show_problem(Path(name): Path<String>) -> Result<Html<String>, Problem> {
     let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
     kind.map(|kind| Html(problem::page(kind)))
-        .ok_or_else(|| Problem::new(Kind::NotFound, "There is no such kind of problem."))
+        .ok_or_else(|| Problem::new(Kind::NotFound, "This problem type does not exist."))
 }
 
 async fn nothing_here() -> Problem {
-    let detail = "Here are /livez, /readyz, /metrics, /schedulers, /shards, /partitions and /log.";
+    let detail = "The admin port has /livez, /readyz, /metrics, /schedulers, /shards, /partitions, \
+                  /backup and /log.";
     Problem::new(Kind::NotFound, detail)
 }
 
 /// The router adds `Allow`.
 async fn method_not_allowed() -> Problem {
-    let detail = "The Allow header lists the methods that it knows.";
+    let detail = "The Allow header lists the methods of this address.";
     Problem::new(Kind::MethodNotAllowed, detail)
 }
 

@@ -49,13 +49,13 @@ const STALL_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
     /// Another backup is in progress.
-    #[error("another backup is being made")]
+    #[error("another backup is in progress")]
     UnderWay,
     /// The snapshot of the store failed.
-    #[error("the store cannot be noted")]
+    #[error("cannot take a snapshot of the store")]
     Store(#[from] StoreError),
     /// The snapshot of the logs failed.
-    #[error("the logs cannot be noted")]
+    #[error("cannot take a snapshot of the logs")]
     Logs(#[from] CopyError),
     /// The process is shutting down.
     #[error("the process is shutting down")]
@@ -116,7 +116,7 @@ fn note(store: &EmbeddedStore, logs: &Logs) -> Result<Noted, BackupError> {
     let began = Instant::now();
     let (store, (logs, at)) = store.while_held(|| (logs.snapshot(), wall_clock()))?;
     let logs = logs?;
-    tracing::info!(held = ?began.elapsed(), records = logs.records(), "a backup is being made");
+    tracing::info!(held = ?began.elapsed(), records = logs.records(), "started a backup");
     Ok(Noted { store, logs, at })
 }
 
@@ -136,10 +136,10 @@ fn send(
         Ok(contents) => tracing::info!(
             operations = contents.operations,
             records = contents.records,
-            "a backup was made"
+            "finished a backup"
         ),
         Err(error) => {
-            tracing::warn!(error = %chain(&error), "a backup was not finished");
+            tracing::warn!(error = %chain(&error), "a backup failed");
             // If there is no room, the client does not read.
             let _ = pieces.try_send(Err(error));
         }
@@ -239,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_whole_lies_beside_its_place_however_that_is_written() {
+    fn a_partial_file_is_beside_its_final_path_however_that_is_written() {
         let here = std::env::current_dir().unwrap();
         for path in ["there", "there/", "./there//"] {
             assert_eq!(partial_of(Path::new(path)), here.join("there.partial"));

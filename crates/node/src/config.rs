@@ -203,7 +203,7 @@ impl Config {
         validate::check(&self)?;
         let faults = self.services.faults.check();
         faults.map_err(|error| {
-            ConfigError::invalid("services.faults", format!("cannot be: {error}"))
+            ConfigError::invalid("services.faults", format!("is invalid: {error}"))
         })?;
         waybill_alerts::check(&self.alerts)?;
         self.schema_registry.check()?;

@@ -20,7 +20,7 @@ use waybill_telemetry::health::{Condition, LowDisk, Readiness};
 use waybill_telemetry::{Declared, Metric};
 
 /// How often the free space is checked.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// The fraction of the limit that must be free in addition before the disk no longer counts as low.
 const BEYOND: u64 = 10;
 
@@ -114,7 +114,7 @@ impl DiskWatch {
             mark: FREE_MIN.of([]),
             is_low: LOW.of([]),
         };
-        watch.look();
+        watch.check();
         watch
     }
 
@@ -132,23 +132,23 @@ impl DiskWatch {
 
     /// Checks periodically until it is stopped.
     pub async fn run(self, stop: CancellationToken) -> anyhow::Result<()> {
-        let mut turns = tokio::time::interval(LOOK_EVERY);
+        let mut turns = tokio::time::interval(CHECK_EVERY);
         loop {
             tokio::select! {
-                _ = turns.tick() => self.look(),
+                _ = turns.tick() => self.check(),
                 () = stop.cancelled() => return Ok(()),
             }
         }
     }
 
-    fn look(&self) {
+    fn check(&self) {
         let store = self.store.get().and_then(Weak::upgrade);
         let failure = store.and_then(|store| store.write_failure());
         let store_waits = failure.as_ref().is_some_and(|failure| failure.is_full);
         let failure = failure.filter(|failure| !failure.is_full);
         self.writes.set(failure.is_none());
         let note = failure.map(|failure| {
-            format!("{failure}; it opens its files again by itself: check the disk, as with dmesg and smartctl")
+            format!("{failure}; it reopens its files by itself: check the disk, for example with dmesg and smartctl")
         });
         self.writes.note(note.as_deref());
         let space = match Space::of(&self.dir) {
@@ -177,7 +177,7 @@ impl DiskWatch {
                 free_bytes,
                 free_min_bytes = mark,
                 store_waits,
-                "disk space is low; new requests are answered 503 until there is room again"
+                "disk space is low; new requests get 503 until space is freed"
             ),
             (true, false) => {
                 tracing::info!(%dir, free_bytes, free_min_bytes = mark, "disk space is sufficient again");
@@ -287,7 +287,7 @@ mod tests {
         let readiness = Readiness::default();
         let watch = DiskWatch::new(dir.path(), FreeMin::Percent(0), &readiness);
         watch.store().get_or_init(|| Arc::downgrade(&store));
-        watch.look();
+        watch.check();
         assert_eq!(readiness.missing(), Vec::<String>::new());
 
         // Flushes fail from now on.
@@ -309,7 +309,7 @@ mod tests {
             store.write(batch).await
         };
         while fill().await.is_ok() {}
-        watch.look();
+        watch.check();
         assert!(!watch.low().is_low());
         let missing = readiness.missing();
         assert_eq!(missing.len(), 1, "{missing:?}");
@@ -322,7 +322,7 @@ mod tests {
         while fill().await.is_err() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        watch.look();
+        watch.check();
         assert_eq!(readiness.missing(), Vec::<String>::new());
     }
 

@@ -122,7 +122,7 @@ pub fn listeners(role: Role, config: &Config) -> Vec<Listens> {
         "--services",
         config.services.listen,
         Guard::None {
-            way_out: "leave the simulated services out (--no-services)",
+            way_out: "do not run the simulated services (--no-services)",
         },
     );
     let mut open = vec![admin];
@@ -192,7 +192,7 @@ fn check(role: Role, config: &Config) -> Result<(), ConfigError> {
         return Ok(());
     };
     let ways = exposed.iter().map(|listener| match listener.guard {
-        Guard::Tokens { .. } => "have it ask for tokens (auth.tokensFile, auth.jwt.jwksFile)",
+        Guard::Tokens { .. } => "require tokens (auth.tokensFile, auth.jwt.jwksFile)",
         Guard::None { way_out } => way_out,
     });
     let mut ways: Vec<&str> = ways.collect();
@@ -204,8 +204,8 @@ fn check(role: Role, config: &Config) -> Result<(), ConfigError> {
     Err(ConfigError::invalid(
         format!("{first}{also}:"),
         format!(
-            "others can reach that, and nobody there has to say who they are. Listen on a loopback address such as \
-             127.0.0.1, or {}, or say --insecure (insecure: true)",
+            "reachable from other machines without authentication. Listen on a loopback address such as \
+             127.0.0.1, or {}, or use --insecure (insecure: true)",
             ways.join(", or ")
         ),
     ))
@@ -219,7 +219,7 @@ fn check_distinct(role: Role, config: &Config) -> Result<(), ConfigError> {
         if let Some(other) = earlier.find(|other| overlap(other.address, listener.address)) {
             return Err(ConfigError::invalid(
                 format!("{listener} and {other}:"),
-                "these addresses overlap: give each listener one of its own",
+                "these addresses overlap: give each listener its own",
             ));
         }
     }
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_loopback_interface_is_out_of_others_reach() {
+    fn only_loopback_addresses_are_unreachable_from_other_machines() {
         for (ip, expected) in [
             ("127.0.0.1", true),
             ("127.9.9.9", true),
@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(
             refused,
             "services.listen (--services) is 0.0.0.0:8080 and http.listen (--http) is 127.0.0.1:8080: these addresses \
-             overlap: give each listener one of its own"
+             overlap: give each listener its own"
         );
         for role in [Role::Services, Role::Ingestion] {
             assert!(check_distinct(role, &config).is_ok(), "it has one of them");
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn simulated_services_are_in_nobodys_way_where_they_or_the_brokers_are_elsewhere() {
+    fn simulated_services_overlap_with_no_listener_if_they_or_the_brokers_are_elsewhere() {
         let mut config = Config::default();
         config.http.listen = config.services.listen;
         assert!(check_everything(&config).is_err());

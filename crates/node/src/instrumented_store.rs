@@ -15,12 +15,12 @@ use waybill_telemetry::{Declared, Metric};
 
 const DURATION: Metric<Histogram, 1> = Metric::new(
     "waybill_store_request_duration_seconds",
-    "How long the state store took to answer, by what it was asked for",
+    "Time until the state store answered, by kind of request",
     ["statement"],
 );
 const FAILURES: Metric<Counter, 1> = Metric::new(
     "waybill_store_failures_total",
-    "Requests of the state store that failed, or of which it is unknown whether they did, by what it was asked for",
+    "Requests to the state store that failed or whose outcome is unknown, by kind of request",
     ["statement"],
 );
 const DAMAGED: Metric<Gauge> = Metric::new(

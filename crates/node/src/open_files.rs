@@ -25,7 +25,7 @@ pub fn prepare(role: Role, config: &Config) {
         tracing::warn!(
             limit,
             wanted,
-            "the limit of open files is below what the configured connections may need: raise it (ulimit -Hn, \
+            "the limit of open files is too low for the configured connections: raise it (ulimit -Hn, \
              LimitNOFILE=), or lower connectionsMax of http, admin, broker and services"
         );
     }
@@ -46,7 +46,7 @@ fn raise() -> u64 {
     match setrlimit(Resource::Nofile, raised) {
         Ok(()) => wanted,
         Err(error) => {
-            tracing::warn!(%error, now, wanted, "the limit of open files could not be raised");
+            tracing::warn!(%error, now, wanted, "could not raise the limit of open files");
             now
         }
     }

@@ -46,7 +46,7 @@ pub enum Stage {
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// It did not start.
-    #[error("the start failed")]
+    #[error("start failed")]
     Start(#[source] anyhow::Error),
     /// A part failed.
     #[error("{part} failed")]
@@ -64,19 +64,19 @@ pub enum RunError {
         part: String,
     },
     /// A part that should keep running ended by itself.
-    #[error("{part} ended though nobody stopped it")]
+    #[error("{part} ended unexpectedly")]
     EndedEarly {
         /// The part.
         part: String,
     },
     /// A stop took too long.
-    #[error("stopping took longer than it may; cut off: {}", .parts.join(", "))]
+    #[error("the stop exceeded shutdownTimeout; aborted: {}", .parts.join(", "))]
     TooSlow {
         /// The parts that were still running.
         parts: Vec<String>,
     },
     /// A second signal cut the stop short.
-    #[error("a second signal cut the stop short; cut off: {}", .parts.join(", "))]
+    #[error("a second signal ended the stop; aborted: {}", .parts.join(", "))]
     CutShort {
         /// The parts that were still running.
         parts: Vec<String>,
@@ -265,7 +265,7 @@ impl Running {
                     _ = signals.next() => Err(RunError::CutShort { parts: self.cut_off() }),
                 };
                 if let Err(error) = &settled {
-                    tracing::error!(error = chain(error), "while stopping");
+                    tracing::error!(error = chain(error), "failure during the stop");
                 }
                 first = first.and(settled);
             }

@@ -26,7 +26,7 @@ pub use waybill_telemetry::process::METRICS as PROCESS_METRICS;
 
 const BUILD_INFO: Metric<Gauge, 1> = Metric::new(
     "waybill_build_info",
-    "The version that runs; always 1",
+    "The version of the running program; always 1",
     ["version"],
 );
 
@@ -65,13 +65,13 @@ const COUNTS: [f64; 13] = [
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
     /// The filter is invalid.
-    #[error("telemetry.logFilter cannot be read")]
+    #[error("telemetry.logFilter is invalid")]
     Filter(#[from] LogFilterError),
     /// This process already has a logger.
-    #[error("log lines already go elsewhere")]
+    #[error("this process already has another log output")]
     Logger(#[source] tracing_subscriber::util::TryInitError),
     /// This process already has a metrics recorder.
-    #[error("the metrics recorder could not be installed")]
+    #[error("cannot install the metrics recorder")]
     Metrics(#[from] BuildError),
 }
 
@@ -144,12 +144,12 @@ impl Telemetry {
         loop {
             tokio::select! {
                 () = stop.cancelled() => {
-                    self.log.tell_all_held_back();
+                    self.log.report_all_suppressed();
                     return Ok(());
                 }
                 _ = turns.tick() => {
                     self.handle.run_upkeep();
-                    self.log.tell_held_back();
+                    self.log.report_suppressed();
                 }
             }
         }
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn keeping_up_ends_when_it_is_told_to() {
+    async fn the_upkeep_of_telemetry_ends_on_a_stop() {
         let stop = CancellationToken::new();
         stop.cancel();
         Telemetry::detached().keep_up(stop).await.unwrap();

@@ -17,7 +17,7 @@ use crate::credentials::{AccessError, file_refused, named_file, read_bearer};
 /// What a command needs to get in.
 #[derive(Clone, Debug, Default, Args)]
 pub struct AccessArgs {
-    /// The file with the bearer token, where one is asked for
+    /// The file with the bearer token, if authentication is on
     #[arg(
         long,
         global = true,
@@ -26,7 +26,7 @@ pub struct AccessArgs {
         value_parser = named_file("WAYBILL_TOKEN_FILE")
     )]
     token_file: Option<PathBuf>,
-    /// Certificates (PEM) that are trusted beside the system's
+    /// Certificates (PEM) to trust in addition to the system's
     #[arg(
         long,
         global = true,
@@ -40,7 +40,7 @@ pub struct AccessArgs {
 /// What a command needs to ask an admin port.
 #[derive(Clone, Debug, Default, Args)]
 pub struct AdminArgs {
-    /// The admin port's address as a URL, where it is not at --admin
+    /// The URL of the admin port, if it is not at --admin
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) admin_url: Option<ApiAddress>,
     #[command(flatten)]
@@ -109,13 +109,13 @@ impl AdminArgs {
 }
 
 /// The hint when the peer closes a connection on which the client speaks HTTP.
-const ANOTHER_PROTOCOL: &str = "is it the port of another protocol, such as https or Kafka's?";
+const ANOTHER_PROTOCOL: &str = "the port may speak another protocol, such as https or Kafka";
 
 /// Why a request got no answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Silence {
     /// Nothing listens at the address, or the connection broke; with the reason.
-    Away(String),
+    Unreachable(String),
     /// The peer's certificate is not trusted; with the reason and a hint.
     Distrusted(String),
 }
@@ -124,7 +124,7 @@ impl Silence {
     pub(crate) fn of(error: &reqwest::Error) -> Self {
         let first: &dyn std::error::Error = error;
         let causes = std::iter::successors(Some(first), |cause| cause.source());
-        let silence = Self::told_by(causes.map(ToString::to_string));
+        let silence = Self::from_causes(causes.map(ToString::to_string));
         match error.url().is_some_and(|url| url.scheme() == "http") {
             true => silence.of_plain_http(),
             false => silence,
@@ -138,14 +138,16 @@ impl Silence {
             cuts.iter().any(|cut| why.starts_with(cut))
         };
         match self {
-            Self::Away(why) if is_cut_off(&why) => Self::Away(format!("{why}; {ANOTHER_PROTOCOL}")),
+            Self::Unreachable(why) if is_cut_off(&why) => {
+                Self::Unreachable(format!("{why}; {ANOTHER_PROTOCOL}"))
+            }
             other => other,
         }
     }
 
     /// Uses the innermost cause, because the outer ones only say that something failed. The reason
     /// for a refused certificate is in an outer cause than that of OpenSSL.
-    fn told_by(causes: impl Iterator<Item = String>) -> Self {
+    fn from_causes(causes: impl Iterator<Item = String>) -> Self {
         let mut innermost = String::new();
         for cause in causes {
             if let Some(why) = distrust(&cause) {
@@ -153,7 +155,7 @@ impl Silence {
             }
             innermost = cause;
         }
-        Self::Away(of_openssl(&innermost).unwrap_or(innermost))
+        Self::Unreachable(of_openssl(&innermost).unwrap_or(innermost))
     }
 }
 
@@ -165,9 +167,9 @@ fn distrust(text: &str) -> Option<String> {
     let why = why.unwrap_or("no reason was given");
     let is_about = |word: &str| why.to_ascii_lowercase().contains(word);
     Some(if is_about("mismatch") {
-        format!("its certificate is for another name ({why}); ask by a name that it is for")
+        format!("its certificate is for another name ({why}); use a name in the certificate")
     } else if is_about("expired") || is_about("not yet valid") {
-        format!("its certificate is not valid now ({why})")
+        format!("its certificate is expired or not yet valid ({why})")
     } else {
         format!(
             "its certificate is not trusted ({why}); --ca-file or WAYBILL_CA_FILE names a file with the one to trust"
@@ -181,7 +183,7 @@ fn of_openssl(text: &str) -> Option<String> {
     let reason = text.strip_prefix("error:")?.split(':').nth(3)?;
     Some(match reason {
         "wrong version number" | "packet length too long" | "record layer failure" => {
-            format!("TLS: {reason}; does it speak TLS at all, or is it http://?")
+            format!("TLS: {reason}; the server may not use TLS: try http://")
         }
         reason => format!("TLS: {reason}"),
     })
@@ -197,18 +199,18 @@ mod tests {
     }
 
     #[test]
-    fn whose_certificate_is_not_taken_is_not_away_and_no_source_of_openssl_is_named() {
+    fn an_untrusted_certificate_is_not_unreachable_and_no_source_of_openssl_is_named() {
         const REFUSED: &str = "error:0A000086:SSL routines:tls_post_process_server_certificate:certificate verify \
                                failed:../ssl/statem/statem_clnt.c:1889:";
-        let told = |why: &str| {
+        let distrusted = |why: &str| {
             let causes = [
                 "client error (Connect)",
                 &format!("{REFUSED}{why}"),
                 REFUSED,
             ];
-            match Silence::told_by(causes.map(str::to_owned).into_iter()) {
+            match Silence::from_causes(causes.map(str::to_owned).into_iter()) {
                 Silence::Distrusted(why) => why,
-                Silence::Away(why) => panic!("{why}"),
+                Silence::Unreachable(why) => panic!("{why}"),
             }
         };
         for (why, expected) in [
@@ -218,49 +220,52 @@ mod tests {
             ),
             (
                 " (hostname mismatch)",
-                "its certificate is for another name (hostname mismatch); ask by",
+                "its certificate is for another name (hostname mismatch); use a name",
             ),
             (
                 " (certificate has expired)",
-                "its certificate is not valid now (certificate has expired)",
+                "its certificate is expired or not yet valid (certificate has expired)",
             ),
             ("", "its certificate is not trusted (no reason was given)"),
         ] {
-            let told = told(why);
-            assert!(told.starts_with(expected), "{told}");
-            assert!(!told.contains("statem"), "{told}");
+            let text = distrusted(why);
+            assert!(text.starts_with(expected), "{text}");
+            assert!(!text.contains("statem"), "{text}");
         }
-        let away = |text: &str| Silence::told_by([text.to_owned()].into_iter());
+        let silence = |text: &str| Silence::from_causes([text.to_owned()].into_iter());
         assert_eq!(
-            away(
+            silence(
                 "error:0A00010B:SSL routines:ssl3_get_record:wrong version number:../ssl/record/x.c:354:"
             ),
-            Silence::Away(
-                "TLS: wrong version number; does it speak TLS at all, or is it http://?".to_owned()
+            Silence::Unreachable(
+                "TLS: wrong version number; the server may not use TLS: try http://".to_owned()
             )
         );
         assert_eq!(
-            away("Connection refused (os error 111)"),
-            Silence::Away("Connection refused (os error 111)".to_owned())
+            silence("Connection refused (os error 111)"),
+            Silence::Unreachable("Connection refused (os error 111)".to_owned())
         );
     }
 
     #[test]
-    fn who_cuts_a_plain_connection_off_is_asked_for_https() {
-        let of_plain_http = |why: &str| Silence::Away(why.to_owned()).of_plain_http();
+    fn a_closed_plain_connection_gets_a_hint_at_https() {
+        let of_plain_http = |why: &str| Silence::Unreachable(why.to_owned()).of_plain_http();
         for why in [
             "Connection reset by peer (os error 104)",
             "connection closed before message completed",
         ] {
-            let hinted = Silence::Away(format!("{why}; {ANOTHER_PROTOCOL}"));
+            let hinted = Silence::Unreachable(format!("{why}; {ANOTHER_PROTOCOL}"));
             assert_eq!(of_plain_http(why), hinted);
         }
         let refused = "Connection refused (os error 111)";
-        assert_eq!(of_plain_http(refused), Silence::Away(refused.to_owned()));
+        assert_eq!(
+            of_plain_http(refused),
+            Silence::Unreachable(refused.to_owned())
+        );
     }
 
     #[test]
-    fn a_token_comes_from_its_file_and_is_shown_by_nobody() {
+    fn a_token_comes_from_its_file_and_is_never_shown() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let args = AccessArgs {
             token_file: Some(file.path().to_owned()),

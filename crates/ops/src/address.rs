@@ -50,7 +50,7 @@ impl ApiAddress {
     ) -> Result<Self, String> {
         if listener.port() == 0 {
             return Err(format!(
-                "the port of {listener} is chosen when the API starts: give the address that it \
+                "the API chooses the port of {listener} when it starts: give the address that it \
                  printed then, with {flag}"
             ));
         }
@@ -78,7 +78,7 @@ impl FromStr for ApiAddress {
         }
         // The error for an unreachable API shows the address.
         if !url.username().is_empty() || url.password().is_some() {
-            return Err("a name or password does not belong into the address");
+            return Err("expected a URL without a user name and password");
         }
         if url.query().is_some() || url.fragment().is_some() {
             return Err("expected a URL without a query or a fragment");

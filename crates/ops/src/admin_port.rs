@@ -39,11 +39,11 @@ impl Refused {
 /// The admin port does not answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{said}")]
-pub(crate) struct Away {
+pub(crate) struct Unreachable {
     said: String,
 }
 
-impl Away {
+impl Unreachable {
     pub(crate) fn new(url: &str, why: &str) -> Self {
         let hint = "name the admin port of `up` with --admin or --admin-url";
         Self {
@@ -54,10 +54,10 @@ impl Away {
 
 /// Extends the error for an unreachable admin port with a hint that `--scylla` names a cluster.
 pub(crate) fn or_of_a_cluster(error: anyhow::Error) -> anyhow::Error {
-    match error.downcast::<Away>() {
-        Ok(Away { said }) => {
+    match error.downcast::<Unreachable>() {
+        Ok(Unreachable { said }) => {
             let said = format!("{said}, or a cluster with --scylla");
-            Away { said }.into()
+            Unreachable { said }.into()
         }
         Err(other) => other,
     }
@@ -101,7 +101,7 @@ pub(crate) async fn answered<T: DeserializeOwned>(
 ) -> anyhow::Result<T> {
     let answer = accepted(url, request).await?;
     let body = answer.bytes().await?;
-    serde_json::from_slice(&body).with_context(|| format!("{url} answers something else"))
+    serde_json::from_slice(&body).with_context(|| format!("unexpected answer from {url}"))
 }
 
 /// Sends a request to `url` and returns the answer, if the process accepts the request.
@@ -112,7 +112,7 @@ pub(crate) async fn answered<T: DeserializeOwned>(
 pub(crate) async fn accepted(url: &str, request: RequestBuilder) -> anyhow::Result<Response> {
     let answer = request.send().await;
     let answer = answer.map_err(|error| match Silence::of(&error) {
-        Silence::Away(why) => anyhow::Error::from(Away::new(url, &why)),
+        Silence::Unreachable(why) => anyhow::Error::from(Unreachable::new(url, &why)),
         Silence::Distrusted(why) => anyhow::anyhow!("{url} answers, but {why}"),
     })?;
     let status = answer.status();
@@ -140,15 +140,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cluster_is_named_only_where_nobody_answers_and_one_could_be_asked() {
+    fn a_cluster_is_suggested_only_if_the_admin_port_is_unreachable() {
         let alone =
             "u does not answer (refused): name the admin port of `up` with --admin or --admin-url";
-        let away = || Away::new("u", "refused");
-        assert_eq!(away().to_string(), alone);
-        let hinted = or_of_a_cluster(away().into());
+        let unreachable = || Unreachable::new("u", "refused");
+        assert_eq!(unreachable().to_string(), alone);
+        let hinted = or_of_a_cluster(unreachable().into());
         let expected = format!("{alone}, or a cluster with --scylla");
         assert_eq!(hinted.to_string(), expected);
-        assert!(hinted.is::<Away>());
+        assert!(hinted.is::<Unreachable>());
         let other = or_of_a_cluster(anyhow::anyhow!("u answers 404"));
         assert_eq!(other.to_string(), "u answers 404");
     }

@@ -34,26 +34,26 @@ const BURST_MAX: usize = 5_000;
 /// The arguments of `waybill agent-check`.
 #[derive(Clone, Debug, Args)]
 pub struct AgentCheckArgs {
-    /// The agent, by its name: it reads {PREFIX}.{NAME}.requests.v1
+    /// The name of the agent, which reads {PREFIX}.{NAME}.requests.v1
     #[arg(long, value_name = "NAME", required_unless_present = "topic")]
     agent: Option<String>,
-    /// The agent, by its whole topic: {PREFIX}.{NAME}.requests.v1
+    /// The full topic of the agent's requests: {PREFIX}.{NAME}.requests.v1
     #[arg(long, value_name = "TOPIC", conflicts_with_all = ["agent", "prefix"], value_parser = topic_parts)]
     topic: Option<TopicParts>,
-    /// The prefix of topics at which the agent was started for the check; never an installation's
+    /// The topic prefix with which the agent was started for the check; never an installation's
     #[arg(long, value_name = "PREFIX", default_value = "agent-check")]
     prefix: String,
-    /// The step to ask for
+    /// The step to request
     #[arg(long, value_name = "NAME")]
     step: String,
-    /// The input with which the step succeeds, a JSON object; {{operation}} in it becomes the
-    /// operation's id [default: {}]
+    /// A file with an input with which the step succeeds, a JSON object; {{operation}} in it
+    /// becomes the operation's id [default: {}]
     #[arg(long, value_name = "FILE")]
     input: Option<PathBuf>,
-    /// An input with which the step takes longer than a second
+    /// A file with an input with which the step takes longer than a second
     #[arg(long, value_name = "FILE")]
     slow_input: Option<PathBuf>,
-    /// What an earlier step produced; may be repeated
+    /// A result of an earlier step; may be repeated
     #[arg(long = "result", value_name = "STEP.NAME=VALUE", value_parser = result_parts)]
     results: Vec<(String, String)>,
     /// The workflow that the requests name
@@ -62,34 +62,34 @@ pub struct AgentCheckArgs {
     /// The tenant that the requests name
     #[arg(long, value_name = "NAME", default_value = "")]
     tenant: String,
-    /// The agent's consumer group; without it {PREFIX}-agents, if that has committed anything
+    /// The agent's consumer group [default: {PREFIX}-agents, if it has committed offsets]
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
-    /// How long the agent may take for its first answer
+    /// The maximum time until the agent's first answer
     #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = duration_from_text)]
     wait: Duration,
-    /// How long each further request has until its complete-by
+    /// The time until the complete-by of each further request
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = duration_from_text)]
     complete_by: Duration,
-    /// How far the agent's clock may be off
+    /// The maximum error of the agent's clock
     #[arg(long, value_name = "DURATION", default_value = "100ms", value_parser = duration_from_text)]
     clock_tolerance: Duration,
-    /// How many requests a burst has
+    /// The number of requests in a burst
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = burst)]
     burst: usize,
-    /// The agent undoes: one that refuses every undo is broken
+    /// The agent supports undo: fail it if it refuses every undo
     #[arg(long)]
     must_undo: bool,
-    /// The agent can be probed: one that refuses every probe is broken
+    /// The agent supports probes: fail it if it refuses every probe
     #[arg(long)]
     must_probe: bool,
-    /// A rule that is not tried; may be repeated
+    /// A rule to leave out; may be repeated
     #[arg(long, value_name = "RULE")]
     without: Vec<Rule>,
-    /// The address of the simulated services, whose ledger says which effects were made
+    /// The address of the simulated services, whose ledger records the effects
     #[arg(long, value_name = "URL")]
     ledger: Option<String>,
-    /// How the verdicts are written
+    /// The format of the verdicts
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]

@@ -162,7 +162,7 @@ impl Schemas {
             .and_then(|reader| reader.read_value(&mut datum))
             .map_err(|error| malformed(shortened(error.to_string())))?;
         if datum.is_overrun {
-            return Err(malformed("it ends too early".to_owned()));
+            return Err(malformed("unexpected end of data".to_owned()));
         }
         if !datum.rest.is_empty() {
             return Err(Undecoded::TrailingBytes {
@@ -208,7 +208,7 @@ impl Schemas {
         }
         let known = by_id.entry(id).or_insert_with(|| match &self.registry {
             Some(asked) => asked.schema(id).map(Rc::new),
-            None => Err("there is no schema registry".to_owned()),
+            None => Err("no schema registry is configured".to_owned()),
         });
         known
             .clone()

@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// The arguments of `waybill backup`.
 #[derive(Clone, Debug, Args)]
 pub struct BackupArgs {
-    /// The file to make; one that is there is replaced once the new one is whole
+    /// The file to write; an existing one is replaced once the new one is complete
     #[arg(value_name = "FILE")]
     file: PathBuf,
     #[command(flatten)]
@@ -54,7 +54,7 @@ impl BackupArgs {
         let answer = runtime.block_on(admin_port::accepted(&url, client.post(&url)))?;
         let written = runtime
             .block_on(write(answer, &partial))
-            .with_context(|| format!("{} was not written whole", partial.display()))
+            .with_context(|| format!("{} is incomplete", partial.display()))
             .and_then(|()| {
                 let checked = backup::check(&partial);
                 checked.with_context(|| format!("{url} did not finish it"))
@@ -65,7 +65,7 @@ impl BackupArgs {
                 Ok(contents)
             });
         match written {
-            Ok(contents) => Ok(told(&self.file, contents)),
+            Ok(contents) => Ok(summary(&self.file, contents)),
             Err(error) => {
                 // The error to report is the one above.
                 let _ = fs::remove_file(&partial);
@@ -83,7 +83,7 @@ impl RestoreArgs {
     /// If the backup is incomplete, the directory is not empty, or it cannot be written.
     pub fn run(&self, config: &Config) -> anyhow::Result<String> {
         let contents = backup::restore(&self.file, &config.data_dir)?;
-        Ok(told(&config.data_dir, contents))
+        Ok(summary(&config.data_dir, contents))
     }
 }
 
@@ -97,7 +97,7 @@ async fn write(mut answer: Response, path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn told(path: &Path, contents: Contents) -> String {
+fn summary(path: &Path, contents: Contents) -> String {
     let Contents {
         operations,
         records,

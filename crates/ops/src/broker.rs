@@ -18,20 +18,20 @@ use crate::shown::Written;
 /// What to do with the embedded broker's files, instead of running it.
 #[derive(Clone, Debug, Subcommand)]
 pub enum BrokerCommand {
-    /// Verify the logs below --data-dir, on which no process may run, and say what is damaged; drop it with --apply
+    /// Verify the logs below --data-dir, which no process may use, and report damaged records; drop them with --apply
     Repair(RepairArgs),
 }
 
 /// The arguments of `waybill broker repair`.
 #[derive(Clone, Debug, Args)]
 pub struct RepairArgs {
-    /// Only this topic, by its full or short name
+    /// Verify only this topic, given by its full or short name
     #[arg(long, value_name = "NAME")]
     topic: Option<String>,
-    /// Only this partition
+    /// Verify only this partition
     #[arg(long, value_name = "N", requires = "topic")]
     partition: Option<i32>,
-    /// Drop what is damaged: its records are lost, its bytes are kept in files below DIR/broker/damaged
+    /// Drop damaged records, and keep their bytes in files below DIR/broker/damaged
     #[arg(long)]
     apply: bool,
     #[command(flatten)]
@@ -73,7 +73,7 @@ impl BrokerCommand {
         );
         let found = arguments
             .repair(&dir, &config.kafka.topic_prefix)
-            .context("the logs cannot be repaired")?;
+            .context("cannot repair the logs")?;
         let mut out = io::stdout().lock();
         for repair in &found {
             let view = RepairView::new(repair, arguments.apply);
@@ -140,7 +140,7 @@ impl fmt::Display for RepairView<'_> {
         let verb = if *applied { "dropped" } else { "would drop" };
         write!(
             f,
-            "{verb} {} of {topic} partition {partition} from offset {first_offset} on: {} at byte {position} of {}",
+            "{verb} {} of {topic} partition {partition}, from offset {first_offset}: {} at byte {position} of {}",
             counted(*records, "record"),
             counted(*bytes, "damaged byte"),
             file.display()

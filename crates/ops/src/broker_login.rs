@@ -12,7 +12,7 @@ use crate::credentials::{named_file, read_token};
 /// The login of a command that needs a token for the broker alone.
 #[derive(Clone, Debug, Default, Args)]
 pub struct BrokerLogin {
-    /// The file with the bearer token for the embedded broker, where authentication is on
+    /// The file with the bearer token for the embedded broker, if authentication is on
     #[arg(
         long,
         value_name = "FILE",
@@ -46,7 +46,7 @@ pub(crate) fn with_login(config: &Config, token_file: Option<&Path>) -> anyhow::
     }
     let Some(path) = token_file else {
         anyhow::bail!(
-            "the embedded broker asks for a login, because authentication is on: name the file with a token \
+            "the embedded broker requires a login, because authentication is on: name the file with a token \
              (--token-file or WAYBILL_TOKEN_FILE)"
         );
     };

@@ -54,7 +54,7 @@ enum Presence {
 async fn presence(brokers: &str) -> Presence {
     let mut tries = 1;
     loop {
-        match look(brokers).await {
+        match presence_within(brokers).await {
             Presence::Nobody(_) if tries < TRIES => {
                 tries += 1;
                 tokio::time::sleep(PAUSE).await;
@@ -64,7 +64,7 @@ async fn presence(brokers: &str) -> Presence {
     }
 }
 
-async fn look(brokers: &str) -> Presence {
+async fn presence_within(brokers: &str) -> Presence {
     let mut tried: FuturesUnordered<_> = brokers.split(',').map(connect).collect();
     let mut refusals = Vec::new();
     let mut are_all_refusals = true;
@@ -96,19 +96,19 @@ fn hint(config: &Config, error: &AdminError, is_there: bool) -> Option<&'static 
     match error {
         AdminError::NotReady { .. } if !is_there || config.kafka.has_login() => None,
         AdminError::NotReady { .. } if is_embedded => Some(
-            "no login was sent, because authentication is off in this configuration: if it is on there, name the \
-             broker's configuration (--config) and a token (--token-file)",
+            "no login was sent, because authentication is off in this configuration: if the broker requires it, name \
+             the broker's configuration (--config) and a token (--token-file)",
         ),
         AdminError::NotReady { .. } => Some(
-            "no login was sent: if one is needed, name a configuration that has it in kafka.properties (--config); \
-             --token-file is for the embedded broker alone",
+            "no login was sent: if the broker requires one, name a configuration that has it in kafka.properties \
+             (--config); --token-file is for the embedded broker only",
         ),
         AdminError::Refused { reason, .. } if reason == SPEAKS_HTTP => Some(
-            "the address is that of --brokers (kafka.brokers), or without it of --broker-listen (broker.listen)",
+            "the address is from --brokers (kafka.brokers), or else from --broker-listen (broker.listen)",
         ),
         AdminError::Refused { .. } if is_embedded && config.auth.is_on() => Some(
             "a token was sent, because authentication is on in this configuration: check that it is the broker's \
-             configuration (--config), and that the broker knows the token (--token-file)",
+             configuration (--config), and that the token is valid there (--token-file)",
         ),
         _ => None,
     }
@@ -131,31 +131,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_is_there_only_if_every_address_refuses_and_each_refusal_is_told() {
+    async fn brokers_are_absent_only_if_every_address_refuses_and_each_refusal_is_shown() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let there = listener.local_addr().unwrap().to_string();
         let ((_one, one), (_other, other)) = (held(), held());
-        assert_eq!(look(&there).await, Presence::Somebody);
-        assert_eq!(look(&format!("{one},{there}")).await, Presence::Somebody);
+        assert_eq!(presence_within(&there).await, Presence::Somebody);
+        assert_eq!(
+            presence_within(&format!("{one},{there}")).await,
+            Presence::Somebody
+        );
         let Presence::Nobody(refusals) = presence(&format!("{one},{other}")).await else {
             panic!("nobody listens")
         };
         assert_eq!(refusals.len(), 2, "{refusals:?}");
         for address in [&one, &other] {
-            let told = refusals
+            let refusal = refusals
                 .iter()
-                .find(|told| told.starts_with(&format!("{address}: ")));
+                .find(|refusal| refusal.starts_with(&format!("{address}: ")));
             assert!(
-                told.is_some_and(|told| told.contains("refused")),
+                refusal.is_some_and(|refusal| refusal.contains("refused")),
                 "{refusals:?}"
             );
         }
         let unknown = format!("{one},an-address-without-a-port");
-        assert_eq!(look(&unknown).await, Presence::Unknown);
+        assert_eq!(presence_within(&unknown).await, Presence::Unknown);
     }
 
     #[test]
-    fn what_may_help_names_the_flags() {
+    fn hints_for_refused_connections_name_the_flags() {
         let not_ready = AdminError::NotReady {
             brokers: "a:1".to_owned(),
             waited: Duration::from_secs(1),

@@ -60,7 +60,7 @@ const SIZES: Sizes = Sizes {
     row: 700.0,
 };
 
-/// How requests come in.
+/// How callers send requests.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Requests {
@@ -70,16 +70,16 @@ pub enum Requests {
     Single,
 }
 
-/// What is to be carried, and by what.
+/// The load and the resources.
 #[derive(Clone, Debug, Args)]
 pub struct CapacityArgs {
-    /// Operations a second
+    /// Operations per second
     #[arg(long, value_parser = positive)]
     rate: f64,
-    /// Steps of each
+    /// Steps of each operation
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     steps: u32,
-    /// How requests come in
+    /// How callers send requests
     #[arg(long, value_enum, default_value_t = Requests::Batch)]
     requests: Requests,
     /// Bytes of an operation's input
@@ -88,7 +88,7 @@ pub struct CapacityArgs {
     /// Copies of each record and row
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=9))]
     copies: u32,
-    /// How long rows of final operations are kept (store.retention)
+    /// The retention of rows of final operations (store.retention)
     #[arg(long, value_name = "TIME", default_value = "7d", value_parser = duration_from_text)]
     retention: Duration,
     /// Cores of each of Waybill's processes
@@ -97,13 +97,13 @@ pub struct CapacityArgs {
     /// Cores of each broker and each node of the database
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=512))]
     server_cores: u32,
-    /// How busy a core is to be, at the most; the rest is for spikes and for catching up
+    /// The maximum utilization of a core; the rest is for spikes and for catching up
     #[arg(long, value_name = "SHARE", default_value_t = 0.6, value_parser = share)]
     busy: f64,
-    /// How fast a core is: times one of the machine that docs/capacity.md names
+    /// The speed of a core, as a multiple of one of the machine in docs/capacity.md
     #[arg(long, value_name = "TIMES", default_value_t = 1.0, value_parser = speed)]
     core_speed: f64,
-    /// How to show it
+    /// The format of the estimate
     #[arg(long, value_enum, default_value_t = Output::Table)]
     output: Output,
 }
@@ -151,7 +151,7 @@ impl CapacityArgs {
         let need = self.need();
         match self.output {
             Output::Json => Ok(to_json(&need)?),
-            Output::Table => Ok(self.told(&need)),
+            Output::Table => Ok(self.table(&need)),
         }
     }
 
@@ -222,15 +222,15 @@ impl CapacityArgs {
         }
     }
 
-    fn told(&self, need: &Need) -> String {
+    fn table(&self, need: &Need) -> String {
         let mut text = String::new();
         // A write to a string cannot fail.
-        let _ = self.tell(need, &mut text);
+        let _ = self.write_table(need, &mut text);
         text.truncate(text.trim_end().len());
         text
     }
 
-    fn tell(&self, need: &Need, out: &mut String) -> fmt::Result {
+    fn write_table(&self, need: &Need, out: &mut String) -> fmt::Result {
         writeln!(
             out,
             "{} operations/s of {} steps, {} copies, cores {:.0} % busy:\n",
@@ -241,7 +241,7 @@ impl CapacityArgs {
         )?;
         writeln!(
             out,
-            "{:<10} {:>14} {:>12} {:>8}  one takes at most",
+            "{:<10} {:>14} {:>12} {:>8}  maximum of one",
             "PART", "µs/OPERATION", "BUSY CORES", "COUNT"
         )?;
         for part in &need.parts {
@@ -281,7 +281,7 @@ impl CapacityArgs {
             .collect();
         writeln!(
             out,
-            "\nOf one of each, with all copies counted, the first to be full is the {}.",
+            "\nWith one of each, all copies included, the first to reach its limit is the {}.",
             order.join(", then the ")
         )
     }
@@ -310,10 +310,10 @@ fn grouped(number: f64) -> String {
 }
 
 fn positive(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| "it is no number".to_owned())?;
+    let number: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
     (number.is_finite() && number > 0.0 && number <= 1e12)
         .then_some(number)
-        .ok_or_else(|| "it must be above 0, and no more than 10^12".to_owned())
+        .ok_or_else(|| "expected a number above 0 and of at most 10^12".to_owned())
 }
 
 fn speed(text: &str) -> Result<f64, String> {
@@ -321,14 +321,14 @@ fn speed(text: &str) -> Result<f64, String> {
     (0.01..=100.0)
         .contains(&number)
         .then_some(number)
-        .ok_or_else(|| "it is between 0.01 and 100".to_owned())
+        .ok_or_else(|| "expected a number from 0.01 to 100".to_owned())
 }
 
 fn share(text: &str) -> Result<f64, String> {
     let number = positive(text)?;
     (number <= 1.0)
         .then_some(number)
-        .ok_or_else(|| "it is a share: above 0, and 1 at the most".to_owned())
+        .ok_or_else(|| "expected a share above 0 and of at most 1".to_owned())
 }
 
 #[cfg(test)]
@@ -410,10 +410,10 @@ mod tests {
     #[test]
     fn what_cannot_be_is_refused_with_its_reason() {
         for (line, problem) in [
-            ("--rate 0", "must be above 0"),
-            ("--rate many", "no number"),
-            ("--rate 1 --busy 1.5", "1 at the most"),
-            ("--rate 1 --core-speed 1e-320", "between 0.01 and 100"),
+            ("--rate 0", "a number above 0"),
+            ("--rate many", "expected a number"),
+            ("--rate 1 --busy 1.5", "at most 1"),
+            ("--rate 1 --core-speed 1e-320", "from 0.01 to 100"),
             ("--rate 1 --steps 0", "0 is not in 1..=1000"),
             ("--rate 1 --retention 7", "a duration with its unit"),
             ("--steps 5", "--rate <RATE>"),
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn people_read_thousands_and_which_part_is_full_first() {
+    fn the_table_has_thousands_separators_and_names_the_first_bottleneck() {
         assert_eq!(grouped(1_234_567.2), "1,234,567");
         assert_eq!(grouped(999.0), "999");
         assert_eq!([0.4, 2.0, 0.0].map(grouped), ["0.4", "2", "0"]);
@@ -436,7 +436,7 @@ mod tests {
             .run()
             .unwrap();
         assert!(text.starts_with("50,000 operations/s of 5 steps"), "{text}");
-        let order = "the first to be full is the database at 8,155/s, then the brokers at 22,002/s, \
+        let order = "the first to reach its limit is the database at 8,155/s, then the brokers at 22,002/s, \
                      then the scheduler at 27,778/s";
         assert!(text.contains(order), "{text}");
         let json = Line::try_parse_from(words.iter().chain(&["--output", "json"])).unwrap();

@@ -215,7 +215,7 @@ impl Connection {
                         partition = partition.0,
                         from = range.start,
                         to = low.0,
-                        "retention took records while they were read"
+                        "retention deleted records during the read"
                     );
                     range.start = low.0;
                     self.start(&[(topic, partition, low)])?;
@@ -275,7 +275,7 @@ pub(crate) fn chosen(
     };
     ensure!(
         wanted < partitions,
-        "{topic} has no partition {wanted}: it has {partitions}, from 0 on"
+        "{topic} has no partition {wanted}: it has {partitions}, numbered from 0"
     );
     Ok(BTreeSet::from([PartitionId(wanted)]))
 }
@@ -327,7 +327,7 @@ mod tests {
             BTreeSet::from([PartitionId(1)])
         );
         let error = chosen("t", 2, Some(2)).unwrap_err().to_string();
-        assert_eq!(error, "t has no partition 2: it has 2, from 0 on");
+        assert_eq!(error, "t has no partition 2: it has 2, numbered from 0");
     }
 
     #[test]

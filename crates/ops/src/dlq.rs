@@ -19,14 +19,14 @@ use crate::connection::until_reader_leaves;
 /// What to do with dead letters.
 #[derive(Clone, Debug, Subcommand)]
 pub enum DlqCommand {
-    /// List the topics that they lie on, and how many records each has: the dead-letter topics whose
-    /// names begin with kafka.topicPrefix
+    /// List the dead-letter topics whose names begin with kafka.topicPrefix, with the number of
+    /// records of each
     Topics(topics::TopicsArgs),
-    /// List them, a page at a time
+    /// List dead letters, a page at a time
     List(list::ListArgs),
-    /// Show one, its bytes and headers
+    /// Show a dead letter, its bytes and headers
     Show(show::ShowArgs),
-    /// Send them to where they lay before, byte for byte
+    /// Send dead letters back to their source topics, byte for byte
     Replay(replay::ReplayArgs),
 }
 

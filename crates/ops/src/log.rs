@@ -12,8 +12,8 @@ use crate::runtime::runtime;
 /// The arguments of `waybill log`.
 #[derive(Clone, Debug, Args)]
 pub struct LogArgs {
-    /// What it is to write from now on: a level (error, warn, info, debug, trace, off), or pairs as in
-    /// info,waybill=debug
+    /// The new filter: a level (error, warn, info, debug, trace, off), or pairs as in
+    /// info,waybill=debug; without it, the command shows the current filter
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
     #[command(flatten)]

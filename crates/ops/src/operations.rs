@@ -39,14 +39,14 @@ use crate::runtime::runtime;
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done
-  1  refused for what the operation is, or it did not come to what was asked
-  2  the command line or the token is wrong, or the API could not be reached or could not answer";
+  1  the operation's state does not allow the request, or the request had another result
+  2  the command line or the token is invalid, or the API is unreachable or unavailable";
 
 /// The arguments of `waybill ops`.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = EXIT_CODES)]
 pub struct OpsArgs {
-    /// The API's address as a URL, where it is not at --http
+    /// The URL of the API, if it is not at --http
     #[arg(long, global = true, value_name = "URL")]
     api: Option<ApiAddress>,
     #[command(flatten)]
@@ -59,21 +59,21 @@ pub struct OpsArgs {
 /// What to do with operations.
 #[derive(Clone, Debug, Subcommand)]
 enum OpsCommand {
-    /// List those that linger, failed or wait for a person
+    /// List operations that linger, failed or wait for a person
     List(list::ListArgs),
-    /// Show one: every step, attempt and time, what happens next, and what can be asked
+    /// Show an operation: its steps, attempts and times, what happens next, and the possible verbs
     Show(show::ShowArgs),
-    /// Go on at the step that failed; with --as-new, run it again as a new operation
+    /// Continue at the step that failed; with --as-new, run it again as a new operation
     Resubmit(ask::ResubmitArgs),
-    /// Undo what was done
+    /// Undo the completed steps
     Compensate(ask::PlainArgs),
-    /// End one that waits for a person as it stands
+    /// End a parked operation in its current state
     Abandon(ask::AbandonArgs),
-    /// Undo again what could not be undone
+    /// Retry the undo of steps that could not be undone
     RetryCompensation(ask::PlainArgs),
-    /// Say that a person undid a step
+    /// Record that a person undid a step
     Undone(ask::UndoneArgs),
-    /// Cancel on behalf of the caller: what was done is undone
+    /// Cancel on behalf of the caller, and undo the completed steps
     Cancel(ask::PlainArgs),
 }
 
@@ -93,10 +93,10 @@ pub enum OpsError {
     #[error("{0}")]
     BrokenOff(String),
     /// The output could not be written.
-    #[error("the output cannot be written")]
+    #[error("cannot write the output")]
     Output(#[from] io::Error),
     /// The HTTP client could not be made.
-    #[error("the HTTP client cannot be made: {0}")]
+    #[error("cannot create the HTTP client: {0}")]
     Client(String),
 }
 

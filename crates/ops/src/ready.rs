@@ -27,10 +27,10 @@ const PATIENCE: Duration = Duration::from_secs(3);
 /// The arguments of `waybill ready`.
 #[derive(Clone, Debug, Args)]
 pub struct ReadyArgs {
-    /// For how long it may become ready
+    /// The maximum time to wait until the process is ready
     #[arg(long, value_name = "DURATION", default_value = "0s", value_parser = duration_from_text)]
     wait: Duration,
-    /// How it is written; as a table, nothing where it is ready
+    /// The output format; the table is empty if the process is ready
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -108,7 +108,7 @@ pub(crate) enum Readiness {
     /// It accepts connections and does not answer.
     Silent,
     /// Unreachable, and why.
-    Away(String),
+    Unreachable(String),
     /// Its certificate is not trusted, and why.
     Distrusted(String),
     /// It refuses to report its state, and why.
@@ -121,10 +121,10 @@ impl Readiness {
         Some(match self {
             Self::Ready(_) => return None,
             Self::Waits(what) => format!("not ready: {}", what.join("; ")),
-            Self::Silent => format!("{url} takes connections and does not answer"),
-            Self::Away(why) => format!("nobody answers at {url}: {why}"),
+            Self::Silent => format!("{url} accepts connections but does not answer"),
+            Self::Unreachable(why) => format!("{url} does not answer: {why}"),
             Self::Distrusted(why) => format!("{url} answers, but {why}"),
-            Self::Refuses(why) => format!("{url} refuses the question: {why}"),
+            Self::Refuses(why) => format!("{url} refuses the request: {why}"),
         })
     }
 }
@@ -138,7 +138,7 @@ pub(crate) async fn asked(client: &Client, url: &str) -> Readiness {
         }
         Err(error) => {
             return match Silence::of(&error) {
-                Silence::Away(why) => Readiness::Away(why),
+                Silence::Unreachable(why) => Readiness::Unreachable(why),
                 Silence::Distrusted(why) => Readiness::Distrusted(why),
             };
         }
@@ -151,7 +151,7 @@ pub(crate) async fn asked(client: &Client, url: &str) -> Readiness {
     let body = answer.text().await.unwrap_or_default();
     if !is_ready && !is_verdict {
         let problem: serde_json::Value = serde_json::from_str(&body).unwrap_or_default();
-        let detail = problem["detail"].as_str().unwrap_or("without a reason");
+        let detail = problem["detail"].as_str().unwrap_or("no detail");
         return Readiness::Refuses(format!("{status}: {detail}"));
     }
     let lines = body.lines().map(str::to_owned);

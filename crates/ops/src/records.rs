@@ -24,31 +24,31 @@ use crate::shown::{Bytes, NOTHING, Output, ShownHeader, time};
 /// The arguments of `waybill records`.
 #[derive(Clone, Debug, Args)]
 pub struct RecordsArgs {
-    /// The topic, by its full or short name: failed-operations is
+    /// The full or short name of the topic: failed-operations is
     /// {topicPrefix}.failed-operations.v1
     #[arg(value_parser = topic_from_text)]
     topic: String,
-    /// Where to start: beginning, end, or an offset of the one --partition
+    /// Where to start: beginning, end, or an offset of --partition
     #[arg(
         long,
         value_name = "beginning|end|OFFSET",
         default_value_t = From::Beginning
     )]
     from: From,
-    /// Only this partition
+    /// Print only the records of this partition
     #[arg(long, value_name = "P")]
     partition: Option<u32>,
-    /// Stop after so many records
+    /// Stop after this number of records
     #[arg(long, value_name = "N")]
     count: Option<NonZeroU64>,
-    /// Go on with the records that come, until stopped
+    /// Continue with new records until interrupted
     #[arg(long)]
     follow: bool,
-    /// How the records are written
+    /// The format of the records
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Json)]
     output: Output,
-    /// A schema (.avsc) for records in Confluent wire format, by its id in their registry; others are
-    /// asked of schemaRegistry.url
+    /// A schema file (.avsc) for records in Confluent wire format, by the schema's id in their
+    /// registry; the command requests other schemas from schemaRegistry.url
     #[arg(long = "schema", value_name = "ID=FILE")]
     schemas: Vec<RegistrySchema>,
     #[command(flatten)]
@@ -75,7 +75,7 @@ impl FromStr for From {
                 .ok()
                 .filter(|offset| *offset >= 0)
                 .map(Self::Offset)
-                .ok_or("expected beginning, end, or an offset from 0 on"),
+                .ok_or("expected beginning, end, or an offset of at least 0"),
         }
     }
 }
@@ -108,7 +108,7 @@ impl RecordsArgs {
         let (topic, partitions) = connection.topic(&self.topic)?;
         if matches!(self.from, From::Offset(_)) && self.partition.is_none() && partitions > 1 {
             let problem = format!(
-                "is needed: {topic} has {partitions} partitions, and --from names an offset of one"
+                "is required: {topic} has {partitions} partitions, and --from names an offset of one"
             );
             return Err(ConfigError::invalid("--partition", problem).into());
         }

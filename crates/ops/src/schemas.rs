@@ -18,10 +18,10 @@ use crate::shown::Written;
 /// What to do with the schemas in the registry.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub enum SchemasCommand {
-    /// Register the schemas that are missing, unless the registry finds one of them incompatible with
-    /// earlier versions; safe to repeat
+    /// Register missing schemas, unless the registry finds one of them incompatible with earlier
+    /// versions; safe to repeat
     Register(Written),
-    /// Say which are registered, and whether the others could be; changes nothing
+    /// Report which schemas are registered, and whether the others could be; changes nothing
     Check(Written),
 }
 
@@ -34,8 +34,12 @@ impl SchemasCommand {
     /// earlier versions.
     pub fn run(self, config: &Config) -> anyhow::Result<()> {
         let registry = config.schema_registry.client()?;
-        let lacking =
-            || ConfigError::invalid("schemaRegistry.url", "is needed: there is no registry");
+        let lacking = || {
+            ConfigError::invalid(
+                "schemaRegistry.url",
+                "is required: no registry is configured",
+            )
+        };
         let registry = registry.ok_or_else(lacking)?;
         let subjects = subjects_of(config)?;
         let runtime = runtime()?;

@@ -18,21 +18,21 @@ use crate::runtime::runtime;
 use crate::shown::{Output, Written};
 
 /// The maximum time to show the shards. A repartition may take longer.
-const LOOK_PATIENCE: Duration = Duration::from_secs(3);
+const SHOW_PATIENCE: Duration = Duration::from_secs(3);
 
 /// What to do with shards.
 #[derive(Clone, Debug, Subcommand)]
 pub enum ShardsCommand {
-    /// Show the layout, and of each shard who owns it, how far it is and what it waits for
+    /// Show the layout, and the owner and the progress of each shard, and what it waits for
     Show {
         /// How it is written.
         #[command(flatten)]
         written: WrittenLayout,
     },
-    /// Give each partition this many shards from now on, while everything goes on: a whole
-    /// multiple of what it is, or a whole part
+    /// Change the number of shards per partition without a stop, to a whole multiple of the
+    /// current number, or to a whole part of it
     Set {
-        /// How many.
+        /// The new number of shards per partition
         #[arg(value_name = "M")]
         per_partition: u32,
         /// How it is written.
@@ -41,12 +41,12 @@ pub enum ShardsCommand {
     },
 }
 
-/// How the layout is written.
+/// The format of the layout.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct WrittenLayout {
     #[command(flatten)]
     written: Written,
-    /// What `--output json` was called before.
+    /// The former name of `--output json`.
     #[arg(long, hide = true, conflicts_with = "output")]
     json: bool,
 }
@@ -108,7 +108,7 @@ async fn ask(
         Some(per_partition) => client
             .put(&url)
             .json(&json!({ "perPartition": per_partition })),
-        None => client.get(&url).timeout(LOOK_PATIENCE),
+        None => client.get(&url).timeout(SHOW_PATIENCE),
     };
     let answer = admin_port::answered(&url, request).await;
     answer.map_err(admin_port::or_of_a_cluster)

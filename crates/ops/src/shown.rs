@@ -12,19 +12,19 @@ use serde::ser::SerializeMap as _;
 use serde::{Serialize, Serializer};
 use waybill_telemetry::visible::{escaped, to_json};
 
-/// How a command writes what it found.
+/// The format of a command's output.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Output {
-    /// One JSON object a line
+    /// One JSON object per line
     Json,
     /// Columns
     Table,
 }
 
-/// How what a check found is written.
+/// The format of the findings of a check.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Written {
-    /// How it is written; JSON is an object a line
+    /// The output format; JSON is one object per line
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     pub(crate) output: Output,
 }
@@ -48,10 +48,7 @@ impl Written {
 pub fn named_elsewhere(agents: &[String]) -> String {
     match agents {
         [] => String::new(),
-        agents => format!(
-            "; agents that are in none of the files: {}",
-            agents.join(", ")
-        ),
+        agents => format!("; agents that no file defines: {}", agents.join(", ")),
     }
 }
 

@@ -18,9 +18,9 @@ use crate::shown::Written;
 /// What to do with the state store.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub enum StoreCommand {
-    /// Make the keyspace and its tables, or what is missing of them; safe to repeat
+    /// Create the keyspace and its tables, as far as they are missing; safe to repeat
     Migrate,
-    /// Say what the servers are and whether the store on them can be used; changes nothing
+    /// Report the servers, and whether their store is usable; changes nothing
     Check(Written),
 }
 
@@ -34,14 +34,14 @@ impl StoreCommand {
         let cql = config.store.scylla.cql().ok_or_else(|| {
             ConfigError::invalid(
                 "--scylla",
-                "is needed: the embedded store takes no preparing",
+                "is required: the embedded store needs no preparation",
             )
         })?;
         let runtime = runtime()?;
         match self {
             Self::Migrate => {
                 runtime.block_on(CqlStore::migrate(&cql))?;
-                said(&format!("ok: keyspace {} can be used", cql.keyspace))
+                said(&format!("ok: keyspace {} is usable", cql.keyspace))
             }
             Self::Check(written) => {
                 let report = runtime.block_on(CqlStore::check(&cql))?;
@@ -49,7 +49,7 @@ impl StoreCommand {
                 let view = StoreView::new(&cql.keyspace, report, &problems);
                 said(&written.text(&view)?)?;
                 match problems.into_iter().find(CqlProblem::is_fatal) {
-                    Some(fatal) => Err(fatal).context("the store cannot be used"),
+                    Some(fatal) => Err(fatal).context("the store is unusable"),
                     None => Ok(()),
                 }
             }
@@ -140,7 +140,7 @@ impl fmt::Display for StoreView<'_> {
                 let options = options.collect::<Vec<_>>().join(", ");
                 writeln!(f, "keyspace: {keyspace} ({options})")?;
             }
-            None => writeln!(f, "keyspace: {keyspace}, which does not exist")?,
+            None => writeln!(f, "keyspace: {keyspace} (does not exist)")?,
         }
         let needed = self.schema_version_needed;
         match self.schema_version {
@@ -148,10 +148,7 @@ impl fmt::Display for StoreView<'_> {
             None => write!(f, "schema: none; this program needs {needed}")?,
         }
         for ClockView { node, ahead_ms } in &self.clocks {
-            write!(
-                f,
-                "\nclock: that of {node} is {ahead_ms} ms ahead of this machine's"
-            )?;
+            write!(f, "\nclock: {node} is {ahead_ms} ms ahead of this machine")?;
         }
         for ProblemView { fatal, problem } in &self.problems {
             let weight = match fatal {

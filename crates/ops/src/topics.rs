@@ -37,15 +37,15 @@ const TOPICS_AT_ONCE: usize = 8;
 /// What to do with topics.
 #[derive(Clone, Debug, Subcommand)]
 pub enum TopicsCommand {
-    /// Make those that are missing; safe to repeat, and changes none that is there
+    /// Create missing topics; safe to repeat, and changes no existing topic
     Create(create::CreateArgs),
-    /// Report topics that differ from what is required, and how to fix them; changes nothing
+    /// Report topics that differ from the requirements, and how to fix them; changes nothing
     Verify(verify::VerifyArgs),
-    /// Show their partitions, copies, offsets and settings
+    /// Show the partitions, copies, offsets and settings of topics
     Describe(describe::DescribeArgs),
-    /// Make more partitions of the operation topics, while everything goes on; safe to repeat
+    /// Increase the number of partitions of the operation topics without a stop; safe to repeat
     Grow(grow::GrowArgs),
-    /// Go back to fewer partitions; the topics keep the others, and records written there are rerouted
+    /// Use fewer partitions of the operation topics; records written to the others are rerouted
     Shrink(grow::GrowArgs),
 }
 

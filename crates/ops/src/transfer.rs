@@ -39,15 +39,15 @@ enum Opened {
 async fn open(config: &Config) -> anyhow::Result<Opened> {
     if let Some(cql) = config.store.scylla.cql() {
         let store = CqlStore::connect(cql).await;
-        let store = store.context("the state store cannot be opened")?;
+        let store = store.context("cannot open the state store")?;
         return Ok(Opened::Cql(Box::new(store)));
     }
     let dir = data_dir::of_store(&config.data_dir);
     match EmbeddedStore::open(EmbeddedConfig::new(dir)) {
         Err(error @ StoreError::Locked { .. }) => Err(anyhow::Error::from(error)
-            .context("the embedded store belongs to the process that runs on it: stop that first")),
+            .context("another process uses the embedded store: stop that process first")),
         opened => Ok(Opened::Embedded(
-            opened.context("the embedded store cannot be opened")?,
+            opened.context("cannot open the embedded store")?,
         )),
     }
 }

@@ -22,7 +22,7 @@ const CPU: Metric<Counter> = Metric::new(
 const OPEN_FILES: Metric<Gauge> = Metric::new("process_open_fds", "Open file descriptors", []);
 const MAX_FILES: Metric<Gauge> = Metric::new(
     "process_max_fds",
-    "File descriptors that may be open; absent where there is no limit",
+    "Maximum number of open file descriptors; absent without a limit",
     [],
 );
 

@@ -27,7 +27,7 @@ pub trait Recorder: Send + Sync {
 
 /// A recorder is already installed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("spans of this process already go elsewhere")]
+#[error("this process already has another span output")]
 pub struct AlreadyInstalled;
 
 /// Installs the recorder of all spans of this process. Call it once per process.

@@ -12,7 +12,7 @@ pub mod registry;
 mod repair;
 pub mod rows;
 mod servers;
+pub mod setup;
 pub mod supervision;
-pub mod world;
 
 pub use self::servers::drop_keyspace;

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use crate::world::PATIENCE;
+use crate::setup::PATIENCE;
 
 /// The time for a process to announce its listeners. Generous, because it limits only failures.
 const ANNOUNCE_PATIENCE: Duration = Duration::from_secs(120);

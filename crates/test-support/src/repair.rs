@@ -3,9 +3,9 @@
 use reqwest::{Method, StatusCode};
 use serde_json::Value;
 
-use crate::world::World;
+use crate::setup::Setup;
 
-impl World {
+impl Setup {
     /// Resets the faults of a service.
     pub async fn reset_faults(&self, service: &str) {
         let url = self.url("services", &format!("/faults/{service}"));

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use waybill_store::{CqlConfig, CqlReplication};
 
 /// The variable that selects where tests run: `servers` for these servers.
-const WORLD: &str = "WAYBILL_TEST_WORLD";
+const BACKEND: &str = "WAYBILL_TEST_BACKEND";
 /// The maximum time for an answer of the servers.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The maximum time to drop a keyspace.
@@ -34,7 +34,7 @@ impl Servers {
     ///
     /// If the environment selects servers and names none, because nothing would be tested.
     pub fn wanted() -> Option<Self> {
-        (std::env::var(WORLD).ok()? == "servers").then(|| {
+        (std::env::var(BACKEND).ok()? == "servers").then(|| {
             let named = |name: &str| std::env::var(name).expect("both servers are named");
             Self {
                 brokers: named("WAYBILL_TEST_BROKERS"),

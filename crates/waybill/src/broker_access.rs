@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn who_submits_writes_requests_and_an_administrator_does_everything() {
+    fn a_submitter_writes_requests_and_an_administrator_does_everything() {
         assert_eq!(
             allowed(&principal(&[Scope::Submit], &[])),
             [

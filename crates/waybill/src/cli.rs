@@ -37,9 +37,9 @@ A key such as scheduler.handOffAfter is WAYBILL_SCHEDULER__HAND_OFF_AFTER in the
 Signals: SIGTERM and Ctrl-C drain in order within shutdownTimeout; a second one ends at once.
 
 Exit codes:
-  0  it ended in order
-  1  something failed
-  2  the command line or the configuration was refused";
+  0  success, or a stop in order
+  1  failure
+  2  invalid command line or configuration";
 
 /// A saga orchestrator on Kafka and ScyllaDB: each accepted operation completes, is undone, or is parked for a person.
 ///
@@ -50,7 +50,7 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-    /// Flags that every command takes.
+    /// Flags for every command.
     #[command(flatten)]
     pub flags: Flags,
 }
@@ -60,13 +60,13 @@ pub struct Cli {
 pub enum Command {
     /// Run every role in this process
     Up {
-        /// Leave the agents to other processes
+        /// Do not run the agents in this process
         #[arg(long)]
         no_agents: bool,
-        /// Use services that run elsewhere; --services is then their address
+        /// Use services of another process, at the address of --services
         #[arg(long)]
         no_services: bool,
-        /// Send this many sample deliveries once everything is ready, and show how they fare
+        /// The number of sample deliveries to send once everything is ready; shows their progress
         #[arg(long, value_name = "N", default_value_t = 0)]
         samples: u64,
     },
@@ -112,7 +112,7 @@ pub enum Command {
     },
     /// Show or change how many shards each partition has
     Shards {
-        /// How the process of `up` is asked.
+        /// How to reach the process of `up`.
         #[command(flatten)]
         admin: Box<AdminArgs>,
         /// What to do with them.
@@ -197,34 +197,34 @@ pub enum Command {
     },
     /// Check a workflow with its agents
     Workflow {
-        /// How to look at them.
+        /// What to do with them.
         #[command(subcommand)]
         command: WorkflowCommand,
     },
     /// Check or show the configuration
     Config {
-        /// How to look at it.
+        /// What to do with it.
         #[command(subcommand)]
         command: ConfigCommand,
     },
 }
 
-/// How to look at the configuration.
+/// What to do with the configuration.
 #[derive(Clone, Debug, Subcommand)]
 pub enum ConfigCommand {
-    /// Check a configuration, the workflows and agents that it names included, and start nothing
+    /// Check a configuration, including its workflows and agents, and start nothing
     Check {
-        /// A file to check in the place of --config; without either, what the defaults, the
-        /// environment and the flags make
+        /// The file to check instead of --config; without either, the defaults, the environment and
+        /// the flags
         file: Option<PathBuf>,
-        /// Check it as this role does before it starts [default: as for every role in one process]
+        /// Make the checks of this role before its start [default: of every role in one process]
         #[arg(long, value_enum)]
         role: Option<Role>,
-        /// How it is written.
+        /// The output format.
         #[command(flatten)]
         written: Written,
     },
-    /// Print what applies after all layers, secrets redacted
+    /// Print the effective configuration after all layers, with secrets redacted
     Show,
 }
 
@@ -340,7 +340,7 @@ impl Command {
     }
 }
 
-/// Flags that every command takes. Those that are not given leave the configuration as it is.
+/// Flags for every command. A flag that is not given leaves the configuration unchanged.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Flags for every command")]
 pub struct Flags {
@@ -353,22 +353,22 @@ pub struct Flags {
         value_parser = named_file("WAYBILL_CONFIG")
     )]
     pub config: Option<PathBuf>,
-    /// Where the embedded broker, the store and the services' ledger keep their files [default:
-    /// data]
+    /// The directory for the files of the embedded broker, the embedded store and the services'
+    /// ledger [default: data]
     #[arg(long, global = true, value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
     /// The address of the HTTP API; like every port, 0 picks a free one and prints it [default:
     /// 127.0.0.1:8080]
     #[arg(long, global = true, value_name = "ADDR", value_parser = address_from_text)]
     pub http: Option<SocketAddr>,
-    /// The address of livez, readyz, metrics and schedulers [default: 127.0.0.1:8081]
+    /// The address of the admin port [default: 127.0.0.1:8081]
     #[arg(long, global = true, value_name = "ADDR", value_parser = address_from_text)]
     pub admin: Option<SocketAddr>,
     /// The address of the embedded broker (Kafka protocol) [default: 127.0.0.1:9092]
     #[arg(long, global = true, value_name = "ADDR", value_parser = address_from_text)]
     pub broker_listen: Option<SocketAddr>,
-    /// The address of the simulated services: to listen on, or host:port to call where they run
-    /// elsewhere [default: 127.0.0.1:8082]
+    /// The address of the simulated services: to listen on, or to call as host:port if another
+    /// process runs them [default: 127.0.0.1:8082]
     #[arg(long, global = true, value_name = "ADDR")]
     pub services: Option<String>,
     /// Partitions of the operation topics of a new store; see `waybill topics grow` for others [default: 4]
@@ -385,7 +385,7 @@ pub struct Flags {
         value_delimiter = ','
     )]
     pub brokers: Option<Vec<String>>,
-    /// ScyllaDB or Cassandra nodes to keep the state on instead of the embedded store
+    /// ScyllaDB or Cassandra nodes to use instead of the embedded store
     #[arg(
         long,
         global = true,
@@ -396,13 +396,13 @@ pub struct Flags {
     /// The keyspace on --scylla [default: waybill]
     #[arg(long, global = true, value_name = "NAME")]
     pub keyspace: Option<String>,
-    /// Listen also where others can reach it and nobody has to say who they are
+    /// Allow unauthenticated listeners on non-loopback addresses
     #[arg(long, global = true)]
     pub insecure: bool,
-    /// How log lines look [default: text]
+    /// The format of log lines [default: text]
     #[arg(long, global = true, value_enum, value_name = "FORMAT")]
     pub log_format: Option<LogFormat>,
-    /// Which log lines are written: a level (error, warn, info, debug, trace, off), or pairs as in
+    /// The log filter: a level (error, warn, info, debug, trace, off), or pairs as in
     /// info,waybill=debug [default: info]
     #[arg(long, global = true, value_name = "FILTER")]
     pub log: Option<String>,
@@ -426,11 +426,11 @@ impl Cli {
         self.flags.apply(role, &mut config)?;
         if let Some(needs) = role.map(Role::needs) {
             if needs.brokers && config.kafka.brokers.is_none() {
-                let problem = "is needed: a role that runs alone has no broker of its own";
+                let problem = "is required: a single role has no embedded broker";
                 return Err(ConfigError::invalid("--brokers", problem));
             }
             if needs.store && config.store.scylla.nodes.is_none() {
-                let problem = "is needed: the embedded store belongs to one process, that of `up`";
+                let problem = "is required: only the process of `up` has an embedded store";
                 return Err(ConfigError::invalid("--scylla", problem));
             }
         }
@@ -647,11 +647,11 @@ mod tests {
     #[test]
     fn a_role_alone_needs_what_is_not_in_its_process() {
         for (line, needed) in [
-            ("agents", "--brokers is needed"),
-            ("scheduler", "--brokers is needed"),
-            ("scheduler --brokers a:1", "--scylla is needed"),
-            ("ingestion --brokers a:1", "--scylla is needed"),
-            ("supervisor --brokers a:1", "--scylla is needed"),
+            ("agents", "--brokers is required"),
+            ("scheduler", "--brokers is required"),
+            ("scheduler --brokers a:1", "--scylla is required"),
+            ("ingestion --brokers a:1", "--scylla is required"),
+            ("supervisor --brokers a:1", "--scylla is required"),
         ] {
             let error = configuration(line).unwrap_err().to_string();
             assert!(error.starts_with(needed), "{line}: {error}");

@@ -56,30 +56,30 @@ pub fn main() -> ExitCode {
                 judge(check_configuration(*role, *written, &config))
             }
         },
-        (Command::Topics { command }, None) => look(&config, || command.run(&config)),
-        (Command::Schemas { command }, None) => look(&config, || command.run(&config)),
-        (Command::Ready(arguments), None) => look(&config, || arguments.run(&config)),
+        (Command::Topics { command }, None) => run_command(&config, || command.run(&config)),
+        (Command::Schemas { command }, None) => run_command(&config, || command.run(&config)),
+        (Command::Ready(arguments), None) => run_command(&config, || arguments.run(&config)),
         (Command::Log(arguments), None) => prepare(&config, || arguments.run(&config)),
         (Command::Backup(arguments), None) => prepare(&config, || arguments.run(&config)),
         (Command::Restore(arguments), None) => prepare(&config, || arguments.run(&config)),
-        (Command::Export(arguments), None) => look(&config, || arguments.run(&config)),
+        (Command::Export(arguments), None) => run_command(&config, || arguments.run(&config)),
         (Command::Import(arguments), None) => prepare(&config, || arguments.run(&config)),
-        (Command::Explain(arguments), None) => look(&config, || arguments.run(&config)),
-        (Command::Doctor(arguments), None) => look(&config, || {
+        (Command::Explain(arguments), None) => run_command(&config, || arguments.run(&config)),
+        (Command::Doctor(arguments), None) => run_command(&config, || {
             arguments.run(&config, roles::agents_elsewhere_of)
         }),
-        (Command::Records(arguments), None) => look(&config, || arguments.run(&config)),
-        (Command::Dlq { command }, None) => look(&config, || command.run(&config)),
+        (Command::Records(arguments), None) => run_command(&config, || arguments.run(&config)),
+        (Command::Dlq { command }, None) => run_command(&config, || command.run(&config)),
         (Command::Ops(arguments), None) => operate(&config, arguments),
         (Command::AgentCheck(arguments), None) => examine(&config, arguments),
         (Command::Workflow { command }, None) => judge(command.run(&config)),
-        (Command::Store { command }, None) => look(&config, || command.run(&config)),
+        (Command::Store { command }, None) => run_command(&config, || command.run(&config)),
         (
             Command::Broker {
                 command: Some(command),
             },
             None,
-        ) => look(&config, || command.run(&config)),
+        ) => run_command(&config, || command.run(&config)),
         (Command::Shards { admin, command }, None) => {
             prepare(&config, || command.run(&config, admin))
         }
@@ -113,7 +113,7 @@ fn show(config: &Config) -> ExitCode {
 }
 
 /// Runs a command that prints its own output.
-fn look(config: &Config, work: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
+fn run_command(config: &Config, work: impl FnOnce() -> anyhow::Result<()>) -> ExitCode {
     if let Err(error) = telemetry::install(&config.telemetry, &catalogue::all()) {
         return report(FAILED, &error);
     }

@@ -74,14 +74,14 @@ fn a_flipped_bit_refuses_the_start_and_a_repair_loses_that_batch_alone() {
     fs::write(&segment, &bytes).unwrap();
 
     let refused = waybill(&data, &["broker"]).output().unwrap();
-    let told = text(&refused);
-    assert_eq!(refused.status.code(), Some(1), "{told}");
+    let report = text(&refused);
+    assert_eq!(refused.status.code(), Some(1), "{report}");
     let command = format!(
         "waybill broker repair --data-dir {} --topic waybill.kept.v1 --partition 0",
         data.display()
     );
     for named in [command.as_str(), segment.to_str().unwrap(), "offset 147"] {
-        assert!(told.contains(named), "{named}: {told}");
+        assert!(report.contains(named), "{named}: {report}");
     }
     assert!(fs::read(&segment).unwrap() == bytes, "nothing was cut");
 

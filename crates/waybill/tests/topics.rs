@@ -18,13 +18,13 @@ use waybill_test_support::process::{Process, log_tail, without_test_variables};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A broker, and a topic prefix for one test alone.
-struct World {
+struct Setup {
     brokers: String,
     prefix: String,
     embedded: Option<(Process, TempDir)>,
 }
 
-impl World {
+impl Setup {
     fn embedded() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
@@ -105,7 +105,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for Setup {
     fn drop(&mut self) {
         match &self.embedded {
             Some((_, dir)) if std::thread::panicking() => {
@@ -162,14 +162,14 @@ macro_rules! on_both_brokers {
         mod embedded {
             $(#[test]
             fn $test() {
-                super::$test(&super::World::embedded());
+                super::$test(&super::Setup::embedded());
             })+
         }
         mod apache_kafka {
             $(#[test]
             fn $test() {
-                if let Some(world) = super::World::apache_kafka_or_skip() {
-                    super::$test(&world);
+                if let Some(setup) = super::Setup::apache_kafka_or_skip() {
+                    super::$test(&setup);
                 }
             })+
         }
@@ -183,9 +183,9 @@ on_both_brokers! {
     topics_are_described_with_offsets_and_settings
 }
 
-fn what_is_missing_is_found_and_made_once_and_then_nothing_is_found(world: &World) {
-    let requests = world.topic("operation-requests");
-    let missing = world.run(&["topics", "verify"]);
+fn what_is_missing_is_found_and_made_once_and_then_nothing_is_found(setup: &Setup) {
+    let requests = setup.topic("operation-requests");
+    let missing = setup.run(&["topics", "verify"]);
     assert_eq!(missing.code, Some(1), "{missing:?}");
     let line = format!(
         "{requests}: does not exist; expected a topic of 4 partitions and replication factor 1"
@@ -197,10 +197,10 @@ fn what_is_missing_is_found_and_made_once_and_then_nothing_is_found(world: &Worl
     );
     assert!(missing.err.contains("findings"), "{missing:?}");
 
-    let tried = world.run(&["topics", "create", "--dry-run"]);
+    let tried = setup.run(&["topics", "create", "--dry-run"]);
     assert_eq!(tried.code, Some(0), "{tried:?}");
     assert!(tried.out.contains("would be made"), "{tried:?}");
-    assert_eq!(world.topics(), Vec::<String>::new());
+    assert_eq!(setup.topics(), Vec::<String>::new());
 
     let outcomes = |ran: &Ran| -> Vec<String> {
         assert_eq!(ran.code, Some(0), "{ran:?}");
@@ -209,29 +209,29 @@ fn what_is_missing_is_found_and_made_once_and_then_nothing_is_found(world: &Worl
         outcomes.map(str::to_owned).collect()
     };
     let create = ["topics", "create", "--output", "json"];
-    let made = outcomes(&world.run(&create));
+    let made = outcomes(&setup.run(&create));
     assert!(made.len() > 10, "{made:?}");
     assert!(made.iter().all(|outcome| outcome == "made"), "{made:?}");
-    let again = outcomes(&world.run(&create));
+    let again = outcomes(&setup.run(&create));
     assert_eq!(again.len(), made.len());
     assert!(
         again.iter().all(|outcome| outcome == "existed"),
         "{again:?}"
     );
 
-    let good = world.run(&["topics", "verify"]);
+    let good = setup.run(&["topics", "verify"]);
     assert_eq!(good.code, Some(0), "{good:?}");
     assert_eq!(
         good.out,
         format!("ok: {} topics as configured\n", made.len())
     );
-    let good = world.run(&["topics", "verify", "--output", "json"]);
+    let good = setup.run(&["topics", "verify", "--output", "json"]);
     assert_eq!((good.code, good.out.as_str()), (Some(0), ""), "{good:?}");
 }
 
-fn several_that_make_topics_at_once_all_succeed(world: &World) {
+fn several_that_make_topics_at_once_all_succeed(setup: &Setup) {
     let all = [(); 16].map(|()| {
-        world
+        setup
             .command(&["topics", "create", "--output", "json"])
             .spawn()
             .unwrap()
@@ -246,18 +246,18 @@ fn several_that_make_topics_at_once_all_succeed(world: &World) {
         made += rows.iter().filter(|row| row["outcome"] == "made").count();
     }
     assert_eq!(made, needed, "each topic is made by one of them");
-    assert_eq!(world.run(&["topics", "verify"]).code, Some(0));
+    assert_eq!(setup.run(&["topics", "verify"]).code, Some(0));
 }
 
-fn a_topic_that_is_not_as_it_must_be_is_found_with_what_mends_it(world: &World) {
-    let requests = world.topic("operation-requests");
-    world.make(
+fn a_topic_that_is_not_as_it_must_be_is_found_with_what_mends_it(setup: &Setup) {
+    let requests = setup.topic("operation-requests");
+    setup.make(
         &requests,
         3,
         &[("retention.ms", "60000"), ("max.message.bytes", "1000")],
     );
-    assert_eq!(world.run(&["topics", "create"]).code, Some(0));
-    let found = world.run(&["topics", "verify", "--output", "json"]);
+    assert_eq!(setup.run(&["topics", "create"]).code, Some(0));
+    let found = setup.run(&["topics", "verify", "--output", "json"]);
     assert_eq!(found.code, Some(1), "{found:?}");
     let rows = found.json();
     assert!(rows.iter().all(|row| row["topic"] == requests.as_str()));
@@ -280,13 +280,13 @@ fn a_topic_that_is_not_as_it_must_be_is_found_with_what_mends_it(world: &World) 
     let fix = format!(
         "kafka-configs.sh --bootstrap-server {} --alter --entity-type topics --entity-name {requests} \
          --add-config max.message.bytes=1114112",
-        world.brokers
+        setup.brokers
     );
     assert_eq!(size["fix"], fix.as_str());
 
     // No role starts with this topic.
     let dir = tempfile::tempdir().unwrap();
-    let mut up = world.command(&["up"]);
+    let mut up = setup.command(&["up"]);
     for flag in ["--http", "--admin", "--services"] {
         up.args([flag, "127.0.0.1:0"]);
     }
@@ -304,17 +304,17 @@ fn a_topic_that_is_not_as_it_must_be_is_found_with_what_mends_it(world: &World) 
     );
 }
 
-fn topics_are_described_with_offsets_and_settings(world: &World) {
-    let missing = world.run(&["topics", "describe", "recovery", "--output", "json"]);
+fn topics_are_described_with_offsets_and_settings(setup: &Setup) {
+    let missing = setup.run(&["topics", "describe", "recovery", "--output", "json"]);
     assert_eq!(missing.code, Some(0), "{missing:?}");
     assert_eq!(missing.json()[0]["exists"], false);
 
-    assert_eq!(world.run(&["topics", "create"]).code, Some(0));
-    let all = world.run(&["topics", "describe", "--output", "json"]);
+    assert_eq!(setup.run(&["topics", "create"]).code, Some(0));
+    let all = setup.run(&["topics", "describe", "--output", "json"]);
     assert_eq!(all.code, Some(0), "{all:?}");
-    assert_eq!(all.json().len(), world.topics().len());
+    assert_eq!(all.json().len(), setup.topics().len());
 
-    let one = world.run(&[
+    let one = setup.run(&[
         "topics",
         "describe",
         "operation-requests",
@@ -323,7 +323,7 @@ fn topics_are_described_with_offsets_and_settings(world: &World) {
     ]);
     let rows = one.json();
     let [row] = &rows[..] else { panic!("{one:?}") };
-    assert_eq!(row["topic"], world.topic("operation-requests").as_str());
+    assert_eq!(row["topic"], setup.topic("operation-requests").as_str());
     let partitions = row["partitions"].as_array().unwrap();
     assert_eq!(partitions.len(), 4);
     for (number, partition) in partitions.iter().enumerate() {
@@ -339,7 +339,7 @@ fn topics_are_described_with_offsets_and_settings(world: &World) {
     assert_eq!(settings["cleanup.policy"], "delete");
     // The settings for durability of acknowledged requests, although the broker is reached like any
     // other one, and for their retention: on the embedded broker until they are done.
-    let retention = match world.embedded {
+    let retention = match setup.embedded {
         Some(_) => {
             assert_eq!(settings["flush.messages"], "1");
             "-1"
@@ -352,7 +352,7 @@ fn topics_are_described_with_offsets_and_settings(world: &World) {
     };
     assert_eq!(settings["retention.ms"], retention);
 
-    let people = world.run(&["topics", "describe", "operation-requests"]);
+    let people = setup.run(&["topics", "describe", "operation-requests"]);
     assert!(
         people
             .out
@@ -360,9 +360,12 @@ fn topics_are_described_with_offsets_and_settings(world: &World) {
         "{people:?}"
     );
     assert!(people.out.contains("PARTITION  LEADER"), "{people:?}");
-    let unknown = world.run(&["topics", "describe", "parcels"]);
+    let unknown = setup.run(&["topics", "describe", "parcels"]);
     assert_eq!(unknown.code, Some(1), "{unknown:?}");
-    assert!(unknown.err.contains("parcels is no topic"), "{unknown:?}");
+    assert!(
+        unknown.err.contains("Waybill needs no topic parcels"),
+        "{unknown:?}"
+    );
 }
 
 #[test]

@@ -26,19 +26,19 @@ struct Step {
 
 #[test]
 fn every_command_of_the_walkthrough_says_what_the_page_prints() {
-    let world = |root: &Path| {
-        World::start(
+    let setup = |root: &Path| {
+        Setup::start(
             root,
             Some("examples/failure-walkthrough/waybill.yaml"),
             None,
         )
     };
-    walk("docs/failure-walkthrough.md", world);
+    walk("docs/failure-walkthrough.md", setup);
 }
 
 #[test]
 fn every_command_of_the_tour_says_what_the_readme_prints() {
-    walk("README.md", |root| World::start(root, None, None));
+    walk("README.md", |root| Setup::start(root, None, None));
 }
 
 #[test]
@@ -63,21 +63,21 @@ fn every_command_of_the_first_workflow_says_what_the_page_prints_and_the_files_a
     let config = example.join("waybill.yaml");
     let services = example.join("services.py");
     walk(PAGE, |root| {
-        World::start(root, config.to_str(), Some(&services))
+        Setup::start(root, config.to_str(), Some(&services))
     });
 }
 
-/// Runs the commands of a page in a world.
-fn walk(page: &str, start: impl FnOnce(&Path) -> World) {
+/// Runs the commands of a page in a setup.
+fn walk(page: &str, start: impl FnOnce(&Path) -> Setup) {
     let root = root();
     let text = std::fs::read_to_string(root.join(page)).unwrap();
     let steps = steps(&text);
     assert!(steps.len() > 10, "{page} has lost its commands");
-    let world = start(&root);
+    let setup = start(&root);
     for step in steps {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let output = world.run(&step.command);
+            let output = setup.run(&step.command);
             if matches(&step.output, &output) {
                 break;
             }
@@ -87,7 +87,7 @@ fn walk(page: &str, start: impl FnOnce(&Path) -> World) {
                 step.line,
                 step.command,
                 step.output.join("\n"),
-                world.log(),
+                setup.log(),
             );
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -156,7 +156,7 @@ fn line_matches(expected: &str, line: &str) -> bool {
 }
 
 /// The `waybill up` of the page on free ports, and the services, if the page starts its own.
-struct World {
+struct Setup {
     dir: TempDir,
     _processes: Vec<Process>,
     root: PathBuf,
@@ -165,11 +165,11 @@ struct World {
     addresses: Vec<(&'static str, SocketAddr)>,
 }
 
-impl World {
+impl Setup {
     fn start(root: &Path, config: Option<&str>, services: Option<&Path>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let log = dir.path().join("log.txt");
-        let mut world = Self {
+        let mut setup = Self {
             _processes: Vec::new(),
             root: root.to_owned(),
             config: config.map(|config| root.join(config)),
@@ -187,18 +187,18 @@ impl World {
                 let mut command = Command::new("python3");
                 command.arg(root.join(script)).arg("0");
                 let (process, addresses) = Process::start(command, &["services"], &log);
-                world._processes.push(process);
+                setup._processes.push(process);
                 let address = addresses["services"];
-                world.addresses.push(("127.0.0.1:8090", address));
-                world.config = Some(world.moved(script.parent().unwrap()));
+                setup.addresses.push(("127.0.0.1:8090", address));
+                setup.config = Some(setup.moved(script.parent().unwrap()));
             }
         }
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
         command.current_dir(root).arg("up");
-        if let Some(config) = &world.config {
+        if let Some(config) = &setup.config {
             command.arg("--config").arg(config);
         }
-        command.arg("--data-dir").arg(world.dir.path().join("data"));
+        command.arg("--data-dir").arg(setup.dir.path().join("data"));
         for flag in ["--http", "--admin", "--broker-listen"] {
             command.args([flag, "127.0.0.1:0"]);
         }
@@ -208,19 +208,19 @@ impl World {
         };
         let names: Vec<&str> = listeners.iter().map(|(name, _)| *name).collect();
         let (process, addresses) = Process::start(command, &names, &log);
-        world._processes.push(process);
+        setup._processes.push(process);
         let moved = listeners
             .iter()
             .map(|(name, page)| (*page, addresses[*name]));
-        world.addresses.extend(moved);
+        setup.addresses.extend(moved);
         std::os::unix::fs::symlink(
             env!("CARGO_BIN_EXE_waybill"),
-            world.dir.path().join("waybill"),
+            setup.dir.path().join("waybill"),
         )
         .unwrap();
-        let ready = world.run("waybill ready --wait 60s && echo ready");
-        assert_eq!(ready, "ready\n", "{}", world.log());
-        world
+        let ready = setup.run("waybill ready --wait 60s && echo ready");
+        assert_eq!(ready, "ready\n", "{}", setup.log());
+        setup
     }
 
     /// The configuration of an example, with its agents' addresses replaced.
@@ -236,7 +236,7 @@ impl World {
         self.dir.path().join("waybill.yaml")
     }
 
-    /// A text with this world's addresses in place of the page's.
+    /// A text with this setup's addresses in place of the page's.
     fn as_here(&self, text: &str) -> String {
         let moved = self.addresses.iter();
         moved.fold(text.to_owned(), |text, (page, here)| {

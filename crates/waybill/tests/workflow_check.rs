@@ -47,8 +47,7 @@ fn a_workflow_that_can_work_is_said_so_on_one_line() {
         check(&[&workflow], &[&agents]),
         (
             Some(0),
-            "ok: errand, version 3, 2 steps; agents that are in none of the files: buyer\n"
-                .to_owned()
+            "ok: errand, version 3, 2 steps; agents that no file defines: buyer\n".to_owned()
         )
     );
     let buyer = AGENTS.replace("name: walker", "name: buyer");
@@ -160,7 +159,7 @@ fn the_shipped_workflows_fit_their_agents() {
         &[&example.join("agents.yaml")],
     );
     assert_eq!(code, Some(0), "{text}");
-    assert!(!text.contains("none of the files"), "{text}");
+    assert!(!text.contains("no file defines"), "{text}");
     let (code, text) = check(&[&root.join("workflows/drone-delivery.yaml")], &[]);
     assert_eq!(code, Some(0), "{text}");
 }
@@ -172,13 +171,13 @@ fn what_cannot_work_is_refused_with_the_place_and_the_reason() {
     let cases = [
         (
             WORKFLOW.replace("kind: pure", "kidn: pure"),
-            ":10:5: the key steps.kidn is not known",
+            ":10:5: unknown key steps.kidn",
         ),
-        (WORKFLOW.replace("[go]", "[fly]"), ":7 cannot work: "),
-        (WORKFLOW.replace("[go]", "[buy]"), ":7 cannot work: "),
+        (WORKFLOW.replace("[go]", "[fly]"), ":7: invalid workflow: "),
+        (WORKFLOW.replace("[go]", "[buy]"), ":7: invalid workflow: "),
         (
             WORKFLOW.replace("kind: pure", "kind: pur"),
-            ":10:11: steps.kind: pur is none of pure, ",
+            ":10:11: steps.kind: pur is not one of pure, ",
         ),
         (
             WORKFLOW.replace("kind: pure", "timeout: 5"),
@@ -186,11 +185,11 @@ fn what_cannot_work_is_refused_with_the_place_and_the_reason() {
         ),
         (
             WORKFLOW.replace("compensation: {}", "kind: irreversible"),
-            ":4 cannot work: ",
+            ":4: invalid workflow: ",
         ),
         (
             WORKFLOW.replace("agent: buyer", "agent: Buyers!"),
-            ":8 cannot work: workflow \"errand\": steps.agent \"Buyers!\" must be 1 to 64 of",
+            ":8: invalid workflow: workflow \"errand\": steps.agent \"Buyers!\" must be 1 to 64 of",
         ),
     ];
     for (text, reason) in cases {
@@ -225,7 +224,7 @@ fn agents_that_do_not_fit_are_refused_and_the_step_is_named() {
         (
             "",
             AGENTS.replace("baseUrl", "baseUlr"),
-            ":4:7: the key agents.http.baseUlr is not known; did you mean agents.http.baseUrl?",
+            ":4:7: unknown key agents.http.baseUlr; did you mean agents.http.baseUrl?",
         ),
     ];
     for (before, text, reason) in cases {

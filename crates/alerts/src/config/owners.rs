@@ -128,7 +128,7 @@ impl OwnersConfig {
         match domains.find(|domain| !is_domain(domain)) {
             Some(domain) => Err(ConfigError::invalid(
                 "alerts.owners.email.domains",
-                format!("holds {domain:?}, which is no domain"),
+                format!("contains {domain:?}, which is not a domain"),
             )),
             None => Ok(()),
         }
@@ -195,7 +195,10 @@ alerts:
         ] {
             let environment: Environment = [(name, "hunter2")].into_iter().collect();
             let error = environment.apply(config.clone()).unwrap_err().to_string();
-            assert!(error.contains(&format!("{name} is not known")), "{error}");
+            assert!(
+                error.contains(&format!("unknown environment variable {name}")),
+                "{error}"
+            );
             assert!(!error.contains("hunter"), "{error}");
         }
     }

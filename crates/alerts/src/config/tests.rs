@@ -72,7 +72,7 @@ fn no_secret_is_shown() {
 }
 
 #[test]
-fn what_stands_in_files_is_read_from_them_and_a_missing_one_is_named() {
+fn secrets_of_receivers_are_read_from_files_and_a_missing_one_is_named() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let path = dir.path().join(name);
@@ -126,7 +126,7 @@ fn a_value_that_stands_in_a_file_and_in_the_configuration_is_refused() {
             .unwrap()
             .finish();
         let error = error.unwrap_err().to_string();
-        assert!(error.ends_with("keep one"), "{error}");
+        assert!(error.ends_with("remove one of them"), "{error}");
     }
 }
 
@@ -201,7 +201,10 @@ fn a_variable_beside_the_receivers_leaves_their_secrets_as_they_are() {
     let name = "WAYBILL_ALERTS__RECEIVERS";
     let environment: Environment = [(name, "hunter2")].into_iter().collect();
     let error = environment.apply(config).unwrap_err().to_string();
-    assert!(error.contains(&format!("{name} is not known")), "{error}");
+    assert!(
+        error.contains(&format!("unknown environment variable {name}")),
+        "{error}"
+    );
     assert!(!error.contains("hunter"), "{error}");
 }
 
@@ -213,7 +216,7 @@ fn an_unknown_key_of_a_receiver_is_refused_with_its_place() {
         .to_string();
     assert_eq!(
         error,
-        "w.yaml:13:9: the key alerts.receivers.on-call.email.usr is not known; did you mean \
+        "w.yaml:13:9: unknown key alerts.receivers.on-call.email.usr; did you mean \
          alerts.receivers.on-call.email.user?"
     );
 }

@@ -102,14 +102,14 @@ impl Reader {
             // It polls even without room: a consumer that does not poll leaves its group.
             self.consumer
                 .hold(room == 0)
-                .context("records that wait cannot be left in their topic")?;
+                .context("cannot pause the consumer")?;
             let limits = PollLimits {
                 records: room.max(1),
                 bytes: POLL_BYTES_MAX,
             };
             intake.oldest = wall_clock() - self.max_age;
             self.consumer.poll(limits, POLL_WAIT, &mut intake)?;
-            intake.tell_of_skipped();
+            intake.report_skipped();
             self.publish_dead_letters(&mut intake, runtime, stop);
             for source in settled.try_iter() {
                 intake.progress.done(source);
@@ -174,11 +174,11 @@ impl Reader {
             Some(Ok(Err(error))) => tracing::warn!(
                 receiver = self.receiver,
                 error = &error as &dyn std::error::Error,
-                "a record that cannot be read is not kept yet; trying again"
+                "could not publish dead letters; trying again"
             ),
             Some(Err(_)) => tracing::warn!(
                 receiver = self.receiver,
-                "a record that cannot be read is not kept in time; trying again"
+                "could not publish dead letters in time; trying again"
             ),
         }
     }
@@ -219,7 +219,7 @@ struct Intake<'a, T> {
 }
 
 impl<T> Intake<'_, T> {
-    fn tell_of_skipped(&mut self) {
+    fn report_skipped(&mut self) {
         let skipped = std::mem::take(&mut self.skipped);
         if skipped > 0 {
             self.metrics.skipped.increment(skipped);
@@ -264,7 +264,7 @@ impl<T: Followed> Intake<'_, T> {
                     partition = %source.partition,
                     offset = %source.offset,
                     error = &error as &dyn std::error::Error,
-                    "a record cannot be read and is not delivered"
+                    "skipped an unreadable record"
                 );
                 match self.publishes_dead_letters {
                     true => {

@@ -19,7 +19,7 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 pub(super) struct Limit {
     messages_per_hour_max: u32,
     contacts_max: usize,
-    told: HashMap<Contact, u32>,
+    sent: HashMap<Contact, u32>,
     /// Contacts in the order in which their hours end.
     hours: VecDeque<(Instant, Contact)>,
 }
@@ -29,7 +29,7 @@ impl Limit {
         Self {
             messages_per_hour_max,
             contacts_max,
-            told: HashMap::new(),
+            sent: HashMap::new(),
             hours: VecDeque::new(),
         }
     }
@@ -40,18 +40,18 @@ impl Limit {
             && *ends <= now
         {
             if let Some((_, contact)) = self.hours.pop_front() {
-                self.told.remove(&contact);
+                self.sent.remove(&contact);
             }
         }
         let contact = &mailbox(contact);
-        if let Some(told) = self.told.get_mut(contact) {
-            let may = *told < self.messages_per_hour_max;
-            *told += u32::from(may);
+        if let Some(sent) = self.sent.get_mut(contact) {
+            let may = *sent < self.messages_per_hour_max;
+            *sent += u32::from(may);
             return may;
         }
         let may = self.hours.len() < self.contacts_max;
         if may {
-            self.told.insert(contact.clone(), 1);
+            self.sent.insert(contact.clone(), 1);
             self.hours.push_back((now + HOUR, contact.clone()));
         }
         may
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_contact_is_told_so_often_an_hour_and_others_have_hours_of_their_own() {
+    fn each_contact_has_an_hourly_limit_of_its_own() {
         let mut limit = Limit::new(2, 10);
         let start = Instant::now();
         assert!(limit.take(&contact(1), start));
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn while_too_many_contacts_are_in_their_hour_no_further_one_is_told() {
+    fn no_further_contact_gets_messages_while_the_maximum_of_contacts_is_tracked() {
         let mut limit = Limit::new(5, 2);
         let start = Instant::now();
         assert!(limit.take(&contact(1), start));
@@ -111,6 +111,6 @@ mod tests {
         assert!(limit.take(&contact(1), start + HOUR / 2));
         assert!(limit.take(&contact(3), start + HOUR));
         assert!(!limit.take(&contact(4), start + HOUR));
-        assert_eq!((limit.told.len(), limit.hours.len()), (2, 2));
+        assert_eq!((limit.sent.len(), limit.hours.len()), (2, 2));
     }
 }

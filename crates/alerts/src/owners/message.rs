@@ -62,14 +62,14 @@ impl OwnerMessage {
 /// The end of the sentence about an operation in this state.
 const fn came_to(state: ProcessState) -> &'static str {
     match state {
-        ProcessState::Processed => "is done",
+        ProcessState::Processed => "is complete",
         ProcessState::Error | ProcessState::CompensationFailed => {
-            "is delayed, and people are looking at it"
+            "is delayed, and a person will look into it"
         }
-        ProcessState::Compensated => "could not be done, and nothing was kept of it",
+        ProcessState::Compensated => "could not be completed, and was undone",
         ProcessState::Cancelled => "was cancelled",
         ProcessState::Pending | ProcessState::Processing | ProcessState::Compensating => {
-            "is under way"
+            "is in progress"
         }
     }
 }
@@ -148,27 +148,27 @@ pub(super) mod tests {
             ProcessState::Cancelled,
         ]
         .map(|state| text(|notice| notice.state = state));
-        let delayed = "Your drone-delivery delivery-17 is delayed, and people are looking at it.";
+        let delayed = "Your drone-delivery delivery-17 is delayed, and a person will look into it.";
         assert_eq!(
             texts,
             [
-                "Your drone-delivery delivery-17 is done.",
+                "Your drone-delivery delivery-17 is complete.",
                 delayed,
                 delayed,
-                "Your drone-delivery delivery-17 could not be done, and nothing was kept of it.",
+                "Your drone-delivery delivery-17 could not be completed, and was undone.",
                 "Your drone-delivery delivery-17 was cancelled.",
             ]
         );
         assert_eq!(
             text(|notice| notice.caller_id = None),
-            "Your drone-delivery 00000000-0000-0000-0000-000000000001 is done."
+            "Your drone-delivery 00000000-0000-0000-0000-000000000001 is complete."
         );
     }
 
     #[test]
     fn what_a_caller_named_stays_on_its_line_and_short() {
         let odd = text(|notice| notice.caller_id = Some("a\r\nBcc: x".to_owned()));
-        assert_eq!(odd, "Your drone-delivery a  Bcc: x is done.");
+        assert_eq!(odd, "Your drone-delivery a  Bcc: x is complete.");
         let long = text(|notice| notice.caller_id = Some("a".repeat(5_000)));
         assert!(long.len() < 400, "{long}");
     }
@@ -181,7 +181,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn debug_output_shows_nobody() {
+    fn debug_output_shows_no_contact() {
         let message = OwnerMessage::new(&notice(), 0, "anna@example.org".to_owned());
         assert!(!format!("{message:?}").contains("anna"));
     }

@@ -76,7 +76,7 @@ impl Outbound {
     /// Creates the SMS channel. `timeout` bounds one attempt.
     pub(super) fn sms(config: &WebhookConfig, timeout: Duration) -> Result<Self, ReceiverError> {
         let template = template_of(config)?.ok_or_else(|| {
-            ReceiverError::new("template", "is missing: it is what the gateway is sent")
+            ReceiverError::new("template", "is required: it is the body for the gateway")
         })?;
         Ok(Self::Sms(Box::new(OwnerSms {
             endpoint: Endpoint::new(config, timeout)?,
@@ -105,7 +105,7 @@ impl OwnerEmail {
     fn prepare(&self, message: &OwnerMessage) -> Result<EmailDelivery<'_>, Failure> {
         // The original cause would name the address.
         let unusable = |_| Failure::Refused {
-            cause: "the address cannot be written to".to_owned(),
+            cause: "invalid address".to_owned(),
         };
         let to: Address = message.to.parse().map_err(unusable)?;
         let mut subject = on_one_line(&self.subject.render(message));
@@ -207,18 +207,20 @@ mod tests {
     }
 
     #[test]
-    fn a_mail_says_how_it_ended_and_to_nobody_else() {
+    fn a_mail_reports_the_result_to_its_recipient_only() {
         let mail = written(&config(), "delivery-17");
         let (head, body) = mail.split_once("\r\n\r\n").unwrap();
         for line in [
             "From: Waybill <waybill@example.com>",
             "To: anna@example.org",
-            "Subject: Your drone-delivery delivery-17 is done.",
+            "Subject: Your drone-delivery delivery-17 is complete.",
             "Auto-Submitted: auto-generated",
         ] {
             assert!(head.lines().any(|l| l == line), "{line}\n{head}");
         }
-        assert!(body.starts_with("Your drone-delivery delivery-17 is done.\r\n\r\nOperation: "));
+        assert!(
+            body.starts_with("Your drone-delivery delivery-17 is complete.\r\n\r\nOperation: ")
+        );
         assert!(!mail.contains("acme"), "{mail}");
     }
 
@@ -237,7 +239,7 @@ mod tests {
             "{head}"
         );
         assert!(!head.lines().any(|line| line.starts_with("Bcc")), "{head}");
-        assert!(body.trim_end().ends_with("is done. Call us."), "{body}");
+        assert!(body.trim_end().ends_with("is complete. Call us."), "{body}");
     }
 
     #[test]
@@ -246,7 +248,7 @@ mod tests {
         let cases: [(&str, Change); 4] = [
             ("from holds", |c| c.from = "nobody".to_owned()),
             ("host must not", |c| c.host.clear()),
-            ("subject has the placeholder", |c| {
+            ("subject has the unknown placeholder", |c| {
                 c.subject = Some("{{alert.kind}}".to_owned());
             }),
             ("text has a {{", |c| {
@@ -269,7 +271,7 @@ mod tests {
             panic!("it has no template");
         };
         assert!(
-            error.to_string().starts_with("template is missing"),
+            error.to_string().starts_with("template is required"),
             "{error}"
         );
     }

@@ -252,7 +252,7 @@ mod tests {
             ),
             (
                 &good.replace("read", "reed"),
-                "reed is none of submit, read, repair, admin",
+                "reed is not one of submit, read, repair, admin",
             ),
             (&good.replace("[read]", "[]"), "scopes must not be empty"),
             (
@@ -272,10 +272,7 @@ mod tests {
                 "admin must be for all tenants",
             ),
             (&good.replace("name: a", "name: 'a b'"), "name must be"),
-            (
-                &good.replace("scopes", "scope"),
-                "the key scope is not known",
-            ),
+            (&good.replace("scopes", "scope"), "unknown key scope"),
             (
                 &format!("{good}{good}"),
                 "entry 2 (a): another entry has this name",

@@ -13,8 +13,8 @@ use crate::backup::BackupError;
 
 pub(super) async fn make(State(admin): State<Admin>) -> Result<Response, Problem> {
     let Some(backups) = admin.backups.get() else {
-        let detail = "This process has not both broker and store to itself: what lies in Kafka and in a \
-                      database is backed up there.";
+        let detail = "This process does not own both the broker and the store: back up Kafka and the database \
+                      with their own tools.";
         return Err(admin.not_connected(Problem::new(Kind::VerbRefused, detail)));
     };
     let mut pieces = backups.begin().await?;
@@ -31,6 +31,9 @@ impl From<BackupError> for Problem {
             BackupError::Logs(_) => Kind::BrokerUnavailable,
             BackupError::ShuttingDown => Kind::ShuttingDown,
         };
-        Self::new(kind, format!("No backup is made: {}.", chain(&error)))
+        Self::new(
+            kind,
+            format!("The backup did not start: {}.", chain(&error)),
+        )
     }
 }

@@ -13,7 +13,7 @@ use super::Admin;
 
 const UNAUTHORIZED: Metric<Counter, 1> = Metric::new(
     "waybill_admin_unauthorized_total",
-    "Requests to the admin port that were turned away for who asked",
+    "Requests to the admin port that failed authentication or authorization",
     ["reason"],
 );
 
@@ -89,7 +89,7 @@ fn admit(auth: &Auth, needs: Needs, headers: &HeaderMap) -> Result<(), Problem> 
         }
         Needs::Change if !may(Scope::Admin) => Err(Denied::Scope(Scope::Admin).into()),
         _ if *caller.tenants() != Tenants::All => {
-            let detail = "The token is for one tenant, and this is the work of all.";
+            let detail = "The token is for one tenant; this request needs a token for all tenants.";
             Err(Problem::new(Kind::AnotherTenant, detail))
         }
         _ => Ok(()),

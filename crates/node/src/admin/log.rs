@@ -39,8 +39,8 @@ pub(super) async fn set(
     };
     let to_apply: LogFilter = filter.parse().map_err(refused)?;
     // Logged before and after the change: either filter may suppress it.
-    tracing::info!(filter, "a person changes the log filter");
+    tracing::info!(filter, "changing the log filter");
     admin.telemetry.log().set_filter(to_apply);
-    tracing::info!(filter, "the log filter was changed");
+    tracing::info!(filter, "changed the log filter");
     Ok(show(State(admin)).await)
 }

@@ -20,7 +20,7 @@ pub(super) async fn show(State(admin): State<Admin>) -> Result<Json<RepartitionV
     let never = || {
         Problem::new(
             Kind::NotFound,
-            "This process has not been asked for another number.",
+            "No change of the number of partitions was requested from this process.",
         )
     };
     view.map(Json).ok_or_else(never)
@@ -35,8 +35,8 @@ pub(super) async fn grow(
     let partitions = only_field(&body, PARTITIONS, number, "a number from 1")?;
     let growing = here(&admin)?;
     if growing.is_shared() {
-        let detail = "Other processes share these partitions: \
-                      `waybill topics grow` (or `shrink`) `--partitions P --scylla` changes how many there are.";
+        let detail = "Other processes share these partitions: change their number with \
+                      `waybill topics grow` (or `shrink`) `--partitions P --scylla`.";
         return Err(Problem::new(Kind::VerbRefused, detail));
     }
     match growing.begin(partitions) {
@@ -44,7 +44,7 @@ pub(super) async fn grow(
         Err(under_way) => Err(Problem::new(
             Kind::VerbRefused,
             format!(
-                "The topics are going over to {} partitions: {}.",
+                "A change to {} partitions is in progress: {}.",
                 under_way.partitions, under_way.step
             ),
         )),

@@ -17,7 +17,9 @@ const PER_PARTITION: &str = "perPartition";
 
 pub(super) async fn show(State(admin): State<Admin>) -> Result<Json<LayoutView>, Problem> {
     let shards = here(&admin)?;
-    Ok(Json(shards.show().await.map_err(|error| away(&error))?))
+    Ok(Json(
+        shards.show().await.map_err(|error| unavailable(&error))?,
+    ))
 }
 
 pub(super) async fn set(
@@ -30,12 +32,12 @@ pub(super) async fn set(
     let shards = here(&admin)?;
     if shards.are_shared() {
         let detail =
-            "Other processes share these shards: `waybill shards set M --scylla` changes them.";
+            "Other processes share these shards: change them with `waybill shards set M --scylla`.";
         return Err(Problem::new(Kind::VerbRefused, detail));
     }
     let set = shards.set(per_partition).await;
     set.map(Json).map_err(|error| match error {
-        SetError::Store(error) => away(&error),
+        SetError::Store(error) => unavailable(&error),
         SetError::Layout(refused) => Problem::invalid(vec![FieldProblem::new(
             format!("/{PER_PARTITION}"),
             refused.to_string(),
@@ -51,10 +53,7 @@ fn here(admin: &Admin) -> Result<&Shards, Problem> {
     shards.ok_or_else(|| admin.no_scheduler())
 }
 
-fn away(error: &StoreError) -> Problem {
-    tracing::warn!(error = %chain(error), "the shards cannot be shown or changed");
-    Problem::new(
-        Kind::StoreUnavailable,
-        "The state store could not be asked.",
-    )
+fn unavailable(error: &StoreError) -> Problem {
+    tracing::warn!(error = %chain(error), "cannot show or change the shards");
+    Problem::new(Kind::StoreUnavailable, "The state store is unavailable.")
 }

@@ -312,7 +312,7 @@ async fn problems_have_their_headers() {
 }
 
 #[tokio::test]
-async fn the_listener_ends_when_it_is_told_to_though_a_connection_staysopen() {
+async fn the_listener_ends_on_a_stop_despite_an_open_connection() {
     let (admin, running) = (admin(), Running::new());
     let (signal, mut signals) = Signals::made_up();
     let open = Mutex::new(None);
@@ -353,7 +353,7 @@ async fn the_log_filter_is_shown_and_changed() {
 }
 
 #[tokio::test]
-async fn whoever_looks_or_changes_needs_a_token_for_all_and_probes_need_none() {
+async fn the_admin_port_requires_a_token_for_all_tenants_except_for_probes() {
     use waybill_http::auth::AuthConfig;
     use waybill_http::auth::NewToken;
 
@@ -423,9 +423,9 @@ async fn whoever_looks_or_changes_needs_a_token_for_all_and_probes_need_none() {
 }
 
 #[tokio::test]
-async fn what_has_not_everything_to_itself_is_not_backed_up_here() {
+async fn a_process_without_its_own_broker_and_store_makes_no_backup() {
     let (status, body) = ask(&admin(), "POST", "/backup", "").await;
     assert_eq!(status, 409, "{body}");
-    assert!(body.contains("backed up there"), "{body}");
+    assert!(body.contains("back up Kafka and the database"), "{body}");
     assert_eq!(ask(&admin(), "GET", "/backup", "").await.0, 405);
 }

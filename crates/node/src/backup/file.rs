@@ -56,19 +56,19 @@ pub struct Contents {
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// It cannot be read.
-    #[error("it cannot be read")]
+    #[error("cannot read the backup")]
     Io(#[from] io::Error),
     /// It is not a backup.
-    #[error("it is no backup of Waybill's")]
+    #[error("not a Waybill backup")]
     NoBackup,
     /// Its version is not supported.
-    #[error("it is a backup of version {0}, and this program knows version {VERSION}")]
+    #[error("unsupported backup version {0}: this program reads version {VERSION}")]
     Version(u32),
     /// Its hash does not match.
-    #[error("it is not as it was written: it was cut off or altered")]
+    #[error("the backup is truncated or altered")]
     Altered,
     /// Its hash matches, but a piece is invalid.
-    #[error("a piece of it, at byte {at}, makes no sense")]
+    #[error("invalid piece at byte {at}")]
     Piece {
         /// The offset of the piece in the file.
         at: u64,
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_another_kind_or_version_is_told_for_what_it_is() {
+    fn a_file_of_another_kind_or_version_is_refused_with_the_reason() {
         assert!(matches!(read(b"{}"), Err(FileError::NoBackup)));
         assert!(matches!(read(&[b'x'; 200]), Err(FileError::NoBackup)));
         let mut newer = written();

@@ -16,7 +16,7 @@ use crate::data_dir;
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
     /// The file is not usable.
-    #[error("{path} cannot be restored")]
+    #[error("cannot restore {path}")]
     File {
         /// The file.
         path: PathBuf,
@@ -25,10 +25,10 @@ pub enum RestoreError {
         source: FileError,
     },
     /// The target already exists.
-    #[error("{0} is there already: a backup is restored to a directory that is new or empty")]
+    #[error("{0} already exists: restore a backup to a directory that is new or empty")]
     Taken(PathBuf),
     /// The directory cannot be created.
-    #[error("{path} cannot be made")]
+    #[error("cannot create {path}")]
     Directory {
         /// The directory.
         path: PathBuf,
@@ -37,10 +37,10 @@ pub enum RestoreError {
         source: io::Error,
     },
     /// The store cannot be created.
-    #[error("the store cannot be restored")]
+    #[error("cannot restore the store")]
     Store(#[from] StoreError),
     /// The logs cannot be created.
-    #[error("the logs cannot be restored")]
+    #[error("cannot restore the logs")]
     Logs(#[from] CopyError),
 }
 

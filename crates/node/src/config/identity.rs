@@ -41,7 +41,7 @@ pub enum PartitionChoice {
 pub enum IdentityError {
     /// The shard, or the end of the range, does not exist.
     #[error(
-        "{source_name} asks for shard {shard}, but there are {shards}: 0 to {}; \
+        "{source_name} selects shard {shard}, but there are {shards}: 0 to {}; \
          run at most as many schedulers as there are shards, which is one for each partition or, \
          where partitions have several, partitions times scheduler.shardsPerPartition",
         .shards - 1
@@ -55,12 +55,12 @@ pub enum IdentityError {
         shards: u32,
     },
     /// `POD_INDEX` is not a number.
-    #[error("POD_INDEX is {0:?}, and should be the pod's index in its StatefulSet")]
+    #[error("POD_INDEX is {0:?}, and must be the pod's index in its StatefulSet")]
     Index(String),
     /// `POD_NAME` does not end in a number.
     #[error(
         "POD_NAME is {0:?}, which does not end in an index as the names of a StatefulSet's pods do; \
-         say which partitions to drive with scheduler.partitions"
+         set scheduler.partitions to the partitions of this process"
     )]
     Name(String),
 }
@@ -249,7 +249,7 @@ mod tests {
             partitions("auto", &[("POD_INDEX", "4")])
                 .unwrap_err()
                 .to_string(),
-            "POD_INDEX asks for shard 4, but there are 4: 0 to 3; run at most as many schedulers \
+            "POD_INDEX selects shard 4, but there are 4: 0 to 3; run at most as many schedulers \
              as there are shards, which is one for each partition or, where partitions have several, \
              partitions times scheduler.shardsPerPartition"
         );
@@ -263,7 +263,7 @@ mod tests {
         let stands = ShardingScheme::one_each(4);
         let refused = shards_of_this_process(&config, &environment, stands).unwrap_err();
         let text = refused.to_string();
-        let expected = "POD_INDEX asks for shard 8, but there are 8: 0 to 7; ";
+        let expected = "POD_INDEX selects shard 8, but there are 8: 0 to 7; ";
         assert!(text.starts_with(expected), "{text}");
     }
 

@@ -13,30 +13,30 @@ fn refusals_of_a_file_say_line_and_column_and_what_instead() {
     let cases = [
         (
             "partions: 4\n",
-            "w.yaml:1:1: the key partions is not known; did you mean partitions?",
+            "w.yaml:1:1: unknown key partions; did you mean partitions?",
         ),
         (
             "partitions: 4\nscheduler:\n  # the lease\n  leese: 10s\n",
-            "w.yaml:4:3: the key scheduler.leese is not known; did you mean scheduler.lease?",
+            "w.yaml:4:3: unknown key scheduler.leese; did you mean scheduler.lease?",
         ),
         (
             "http:\n  handOffAfter: 5s\n",
-            "w.yaml:2:3: the key http.handOffAfter is not known; did you mean \
+            "w.yaml:2:3: unknown key http.handOffAfter; did you mean \
              scheduler.handOffAfter?",
         ),
         (
             "zebra: 1\n",
-            "w.yaml:1:1: the key zebra is not known; the keys here are dataDir, partitions, \
+            "w.yaml:1:1: unknown key zebra; expected one of dataDir, partitions, \
              shutdownTimeout, insecure, kafka, schemaRegistry, http, admin, auth, broker, storage, \
              store, scheduler, supervisor, agents, workflows, services, alerts, telemetry",
         ),
         (
             "http:\n  listen: 127.0.0.1:1\n  tls:\n    certfile: a.pem\n",
-            "w.yaml:4:5: the key http.tls.certfile is not known; did you mean http.tls.certFile?",
+            "w.yaml:4:5: unknown key http.tls.certfile; did you mean http.tls.certFile?",
         ),
         (
             "http: {hosts: [a, 'b{'], tls: {certfile: a.pem}}\n",
-            "w.yaml:1:32: the key http.tls.certfile is not known; did you mean http.tls.certFile?",
+            "w.yaml:1:32: unknown key http.tls.certfile; did you mean http.tls.certFile?",
         ),
         (
             "partitions: 4\npartitions: 5\n",
@@ -44,7 +44,7 @@ fn refusals_of_a_file_say_line_and_column_and_what_instead() {
         ),
         (
             "telemetry:\n  logFormat: xml\n",
-            "w.yaml:2:14: telemetry.logFormat: xml is none of text, json",
+            "w.yaml:2:14: telemetry.logFormat: xml is not one of text, json",
         ),
         (
             "scheduler:\n  lease: 9s\n  handOffAfter: \"5\" # so\n",
@@ -85,7 +85,7 @@ fn values_of_a_wrong_type_are_refused_with_their_line() {
         (
             "http:\n  listen: localhost:8080\n",
             2,
-            "http.listen: must be an IP address and a port of at most 65535, such as 127.0.0.1:8080; names are not taken",
+            "http.listen: must be an IP address and a port of at most 65535, such as 127.0.0.1:8080; host names are not allowed",
         ),
         (
             "admin:\n  listen: 8081\n",
@@ -110,7 +110,7 @@ fn values_of_a_wrong_type_are_refused_with_their_line() {
         (
             "http:\n  tenantLimits: {perSecond: 10000000000000000000}\n",
             2,
-            "perSecond: must be a whole number, and not so large",
+            "perSecond: must be a whole number, and is out of range",
         ),
         (
             "scheduler: { inFlightMax: 20000000000000000000 }\n",
@@ -372,7 +372,7 @@ fn a_value_that_does_not_fit_is_refused_with_variable_and_key() {
     ];
     for (name, value, key, cause) in cases {
         let error = applied(&[(name, value)]).unwrap_err().to_string();
-        let start = format!("the environment variable {name} does not fit {key}: ");
+        let start = format!("the environment variable {name} is invalid for {key}: ");
         assert!(
             error.starts_with(&start) && error.contains(cause),
             "{error}"
@@ -419,7 +419,7 @@ fn applied(environment: &[(&str, &str)]) -> Result<Config, ConfigError> {
 }
 
 #[test]
-fn every_file_that_a_secret_was_read_from_is_looked_at_and_named_by_its_key() {
+fn the_mode_of_every_secret_file_is_checked_and_the_warning_names_its_key() {
     let directory = tempfile::tempdir().unwrap();
     let at = |name: &str| {
         let path = directory.path().join(name);

@@ -84,7 +84,7 @@ impl RegistryConfig {
         let registry = Registry::new(&settings).map_err(|error| {
             ConfigError::invalid(
                 "schemaRegistry",
-                format!("cannot be used: {}", waybill_telemetry::chain(&error)),
+                format!("is invalid: {}", waybill_telemetry::chain(&error)),
             )
         })?;
         Ok(Some(registry))
@@ -106,7 +106,7 @@ impl RegistryConfig {
         if self.user.is_some() != self.password.is_some() {
             return Err(ConfigError::invalid(
                 "schemaRegistry.user and schemaRegistry.password",
-                "must be set both or neither",
+                "must both be set, or neither",
             ));
         }
         self.client().map(drop)
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_password_is_read_from_its_file_and_shown_by_nobody() {
+    fn the_password_is_read_from_its_file_and_never_shown() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "open sesame\n").unwrap();
         let mut config = RegistryConfig {
@@ -147,19 +147,16 @@ mod tests {
     fn what_cannot_work_is_refused_with_its_key() {
         type Change = fn(&mut RegistryConfig);
         let cases: [(&str, Change); 4] = [
-            ("schemaRegistry cannot be used: \"a\"", |c| {
+            ("schemaRegistry is invalid: \"a\"", |c| {
                 c.url = Some("http://anna:sesame@a".to_owned());
             }),
             ("schemaRegistry.user", |c| c.user = Some("anna".to_owned())),
             ("schemaRegistry.user", |c| {
                 c.password = Some("sesame".into());
             }),
-            (
-                "schemaRegistry cannot be used: there is no certificate",
-                |c| {
-                    c.ca_pem = Some(String::new());
-                },
-            ),
+            ("schemaRegistry is invalid: there is no certificate", |c| {
+                c.ca_pem = Some(String::new());
+            }),
         ];
         for (expected, change) in cases {
             let mut config = config();

@@ -131,7 +131,7 @@ impl ScyllaConfig {
             (Some(_), None) => return refused("certFile", "needs store.scylla.keyFile"),
             (None, Some(_)) => return refused("keyFile", "needs store.scylla.certFile"),
             (Some(_), Some(_)) if !self.tls => {
-                return refused("certFile", "is of use only with store.scylla.tls");
+                return refused("certFile", "requires store.scylla.tls");
             }
             (Some(_), Some(key)) => files.note(key, "store.scylla.keyFile"),
             (None, None) => {}
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_reaches_the_store_and_the_password_nobody_else() {
+    fn every_key_reaches_the_store_and_the_password_nothing_else() {
         let config = ScyllaConfig {
             nodes: Some(vec!["a:1".to_owned(), "b:2".to_owned()]),
             keyspace: "orders".to_owned(),
@@ -210,10 +210,7 @@ mod tests {
                 of(None, Some("/k"), true),
                 "keyFile needs store.scylla.certFile",
             ),
-            (
-                of(Some("/c"), Some("/k"), false),
-                "certFile is of use only with",
-            ),
+            (of(Some("/c"), Some("/k"), false), "certFile requires"),
         ] {
             let refused = config
                 .read_files(&mut SecretFiles::default())

@@ -581,12 +581,12 @@ impl Default for TelemetryConfig {
     }
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "camelCase")]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
-    /// One JSON object a line, for programs.
+    /// One JSON object per line, for programs.
     Json,
 }

@@ -101,15 +101,15 @@ impl TracesConfig {
 fn check_endpoint(text: &str) -> Result<(), String> {
     let url: Url = text
         .parse()
-        .map_err(|error| format!("is not an address: {error}"))?;
+        .map_err(|error| format!("is not a URL: {error}"))?;
     if !matches!(url.scheme(), "http" | "https") {
         return Err("must begin with http:// or https://".to_owned());
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err("must not have a login in it: put a header into headersFile".to_owned());
+        return Err("must not contain a login: use a header in headersFile".to_owned());
     }
     if url.path() == "/" {
-        return Err("must have its path, usually /v1/traces".to_owned());
+        return Err("must have a path, usually /v1/traces".to_owned());
     }
     Ok(())
 }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_come_from_a_file_and_are_shown_by_nobody() {
+    fn headers_come_from_a_file_and_are_never_shown() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "Authorization: Bearer sesame\n\nx-team: a\n").unwrap();
         let config = TracesConfig {
@@ -182,17 +182,17 @@ mod tests {
         let cases: [(&str, Change<'_>); 10] = [
             ("sampleRatio", Box::new(|c| c.sample_ratio = 1.5)),
             ("sampleRatio", Box::new(|c| c.sample_ratio = f64::NAN)),
-            ("endpoint is not an address", endpoint("collector")),
+            ("endpoint is not a URL", endpoint("collector")),
             (
                 "endpoint must begin with http",
                 endpoint("grpc://collector:4317/"),
             ),
             (
-                "endpoint must have its path",
+                "endpoint must have a path",
                 endpoint("http://collector:4318"),
             ),
             (
-                "endpoint must not have a login",
+                "endpoint must not contain a login",
                 endpoint("http://anna:sesame@a/v1/traces"),
             ),
             (

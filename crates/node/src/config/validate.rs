@@ -126,12 +126,12 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         (
             scylla.user.is_some() == scylla.password.is_some(),
             "store.scylla.user and store.scylla.password",
-            "must be set both or neither".to_owned(),
+            "must both be set, or neither".to_owned(),
         ),
         (
             scylla.tls || scylla.ca_file.is_none(),
             "store.scylla.caFile",
-            "is of use only with store.scylla.tls".to_owned(),
+            "requires store.scylla.tls".to_owned(),
         ),
         (
             scylla.replication_factor > 0,
@@ -143,8 +143,8 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
                 || scylla.request_timeout < scheduler.lease.min(supervisor.lease),
             "store.scylla.requestTimeout",
             format!(
-                "is {}, and must be less than scheduler.lease ({}) and supervisor.lease ({}): a renewal \
-                 has to be known in time",
+                "is {}, and must be less than scheduler.lease ({}) and supervisor.lease ({}): the result of a \
+                 renewal must arrive in time",
                 duration_to_text(scylla.request_timeout),
                 duration_to_text(scheduler.lease),
                 duration_to_text(supervisor.lease)
@@ -168,7 +168,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             "store.retention",
             format!(
                 "is {}, and must be more than kafka.requestsRetention ({}): a request must not \
-                 outlive the row that records that it was done",
+                 outlive the row of its operation",
                 duration_to_text(store.retention),
                 duration_to_text(kafka.requests_retention)
             ),
@@ -190,7 +190,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             heard_after.is_none_or(|after| kafka.repartition_settle > after),
             "kafka.repartitionSettle",
             format!(
-                "is {}, and must be more than the {} after which clients ask again which partitions there are \
+                "is {}, and must be more than the {} after which clients refresh the number of partitions \
                  (topic.metadata.refresh.interval.ms of kafka.properties)",
                 duration_to_text(kafka.repartition_settle),
                 duration_to_text(heard_after.unwrap_or_default())
@@ -199,12 +199,12 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         (
             http.tls.is_whole(),
             "http.tls.certFile and http.tls.keyFile",
-            "must be set both or neither".to_owned(),
+            "must both be set, or neither".to_owned(),
         ),
         (
             admin.tls.is_whole(),
             "admin.tls.certFile and admin.tls.keyFile",
-            "must be set both or neither".to_owned(),
+            "must both be set, or neither".to_owned(),
         ),
         (
             (ByteSize::kib(1)..=ByteSize::mib(1)).contains(&admin.body_bytes_max),
@@ -214,15 +214,15 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         (
             http.event_streams_max < http.connections_max,
             "http.eventStreamsMax",
-            "must be less than http.connectionsMax: else streams leave no room for requests"
+            "must be less than http.connectionsMax: streams must leave room for requests"
                 .to_owned(),
         ),
         (
             http.event_streams_max < http.requests_max,
             "http.eventStreamsMax",
             format!(
-                "is {}, and must be less than http.requestsMax ({}): each stream is a request under way, and over \
-                 HTTP/2 they would leave no room for others",
+                "is {}, and must be less than http.requestsMax ({}): each stream is an open request, and over \
+                 HTTP/2 streams must leave room for other requests",
                 http.event_streams_max, http.requests_max
             ),
         ),
@@ -230,8 +230,8 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
             http.body_bytes_max.as_usize() >= body_bytes_min,
             "http.bodyBytesMax",
             format!(
-                "must be at least {body_bytes_min}B, which one largest request (http.requestBytesMax) or \
-                 one batch (http.batchLineBytesMax) takes"
+                "must be at least {body_bytes_min}B, the memory for one largest request (http.requestBytesMax) \
+                 or one batch (http.batchLineBytesMax)"
             ),
         ),
         (
@@ -379,7 +379,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
         (
             workflows.built_in || !workflows.files.is_empty(),
             "workflows.files",
-            "must name a workflow where workflows.builtIn is false".to_owned(),
+            "must name a workflow if workflows.builtIn is false".to_owned(),
         ),
         (
             http.request_bytes_max
@@ -388,7 +388,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
                 <= REQUEST_BYTES_MAX,
             "http.requestBytesMax and http.batchLineBytesMax",
             format!(
-                "must be at most {}KiB: an input has to fit into step requests beside the results",
+                "must be at most {}KiB: an input must fit into step requests together with results",
                 REQUEST_BYTES_MAX / 1024
             ),
         ),
@@ -396,7 +396,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     if let Some(problem) = log_filter_problem {
         return Err(ConfigError::invalid(
             "telemetry.logFilter (or --log)",
-            format!("cannot be read: {problem}"),
+            format!("is invalid: {problem}"),
         ));
     }
     counts::check(config)?;
@@ -410,7 +410,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
 
 fn disk_too_small(partitions: u32) -> String {
     let kib = disk_bytes_min(partitions) / 1024;
-    format!("must be at least {kib}KiB with this number of partitions: the last file of each stays")
+    format!("must be at least {kib}KiB with this number of partitions: each keeps its last file")
 }
 
 fn lease_too_short(lease: Duration, least: Duration) -> String {

@@ -20,7 +20,7 @@ pub enum WorkflowsError {
     #[error(transparent)]
     Configured(#[from] ConfigError),
     /// A workflow is invalid.
-    #[error("{place} cannot work")]
+    #[error("{place}: invalid workflow")]
     Workflow {
         /// The file or its substitute, and the line of the step or name at fault, if any.
         place: String,
@@ -29,7 +29,7 @@ pub enum WorkflowsError {
         source: WorkflowError,
     },
     /// The workflows conflict with each other.
-    #[error("the workflows of {files} do not go together")]
+    #[error("the workflows of {files} contradict each other")]
     Together {
         /// All files.
         files: String,
@@ -179,24 +179,24 @@ steps:
                 ":9:5: the key steps.agnet",
             ),
             (OTHER.replace("2s", "2"), ":7:14: "),
-            (OTHER.replace("[go]", "[fly]"), ":8 cannot work: "),
-            (OTHER.replace("2s", "0s"), ":5 cannot work: "),
+            (OTHER.replace("[go]", "[fly]"), ":8: invalid workflow: "),
+            (OTHER.replace("2s", "0s"), ":5: invalid workflow: "),
             (
                 OTHER.replace("name: return", "name: \"go\" # again"),
-                ":8 cannot work: ",
+                ":8: invalid workflow: ",
             ),
-            (OTHER.replace("errand", "Errand"), " cannot work: "),
+            (OTHER.replace("errand", "Errand"), ": invalid workflow: "),
             (
                 OTHER.replacen("agent: walker", "agent: Walker!", 1),
-                ":6 cannot work: ",
+                ":6: invalid workflow: ",
             ),
             (
                 OTHER.replace("name: return", "name: Return"),
-                ":8 cannot work: ",
+                ":8: invalid workflow: ",
             ),
             (
                 OTHER.replace("[go]", "[go]\n    compensation: { agent: \"W\" }"),
-                ":11 cannot work: ",
+                ":11: invalid workflow: ",
             ),
         ];
         for (text, expected) in cases {

@@ -93,7 +93,7 @@ async fn a_part_that_ends_by_itself_or_panics_ends_the_process() {
         .run(started(), &mut signals, LIMIT)
         .await
         .unwrap_err();
-    assert_eq!(error.to_string(), "agents ended though nobody stopped it");
+    assert_eq!(error.to_string(), "agents ended unexpectedly");
 
     let running = Running::new();
     running.spawn(Stage::Agents, "agents", |_| async {
@@ -120,7 +120,7 @@ async fn a_job_may_end_by_itself() {
 }
 
 #[tokio::test]
-async fn what_does_not_stop_in_time_is_cut_off_and_named() {
+async fn parts_that_do_not_stop_in_time_are_aborted_and_named() {
     let running = Running::new();
     let (signal, mut signals) = Signals::made_up();
     stubborn(&running, Stage::Scheduler, "scheduler");

@@ -69,12 +69,12 @@ impl Log {
     }
 
     /// Logs the counts of suppressed lines whose minute is over.
-    pub(super) fn tell_held_back(&self) {
+    pub(super) fn report_suppressed(&self) {
         self.limiter.report();
     }
 
     /// Logs all counts of suppressed lines, at the end of the process.
-    pub(super) fn tell_all_held_back(&self) {
+    pub(super) fn report_all_suppressed(&self) {
         self.limiter.report_all();
     }
 
@@ -144,7 +144,7 @@ pub enum LogFilterError {
     Word(String),
     /// The target of a pair never writes log lines.
     #[error(
-        "nothing writes lines as {0:?}; there are {them}, and their modules, such as waybill_scheduler",
+        "no log line has the target {0:?}; the targets are {them}, and their modules, such as waybill_scheduler",
         them = WRITERS.join(", ")
     )]
     Target(String),
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_target_that_writes_no_lines_is_refused_and_told_which_do() {
+    fn a_log_target_without_lines_is_refused_with_the_valid_targets() {
         for (filter, nobody) in [
             ("waybil_kafka=debug", "waybil_kafka"),
             ("info,waybil::scheduler=debug", "waybil::scheduler"),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_can_write_lines_can_be_named() {
+    fn every_source_of_log_lines_can_be_named() {
         let crates = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
         let read = |path: &std::path::Path| std::fs::read_to_string(path).unwrap();
         let mut writers = 0;

@@ -210,7 +210,7 @@ impl Suppressed {
                     Some(line) => {
                         tracing::$level!(of, line, times, "suppressed repeats of a line")
                     }
-                    None => tracing::$level!(of, times, "suppressed further lines of this place"),
+                    None => tracing::$level!(of, times, "suppressed further lines of this source"),
                 }
             };
         }
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_line_is_written_three_times_and_told_of_once() {
+    fn the_same_line_is_written_three_times_and_then_summarized_once() {
         let limiter = LogRateLimiter::default();
         let written = lines(&limiter, || (0..10).for_each(|_| away(1)));
         assert_eq!(written, ["WARN is away broker=1"; 3]);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn a_minute_ends_with_the_next_line_where_nobody_tells() {
+    fn a_window_without_a_timer_ends_with_the_next_line() {
         let limiter = LogRateLimiter::default();
         lines(&limiter, || (0..5).for_each(|_| away(1)));
         for place in limiter.places.lock().unwrap().values_mut() {

@@ -30,11 +30,8 @@ const GATHER: Duration = Duration::from_millis(500);
 /// How long an orderly shutdown waits for the collector.
 const FLUSH_MAX: Duration = Duration::from_secs(3);
 
-const SPANS: Metric<Counter, 1> = Metric::new(
-    "waybill_trace_spans_total",
-    "Spans by what became of them",
-    ["outcome"],
-);
+const SPANS: Metric<Counter, 1> =
+    Metric::new("waybill_trace_spans_total", "Spans by outcome", ["outcome"]);
 
 /// The metrics of traces.
 pub(super) const METRICS: &[&dyn Declared] = &[&SPANS];
@@ -55,7 +52,7 @@ pub fn install(config: &TracesConfig, service: &'static str) -> anyhow::Result<O
         .with_http_client(client)
         .with_timeout(config.request_timeout)
         .build()
-        .context("telemetry.traces cannot be used")?;
+        .context("telemetry.traces is invalid")?;
     exporter.set_resource(&resource(service));
     let (queue, spans) = mpsc::channel(config.queue_max);
     trace::install(Box::new(Queue {
@@ -74,13 +71,13 @@ pub fn install(config: &TracesConfig, service: &'static str) -> anyhow::Result<O
 /// The service name in traces: `service`, unless OpenTelemetry's own variables, `OTEL_SERVICE_NAME`
 /// and `OTEL_RESOURCE_ATTRIBUTES`, set another.
 fn resource(service: &'static str) -> Resource {
-    let told = Resource::builder().build();
-    let is_told = |name: &'static str| {
-        let value = told.get_ref(&name.into());
+    let resource = Resource::builder().build();
+    let is_given = |name: &'static str| {
+        let value = resource.get_ref(&name.into());
         value.is_some_and(|value| !value.as_str().starts_with("unknown_service"))
     };
     let ours = [("service.name", service), ("service.version", VERSION)];
-    let missing = ours.into_iter().filter(|(name, _)| !is_told(name));
+    let missing = ours.into_iter().filter(|(name, _)| !is_given(name));
     Resource::builder()
         .with_attributes(missing.map(|(name, value)| KeyValue::new(name, value)))
         .build()
@@ -135,7 +132,7 @@ impl Sender {
             }
         };
         if tokio::time::timeout(FLUSH_MAX, rest).await.is_err() {
-            tracing::warn!("the last spans were not sent: the collector has not answered in time");
+            tracing::warn!("could not send the last spans: the collector did not answer in time");
         }
         Ok(())
     }
@@ -147,7 +144,7 @@ impl Sender {
             Ok(()) => self.sent.increment(count),
             Err(error) => {
                 self.failed.increment(count);
-                tracing::warn!(error = %chain(&error), "spans were not sent");
+                tracing::warn!(error = %chain(&error), "could not send spans");
             }
         }
     }

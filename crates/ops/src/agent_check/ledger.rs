@@ -29,7 +29,7 @@ impl HttpLedger {
             .no_proxy()
             .timeout(ANSWER_PATIENCE)
             .build()
-            .context("the HTTP client cannot be made")?;
+            .context("cannot create the HTTP client")?;
         Ok(Self {
             runtime,
             client,

@@ -56,7 +56,7 @@ impl FromStr for Position {
                 offset: Offset(offset),
             })
         })();
-        position.ok_or("expected topic/partition/offset, as a list ends with")
+        position.ok_or("expected topic/partition/offset, as `waybill dlq list` prints it")
     }
 }
 
@@ -88,15 +88,15 @@ pub(super) fn refuse_arguments(problem: &str) -> ! {
 /// Why a dead letter cannot be sent back to its source.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub(super) enum Unplaced {
-    #[error("it does not say which topic, partition and offset it came from")]
+    #[error("it does not name its source topic, partition and offset")]
     Unsaid,
-    #[error("it says that it came from {0}, whose dead letters lie elsewhere")]
+    #[error("it names {0} as its source, which has another dead-letter topic")]
     Foreign(String),
     #[error(
-        "only its head was kept: the record itself lies at {0}, for as long as its topic keeps it"
+        "it has only the first bytes of its record; the full record is at {0} until retention deletes it"
     )]
     Cut(Position),
-    #[error("the records at {0} could not be decoded, so there is no copy of them to send again")]
+    #[error("the records at {0} could not be decoded, so the dead letter has no copy to replay")]
     Undecodable(Position),
 }
 
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn the_records_own_headers_are_told_from_those_of_the_dead_letter() {
+    fn the_records_own_headers_are_separated_from_those_of_the_dead_letter() {
         let own: [(&str, Option<&[u8]>); 3] = [
             ("traceparent", Some(b"\xff")),
             ("none", None),
@@ -270,7 +270,7 @@ mod tests {
             .errors
             .push((headers::CUT_BYTES.to_owned(), size));
         let refused = dead_letter.destination().unwrap_err();
-        assert!(refused.to_string().contains("lies at t/3/17"), "{refused}");
+        assert!(refused.to_string().contains("is at t/3/17"), "{refused}");
     }
 
     #[test]

@@ -24,20 +24,20 @@ use crate::shown::{Bytes, NOTHING, Output, time};
 /// The arguments of `waybill dlq list`.
 #[derive(Clone, Debug, Args)]
 pub struct ListArgs {
-    /// Only the dead letters of this topic, by its full or short name; else those of every
-    /// dead-letter topic whose name begins with kafka.topicPrefix
+    /// List only the dead letters of this topic, given by its full or short name [default: every
+    /// dead-letter topic whose name begins with kafka.topicPrefix]
     #[arg(long, value_name = "TOPIC", value_parser = topic_from_text)]
     topic: Option<String>,
-    /// Only those that were not replayed yet; reads each partition to its end first
+    /// List only dead letters that were not replayed; reads each partition to its end first
     #[arg(long)]
     open: bool,
-    /// How many at most
+    /// The maximum number of dead letters
     #[arg(long, value_name = "N", default_value = "100")]
     limit: NonZeroU64,
-    /// Go on behind this one, as topic/partition/offset
+    /// Continue after this dead letter, given as topic/partition/offset
     #[arg(long, value_name = "CURSOR")]
     after: Option<Position>,
-    /// How they are written
+    /// The format of the list
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]

@@ -46,35 +46,35 @@ type ReplayProducer = Producer<Box<oneshot::Sender<Delivery>>>;
 /// The arguments of `waybill dlq replay`.
 #[derive(Clone, Debug, Args)]
 pub struct ReplayArgs {
-    /// A dead letter as `dlq list` prints it (topic/partition/offset); or the topic that they came from or lie on, by its
-    /// full or short name
+    /// A dead letter as `dlq list` prints it (topic/partition/offset), or the full or short name of the source topic or
+    /// dead-letter topic
     #[arg(value_name = "DEAD_LETTER|TOPIC")]
     place: Place,
-    /// Behind a topic: the partition that they lie in; with --all, only this one
+    /// After TOPIC: the partition of the dead letters; with --all, replay only this one
     partition: Option<u32>,
-    /// Behind a topic: their offsets there
+    /// After TOPIC: the offsets of the dead letters
     #[arg(
         value_name = "OFFSET",
         conflicts_with = "all",
         value_parser = clap::value_parser!(i64).range(0..)
     )]
     offsets: Vec<i64>,
-    /// Every dead letter that is there now and was not replayed yet
+    /// Replay every dead letter that exists now and was not replayed
     #[arg(long)]
     all: bool,
-    /// With --all: stop after so many dead letters; the next run goes on behind them
+    /// With --all: stop after this number of dead letters; the next run continues after them
     #[arg(long, value_name = "N", conflicts_with = "offsets")]
     limit: Option<NonZeroU64>,
-    /// Those that were replayed before, too
+    /// Replay dead letters that were replayed before, too
     #[arg(long)]
     again: bool,
-    /// Say what would be replayed, and send nothing
+    /// Show what would be replayed, and send nothing
     #[arg(long)]
     dry_run: bool,
-    /// At most so many a second
+    /// The maximum number of dead letters per second
     #[arg(long, value_name = "N/s")]
     rate: Option<Rate>,
-    /// How the outcome of each dead letter is written
+    /// The format of the outcomes
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -243,12 +243,12 @@ impl<'a, W: Write> Replay<'a, W> {
             };
             if replayed.contains(offset) {
                 let note = "it was replayed before; --again replays it again";
-                self.say(line(Outcome::Skipped, note.to_owned()))?;
+                self.report(line(Outcome::Skipped, note.to_owned()))?;
                 continue;
             }
             match dead_letter_at(self.connection, topic, partition, offset) {
                 Ok(dead_letter) => self.take(dead_letter)?,
-                Err(error) => self.say(line(Outcome::Failed, chain(&*error)))?,
+                Err(error) => self.report(line(Outcome::Failed, chain(&*error)))?,
             }
         }
         Ok(ControlFlow::Continue(()))
@@ -259,7 +259,7 @@ impl<'a, W: Write> Replay<'a, W> {
         let to = match self.destination(&dead_letter)? {
             Ok(to) => to,
             Err(reason) => {
-                return self.say(Line {
+                return self.report(Line {
                     dead_letter: dead_letter.position,
                     outcome: Outcome::Failed,
                     to: None,
@@ -271,7 +271,7 @@ impl<'a, W: Write> Replay<'a, W> {
             *left -= 1;
         }
         let Some(producer) = &self.producer else {
-            return self.say(Line {
+            return self.report(Line {
                 dead_letter: dead_letter.position,
                 outcome: Outcome::WouldReplay,
                 to: Some(to),
@@ -323,9 +323,9 @@ impl<'a, W: Write> Replay<'a, W> {
             }
         };
         Ok(match partitions {
-            None => Err(format!("there is no topic {topic} any more")),
+            None => Err(format!("the topic {topic} no longer exists")),
             Some(partitions) if partition.0 >= partitions => Err(format!(
-                "{topic} has no partition {partition}: it has {partitions}, from 0 on"
+                "{topic} has no partition {partition}: it has {partitions}, numbered from 0"
             )),
             Some(_) => Ok(Target {
                 topic,
@@ -390,7 +390,7 @@ impl<'a, W: Write> Replay<'a, W> {
             );
         }
         for line in lines {
-            self.say(line)?;
+            self.report(line)?;
         }
         match stopped {
             None => Ok(()),
@@ -425,7 +425,7 @@ impl<'a, W: Write> Replay<'a, W> {
     }
 
     /// Reports the outcome for a dead letter, and counts it.
-    fn say(&mut self, line: Line) -> anyhow::Result<()> {
+    fn report(&mut self, line: Line) -> anyhow::Result<()> {
         self.tally.count(line.outcome);
         match self.arguments.output {
             Output::Json => writeln!(self.out, "{}", to_json(&line)?)?,
@@ -442,11 +442,11 @@ impl<'a, W: Write> Replay<'a, W> {
             failed,
         } = self.tally;
         if self.arguments.dry_run {
-            eprintln!("{would_replay} to replay, {skipped} replayed before, {failed} cannot be");
+            eprintln!("{would_replay} to replay, {skipped} replayed before, {failed} impossible");
         } else {
             eprintln!("{replayed} replayed, {skipped} replayed before, {failed} failed");
         }
-        ensure!(failed == 0, "not every dead letter could be replayed");
+        ensure!(failed == 0, "some dead letters cannot be replayed");
         Ok(())
     }
 }

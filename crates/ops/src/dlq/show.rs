@@ -23,16 +23,16 @@ const LINE_BYTES: usize = 16;
 /// The arguments of `waybill dlq show`.
 #[derive(Clone, Debug, Args)]
 pub struct ShowArgs {
-    /// The dead letter as `dlq list` prints it (topic/partition/offset); or the topic that it came from or lies on, by
-    /// its full or short name
+    /// The dead letter as `dlq list` prints it (topic/partition/offset), or the full or short name of its source topic or
+    /// dead-letter topic
     #[arg(value_name = "DEAD_LETTER|TOPIC")]
     place: Place,
     /// After TOPIC: the partition of the dead letter
     partition: Option<u32>,
-    /// Behind a topic: its offset there
+    /// After TOPIC: the offset of the dead letter
     #[arg(value_parser = clap::value_parser!(i64).range(0..))]
     offset: Option<i64>,
-    /// Write its value and nothing else, byte for byte
+    /// Write only the value, byte for byte
     #[arg(long)]
     raw: bool,
     #[command(flatten)]
@@ -48,7 +48,8 @@ impl ShowArgs {
         let dead_letter = dead_letter_at(&connection, &topic, partition, offset)?;
         let mut out = io::stdout().lock();
         if self.raw {
-            let value = dead_letter.value.as_deref().context("it has no value")?;
+            let value = dead_letter.value.as_deref();
+            let value = value.context("the dead letter has no value")?;
             out.write_all(value)?;
             return Ok(out.flush()?);
         }
@@ -62,14 +63,14 @@ impl ShowArgs {
         match (&self.place, self.partition, self.offset) {
             (Place::DeadLetter(at), None, None) => (&at.topic, at.partition, at.offset.0),
             (Place::DeadLetter(at), ..) => refuse_arguments(&format!(
-                "{at} names a dead letter: no partition or offset follows it"
+                "{at} already names a dead letter: leave out the partition and offset after it"
             )),
             (Place::Topic(topic), Some(partition), Some(offset)) => {
                 (topic, PartitionId(partition), offset)
             }
             (Place::Topic(topic), ..) => refuse_arguments(&format!(
-                "name a dead letter: {topic}/PARTITION/OFFSET, or {topic} PARTITION OFFSET; `waybill dlq list` prints \
-                 which there are"
+                "name a dead letter: {topic}/PARTITION/OFFSET, or {topic} PARTITION OFFSET; `waybill dlq list` lists \
+                 the dead letters"
             )),
         }
     }
@@ -99,10 +100,10 @@ pub(super) fn dead_letter_at(
     })?;
     ensure!(
         !receipt,
-        "offset {offset} of {topic} partition {partition} is the receipt of a replay, and no dead letter"
+        "offset {offset} of {topic} partition {partition} is the receipt of a replay, not a dead letter"
     );
     let record = found.with_context(|| {
-        format!("{topic} partition {partition} has no dead letter at offset {offset} any more")
+        format!("{topic} partition {partition} no longer has a dead letter at offset {offset}")
     })?;
     Ok(DeadLetter::of(record))
 }

@@ -15,7 +15,7 @@ use crate::shown::Output;
 /// The arguments of `waybill dlq topics`.
 #[derive(Clone, Debug, Args)]
 pub struct TopicsArgs {
-    /// How they are written
+    /// The format of the list
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]

@@ -38,7 +38,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The maximum pause, even if the API names a longer one.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The maximum number of wrong fields in an error.
-const FIELDS_TOLD_MAX: usize = 10;
+const FIELDS_SHOWN_MAX: usize = 10;
 
 const JSON: &str = "application/json";
 /// The problem type for an unknown operation. Any other 404 is about the address.
@@ -68,7 +68,7 @@ enum Fault {
     /// The API is overloaded.
     Overloaded,
     /// The API is unreachable or unavailable.
-    Away,
+    Unavailable,
 }
 
 /// Why the API gave no usable answer.
@@ -95,13 +95,13 @@ impl ApiError {
             | Fault::Forbidden
             | Fault::Distrusted
             | Fault::Overloaded
-            | Fault::Away => false,
+            | Fault::Unavailable => false,
         }
     }
 
     /// Whether the API is unreachable or unavailable.
-    pub(super) fn is_away(&self) -> bool {
-        matches!(self.fault, Fault::Away | Fault::Overloaded)
+    pub(super) fn is_unavailable(&self) -> bool {
+        matches!(self.fault, Fault::Unavailable | Fault::Overloaded)
     }
 
     /// Whether the API is overloaded.
@@ -122,15 +122,15 @@ impl ApiError {
     /// Adds a hint if an unknown ID was looked up without a tenant.
     fn of_id(mut self, tenant: Option<&str>) -> Self {
         if self.is_unknown() && tenant.is_none() {
-            let hint = " (if it is a tenant's: --tenant NAME, or use the operation's id)";
+            let hint = " (if a tenant has it: give --tenant NAME, or use the operation's id)";
             self.text.push_str(hint);
         }
         self
     }
 
-    fn away(text: String) -> Self {
+    fn unavailable(text: String) -> Self {
         Self {
-            fault: Fault::Away,
+            fault: Fault::Unavailable,
             text,
         }
     }
@@ -144,7 +144,7 @@ impl ApiError {
             StatusCode::INTERNAL_SERVER_ERROR => Fault::Broken,
             StatusCode::SERVICE_UNAVAILABLE if problem.r#type == OVERLOADED => Fault::Overloaded,
             status if status.is_client_error() => Fault::Wrong,
-            _ => Fault::Away,
+            _ => Fault::Unavailable,
         };
         let mut text = problem_text(status, &problem);
         if status == StatusCode::UNAUTHORIZED {
@@ -154,7 +154,9 @@ impl ApiError {
         let says_nothing = problem.detail.is_empty() && problem.title.is_empty();
         if says_nothing || problem.r#type == NOT_FOUND {
             let origin = address.origin();
-            text = format!("{address} answers {status}: {text} Is it the API? ({origin})");
+            text = format!(
+                "{address} answers {status}: {text} Check that this is the API's address ({origin})"
+            );
         }
         Self { fault, text }
     }
@@ -272,8 +274,8 @@ impl Api {
     pub(super) fn unexpected(&self, why: &str) -> ApiError {
         let address = &self.address;
         let origin = address.origin();
-        ApiError::away(format!(
-            "an answer of {address} is not as expected: {why} ({origin})"
+        ApiError::unavailable(format!(
+            "unexpected answer from {address}: {why} ({origin})"
         ))
     }
 
@@ -367,7 +369,7 @@ impl Api {
     fn not_answered(&self, error: &reqwest::Error) -> Failed {
         let address = &self.address;
         let why = match Silence::of(error) {
-            Silence::Away(why) => why,
+            Silence::Unreachable(why) => why,
             Silence::Distrusted(why) => {
                 return Failed::ForGood(ApiError {
                     fault: Fault::Distrusted,
@@ -377,12 +379,12 @@ impl Api {
         };
         if error.is_connect() {
             let origin = address.origin();
-            let text = format!("the API at {address} cannot be reached: {why} ({origin})");
-            return Failed::Unreachable(ApiError::away(text));
+            let text = format!("the API at {address} is unreachable: {why} ({origin})");
+            return Failed::Unreachable(ApiError::unavailable(text));
         }
         let origin = address.origin();
         let text = format!("the API at {address} did not answer: {why} ({origin})");
-        Failed::ForNow(ApiError::away(text), PAUSE)
+        Failed::ForNow(ApiError::unavailable(text), PAUSE)
     }
 }
 
@@ -412,7 +414,7 @@ fn pause_of(response: &Response) -> Duration {
 
 fn problem_text(status: StatusCode, problem: &Problem) -> String {
     let text = match (problem.detail.as_str(), problem.title.as_str()) {
-        ("", "") => "It does not say why.".to_owned(),
+        ("", "") => "No reason given.".to_owned(),
         ("", title) => title.to_owned(),
         (detail, _) => detail.to_owned(),
     };
@@ -425,7 +427,7 @@ fn problem_text(status: StatusCode, problem: &Problem) -> String {
         Some(code) => format!("{code}: {text}"),
         None => text,
     };
-    for field in problem.errors.iter().take(FIELDS_TOLD_MAX) {
+    for field in problem.errors.iter().take(FIELDS_SHOWN_MAX) {
         let said = format!("{} {}", field.place(), field.detail);
         text.push_str("; ");
         text.push_str(said.trim_start());
@@ -438,7 +440,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_problem_is_told_with_its_code_its_detail_and_every_wrong_field() {
+    fn an_error_shows_the_code_the_detail_and_every_wrong_field() {
         let error = |status: u16, body: &str| {
             let address = "http://a:1".parse().unwrap();
             ApiError::of_answer(
@@ -465,7 +467,7 @@ mod tests {
         );
         assert_eq!(
             error(502, "<html>").to_string(),
-            "http://a:1 answers 502 Bad Gateway: It does not say why. Is it the API? (the address is that of --api)"
+            "http://a:1 answers 502 Bad Gateway: No reason given. Check that this is the API's address (the address is that of --api)"
         );
     }
 

@@ -21,14 +21,14 @@ const WAIT: &str = "60s";
 /// The arguments of `waybill ops resubmit`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ResubmitArgs {
-    /// Run it again as a new operation, which is linked to it; needed where something was undone
+    /// Run it again as a new, linked operation; required if steps were undone
     #[arg(long)]
     as_new: bool,
     #[command(flatten)]
     plain: PlainArgs,
 }
 
-/// The arguments of verbs that need nothing beside an operation.
+/// The arguments of verbs that need only an operation.
 #[derive(Clone, Debug, Args)]
 pub(super) struct PlainArgs {
     #[command(flatten)]
@@ -53,13 +53,13 @@ pub(super) struct AbandonArgs {
 /// The arguments of `waybill ops undone`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct UndoneArgs {
-    /// The operation, by its id or by its caller's
+    /// The id of the operation, or its caller's id
     #[arg(value_name = "ID")]
     id: String,
     /// The step that was undone
     #[arg(value_name = "STEP")]
     step: String,
-    /// The tenant that knows the operation by this id
+    /// The tenant of the caller's id
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
     #[command(flatten)]
@@ -70,10 +70,10 @@ pub(super) struct UndoneArgs {
     how: How,
 }
 
-/// Of what is asked.
+/// The operations that a verb is for.
 #[derive(Clone, Debug, Args)]
 struct Target {
-    /// The operation, by its id or by its caller's; without it, the flags below say which are meant
+    /// The id of the operation, or its caller's id; without it, the flags below select operations
     #[arg(value_name = "ID")]
     id: Option<String>,
     #[command(flatten)]
@@ -85,10 +85,10 @@ struct Target {
     many: Many,
 }
 
-/// How it is asked and told.
+/// How to wait for the result and print it.
 #[derive(Clone, Debug, Args)]
 struct How {
-    /// With an ID: wait until it is known what became of it [default where no time is given: 60s]
+    /// With an ID: wait for the result, for at most this time [default without a time: 60s]
     #[arg(
         long,
         value_name = "DURATION",
@@ -97,28 +97,28 @@ struct How {
         value_parser = duration_from_text
     )]
     wait: Option<Duration>,
-    /// How it is written what became of it
+    /// The format of the result
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
 }
 
 #[derive(Clone, Debug, Args)]
 struct Why {
-    /// Why; kept in the operation's history
+    /// The reason; kept in the operation's history
     #[arg(long, value_name = "TEXT", value_parser = reason_from_text)]
     reason: Option<String>,
 }
 
 #[derive(Clone, Debug, Args)]
 struct WhyNeeded {
-    /// Why; kept in the operation's history
+    /// The reason; kept in the operation's history
     #[arg(long, value_name = "TEXT", required = true, value_parser = given_reason_from_text)]
     reason: String,
 }
 
 #[derive(Clone, Debug, Args)]
 struct Who {
-    /// Who asks; kept in the operation's history
+    /// The name of the person who sends the request; kept in the operation's history
     #[arg(
         long,
         value_name = "NAME",
@@ -204,11 +204,13 @@ impl Target {
     fn check(&self) -> Result<(), OpsError> {
         let problem = match self.id {
             Some(_) if !self.filter.is_tenant_only() => {
-                "with an ID, --tenant is the only flag that can say which operation is meant"
+                "with an ID, --tenant is the only flag that may select operations"
             }
-            None if self.how.wait.is_some() => "--wait needs an ID; for many see --canary-wait",
+            None if self.how.wait.is_some() => {
+                "--wait needs an ID; use --canary-wait with many operations"
+            }
             None if self.filter.is_empty() && !self.many.all => {
-                "say which operations are meant: an ID, flags such as --error, or --all"
+                "select operations: give an ID, flags such as --error, or --all"
             }
             Some(_) | None => return Ok(()),
         };
@@ -225,7 +227,7 @@ fn reason_from_text(text: &str) -> Result<String, String> {
 
 fn given_reason_from_text(text: &str) -> Result<String, String> {
     match reason_from_text(text)? {
-        reason if reason.is_empty() => Err("a reason is needed".to_owned()),
+        reason if reason.is_empty() => Err("a reason is required".to_owned()),
         reason => Ok(reason),
     }
 }
@@ -238,7 +240,7 @@ fn name_from_text(text: &str) -> Result<String, String> {
     match is_name(name) {
         true => Ok(name.to_owned()),
         false => Err(
-            "a name has visible characters, with single spaces between words, and no word begins with a combining mark"
+            "a name consists of visible characters, with single spaces between words, and no word begins with a combining mark"
                 .to_owned(),
         ),
     }
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn one_operation_is_meant_or_many_and_never_all_by_a_slip() {
+    fn a_verb_needs_an_id_or_filters_and_never_selects_all_by_accident() {
         for good in [
             "x",
             "x --tenant t",
@@ -274,14 +276,14 @@ mod tests {
         ] {
             assert!(target(good).unwrap().check().is_ok(), "{good}");
         }
-        for (bad, told) in [
+        for (bad, problem) in [
             ("", "--all"),
             ("x --error e", "--tenant is the only flag"),
             ("x --abandoned", "--tenant is the only flag"),
             ("--error e --wait", "--canary-wait"),
         ] {
             let error = target(bad).unwrap().check().unwrap_err();
-            assert!(error.to_string().contains(told), "{bad}: {error}");
+            assert!(error.to_string().contains(problem), "{bad}: {error}");
             assert_eq!(error.exit_code(), 2);
         }
     }

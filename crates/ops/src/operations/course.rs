@@ -110,19 +110,19 @@ impl fmt::Display for Halt {
                 open,
                 allowed,
             } => {
-                write!(f, "of the canaries {failed} failed again")?;
+                write!(f, "{failed} canaries failed again")?;
                 if *open > 0 {
                     write!(
                         f,
-                        " and {open} did not end within --canary-wait, so that nothing is known of \
-                         them"
+                        " and {open} did not end within --canary-wait, so their results are \
+                         unknown"
                     )?;
                 }
                 write!(f, "; --canary-failures allows {allowed}")
             }
             Self::Share { failed, settled } => write!(
                 f,
-                "{failed} of {settled} failed again, which is more than {FAILED_PERCENT_MAX} %"
+                "{failed} of {settled} operations failed again, more than {FAILED_PERCENT_MAX} %"
             ),
         }
     }
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn why_it_halts_says_what_was_seen_and_what_is_allowed() {
+    fn a_halt_reports_what_was_seen_and_what_is_allowed() {
         let text = |failed, open| {
             let halt = Halt::Canaries {
                 failed,
@@ -210,7 +210,7 @@ mod tests {
         };
         assert_eq!(
             text(2, 0),
-            "of the canaries 2 failed again; --canary-failures allows 0"
+            "2 canaries failed again; --canary-failures allows 0"
         );
         assert!(text(0, 1).contains("1 did not end within --canary-wait"));
     }

@@ -26,16 +26,16 @@ use crate::shown::Output;
 /// The arguments of `waybill doctor`.
 #[derive(Clone, Debug, Args)]
 pub struct DoctorArgs {
-    /// An operation, by its id or by its caller's; without it, the installation
+    /// The id of an operation, or its caller's id; without it, the command checks the installation
     #[arg(value_name = "ID")]
     id: Option<String>,
-    /// The tenant that knows the operation by this id
+    /// The tenant of the caller's id
     #[arg(long, value_name = "NAME", requires = "id")]
     tenant: Option<String>,
-    /// The API's address as a URL, where it is not at --http
+    /// The URL of the API, if it is not at --http
     #[arg(long, value_name = "URL")]
     api: Option<ApiAddress>,
-    /// How it is written; JSON has a line for each finding
+    /// The output format; JSON has a line for each finding
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -122,25 +122,25 @@ impl DoctorArgs {
         let runtime = runtime()?;
         let mut bad = 0;
         let mut out = io::stdout().lock();
-        let printed = runtime.block_on(self.look(config, check, &mut |findings| {
+        let printed = runtime.block_on(self.examine(config, check, &mut |findings| {
             bad += findings.iter().filter(|finding| finding.is_bad()).count();
             self.write(findings, &mut out)
         }));
         until_reader_leaves(printed)?;
         match bad {
             0 => Ok(()),
-            1 => anyhow::bail!("1 thing is bad"),
-            count => anyhow::bail!("{count} things are bad"),
+            1 => anyhow::bail!("1 finding needs attention"),
+            count => anyhow::bail!("{count} findings need attention"),
         }
     }
 
     /// Checks the operation, if one is named, and all parts of the installation concurrently.
     /// Reports them in the order of their dependencies.
-    async fn look(
+    async fn examine(
         &self,
         config: &Config,
         check: FileCheck,
-        tell: &mut dyn FnMut(&[Finding]) -> anyhow::Result<()>,
+        report: &mut dyn FnMut(&[Finding]) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let Self { admin, .. } = self;
         let layout = shards(config, admin, None).await;
@@ -150,14 +150,14 @@ impl DoctorArgs {
         });
         if let Some(id) = &self.id {
             let tenant = self.tenant.as_deref();
-            tell(&operation::of_id(&api, id, tenant, &layout).await)?;
+            report(&operation::of_id(&api, id, tenant, &layout).await)?;
         }
-        let mut tell_part = |mut part: Vec<Finding>| {
+        let mut report_part = |mut part: Vec<Finding>| {
             if self.id.is_some() {
                 // For one operation, report only the faults that affect it.
                 part.retain(Finding::is_bad);
             }
-            tell(&part)
+            report(&part)
         };
         let answers = async {
             match self.id {
@@ -181,7 +181,7 @@ impl DoctorArgs {
             process,
             answers,
         ] {
-            tell_part(part)?;
+            report_part(part)?;
         }
         Ok(())
     }

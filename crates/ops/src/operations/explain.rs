@@ -36,14 +36,14 @@ const REQUESTS: ByPriority<&str> = ByPriority {
     high: "high-priority-requests",
 };
 /// The maximum number of requests after a checkpoint that are examined.
-const LOOKED_AT_MAX: usize = 200;
+const EXAMINED_MAX: usize = 200;
 /// The number of concurrent requests to the API.
 const ASKED_AT_ONCE: usize = 16;
 
 /// The arguments of `waybill explain`.
 #[derive(Clone, Debug, Args)]
 pub struct ExplainArgs {
-    /// The API's address as a URL, where it is not at --http
+    /// The URL of the API, if it is not at --http
     #[arg(long, global = true, value_name = "URL")]
     api: Option<ApiAddress>,
     #[command(flatten)]
@@ -56,15 +56,15 @@ pub struct ExplainArgs {
 /// What to explain.
 #[derive(Clone, Debug, Subcommand)]
 enum What {
-    /// How far each shard is behind, which operations hold its checkpoint, and what they wait for
+    /// Show the lag of each shard, the operations that hold its checkpoint, and what they wait for
     Lag {
-        /// Only this partition
+        /// Show only this partition
         #[arg(long, value_name = "P")]
         partition: Option<u32>,
-        /// How many operations to name of each shard
+        /// The number of operations to show for each shard
         #[arg(long, value_name = "N", default_value = "3")]
         operations: NonZeroUsize,
-        /// How it is written; JSON has a line for each shard, and one for its high-priority requests
+        /// The output format; JSON has a line for each shard, and one for its high-priority requests
         #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
         output: Output,
     },
@@ -102,7 +102,7 @@ impl ExplainArgs {
         let partitions = chosen(&topics.normal, layout.partitions, partition)?;
         let wanted = |view: &&ShardView| partitions.contains(&PartitionId(view.partition));
         let by_priority = |view| Priority::ALL.into_iter().map(move |of| (view, of));
-        let mut is_away = false;
+        let mut is_unavailable = false;
         for (view, priority) in layout.shards.iter().filter(wanted).flat_map(by_priority) {
             let topic = &topics[priority];
             let mut lag = Lag::of(view, priority, &connection, topic)?;
@@ -110,7 +110,8 @@ impl ExplainArgs {
                 continue;
             }
             let open = unended(&connection, topic, scheme, view, priority)?;
-            is_away = runtime.block_on(lag.look(&api, &open, operations.get(), is_away));
+            is_unavailable =
+                runtime.block_on(lag.name_holders(&api, &open, operations.get(), is_unavailable));
             match output {
                 Output::Json => writeln!(out, "{}", to_json(&lag)?)?,
                 Output::Table => write!(out, "{lag}")?,
@@ -191,10 +192,16 @@ impl Lag {
     /// Requests the operations until `wanted` unfinished ones are known. If the API is unreachable,
     /// the operations are named without their states and no further request is made. Returns
     /// whether that is so.
-    async fn look(&mut self, api: &Api, open: &Open, wanted: usize, is_away: bool) -> bool {
+    async fn name_holders(
+        &mut self,
+        api: &Api,
+        open: &Open,
+        wanted: usize,
+        is_unavailable: bool,
+    ) -> bool {
         self.has_more = open.has_more;
-        if is_away {
-            self.name_unasked(open, wanted, "the API cannot be asked");
+        if is_unavailable {
+            self.name_unasked(open, wanted, "the API is unavailable");
             return true;
         }
         let asked = open.requests.iter().map(|&(offset, id)| async move {
@@ -204,7 +211,7 @@ impl Lag {
         let mut answers = stream::iter(asked).buffered(ASKED_AT_ONCE);
         while let Some((offset, id, found)) = answers.next().await {
             if let Err(error) = &found
-                && error.is_away()
+                && error.is_unavailable()
             {
                 self.name_unasked(open, wanted, &error.to_string());
                 return true;
@@ -282,7 +289,7 @@ pub(super) fn why(operation: &Operation) -> String {
         let Step { name, attempt, .. } = step;
         match (&step.complete_by, &step.retry_at) {
             (Some(until), _) => format!("step {name}, attempt {attempt}, until {until}"),
-            (None, Some(at)) if *attempt == 0 => format!("step {name}, put off until {at}"),
+            (None, Some(at)) if *attempt == 0 => format!("step {name}, postponed until {at}"),
             (None, Some(at)) => format!("step {name}, attempt {attempt} failed, again at {at}"),
             (None, None) => format!("step {name}"),
         }
@@ -291,7 +298,7 @@ pub(super) fn why(operation: &Operation) -> String {
     match (steps.is_empty(), &operation.what_next) {
         (false, _) => steps.join("; "),
         (true, Some(next)) => next.clone(),
-        (true, None) => "nothing is known of what it waits for".to_owned(),
+        (true, None) => "what it waits for is unknown".to_owned(),
     }
 }
 
@@ -319,14 +326,14 @@ fn unended(
     };
     let mut open = Open::default();
     let mut seen = BTreeSet::new();
-    let mut looked_at = 0;
+    let mut examined = 0;
     let _ = connection.read(topic, partition, range, &mut |record| {
         let key = record.key().unwrap_or_default();
         if scheme.taker(partition, KeyHash::of(key)).0 != view.shard {
             return Ok(ControlFlow::Continue(()));
         }
-        looked_at += 1;
-        if looked_at > LOOKED_AT_MAX {
+        examined += 1;
+        if examined > EXAMINED_MAX {
             open.has_more = true;
             return Ok(ControlFlow::Break(()));
         }
@@ -360,13 +367,13 @@ impl fmt::Display for Lag {
             has_more,
         } = self;
         let owner = match owner {
-            Some(owner) if *silent => format!("owned by {owner}, whose lease has run out"),
+            Some(owner) if *silent => format!("owned by {owner}, whose lease has expired"),
             Some(owner) => format!("owned by {owner}"),
-            None => format!("nobody owns it: it waits for {}", waits_for.join("; ")),
+            None => format!("no owner: it waits for {}", waits_for.join("; ")),
         };
         writeln!(
             f,
-            "partition {partition}, shard {shard}, {priority} priority: {not_consumed} not consumed, {held} behind the checkpoint \
+            "partition {partition}, shard {shard}, {priority} priority: {not_consumed} not consumed, {held} after the checkpoint \
              (checkpoint {checkpoint}, consumed {consumed}, end {end}); {owner}"
         )?;
         for Holder {
@@ -383,7 +390,7 @@ impl fmt::Display for Lag {
             (false, true, _) => writeln!(f, "  and more"),
             (true, true, _) => writeln!(
                 f,
-                "  the first {LOOKED_AT_MAX} of them have ended or were handed off"
+                "  the first {EXAMINED_MAX} of them have ended or were handed off"
             ),
             (true, false, true) => writeln!(
                 f,
@@ -479,8 +486,8 @@ mod tests {
         };
         assert_eq!(
             lag.to_string(),
-            "partition 1, shard 1, normal priority: 8 not consumed, 2 behind the checkpoint (checkpoint 10, consumed 12, end \
-             20); nobody owns it: it waits for an owner\n  x at 10: Processing; step drone\n  and more\n"
+            "partition 1, shard 1, normal priority: 8 not consumed, 2 after the checkpoint (checkpoint 10, consumed 12, end \
+             20); no owner: it waits for an owner\n  x at 10: Processing; step drone\n  and more\n"
         );
         lag.held_by.clear();
         lag.has_more = false;

@@ -10,11 +10,11 @@ use waybill_engine::ProcessState;
 /// The state in lists of an operation whose row cannot be read.
 const UNREADABLE: &str = "Unreadable";
 
-/// Which operations are meant: those to which all of it applies.
+/// Selects the operations that match every given flag.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Args)]
 #[command(next_help_heading = "Which operations")]
 pub(super) struct Filter {
-    /// Any of these states, separated by commas
+    /// In one of these states, separated by commas
     #[arg(
         long,
         value_name = "STATE,...",
@@ -27,19 +27,19 @@ pub(super) struct Filter {
     /// Of this workflow
     #[arg(long, value_name = "NAME")]
     workflow: Option<String>,
-    /// Of this tenant; with an id, the tenant that knows the operation by it
+    /// Of this tenant; with an ID, the tenant of the caller's id
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// That failed at this step, or are at it
+    /// That failed at this step, or run it now
     #[arg(long, value_name = "NAME")]
     step: Option<String>,
-    /// With this error, by its code or by the fingerprint that lists show
+    /// With this error code, or with this fingerprint of `waybill ops list`
     #[arg(long, value_name = "FINGERPRINT|CODE")]
     error: Option<String>,
-    /// That have needed attention for so long, such as 10m
+    /// That have needed attention for at least this time, such as 10m
     #[arg(long, value_name = "DURATION", value_parser = duration_from_text)]
     older_than: Option<Duration>,
-    /// Those that a person abandoned, too
+    /// Include abandoned operations
     #[arg(long)]
     abandoned: bool,
 }

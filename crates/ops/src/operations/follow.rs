@@ -12,8 +12,8 @@ use super::verb::Verb;
 use super::wire::{Asked, HistoryEntry, Operation};
 
 /// The first and the longest pause between two reads of an operation.
-const LOOK_SOON: Duration = Duration::from_millis(100);
-const LOOK_LATE: Duration = Duration::from_secs(1);
+const READ_EVERY_MIN: Duration = Duration::from_millis(100);
+const READ_EVERY_MAX: Duration = Duration::from_secs(1);
 
 /// An operation to which a verb was sent.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -54,7 +54,7 @@ impl Followed {
     }
 
     /// The operation's current state; `None` if it does not exist yet.
-    pub(super) async fn look(&self, api: &Api) -> Result<Option<Operation>, ApiError> {
+    pub(super) async fn read(&self, api: &Api) -> Result<Option<Operation>, ApiError> {
         match api.find(&self.id_awaited, self.tenant.as_deref()).await {
             Ok(found) => Ok(Some(found.operation)),
             Err(error) if error.is_unknown() => Ok(None),
@@ -64,9 +64,9 @@ impl Followed {
 
     /// Follows the operation until its result is known or the time is up.
     pub(super) async fn wait(&self, api: &Api) -> Result<Report, ApiError> {
-        let mut pause = LOOK_SOON;
+        let mut pause = READ_EVERY_MIN;
         loop {
-            let now = self.look(api).await?;
+            let now = self.read(api).await?;
             if let Some(report) = now.as_ref().and_then(|now| self.judge(now)) {
                 return Ok(report);
             }
@@ -74,7 +74,7 @@ impl Followed {
                 return Ok(self.given_up(now.as_ref()));
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LOOK_LATE);
+            pause = (pause * 2).min(READ_EVERY_MAX);
         }
     }
 
@@ -82,7 +82,7 @@ impl Followed {
     pub(super) fn judge(&self, now: &Operation) -> Option<Report> {
         let mut newest_first = now.history.iter().rev();
         let entry = newest_first
-            .find(|entry| self.verb.is_told_by(entry) && !self.history.contains(entry))
+            .find(|entry| self.verb.matches(entry) && !self.history.contains(entry))
             .filter(|_| self.id_awaited == self.id);
         match entry {
             Some(HistoryEntry {
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_known_once_the_history_tells_of_it_and_the_operation_rests() {
+    fn a_result_is_known_once_the_history_has_the_verb_and_the_operation_rests() {
         let before = entry("1", "resubmit", None);
         let after = entry("2", "resubmit", None);
         let followed = followed(
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_by_the_scheduler_is_told_with_its_code_whatever_the_state() {
+    fn a_refusal_by_the_scheduler_is_reported_with_its_code_in_any_state() {
         let seen = operation("Error", &[]);
         let followed = followed(&Verb::Cancel, &seen, None);
         let refused = entry("2", "cancel", Some("past-pivot"));

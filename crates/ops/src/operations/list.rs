@@ -25,20 +25,20 @@ const LISTED: u64 = 100;
 /// The arguments of `waybill ops list`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ListArgs {
-    /// How many at most [default: 100]
+    /// The maximum number of operations [default: 100]
     #[arg(
         long,
         value_name = "N",
         value_parser = clap::value_parser!(u64).range(1..=LISTED_MAX)
     )]
     limit: Option<u64>,
-    /// All of them, up to a million
+    /// List all operations, up to a million
     #[arg(long, conflicts_with = "limit")]
     all: bool,
-    /// The newest first
+    /// List the newest operations first
     #[arg(long)]
     newest: bool,
-    /// How they are written
+    /// The format of the list
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     // Last, because its heading applies to all flags after it.
@@ -81,7 +81,7 @@ impl ListArgs {
             page = listing.next_page().await?;
         }
         if listing.has_more() {
-            eprintln!("there are more: --all, or --limit above {limit}");
+            eprintln!("there are more: use --all, or a --limit above {limit}");
         } else if is_empty {
             eprintln!("{}", nothing_found(&self.filter));
         }
@@ -151,7 +151,7 @@ impl<'a> Listing<'a> {
         }
         let next = page.next.map_or(At::End, At::Cursor);
         if next != At::End && next == self.at {
-            return Err(self.api.unexpected("the list does not go on").into());
+            return Err(self.api.unexpected("the list does not advance").into());
         }
         self.at = next;
         Ok(Some(items))
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn ages_are_told_in_their_largest_unit() {
+    fn ages_are_shown_in_their_largest_unit() {
         for (seconds, expected) in [
             (0, "0s"),
             (59, "59s"),

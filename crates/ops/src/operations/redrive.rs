@@ -39,11 +39,11 @@ const MATCHING_MAX: u64 = 100_000;
 /// The maximum number of operations with an unknown result.
 const FOLLOWED_MAX: usize = 100;
 /// How many of them are read concurrently.
-const LOOKS_AT_ONCE: usize = 8;
+const READS_MAX: usize = 8;
 /// How often each of them is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const READ_EVERY: Duration = Duration::from_millis(500);
 /// The interval of progress reports.
-const TELL_EVERY: Duration = Duration::from_secs(5);
+const PROGRESS_EVERY: Duration = Duration::from_secs(5);
 /// How many operations a dry run shows.
 const SHOWN_MAX: usize = 10;
 
@@ -51,10 +51,10 @@ const SHOWN_MAX: usize = 10;
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "With many operations")]
 pub(super) struct Many {
-    /// All that the verb is for, where no flag says which
+    /// Select all operations to which the verb applies
     #[arg(long, conflicts_with = "id")]
     pub(super) all: bool,
-    /// Stop after so many; the next run goes on with the others
+    /// Stop after this number of operations; the next run continues with the others
     #[arg(
         long,
         value_name = "N",
@@ -63,10 +63,10 @@ pub(super) struct Many {
         value_parser = clap::value_parser!(u64).range(1..=MATCHING_MAX)
     )]
     limit: u64,
-    /// Say how many match, show the first ten, and ask nothing
+    /// Show how many operations match, and the first ten of them; send no request
     #[arg(long, conflicts_with = "id")]
     dry_run: bool,
-    /// At most so many a second
+    /// The maximum number of operations per second
     #[arg(
         long,
         value_name = "N/s",
@@ -74,7 +74,7 @@ pub(super) struct Many {
         default_value = "10/s"
     )]
     rate: Rate,
-    /// Try so many first, or such a share of them, at least one
+    /// The number, or the share, of operations to try first; at least one
     #[arg(
         long,
         value_name = "N|SHARE%",
@@ -82,7 +82,7 @@ pub(super) struct Many {
         default_value = "1%"
     )]
     canary: Canary,
-    /// How long each operation is followed to see what becomes of it
+    /// The time to wait for the result of each operation
     #[arg(
         long,
         value_name = "DURATION",
@@ -91,10 +91,10 @@ pub(super) struct Many {
         value_parser = duration_from_text
     )]
     canary_wait: Duration,
-    /// Go on though so many of those that were tried first fail again
+    /// Continue if up to this number of the operations that were tried first fail again
     #[arg(long, value_name = "N", conflicts_with = "id", default_value_t = 0)]
     canary_failures: u64,
-    /// How long the API may be away in the middle before it is broken off
+    /// The time that the API may be unreachable before the run stops
     #[arg(
         long,
         value_name = "DURATION",
@@ -121,7 +121,7 @@ impl FromStr for Rate {
         let rate = number.filter(|rate: &NonZeroU32| rate.get() <= Self::MAX);
         rate.map(Self).ok_or_else(|| {
             let max = Self::MAX;
-            format!("expected a number of operations a second up to {max}, such as 10/s")
+            format!("expected a number of operations per second up to {max}, such as 10/s")
         })
     }
 }
@@ -137,16 +137,19 @@ pub(super) async fn redrive(
     let filter = filter.clone().or_states(asking.verb.usual_states());
     if !filter.names_states() {
         let verb = &asking.verb;
-        let problem = format!("to {verb}, say with --state which are meant, such as Compensated");
+        let problem = format!("{verb} needs --state, such as --state Compensated");
         return Err(OpsError::Usage(problem));
     }
     if filter.names_unreadable() {
-        let problem = "nothing can be asked of operations that cannot be read";
+        let problem = "no verb applies to operations whose rows are unreadable";
         return Err(OpsError::Usage(problem.to_owned()));
     }
     let plan = Plan::read(api, &filter, many.limit).await?;
     if plan.has_more {
-        eprintln!("more than {} match: the first are meant", plan.ids.len());
+        eprintln!(
+            "more than {0} operations match: the first {0} are selected",
+            plan.ids.len()
+        );
     }
     let mut out = io::stdout().lock();
     if many.dry_run {
@@ -240,7 +243,7 @@ fn not_for(asking: &Asking, seen: &Operation) -> Option<Report> {
     let is_offered = seen.verbs.iter().any(|it| it == verb.as_offered());
     resubmitted_before(asking, seen).or_else(|| {
         let skipped = Report::new(&seen.id, verb, Outcome::Skipped).with_state(seen);
-        (!is_offered).then(|| skipped.with_note("it cannot be asked of it now"))
+        (!is_offered).then(|| skipped.with_note("the verb does not apply to its state"))
     })
 }
 
@@ -263,8 +266,8 @@ struct Redrive<'a, W> {
     pace: Interval,
     course: Course,
     followed: Vec<Followed>,
-    look_at: Instant,
-    tell_at: Instant,
+    read_at: Instant,
+    progress_at: Instant,
     tally: Tally,
     /// The operation that was next when the API became unavailable.
     turn_lost: usize,
@@ -293,8 +296,8 @@ impl<'a, W: Write> Redrive<'a, W> {
             pace,
             course: Course::new(many.canary_failures),
             followed: Vec::new(),
-            look_at: now + LOOK_EVERY,
-            tell_at: now + TELL_EVERY,
+            read_at: now + READ_EVERY,
+            progress_at: now + PROGRESS_EVERY,
             tally: Tally::default(),
             turn_lost: 0,
             out,
@@ -308,32 +311,28 @@ impl<'a, W: Write> Redrive<'a, W> {
             Err(OpsError::Api(error)) => return self.break_off(&error, ids.len()),
             walked => walked,
         };
-        self.tell();
-        let told = match walked? {
-            Some(halt) => format!("halted: {halt}; {} were not asked", ids.len()),
+        self.show_progress();
+        let problem = match walked? {
+            Some(halt) => format!("halted: {halt}; {} operations were left out", ids.len()),
             None if self.tally.failed + self.tally.refused > 0 => {
-                "not all came to what was asked".to_owned()
+                "some operations did not reach the requested state".to_owned()
             }
             None => return Ok(()),
         };
-        Err(OpsError::Missed(told))
+        Err(OpsError::Missed(problem))
     }
 
     /// The API is unavailable or its answers cannot be decoded. Reports the known state of each
     /// operation, so that the totals are correct.
     fn break_off(&mut self, error: &ApiError, not_asked: usize) -> Result<(), OpsError> {
         for followed in std::mem::take(&mut self.followed) {
-            self.say(
-                &followed
-                    .given_up(None)
-                    .with_note("what became of it is not known"),
-            )?;
+            self.report(&followed.given_up(None).with_note("its result is unknown"))?;
         }
-        self.tell();
+        self.show_progress();
         let not_asked = not_asked + self.turn_lost;
         Err(OpsError::BrokenOff(format!(
-            "{error}; broken off: {not_asked} were not asked. Run the command again to go on: what was \
-             asked is not asked a second time"
+            "{error}; stopped: {not_asked} operations were left out. Run the command again to continue: \
+             it does not repeat requests"
         )))
     }
 
@@ -362,8 +361,8 @@ impl<'a, W: Write> Redrive<'a, W> {
             let Some(id) = ids.next() else { break };
             self.settle_down_to(FOLLOWED_MAX - 1).await?;
             asked += usize::from(self.ask(id).await?);
-            if Instant::now() >= self.look_at {
-                self.look().await?;
+            if Instant::now() >= self.read_at {
+                self.read_all().await?;
             }
             halt = self.halt(phase);
         }
@@ -401,13 +400,13 @@ impl<'a, W: Write> Redrive<'a, W> {
                         self.tally.asked += 1;
                         let open = Report::new(&id, &self.asking.verb, Outcome::Open);
                         let open = open.with_state(&seen);
-                        self.say(&open.with_note("whether it was asked is not known"))?;
+                        self.report(&open.with_note("unknown whether the request was sent"))?;
                     }
                 }
                 return Err(error.into());
             }
         };
-        self.say(&report)?;
+        self.report(&report)?;
         Ok(false)
     }
 
@@ -444,25 +443,25 @@ impl<'a, W: Write> Redrive<'a, W> {
     /// Follows the operations in progress until at most `count` are left.
     async fn settle_down_to(&mut self, count: usize) -> Result<(), OpsError> {
         while self.followed.len() > count {
-            tokio::time::sleep_until(self.look_at).await;
-            self.look().await?;
+            tokio::time::sleep_until(self.read_at).await;
+            self.read_all().await?;
         }
         Ok(())
     }
 
     /// Looks at all operations in progress.
-    async fn look(&mut self) -> Result<(), OpsError> {
-        let looks = self.followed.iter().map(|followed| followed.look(self.api));
-        let looks: Vec<_> = stream::iter(looks).buffered(LOOKS_AT_ONCE).collect().await;
+    async fn read_all(&mut self) -> Result<(), OpsError> {
+        let reads = self.followed.iter().map(|followed| followed.read(self.api));
+        let reads: Vec<_> = stream::iter(reads).buffered(READS_MAX).collect().await;
         let now = Instant::now();
-        let mut away = None;
-        for (followed, look) in std::mem::take(&mut self.followed).into_iter().zip(looks) {
-            let operation = match look {
+        let mut unavailable = None;
+        for (followed, read) in std::mem::take(&mut self.followed).into_iter().zip(reads) {
+            let operation = match read {
                 Ok(operation) => operation,
                 Err(error) if error.is_about_the_operation() => None,
                 Err(error) => {
                     self.followed.push(followed);
-                    away = away.or(Some(error));
+                    unavailable = unavailable.or(Some(error));
                     continue;
                 }
             };
@@ -473,13 +472,13 @@ impl<'a, W: Write> Redrive<'a, W> {
                 None => self.followed.push(followed),
             }
         }
-        if let Some(error) = away {
+        if let Some(error) = unavailable {
             return Err(error.into());
         }
-        self.look_at = Instant::now() + LOOK_EVERY;
-        if now >= self.tell_at {
-            self.tell();
-            self.tell_at = now + TELL_EVERY;
+        self.read_at = Instant::now() + READ_EVERY;
+        if now >= self.progress_at {
+            self.show_progress();
+            self.progress_at = now + PROGRESS_EVERY;
         }
         Ok(())
     }
@@ -491,17 +490,17 @@ impl<'a, W: Write> Redrive<'a, W> {
             // It is unknown whether these would have failed.
             Outcome::Asked | Outcome::Refused | Outcome::Open | Outcome::Skipped => {}
         }
-        self.say(report)
+        self.report(report)
     }
 
-    fn say(&mut self, report: &Report) -> Result<(), OpsError> {
+    fn report(&mut self, report: &Report) -> Result<(), OpsError> {
         self.tally.count(report.outcome);
         report.write(self.output, &mut self.out)?;
         Ok(self.out.flush()?)
     }
 
     /// Reports the progress on standard error.
-    fn tell(&self) {
+    fn show_progress(&self) {
         eprintln!("{}", self.tally);
     }
 }

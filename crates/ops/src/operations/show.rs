@@ -16,13 +16,13 @@ use crate::shown::{NOTHING, Output, line};
 /// The arguments of `waybill ops show`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct ShowArgs {
-    /// The operation, by its id or by its caller's
+    /// The id of the operation, or its caller's id
     #[arg(value_name = "ID")]
     id: String,
-    /// The tenant that knows the operation by this id
+    /// The tenant of the caller's id
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// How it is written: json is what the API answers
+    /// The output format; JSON is the answer of the API
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
 }
@@ -87,7 +87,9 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         ..
     } = operation;
     let owner = epoch.map(|epoch| {
-        let owner = locked_by.as_deref().unwrap_or("none holds it in memory");
+        let owner = locked_by
+            .as_deref()
+            .unwrap_or("no scheduler has it in memory");
         format!("{owner}, epoch {epoch}")
     });
     let typed: Vec<&str> = verbs.iter().map(|verb| as_typed(verb)).collect();
@@ -103,14 +105,14 @@ fn facts(operation: &Operation, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         ("state", Some(state.clone())),
         ("abandoned", yes(*abandoned)),
         ("next", what_next.clone()),
-        ("can be asked", verbs),
+        ("verbs", verbs),
         ("error", error.as_ref().map(Failure::to_string)),
         ("failed before", cause.as_ref().map(Failure::to_string)),
         ("cancel", cancel.clone()),
         ("workflow", workflow),
         ("tenant", tenant.clone()),
         ("caller's id", caller_id.clone()),
-        ("ahead of it", ahead.map(|ahead| ahead.to_string())),
+        ("requests ahead", ahead.map(|ahead| ahead.to_string())),
         ("resubmits", resubmission_of.clone()),
         ("resubmitted as", resubmitted_as.clone()),
         ("created", created_at.as_deref().map(time)),
@@ -169,17 +171,14 @@ fn steps(steps: &[Step], f: &mut fmt::Formatter<'_>) -> fmt::Result {
             writeln!(f, "    {}", escaped(&error.to_string()))?;
         }
         if let Some(attempt) = step.late_success {
-            writeln!(
-                f,
-                "    attempt {attempt}, which was given up, succeeded after all"
-            )?;
+            writeln!(f, "    attempt {attempt} succeeded after it was given up")?;
         }
     }
     Ok(())
 }
 
 fn history(history: &[HistoryEntry], f: &mut fmt::Formatter<'_>) -> fmt::Result {
-    writeln!(f, "\n{:<24}  WHAT WAS ASKED", "TIME")?;
+    writeln!(f, "\n{:<24}  VERB", "TIME")?;
     for entry in history {
         let HistoryEntry {
             at,
@@ -281,22 +280,22 @@ mod tests {
 operation       x
 state           Error
 next            Waiting for an operator: resubmit.
-can be asked    resubmit, abandon
+verbs           resubmit, abandon
 error           no-drone at step drone: none is free
 failed before   suspended at step account: it is late
 workflow        order, version 3
 created         2030-01-01T00:00:00.000Z
 handed off      yes
 failures        3
-owner           none holds it in memory, epoch 3
+owner           no scheduler has it in memory, epoch 3
 
 STEP             STATE        ATTEMPT          FAILED UNDO FAILED CHANGED                  UNTIL
 account          NotStarted   -                -      -           -                        -
 drone            Failed       20 Compensate    3      -           2030-01-01T00:00:00.250Z again 2030-01-01T00:00:05.000Z
     no-drone: none is free
-    attempt 2, which was given up, succeeded after all
+    attempt 2 succeeded after it was given up
 
-TIME                      WHAT WAS ASKED
+TIME                      VERB
 2030-01-01T00:00:01.000Z  compensate by kim, refused: past-pivot (why\\nnot)
 ";
         assert_eq!(Shown(&operation).to_string(), expected);
@@ -312,7 +311,7 @@ TIME                      WHAT WAS ASKED
         };
         assert_eq!(
             Shown(&pending).to_string(),
-            "operation       x\nstate           Pending\nahead of it     0\n"
+            "operation       x\nstate           Pending\nrequests ahead  0\n"
         );
     }
 }

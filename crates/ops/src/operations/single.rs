@@ -28,8 +28,8 @@ pub(super) struct Single<'a> {
 }
 
 /// The note on a cancel for an unknown ID.
-const KEPT: &str = "no operation is known by this id yet: the cancel is kept, and a later request with this id will end \
-                    Cancelled";
+const KEPT: &str =
+    "the id is unknown: the cancel is kept, and a later request with this id will end Cancelled";
 
 /// The state after a verb was sent.
 pub(super) enum Sent {
@@ -111,7 +111,7 @@ pub(super) fn resubmitted_before(asking: &Asking, seen: &Operation) -> Option<Re
     (asking.verb == Verb::ResubmitAsNew).then(|| {
         Report::new(&seen.id, &asking.verb, Outcome::Skipped)
             .with_new(new)
-            .with_note("it runs again under that id already")
+            .with_note("already resubmitted under that id")
     })
 }
 
@@ -134,7 +134,7 @@ pub(super) async fn send(
         Answer::Asked(asked) => Sent::OnItsWay(Followed::new(seen, &asked, verb, tenant, until)),
         Answer::AsItIs(now) => {
             let done = Report::new(&now.id, verb, Outcome::Done).with_state(&now);
-            Sent::Known(done.with_note("it was so before it was asked"))
+            Sent::Known(done.with_note("already in the requested state"))
         }
     })
 }
@@ -144,13 +144,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cancel_of_an_unknown_id_says_that_it_is_kept_unless_there_is_more_to_say() {
+    fn a_cancel_of_an_unknown_id_is_reported_as_kept_unless_there_is_another_note() {
         let report = |outcome| Report::new("ghost", &Verb::Cancel, outcome);
         let kept = of_unknown(report(Outcome::Asked));
         assert_eq!(
             kept.to_string(),
-            "asked       ghost  cancel  no operation is known by this id yet: the cancel is kept, and a later request \
-             with this id will end Cancelled"
+            "asked       ghost  cancel  the id is unknown: the cancel is kept, and a later request with this id will \
+             end Cancelled"
         );
         let refused = report(Outcome::Refused).with_note("final");
         assert_eq!(of_unknown(refused.clone()), refused);

@@ -96,7 +96,7 @@ impl Verb {
     }
 
     /// Whether a history entry records this verb.
-    pub(super) fn is_told_by(&self, entry: &HistoryEntry) -> bool {
+    pub(super) fn matches(&self, entry: &HistoryEntry) -> bool {
         match self {
             Self::Undone { step } => entry.verb.strip_prefix("undone ") == Some(step),
             other => entry.verb == other.in_path(),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_verb_is_told_by_an_entry_of_its_own_name_and_step_alone() {
+    fn a_history_entry_matches_a_verb_by_name_and_step_only() {
         let entry = |verb: &str| HistoryEntry {
             verb: verb.to_owned(),
             ..HistoryEntry::default()
@@ -217,10 +217,10 @@ mod tests {
         let undone = Verb::Undone {
             step: "a".to_owned(),
         };
-        assert!(undone.is_told_by(&entry("undone a")));
-        assert!(!undone.is_told_by(&entry("undone b")) && !undone.is_told_by(&entry("undone")));
-        assert!(Verb::Resubmit.is_told_by(&entry("resubmit")));
-        assert!(!Verb::Resubmit.is_told_by(&entry("resubmitted 1")));
+        assert!(undone.matches(&entry("undone a")));
+        assert!(!undone.matches(&entry("undone b")) && !undone.matches(&entry("undone")));
+        assert!(Verb::Resubmit.matches(&entry("resubmit")));
+        assert!(!Verb::Resubmit.matches(&entry("resubmitted 1")));
     }
 
     #[test]
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn the_key_stays_while_the_operation_does_and_changes_with_it() {
+    fn the_idempotency_key_changes_only_with_the_operation() {
         let at = |time: &str| Operation {
             updated_at: Some(time.to_owned()),
             ..operation("Error")

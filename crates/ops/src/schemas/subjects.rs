@@ -138,7 +138,7 @@ fn refuse_incompatible(states: &[State<'_>]) -> anyhow::Result<()> {
         .collect();
     anyhow::ensure!(
         refused.is_empty(),
-        "schemas do not go with earlier versions of their subjects\n{}",
+        "schemas are incompatible with earlier versions of their subjects\n{}",
         refused.join("\n")
     );
     Ok(())

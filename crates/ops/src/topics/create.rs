@@ -19,10 +19,10 @@ use crate::shown::Output;
 /// The arguments of `waybill topics create`.
 #[derive(Clone, Debug, Args)]
 pub struct CreateArgs {
-    /// Make none: say which are missing, and ask the brokers whether they would make them
+    /// Create no topic: report which are missing, and whether the brokers would create them
     #[arg(long)]
     dry_run: bool,
-    /// How what was done is written
+    /// The format of the outcomes
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -73,7 +73,7 @@ impl CreateArgs {
             Ok(layout) => Ok(config.with_partitions(layout.partitions)),
             Err(error) if is_without_schema(&error) => Ok(config.clone()),
             Err(error) if is_named => {
-                Err(error.context("the state store did not say how many partitions there are"))
+                Err(error.context("cannot read the number of partitions from the state store"))
             }
             Err(error) => {
                 eprintln!(

@@ -19,10 +19,10 @@ use crate::shown::{NOTHING, Output};
 /// The arguments of `waybill topics describe`.
 #[derive(Clone, Debug, Args)]
 pub struct DescribeArgs {
-    /// Only these, short or whole, such as step-replies [default: all that Waybill needs]
+    /// Full or short names of topics, such as step-replies [default: all that Waybill needs]
     #[arg(value_name = "TOPIC", value_parser = topic_from_text)]
     topics: Vec<String>,
-    /// How they are written
+    /// The format of the topics
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -67,7 +67,7 @@ impl DescribeArgs {
                 .find(|topic| names.contains(&topic.spec.name));
             match topic {
                 Some(topic) => chosen.push(topic.clone()),
-                None => anyhow::bail!("{given} is no topic that Waybill needs"),
+                None => anyhow::bail!("Waybill needs no topic {given}"),
             }
         }
         site.needed = chosen;

@@ -18,7 +18,7 @@ use waybill_topology::repartition::{Repartition, RepartitionError, RepartitionVi
 use waybill_topology::shards::show::{LayoutView, Shards};
 
 use crate::access::AdminArgs;
-use crate::admin_port::{self, Away, Refused};
+use crate::admin_port::{self, Refused, Unreachable};
 use crate::shards::shards;
 
 /// The interval between two requests for the progress.
@@ -29,7 +29,8 @@ const RESTART_PATIENCE: Duration = Duration::from_secs(60);
 /// The arguments of `waybill topics grow` and `shrink`.
 #[derive(Clone, Debug, Args)]
 pub struct GrowArgs {
-    /// How many there are to be: to grow a whole multiple of what there are, to shrink a whole part
+    /// The new number of partitions: to grow, a whole multiple of the current number; to shrink, a
+    /// whole part of it
     #[arg(long = "partitions", id = "wanted", value_name = "P")]
     partitions: u32,
     #[command(flatten)]
@@ -79,17 +80,17 @@ impl Direction {
         let verb = other.verb();
         anyhow::bail!(
             "there are {now} partitions, and {wanted} are {what}: \
-             `waybill topics {verb} --partitions {wanted}` goes over to those"
+             run `waybill topics {verb} --partitions {wanted}`"
         )
     }
 }
 
 impl GrowArgs {
     pub(super) async fn run(&self, config: &Config, direction: Direction) -> anyhow::Result<()> {
-        let told = Told::default();
+        let progress = Progress::default();
         let Some(cql) = config.store.scylla.cql() else {
             direction.allows(self.partitions, &shards(config, &self.admin, None).await?)?;
-            return self.ask(config, direction, &told).await;
+            return self.ask(config, direction, &progress).await;
         };
         let workflows = load_workflows(&config.workflows)?;
         let store = Arc::new(CqlStore::connect(cql).await?);
@@ -98,14 +99,19 @@ impl GrowArgs {
         let topics = Topics::new(&config.kafka.topic_prefix);
         let kafka = config.kafka_settings_of_commands();
         let growing = Repartition::new(&config.topology(), store, kafka, topics, &workflows);
-        let tell = |step: String| told.tell(&step);
-        Ok(growing.run(self.partitions, &tell).await?)
+        let show = |step: String| progress.show(&step);
+        Ok(growing.run(self.partitions, &show).await?)
     }
 
     /// Sends the request to the process with the embedded store and follows its progress. After a
     /// restart the request is repeated: finished work is durable, and the process continues from
     /// there.
-    async fn ask(&self, config: &Config, direction: Direction, told: &Told) -> anyhow::Result<()> {
+    async fn ask(
+        &self,
+        config: &Config,
+        direction: Direction,
+        progress: &Progress,
+    ) -> anyhow::Result<()> {
         let url = self.admin.url(config, "/partitions")?;
         let client = admin_port::client(&self.admin.access)?;
         self.begin(&url, &client).await?;
@@ -113,14 +119,14 @@ impl GrowArgs {
             let view: RepartitionView = match admin_port::answered(&url, client.get(&url)).await {
                 Ok(view) => view,
                 Err(error) if is_restart(&error) => {
-                    told.tell("the process no longer answers; waiting until it runs again");
+                    progress.show("the process no longer answers; waiting for its restart");
                     self.begin_again(&url, &client, direction).await?;
-                    told.tell("the process runs again, and continues");
+                    progress.show("the process has restarted and continues");
                     continue;
                 }
                 Err(error) => return Err(error),
             };
-            told.tell(&view.step);
+            progress.show(&view.step);
             match (view.is_under_way, view.error) {
                 (true, _) => tokio::time::sleep(ASK_EVERY).await,
                 (false, None) => return Ok(()),
@@ -153,7 +159,7 @@ impl GrowArgs {
                     return Err(error.context(format!(
                         "the process that changes the number of partitions has not answered, or has refused, for {}. \
                          Completed steps are kept: once it runs, `waybill topics {verb} --partitions {partitions}` \
-                         continues",
+                         continues the change",
                         duration_to_text(RESTART_PATIENCE)
                     )));
                 }
@@ -167,15 +173,17 @@ impl GrowArgs {
 /// Whether the process stopped, or restarted and has not received the request.
 fn is_restart(error: &anyhow::Error) -> bool {
     let refused = error.downcast_ref::<Refused>();
-    error.is::<Away>() || error.is::<reqwest::Error>() || refused.is_some_and(Refused::is_absent)
+    error.is::<Unreachable>()
+        || error.is::<reqwest::Error>()
+        || refused.is_some_and(Refused::is_absent)
 }
 
 /// The last reported progress, to report each step once.
 #[derive(Default)]
-struct Told(Mutex<String>);
+struct Progress(Mutex<String>);
 
-impl Told {
-    fn tell(&self, step: &str) {
+impl Progress {
+    fn show(&self, step: &str) {
         let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if *last != step {
             println!("{step}");
@@ -214,7 +222,7 @@ mod tests {
         let refused = Direction::More.allows(2, &stands(None)).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "there are 4 partitions, and 2 are fewer: `waybill topics shrink --partitions 2` goes over to those"
+            "there are 4 partitions, and 2 are fewer: run `waybill topics shrink --partitions 2`"
         );
     }
 }

@@ -16,7 +16,7 @@ use crate::shown::Output;
 /// The arguments of `waybill topics verify`.
 #[derive(Clone, Debug, Args)]
 pub struct VerifyArgs {
-    /// How findings are written
+    /// The format of the findings
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Output::Table)]
     output: Output,
     #[command(flatten)]
@@ -35,16 +35,15 @@ impl VerifyArgs {
             match shards(config, &self.admin, None).await {
                 Ok(stands) => {
                     site.drop_numbers_that_stand(&mut findings, &stands);
-                    let becomes = stands.becomes.map(|to| format!(", going over to {to}"));
+                    let becomes = stands.becomes.map(|to| format!(", changing to {to}"));
                     eprintln!(
-                        "partitions of operations that are read: {}{}, as the state store says",
+                        "partitions of operation topics in use, from the state store: {}{}",
                         stands.partitions,
                         becomes.unwrap_or_default()
                     );
                 }
                 Err(error) => eprintln!(
-                    "how many partitions there are is judged by the configuration, for the state store does not \
-                     tell: {error:#}"
+                    "cannot read the number of partitions from the state store: {error:#}; using the configured one"
                 ),
             }
         }
@@ -77,7 +76,7 @@ fn for_people(finding: &Finding) -> String {
         weight,
     } = finding;
     let harm = match weight {
-        Weight::Harm => " (no role starts with this)",
+        Weight::Harm => " (roles refuse to start)",
         Weight::Warning => "",
     };
     match finding.is_missing() {

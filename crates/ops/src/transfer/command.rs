@@ -16,8 +16,8 @@ use crate::runtime::runtime;
 /// The arguments of `waybill export`.
 #[derive(Clone, Debug, Args)]
 pub struct ExportArgs {
-    /// The file to write, which only its owner may read; one that is there is replaced once the new one is
-    /// whole [default: standard output]
+    /// The file to write, with owner-only permissions; an existing one is replaced once the new one is
+    /// complete [default: standard output]
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
 }
@@ -49,18 +49,18 @@ impl ExportArgs {
                 counted(waiting, "request")
             ),
             None => eprintln!(
-                "warning: the export lacks requests that no scheduler has read yet; give --brokers to count them"
+                "warning: the export may lack requests that no scheduler has read yet; give --brokers to count them"
             ),
         }
         if exported.owned > 0 {
             eprintln!(
-                "warning: schedulers own {}: what they do from now on is not in it",
+                "warning: schedulers own {}: the export lacks their further changes",
                 counted(exported.owned, "shard")
             );
         }
         anyhow::ensure!(
             exported.unreadable == 0,
-            "left out {} that cannot be read; the log names each",
+            "left out {} that are unreadable; the log names each",
             counted(exported.unreadable, "row")
         );
         Ok(())
@@ -97,7 +97,7 @@ impl ImportArgs {
             });
             let named: String = named.collect();
             anyhow::bail!(
-                "left {} unchanged that the store holds with other contents:{named}",
+                "left {} unchanged, because the store has different contents for their ids:{named}",
                 counted(different, "operation")
             );
         }

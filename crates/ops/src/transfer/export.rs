@@ -44,7 +44,7 @@ pub(super) async fn export(config: &Config, out: &mut dyn Write) -> anyhow::Resu
     let dir = data_dir::of_store(&config.data_dir);
     anyhow::ensure!(
         !is_embedded || dir.exists(),
-        "{} is not there: --data-dir names the directory of an embedded store, --scylla a cluster",
+        "{} does not exist: name the directory of an embedded store with --data-dir, or a cluster with --scylla",
         dir.display()
     );
     let store = open(config).await?;
@@ -90,12 +90,12 @@ async fn write(
                     operations += 1;
                 }
                 Err(error) => {
-                    tracing::warn!(error = %chain(&error), "a row is left out");
+                    tracing::warn!(error = %chain(&error), "left out a row");
                     unreadable += 1;
                 }
             },
             Err(corrupt) => {
-                tracing::warn!(%corrupt, "a row is left out");
+                tracing::warn!(%corrupt, "left out a row");
                 unreadable += 1;
             }
         }
@@ -121,11 +121,11 @@ async fn waiting(
         let ends: Vec<Offset> = if config.kafka.brokers.is_some() {
             let admin = Admin::new(&config.kafka_settings(None), "waybill-export")?;
             let offsets = admin.offsets(topic, &partitions).await;
-            let offsets = offsets.context("where the requests end cannot be asked")?;
+            let offsets = offsets.context("cannot read the end offsets of the request topics")?;
             offsets.into_iter().map(|(_, end)| end).collect()
         } else if is_embedded && broker.exists() {
             let ends = waybill_broker::log_ends(&broker, topic);
-            let ends = ends.context("where the requests end cannot be read")?;
+            let ends = ends.context("cannot read the end offsets of the request topics")?;
             ends.into_iter().map(Offset).collect()
         } else {
             return Ok(None);

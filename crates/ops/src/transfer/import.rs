@@ -97,12 +97,12 @@ fn check(path: &Path) -> anyhow::Result<()> {
 
 fn judge(operation: &Operation, ids: &mut HashSet<OperationId>) -> anyhow::Result<()> {
     let row = operation.row()?.row;
-    anyhow::ensure!(ids.insert(row.id), "operation {} is there already", row.id);
+    anyhow::ensure!(ids.insert(row.id), "duplicate operation {}", row.id);
     let ahead = Timestamp(row.stamp.0).since(wall_clock());
     anyhow::ensure!(
         ahead.is_zero(),
-        "operation {} was written {ahead:?} ahead of this machine's clock: what its next owner writes would be \
-         older. Set the clock right, or wait",
+        "the stamp of operation {} is {ahead:?} ahead of this machine's clock, so later writes would be older. \
+         Correct the clock, or wait",
         row.id
     );
     Ok(())
@@ -132,16 +132,16 @@ impl<'a> Operations<'a> {
         match operations.read()? {
             Some(Line::Export(header)) if header.format == FORMAT => Ok(operations),
             Some(Line::Export(header)) => Err(operations.refused(format!(
-                "it is of format {}, and this program knows format {FORMAT}",
+                "unsupported format {}: this program reads format {FORMAT}",
                 header.format
             ))),
-            _ => Err(operations.refused("no file of `waybill export` begins like this".to_owned())),
+            _ => Err(operations.refused("expected a file of `waybill export`".to_owned())),
         }
     }
 
     fn next(&mut self) -> anyhow::Result<Option<(u64, Operation)>> {
         let why = match self.read()? {
-            Some(_) if self.has_ended => "something follows its end".to_owned(),
+            Some(_) if self.has_ended => "unexpected line after the end of the export".to_owned(),
             Some(Line::Operation(operation)) => {
                 self.count += 1;
                 return Ok(Some((self.line, *operation)));
@@ -151,13 +151,13 @@ impl<'a> Operations<'a> {
                 return self.next();
             }
             Some(Line::End(end)) => format!(
-                "the export had {}, and {} of them are here: some are missing",
+                "operations are missing: the export had {}, and the file has {}",
                 counted(end.operations, "operation"),
                 self.count
             ),
-            Some(Line::Export(_)) => "a file begins once".to_owned(),
+            Some(Line::Export(_)) => "unexpected second header".to_owned(),
             None if self.has_ended => return Ok(None),
-            None => "the file was cut off behind this line".to_owned(),
+            None => "the file is truncated after this line".to_owned(),
         };
         Err(self.refused(why))
     }

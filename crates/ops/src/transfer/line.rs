@@ -74,17 +74,17 @@ struct AmendedText {
 /// Why a row cannot become a line, or a line a row.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LineError {
-    #[error("the input of operation {0} is no text")]
+    #[error("the input of operation {0} is not text")]
     Input(OperationId),
-    #[error("operation {id} cannot be read")]
+    #[error("cannot decode operation {id}")]
     Read {
         id: OperationId,
         #[source]
         source: serde_json::Error,
     },
-    #[error("operation {0} has fields that this program does not know, or lacks some")]
+    #[error("operation {0} has unknown or missing fields")]
     Fields(OperationId),
-    #[error("operation {0} cannot be: {1}")]
+    #[error("operation {0} is invalid: {1}")]
     Impossible(OperationId, &'static str),
 }
 
@@ -97,7 +97,7 @@ impl Operation {
             true => Ok(operation),
             false => Err(LineError::Impossible(
                 row.id,
-                "it does not read as it is written",
+                "it differs after a write and a read",
             )),
         }
     }
@@ -145,13 +145,13 @@ impl Operation {
             return impossible("a pending operation has no row");
         }
         if row.created.step_names.len() != row.state.steps.len() {
-            return impossible("it has another number of steps than names of them");
+            return impossible("the numbers of its steps and step names differ");
         }
         if row.stamp.0 <= 0 {
-            return impossible("its stamp is before all time");
+            return impossible("its stamp is not positive");
         }
         if !row.state.state.is_final() && kept.expires_at.is_some() {
-            return impossible("it is not final, and its retention ends");
+            return impossible("it has an expiry but is not final");
         }
         Ok(kept)
     }

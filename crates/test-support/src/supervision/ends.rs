@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use super::balance::{self, Unbalanced};
 use super::setting::SERVICES;
-use crate::world::{PATIENCE, World};
+use crate::setup::{PATIENCE, Setup};
 
 /// The number of concurrent requests.
 pub const QUESTIONS: usize = 16;
 
-impl World {
+impl Setup {
     /// Changes the faults of a service.
     pub async fn put_faults(&self, service: &str, faults: &Value) {
         let url = self.url("services", &format!("/faults/{service}"));

@@ -6,12 +6,12 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::servers::Servers;
-use crate::world::World;
+use crate::setup::Setup;
 
 /// The services, as `/faults` names them.
 pub const SERVICES: [&str; 5] = ["account", "package", "third-party", "drone", "delivery"];
 
-/// A workflow, its agents and further configuration of a world. All times are a fraction of those
+/// A workflow, its agents and further configuration of a setup. All times are a fraction of those
 /// in the shipped files.
 pub struct Setting {
     /// The agents file.
@@ -62,19 +62,19 @@ impl Setting {
         self
     }
 
-    /// A world with this configuration, of either kind.
-    pub fn world(self) -> World {
-        let world = World::of_either_kind("");
-        let sections = self.sections(&world.path(""));
+    /// A setup with this configuration, of either kind.
+    pub fn setup(self) -> Setup {
+        let setup = Setup::of_either_kind("");
+        let sections = self.sections(&setup.path(""));
         // On servers, few operations at once, so that each step meets its complete-by.
-        let in_flight_max = if world.is_on_servers() { 300 } else { 4_000 };
+        let in_flight_max = if setup.is_on_servers() { 300 } else { 4_000 };
         let config = format!(
             "partitions: 4\n\
              scheduler: {{ inFlightMax: {in_flight_max}, handOffAfter: 1s, timeoutGrace: 200ms }}\n\
              {sections}"
         );
-        std::fs::write(world.path("waybill.yaml"), config).expect("the directory is writable");
-        world
+        std::fs::write(setup.path("waybill.yaml"), config).expect("the directory is writable");
+        setup
     }
 
     /// The sections of the configuration file. Writes the files that they name to `dir`.

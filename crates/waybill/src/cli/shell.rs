@@ -26,7 +26,7 @@ impl Cli {
     pub fn write_manual(directory: &Path) -> anyhow::Result<()> {
         std::fs::create_dir_all(directory)
             .and_then(|()| clap_mangen::generate_to(Self::command(), directory))
-            .with_context(|| format!("{} cannot be written", directory.display()))
+            .with_context(|| format!("cannot write {}", directory.display()))
     }
 }
 
@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shell_is_told_of_every_command() {
+    fn every_completion_script_has_every_command() {
         for shell in Shell::value_variants() {
             let script = Cli::completions(*shell);
             for command in Cli::command().get_subcommands() {

@@ -6,17 +6,17 @@ use waybill_http::auth::{NewToken, Scope, Tenants, check_name, check_rights, to_
 /// What to do with tokens.
 #[derive(Clone, Debug, Subcommand)]
 pub enum TokenCommand {
-    /// Make one: it goes to standard error, once, and its entry for auth.tokensFile to standard output
+    /// Create a token; print it once, on standard error, and its entry for auth.tokensFile on standard output
     Create(CreateArgs),
 }
 
 /// The arguments of `waybill token create`.
 #[derive(Clone, Debug, Args)]
 pub struct CreateArgs {
-    /// By which name whoever has it is known, such as in the history of operations
+    /// The name of the token's owner, such as in the history of operations
     #[arg(long, value_name = "NAME")]
     name: String,
-    /// What it allows
+    /// The scopes of the token
     #[arg(
         long,
         value_enum,
@@ -31,14 +31,14 @@ pub struct CreateArgs {
     whose: Whose,
 }
 
-/// Whose operations it is for: that has to be said, for a token for all is not to be had by leaving something out.
+/// The tenants of a token. Required, so that no token for all tenants results from a forgotten flag.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = false)]
 struct Whose {
-    /// The tenant whose operations it is for
+    /// Allow only the operations of this tenant
     #[arg(long, value_name = "NAME")]
     tenant: Option<String>,
-    /// It is for the operations of all tenants, and for those without one
+    /// Allow the operations of all tenants, and those without a tenant
     #[arg(long)]
     all_tenants: bool,
 }
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn for_whom_a_token_is_has_to_be_said() {
+    fn a_token_requires_a_tenant_or_all_tenants() {
         #[derive(clap::Parser)]
         struct Line {
             #[command(flatten)]

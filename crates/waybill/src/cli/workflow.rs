@@ -15,17 +15,17 @@ use waybill_telemetry::visible::counted;
 
 use crate::roles::{agents_elsewhere, built_in_agents, check_for, check_to_run, load_agents_file};
 
-/// How to look at workflows.
+/// What to do with workflows.
 #[derive(Clone, Debug, Subcommand)]
 pub enum WorkflowCommand {
-    /// Check a workflow as it is checked when it is loaded, and start nothing
+    /// Make the checks of a start for a workflow, and start nothing
     Check {
         /// The workflow (YAML)
         file: PathBuf,
-        /// Agents (YAML) that the workflow must fit; may be repeated
+        /// A file of agents (YAML) that the workflow must fit; may be repeated
         #[arg(long, value_name = "FILE")]
         agents: Vec<PathBuf>,
-        /// How it is written.
+        /// The output format.
         #[command(flatten)]
         written: Written,
     },

@@ -65,7 +65,7 @@ pub(super) async fn start(
         .or_else(|| place.as_ref().map(|place| place.id().to_owned()));
     agents_config.session_timeout = settings.session_timeout;
     agents_config.in_flight_max = settings.in_flight_max;
-    let share = admin.readiness.expect("the agents' share of the work");
+    let share = admin.readiness.expect("partitions for the agents");
     let mut agents = Agents::start(agents_config, handlers)?;
     let ready = agents.ready();
     let show_ready = async move {
@@ -145,7 +145,7 @@ pub(super) fn load_to_check(
 pub(super) fn refuse_none(handlers: &[NamedHandler]) -> anyhow::Result<()> {
     anyhow::ensure!(
         !handlers.is_empty(),
-        "there is no agent to run: set agents.builtIn to true, or name a file in agents.files; if agents run elsewhere, \
+        "no agent to run: set agents.builtIn to true, or name a file in agents.files; if agents run elsewhere, \
          start `up` with --no-agents"
     );
     Ok(())

@@ -113,7 +113,7 @@ static COUNTERS: [Counted<Counter>; 18] = [
     (
         Metric::new(
             "waybill_broker_malformed_total",
-            "Connections that were closed because of what they sent",
+            "Connections that were closed because they sent malformed data",
             [],
         ),
         |s| s.malformed,
@@ -228,7 +228,7 @@ static GAUGES: [Counted<Gauge>; 21] = [
     (
         Metric::new(
             "waybill_broker_group_bytes_max",
-            "Memory that all consumer groups may take in bytes",
+            "Limit on waybill_broker_group_bytes",
             [],
         ),
         |s| s.group_bytes_max,

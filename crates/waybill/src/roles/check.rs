@@ -83,7 +83,9 @@ pub(crate) fn check_to_run(config: &Config) -> anyhow::Result<Checked> {
     if config.kafka.brokers.is_none() || config.agents.transport == AgentTransport::Direct {
         let refused = checked.refuse_no_agent();
         refused.map_err(|error| {
-            anyhow::anyhow!("{error}; to check it for another role than `up`, give --role")
+            anyhow::anyhow!(
+                "{error}; to check the configuration for a role other than `up`, use --role"
+            )
         })?;
     }
     Ok(checked)

@@ -19,7 +19,7 @@ const ASK_EVERY: Duration = Duration::from_secs(2);
 /// The maximum time for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(3);
 /// How long checks may fail before the process is no longer ready. One slow answer is no outage.
-const AWAY_AFTER: Duration = Duration::from_secs(5);
+const UNREACHABLE_AFTER: Duration = Duration::from_secs(5);
 
 /// Checks that the brokers answer requests about `topic`.
 ///
@@ -106,9 +106,9 @@ pub(super) fn group_commits(kafka: &KafkaSettings, admin: &Admin, running: &Runn
             match (was_refused, is_refused) {
                 (false, true) => tracing::error!(
                     groups,
-                    "offset commits are refused; this process is not ready, and reads its records again after a restart"
+                    "brokers refuse offset commits; this process is not ready, and would read its records again after a restart"
                 ),
-                (true, false) => tracing::info!("offset commits are accepted again"),
+                (true, false) => tracing::info!("brokers accept offset commits again"),
                 (true, true) | (false, false) => {}
             }
             was_refused = is_refused;
@@ -139,9 +139,9 @@ fn follow<F>(
             reached.set(connectivity.note(answer.is_ok(), Instant::now()));
             match (was_reached, connectivity.is_reached, answer) {
                 (true, false, Err(error)) => {
-                    tracing::warn!(what, error, "cannot be reached; this process is not ready");
+                    tracing::warn!(what, error, "unreachable; this process is not ready");
                 }
-                (false, true, Ok(())) => tracing::info!(what, "is reached"),
+                (false, true, Ok(())) => tracing::info!(what, "reachable again"),
                 (true | false, true | false, Ok(()) | Err(_)) => {}
             }
             tokio::select! {
@@ -170,7 +170,7 @@ impl Connectivity {
             };
         } else {
             let silent_since = *self.silent_since.get_or_insert(now);
-            self.is_reached &= now - silent_since < AWAY_AFTER;
+            self.is_reached &= now - silent_since < UNREACHABLE_AFTER;
         }
         self.is_reached
     }

@@ -22,7 +22,7 @@ pub(super) enum DataDirError {
     #[error("{} is not a directory", .0.display())]
     NotADirectory(PathBuf),
     /// The directory does not exist and cannot be created.
-    #[error("the directory {} cannot be made", .path.display())]
+    #[error("cannot create the directory {}", .path.display())]
     Make {
         /// The directory.
         path: PathBuf,
@@ -31,7 +31,7 @@ pub(super) enum DataDirError {
         source: io::Error,
     },
     /// This user may not read the directory, or create files in it.
-    #[error("the directory {} cannot be read and written", .path.display())]
+    #[error("cannot read and write the directory {}", .path.display())]
     Access {
         /// The directory.
         path: PathBuf,
@@ -69,7 +69,7 @@ pub(super) fn prepare(path: &Path) -> Result<(), DataDirError> {
         tracing::warn!(
             path = %path.display(),
             mode = format_args!("{:o}", mode & 0o777),
-            "every user of this machine may look into the data directory: chmod 700"
+            "every user of this machine may read the data directory: run chmod 700"
         );
     }
     Ok(())
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_every_user_may_look_into_is_warned_of() {
+    fn a_data_directory_that_every_user_may_read_is_warned_of() {
         for open in [0o755, 0o701, 0o704] {
             assert!(
                 logged(open).contains("every user of this machine"),

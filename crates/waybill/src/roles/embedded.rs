@@ -94,8 +94,8 @@ pub(super) async fn broker(
 /// The error for a broker that did not start, with the flag for another address.
 fn broker_not_started(config: &Config, error: StartError) -> anyhow::Error {
     let hint = match &error {
-        StartError::Listen { .. } => " (--broker-listen; does another Waybill run?)".to_owned(),
-        StartError::Locked { .. } => " (--data-dir; another Waybill runs on it)".to_owned(),
+        StartError::Listen { .. } => " (--broker-listen; another Waybill may run)".to_owned(),
+        StartError::Locked { .. } => " (--data-dir; another Waybill uses it)".to_owned(),
         StartError::DataDir { .. } => " (--data-dir)".to_owned(),
         StartError::Damaged {
             topic, partition, ..
@@ -106,19 +106,19 @@ fn broker_not_started(config: &Config, error: StartError) -> anyhow::Error {
         ),
         StartError::Open { .. } => String::new(),
     };
-    anyhow::Error::from(error).context(format!("the embedded broker cannot be started{hint}"))
+    anyhow::Error::from(error).context(format!("cannot start the embedded broker{hint}"))
 }
 
 /// The error for services that did not start, with the flag for another address.
 fn services_not_started(error: ServicesError) -> anyhow::Error {
     let hint = match &error {
-        ServicesError::Listen { .. } => " (--services; does another Waybill run?)",
+        ServicesError::Listen { .. } => " (--services; another Waybill may run)",
         ServicesError::Ledger(LedgerError::InUse { .. }) => {
-            " (--data-dir; another Waybill runs on it)"
+            " (--data-dir; another Waybill uses it)"
         }
         _ => "",
     };
-    anyhow::Error::from(error).context(format!("the services cannot be started{hint}"))
+    anyhow::Error::from(error).context(format!("cannot start the services{hint}"))
 }
 
 /// Starts the simulated services and returns how to reach them.
@@ -156,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_in_use_is_told_with_the_flag_that_names_another() {
+    fn an_address_or_directory_in_use_is_reported_with_its_flag() {
         let listen = |source| StartError::Listen {
             address: ([127, 0, 0, 1], 9092).into(),
             source,
@@ -166,15 +166,15 @@ mod tests {
             ..Config::default()
         };
         let taken = std::io::ErrorKind::AddrInUse.into();
-        let told = format!("{:#}", broker_not_started(&config, listen(taken)));
+        let error = format!("{:#}", broker_not_started(&config, listen(taken)));
         assert!(
-            told.starts_with("the embedded broker cannot be started (--broker-listen; "),
-            "{told}"
+            error.starts_with("cannot start the embedded broker (--broker-listen; "),
+            "{error}"
         );
-        assert!(told.contains("cannot listen on 127.0.0.1:9092"), "{told}");
+        assert!(error.contains("cannot listen on 127.0.0.1:9092"), "{error}");
         let path = PathBuf::from("d/broker");
-        let told = broker_not_started(&config, StartError::Locked { path }).to_string();
-        assert!(told.contains("(--data-dir; "), "{told}");
+        let error = broker_not_started(&config, StartError::Locked { path }).to_string();
+        assert!(error.contains("(--data-dir; "), "{error}");
         let damaged = StartError::Damaged {
             topic: "t".to_owned(),
             partition: 3,
@@ -185,17 +185,17 @@ mod tests {
                 synced_end: 30,
             },
         };
-        let told = format!("{:#}", broker_not_started(&config, damaged));
+        let error = format!("{:#}", broker_not_started(&config, damaged));
         for named in [
             "waybill broker repair --data-dir d --topic t --partition 3",
             "0.log ends at byte 7, before offset 20",
         ] {
-            assert!(told.contains(named), "{named}: {told}");
+            assert!(error.contains(named), "{named}: {error}");
         }
-        let told = services_not_started(ServicesError::Listen {
+        let error = services_not_started(ServicesError::Listen {
             address: ([127, 0, 0, 1], 8082).into(),
             source: std::io::ErrorKind::AddrInUse.into(),
         });
-        assert!(told.to_string().contains("(--services; "), "{told}");
+        assert!(error.to_string().contains("(--services; "), "{error}");
     }
 }

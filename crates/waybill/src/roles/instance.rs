@@ -11,7 +11,7 @@ use super::data_dir;
 /// subdirectory of the name. `None` if that is not writable.
 pub(super) fn place(config: &Config, role: &'static str) -> Option<InstancePlace> {
     if let Err(error) = data_dir::prepare(&config.data_dir) {
-        tracing::warn!(error = %chain(&error), "the data directory cannot be used");
+        tracing::warn!(error = %chain(&error), "cannot use the data directory");
         return None;
     }
     InstancePlace::take(&config.data_dir.join(role))
@@ -19,7 +19,7 @@ pub(super) fn place(config: &Config, role: &'static str) -> Option<InstancePlace
             tracing::info!(
                 role,
                 error = error as &dyn std::error::Error,
-                "this role joins its groups as somebody new at each start"
+                "this role joins its groups as a new member at each start"
             );
         })
         .ok()

@@ -36,7 +36,7 @@ pub fn run(
         .enable_all()
         .event_interval(EVENT_INTERVAL_TASKS)
         .build()
-        .context("the threads of the runtime cannot be started")?;
+        .context("cannot start the threads of the runtime")?;
     let outcome = runtime.block_on(live(role, config, environment, telemetry));
     // Tasks that still run were cut off on purpose.
     runtime.shutdown_background();
@@ -50,7 +50,7 @@ async fn live(
     telemetry: Telemetry,
 ) -> anyhow::Result<()> {
     for listener in exposed(role, config) {
-        tracing::warn!("{listener}: others can reach it, and nobody there has to say who they are");
+        tracing::warn!("{listener}: reachable from other machines without authentication");
     }
     if let Some(open) = open_to_all(role, config) {
         tracing::info!(
@@ -60,11 +60,11 @@ async fn live(
     }
     for listener in in_the_clear(role, config) {
         tracing::warn!(
-            "{listener}: tokens come to it in the clear, unless something in front of it terminates TLS"
+            "{listener}: receives tokens unencrypted, unless a proxy in front of it terminates TLS"
         );
     }
     open_files::prepare(role, config);
-    let mut signals = Signals::of_process().context("signals cannot be received")?;
+    let mut signals = Signals::of_process().context("cannot receive signals")?;
     let running = Running::new();
     let auth = Auth::load(&config.auth)?;
     let tls = Tls::load("admin.tls", &config.admin.tls)?;
@@ -73,16 +73,14 @@ async fn live(
     let admin = Admin::new(telemetry, auth.clone(), hosts);
     let all_started = admin
         .readiness
-        .expect("every role to be started, and none stopping");
+        .expect("all roles to be running, and none stopping");
     let start = async {
         ports::check(role, config)?;
         prepare_data_dir(role, config)?;
         let bound = admin.start(&config.admin, tls.clone(), &running).await;
         bound.with_context(|| {
             let listen = config.admin.listen;
-            format!(
-                "the admin address {listen} cannot be bound (--admin; does another Waybill run?)"
-            )
+            format!("cannot bind the admin address {listen} (--admin; another Waybill may run)")
         })?;
         let reload = move || {
             auth.reload();

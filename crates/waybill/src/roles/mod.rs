@@ -135,8 +135,8 @@ async fn start(
             let handlers = agents::load(config, &Reached::elsewhere(config), &workflows)?;
             if config.agents.transport == AgentTransport::Direct {
                 tracing::warn!(
-                    "agents.transport is direct: schedulers with this configuration ask their own agents, and these here \
-                     have nothing to do"
+                    "agents.transport is direct: schedulers with this configuration call their own agents, and the \
+                     agents of this process get no requests"
                 );
             }
             connectivity::brokers(&kafka, names.step_replies(), admin, running)?;
@@ -215,8 +215,8 @@ async fn start(
                 for agent in agents::elsewhere(&dependencies.workflows, &names) {
                     tracing::warn!(
                         agent,
-                        "a workflow names an agent that is not built in and in none of agents.files: its steps wait \
-                         until another process runs it"
+                        "a workflow names an agent that is neither built in nor in agents.files: its steps wait until \
+                         another process runs it"
                     );
                 }
                 match config.agents.transport {
@@ -255,9 +255,9 @@ async fn dependencies(
     let workflows = load_workflows(&config.workflows)?;
     let kafka = config.kafka_settings(broker);
     let store::Opened { store, embedded } = store::open(role, config, running).await?;
-    let looked_at = Arc::downgrade(&store);
+    let damaged_store = Arc::downgrade(&store);
     admin.readiness.warn_of(move || {
-        let report = looked_at.upgrade().map(|store| store.damage());
+        let report = damaged_store.upgrade().map(|store| store.damage());
         store::said_of(&report.unwrap_or_default())
     });
     if let Some(store) = &embedded {
@@ -265,23 +265,23 @@ async fn dependencies(
     }
     let (partition_map, follower) = PartitionMap::follow(store.clone(), config.partitions)
         .await
-        .context("how operations are spread over partitions cannot be read")?;
+        .context("cannot read the partition map")?;
     let partitions = partition_map.partitions();
     if partitions != config.partitions {
         let configured = config.partitions;
         tracing::warn!(
             partitions,
             configured,
-            "the state store says how many partitions there are, and not the configuration: set partitions \
-             to {partitions}; `waybill topics grow` makes more, and `waybill topics shrink` fewer"
+            "the number of partitions in the state store overrides the configured one: set partitions to \
+             {partitions}; `waybill topics grow` changes to more partitions, and `waybill topics shrink` to fewer"
         );
     }
     if let Some(becomes) = partition_map.layout().becomes() {
         tracing::warn!(
             partitions,
             becomes,
-            "the number of partitions is being changed: schedulers go on with it, and so does `waybill topics \
-             grow` (or `shrink`) `--partitions {becomes}`"
+            "a change of the number of partitions is in progress: schedulers continue it, and so does `waybill \
+             topics grow` (or `shrink`) `--partitions {becomes}`"
         );
     }
     let config = &config.with_partitions(partitions);
@@ -312,7 +312,10 @@ async fn dependencies(
 /// Warns if the topics of the embedded broker may exceed its disk.
 fn disk_bounds(config: &Config, workflows: &Workflows) {
     if let Some(said) = disk_bounds_exceed(config, workflows) {
-        tracing::warn!(advice = said, "the bounds of all topics exceed the disk");
+        tracing::warn!(
+            advice = said,
+            "the disk bounds of all topics exceed the disk"
+        );
     }
 }
 

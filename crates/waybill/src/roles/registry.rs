@@ -43,7 +43,7 @@ pub(super) async fn topics(
             let subjects = subjects(&topics, &workflows.agents());
             let ids = wait_for_ids(&registry, &subjects, settings.auto_register).await?;
             known.set(true);
-            tracing::info!(registry = url, "records are framed with the registry's ids");
+            tracing::info!(registry = url, "framing records with the registry's ids");
             Framing::confluent(ids, std::sync::Arc::new(SchemaCache::new(registry)))
         }
     };
@@ -63,7 +63,7 @@ async fn wait_for_ids(
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     again_in = ?pause,
-                    "this role waits for the schema registry"
+                    "waiting for the schema registry"
                 );
                 tokio::time::sleep(pause).await;
                 pause = PAUSE_MAX.min(pause * 2);
@@ -75,7 +75,7 @@ async fn wait_for_ids(
                 );
             }
             Err(error @ SubjectError::Registry(_)) => {
-                return Err(error).context("the schema registry cannot be used");
+                return Err(error).context("cannot use the schema registry");
             }
         }
     }

@@ -127,9 +127,9 @@ impl fmt::Display for Addresses {
              \"dropOffLocation\":\"7 Hill Road\",\n   \
              \"packageInfo\":{{\"packageId\":\"p-1\",\"size\":\"Small\",\"weight\":1.5}}}}'\n\n\
              and follow the Location of the answer with: curl -s{trust}{token} '{http}<Location>'\n\n\
-             The API, described:  {http}/docs\n\
+             API documentation:   {http}/docs\n\
              Metrics, partitions: {admin}/metrics  {admin}/schedulers\n\n\
-             Ctrl-C stops in order; the next start finds everything."
+             Ctrl-C stops the process in order; the next start continues all operations."
         )
     }
 }
@@ -239,7 +239,7 @@ impl Samples {
             let answer = client
                 .request(request)
                 .await
-                .context("a sample was not answered")?;
+                .context("a sample got no answer")?;
             let status = answer.status();
             let body = answer.into_body().collect().await?.to_bytes();
             self.answered(status, &body, began);
@@ -272,7 +272,7 @@ impl Samples {
             }
             None => {
                 progress.refused += 1;
-                tracing::warn!(%status, %body, "a sample was refused");
+                tracing::warn!(%status, %body, "the API refused a sample");
             }
         }
     }

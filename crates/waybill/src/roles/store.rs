@@ -60,11 +60,11 @@ pub(super) async fn open(role: Role, config: &Config, running: &Running) -> anyh
     if let Role::Up { .. } = role {
         once_there(|| CqlStore::migrate(&cql))
             .await
-            .context("the state store cannot be prepared")?;
+            .context("cannot prepare the state store")?;
     }
     let store = once_there(|| CqlStore::connect(cql.clone()))
         .await
-        .context("the state store cannot be opened")?;
+        .context("cannot open the state store")?;
     Ok(Opened {
         store: Arc::new(InstrumentedStore::new(Arc::new(store))),
         embedded: None,
@@ -77,13 +77,13 @@ where
     F: Future<Output = Result<T, StoreError>>,
 {
     let deadline = Instant::now() + DATABASE_PATIENCE;
-    let mut is_told = false;
+    let mut is_logged = false;
     loop {
         match ask().await {
             Err(error @ (StoreError::Unavailable { .. } | StoreError::Unknown { .. }))
                 if Instant::now() < deadline =>
             {
-                if !std::mem::replace(&mut is_told, true) {
+                if !std::mem::replace(&mut is_logged, true) {
                     tracing::warn!(error = %chain(&error), "waiting for the database");
                 }
                 tokio::time::sleep(ASK_AGAIN_AFTER).await;
@@ -99,10 +99,10 @@ async fn embedded(config: &Config, running: &Running) -> anyhow::Result<Arc<Embe
     let opened = tokio::task::spawn_blocking(move || EmbeddedStore::open(store_config)).await?;
     let store = opened.map_err(|error| {
         let hint = match error {
-            StoreError::Locked { .. } => " (--data-dir; another Waybill runs on it)",
+            StoreError::Locked { .. } => " (--data-dir; another Waybill uses it)",
             _ => "",
         };
-        anyhow::Error::from(error).context(format!("the embedded store cannot be opened{hint}"))
+        anyhow::Error::from(error).context(format!("cannot open the embedded store{hint}"))
     })?;
     let store = Arc::new(store);
     let closing = store.clone();

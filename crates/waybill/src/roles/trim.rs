@@ -53,7 +53,7 @@ pub(super) async fn run(
         if let Err(error) = passed {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "checkpoints could not be read; finished records are deleted later"
+                "could not read checkpoints; deleting finished records later"
             );
         }
     }
@@ -119,7 +119,7 @@ impl Trim {
             match self.admin.delete_records(topic, &below).await {
                 Ok(_) => self.trimmed[index].extend(below),
                 Err(error) => {
-                    tracing::warn!(%error, topic, "finished records could not be deleted; trying again later");
+                    tracing::warn!(%error, topic, "could not delete finished records; trying again later");
                 }
             }
         }
@@ -148,7 +148,7 @@ impl Trim {
                     tracing::warn!(
                         topic,
                         %partition,
-                        "no records are deleted here: this is another log than the checkpoint was taken on"
+                        "keeping finished records: the checkpoint belongs to another log of this partition"
                     );
                 }
                 false
@@ -158,7 +158,7 @@ impl Trim {
                     error = &error as &dyn std::error::Error,
                     topic,
                     %partition,
-                    "finished records are deleted later: the last one cannot be read"
+                    "deleting finished records later: cannot read the last one"
                 );
                 false
             }
@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn of_a_partition_that_is_left_over_what_was_not_rerouted_is_kept() {
+    async fn a_partition_no_longer_in_use_keeps_records_that_were_not_rerouted() {
         let dir = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
         let at = |requests| TopicOffsets {
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_each_topic_the_last_record_below_the_checkpoint_is_kept() {
+    async fn the_last_record_below_the_checkpoint_of_each_topic_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(EmbeddedConfig::new(dir.path())).unwrap();
         let layout = Layout::first(1);

@@ -120,8 +120,8 @@ impl BrokenAgent {
         let service = Arc::new(Mutex::new(Service::default()));
         let stop = Arc::new(AtomicBool::new(false));
         let running = Running::new(broker, topics, agent, fault, Arc::clone(&service));
-        let told = Arc::clone(&stop);
-        let thread = std::thread::spawn(move || running.run(&told));
+        let stop_flag = Arc::clone(&stop);
+        let thread = std::thread::spawn(move || running.run(&stop_flag));
         Self {
             service,
             stop,

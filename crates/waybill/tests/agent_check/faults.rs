@@ -9,7 +9,7 @@ use waybill_kafka::KafkaSettings;
 use waybill_messages::Topics;
 
 use crate::broken::{BrokenAgent, Fault, STEP};
-use crate::world::World;
+use crate::setup::Setup;
 
 /// A fault, the rules that it must break, and the rules that it may also break.
 type Case = (Fault, &'static [Rule], &'static [Rule]);
@@ -103,14 +103,14 @@ const CASES: &[Case] = &[
 
 #[test]
 fn each_fault_breaks_its_rule_and_no_other() {
-    let world = World::new();
+    let setup = Setup::new();
     let left = Mutex::new(CASES.iter().collect::<VecDeque<_>>());
     let missed = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
         for _ in 0..AT_ONCE {
             scope.spawn(|| {
                 while let Some(case) = { left.lock().unwrap().pop_front() } {
-                    if let Err(what) = play(&world, *case) {
+                    if let Err(what) = play(&setup, *case) {
                         missed.lock().unwrap().push(what);
                     }
                 }
@@ -131,8 +131,8 @@ fn every_rule_is_broken_by_some_fault() {
 }
 
 /// Checks an agent with a fault, and compares the broken rules with the expected ones.
-fn play(world: &World, (fault, must, may): Case) -> Result<(), String> {
-    let report = checked(world, fault);
+fn play(setup: &Setup, (fault, must, may): Case) -> Result<(), String> {
+    let report = checked(setup, fault);
     let broken: BTreeSet<Rule> = report.broken().into_iter().collect();
     let must: BTreeSet<Rule> = must.iter().copied().collect();
     let may = must
@@ -142,7 +142,7 @@ fn play(world: &World, (fault, must, may): Case) -> Result<(), String> {
     if must.is_subset(&broken) && broken.is_subset(&may) {
         return Ok(());
     }
-    let told: Vec<String> = report
+    let verdicts: Vec<String> = report
         .findings
         .iter()
         .filter(|finding| broken.contains(&finding.rule) || must.contains(&finding.rule))
@@ -150,14 +150,14 @@ fn play(world: &World, (fault, must, may): Case) -> Result<(), String> {
         .collect();
     Err(format!(
         "{fault:?} must break {must:?}:\n{}",
-        told.join("\n")
+        verdicts.join("\n")
     ))
 }
 
-fn checked(world: &World, fault: Fault) -> Report {
+fn checked(setup: &Setup, fault: Fault) -> Report {
     let topics = Topics::new(&format!("{fault:?}").to_lowercase());
-    let agent = BrokenAgent::start(world.broker, &topics, "greeter", fault);
-    let kafka = KafkaSettings::new(world.broker.to_string());
+    let agent = BrokenAgent::start(setup.broker, &topics, "greeter", fault);
+    let kafka = KafkaSettings::new(setup.broker.to_string());
     let mut settings = CheckSettings::new(kafka, topics, "greeter", STEP);
     settings.group = Some(format!("{}-agents", settings.topics.prefix()));
     settings.complete_within = Duration::from_secs(3);

@@ -8,7 +8,7 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::{ClientConfig, Offset, TopicPartitionList};
 use waybill_agent::check::Rule;
 
-use crate::world::{World, root};
+use crate::setup::{Setup, root};
 
 /// The time limit of all waits. Generous, because it limits only failures.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -23,13 +23,13 @@ const DELIVERY: &str = r#"{
 
 #[test]
 fn the_declared_agent_and_its_service_keep_every_rule() {
-    let mut world = World::new();
-    let services = world.role("services", &["--services", "127.0.0.1:0"]);
-    let services = world.start(services, &["services"])["services"].to_string();
-    start_agents(&mut world, &services);
-    let input = world.file("input.json", DELIVERY);
+    let mut setup = Setup::new();
+    let services = setup.role("services", &["--services", "127.0.0.1:0"]);
+    let services = setup.start(services, &["services"])["services"].to_string();
+    start_agents(&mut setup, &services);
+    let input = setup.file("input.json", DELIVERY);
     let ledger = format!("http://{services}");
-    let checked = world.check(&[
+    let checked = setup.check(&[
         "--topic",
         "trial.drone.requests.v1",
         "--step",
@@ -55,11 +55,11 @@ fn the_declared_agent_and_its_service_keep_every_rule() {
 
 #[test]
 fn what_an_agent_cannot_do_is_not_tried_and_breaks_no_rule_unless_it_must() {
-    let mut world = World::new();
-    let services = world.role("services", &["--services", "127.0.0.1:0"]);
-    let services = world.start(services, &["services"])["services"].to_string();
-    start_agents(&mut world, &services);
-    let input = world.file("input.json", DELIVERY);
+    let mut setup = Setup::new();
+    let services = setup.role("services", &["--services", "127.0.0.1:0"]);
+    let services = setup.start(services, &["services"])["services"].to_string();
+    start_agents(&mut setup, &services);
+    let input = setup.file("input.json", DELIVERY);
     // An account is only read, so there is nothing to undo or to probe.
     let arguments = [
         "--prefix",
@@ -75,7 +75,7 @@ fn what_an_agent_cannot_do_is_not_tried_and_breaks_no_rule_unless_it_must() {
         "--input",
         input.to_str().unwrap(),
     ];
-    let checked = world.check(&arguments);
+    let checked = setup.check(&arguments);
     assert_eq!(checked.code, Some(0), "{checked:#?}");
     let undoing = [
         "undo",
@@ -99,7 +99,7 @@ fn what_an_agent_cannot_do_is_not_tried_and_breaks_no_rule_unless_it_must() {
     );
 
     let must = [&arguments[..], &["--must-undo", "--must-probe"]].concat();
-    let checked = world.check(&must);
+    let checked = setup.check(&must);
     assert_eq!(checked.code, Some(1), "{checked:#?}");
     for rule in ["probe", "undo", "undo-first"] {
         assert!(checked.with("fail").contains(&rule), "{checked:#?}");
@@ -107,22 +107,22 @@ fn what_an_agent_cannot_do_is_not_tried_and_breaks_no_rule_unless_it_must() {
 }
 
 /// `waybill agents` with the built-in agents, on the topic prefix of a check.
-fn start_agents(world: &mut World, services: &str) {
-    let brokers = world.broker.to_string();
+fn start_agents(setup: &mut Setup, services: &str) {
+    let brokers = setup.broker.to_string();
     let arguments = ["--brokers", &brokers, "--services", services];
-    let mut agents = world.role("agents", &arguments);
+    let mut agents = setup.role("agents", &arguments);
     agents.env("WAYBILL_KAFKA__TOPIC_PREFIX", "trial");
-    world.start(agents, &["admin"]);
+    setup.start(agents, &["admin"]);
 }
 
 #[test]
 fn the_prefix_of_an_installation_is_refused_and_nothing_is_written() {
-    let mut world = World::new();
-    let brokers = world.broker.to_string();
-    let mut up = world.role("up", &["--brokers", &brokers, "--http", "127.0.0.1:0"]);
+    let mut setup = Setup::new();
+    let brokers = setup.broker.to_string();
+    let mut up = setup.role("up", &["--brokers", &brokers, "--http", "127.0.0.1:0"]);
     up.args(["--services", "127.0.0.1:0"])
         .env("WAYBILL_KAFKA__TOPIC_PREFIX", "live");
-    world.start(up, &["http"]);
+    setup.start(up, &["http"]);
     for (prefix, reason) in [
         (
             "live",
@@ -133,17 +133,17 @@ fn the_prefix_of_an_installation_is_refused_and_nothing_is_written() {
             "waybill is the prefix of the installation itself",
         ),
     ] {
-        let checked = world.check(&["--prefix", prefix, "--agent", "drone", "--step", "drone"]);
+        let checked = setup.check(&["--prefix", prefix, "--agent", "drone", "--step", "drone"]);
         assert_eq!(checked.code, Some(2), "{checked:#?}");
         assert!(checked.stderr.contains(reason), "{checked:#?}");
     }
-    assert_eq!(end_of(&world, "live.drone.requests.v1"), 0);
+    assert_eq!(end_of(&setup, "live.drone.requests.v1"), 0);
 }
 
 #[test]
 fn an_agent_that_is_not_there_fails_the_first_rule_and_the_others_are_not_tried() {
-    let world = World::new();
-    let checked = world.check(&["--agent", "nobody", "--step", "wait", "--wait", "1s"]);
+    let setup = Setup::new();
+    let checked = setup.check(&["--agent", "nobody", "--step", "wait", "--wait", "1s"]);
     assert_eq!(checked.code, Some(1), "{checked:#?}");
     assert_eq!(checked.with("fail"), ["answer"], "{checked:#?}");
     assert_eq!(checked.with("not tried").len(), Rule::ALL.len() - 1);
@@ -160,11 +160,11 @@ fn the_sample_in_python_keeps_every_rule_and_stops_in_order() {
     let Some(python) = python() else {
         return;
     };
-    let world = World::new();
-    let store = world.dir.path().join("seats.db");
-    let mut agent = Sample::start(&python, &world, &store);
-    let input = world.file("input.json", r#"{"seats": 2}"#);
-    let checked = world.check(&[
+    let setup = Setup::new();
+    let store = setup.dir.path().join("seats.db");
+    let mut agent = Sample::start(&python, &setup, &store);
+    let input = setup.file("input.json", r#"{"seats": 2}"#);
+    let checked = setup.check(&[
         "--agent",
         "seats",
         "--step",
@@ -176,7 +176,7 @@ fn the_sample_in_python_keeps_every_rule_and_stops_in_order() {
         "--input",
         input.to_str().unwrap(),
     ]);
-    let log = world.log_tail();
+    let log = setup.log_tail();
     assert_eq!(
         checked.with("not tried"),
         ["effects"],
@@ -193,8 +193,8 @@ fn the_sample_in_python_keeps_every_rule_and_stops_in_order() {
     agent.stop();
     let topic = "agent-check.seats.requests.v1";
     assert_eq!(
-        committed(&world, "agent-check-agents", topic),
-        end_of(&world, topic)
+        committed(&setup, "agent-check-agents", topic),
+        end_of(&setup, topic)
     );
     // The service's database agrees: every key was undone, and each was booked once.
     let count = "import sqlite3, sys\n\
@@ -211,12 +211,12 @@ fn the_sample_in_python_keeps_every_rule_and_stops_in_order() {
 struct Sample(Child);
 
 impl Sample {
-    fn start(python: &PathBuf, world: &World, store: &PathBuf) -> Self {
-        let log = std::fs::File::create(world.log()).unwrap();
+    fn start(python: &PathBuf, setup: &Setup, store: &PathBuf) -> Self {
+        let log = std::fs::File::create(setup.log()).unwrap();
         let child = Command::new(python)
             .arg(root().join("examples/python-agent/agent.py"))
             .args(["--prefix", "agent-check", "--brokers"])
-            .arg(world.broker.to_string())
+            .arg(setup.broker.to_string())
             .arg("--store")
             .arg(store)
             .env("PYTHONDONTWRITEBYTECODE", "1")
@@ -299,8 +299,8 @@ fn run(command: &mut Command) -> Result<(), String> {
 }
 
 /// The number of records on a topic, in all partitions together.
-fn end_of(world: &World, topic: &str) -> i64 {
-    let consumer = consumer(world, "test");
+fn end_of(setup: &Setup, topic: &str) -> i64 {
+    let consumer = consumer(setup, "test");
     let partitions = partitions(&consumer, topic);
     let ends = partitions.into_iter().map(|partition| {
         let (_, end) = consumer
@@ -312,8 +312,8 @@ fn end_of(world: &World, topic: &str) -> i64 {
 }
 
 /// The number of records that a group has committed.
-fn committed(world: &World, group: &str, topic: &str) -> i64 {
-    let consumer = consumer(world, group);
+fn committed(setup: &Setup, group: &str, topic: &str) -> i64 {
+    let consumer = consumer(setup, group);
     let mut list = TopicPartitionList::new();
     for partition in partitions(&consumer, topic) {
         list.add_partition(topic, partition);
@@ -333,9 +333,9 @@ fn partitions(consumer: &BaseConsumer, topic: &str) -> Vec<i32> {
     partitions.map(|partition| partition.id()).collect()
 }
 
-fn consumer(world: &World, group: &str) -> BaseConsumer {
+fn consumer(setup: &Setup, group: &str) -> BaseConsumer {
     ClientConfig::new()
-        .set("bootstrap.servers", world.broker.to_string())
+        .set("bootstrap.servers", setup.broker.to_string())
         .set("group.id", group)
         .create()
         .unwrap()

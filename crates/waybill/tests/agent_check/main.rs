@@ -6,4 +6,4 @@
 mod broken;
 mod faults;
 mod kept;
-mod world;
+mod setup;

@@ -27,7 +27,7 @@ use crate::smtp::SmtpServer;
 pub const PARTITIONS: u32 = 3;
 
 #[tokio::test]
-async fn what_lies_in_the_topic_before_the_first_start_is_told_of_unless_it_is_too_old() {
+async fn alerts_from_before_the_first_start_are_sent_unless_they_are_too_old() {
     let recorder = PrometheusBuilder::new().build_recorder();
     let metrics = recorder.handle();
     let _guard = ::metrics::set_default_local_recorder(&recorder);
@@ -71,7 +71,7 @@ async fn what_lies_in_the_topic_before_the_first_start_is_told_of_unless_it_is_t
 }
 
 #[tokio::test]
-async fn what_cannot_be_read_is_kept_once_however_many_are_told() {
+async fn an_unreadable_record_is_kept_once_for_any_number_of_receivers() {
     let log = Log::start().await;
     let (one, other) = (Receiver::start([]).await, Receiver::start([]).await);
     log.send_bytes(PartitionId(1), b"no alert").await;
@@ -134,14 +134,14 @@ async fn a_stop_leaves_what_was_not_had_and_the_next_start_goes_on_there() {
     let following = log.follow([("pager", webhook(&back))], config);
     let requests = received(&back, 2).await;
     following.stop().await;
-    let mut told: Vec<_> = requests
+    let mut delivered: Vec<_> = requests
         .iter()
         .map(|r| r.header("webhook-id").to_owned())
         .collect();
     let mut expected = rest.map(|alert| alert.event_id.to_string());
-    told.sort();
+    delivered.sort();
     expected.sort();
-    assert_eq!(told, expected);
+    assert_eq!(delivered, expected);
     assert_eq!(back.count(), 2);
 }
 
@@ -175,14 +175,14 @@ async fn a_receiver_that_hangs_is_read_ahead_for_no_further_than_its_bounds() {
 
     go.notify_one();
     let requests = received(&receiver, ALERTS).await;
-    let mut told: Vec<_> = requests
+    let mut delivered: Vec<_> = requests
         .iter()
         .map(|r| r.header("webhook-id").to_owned())
         .collect();
     let mut expected: Vec<_> = all.iter().map(|a| a.event_id.to_string()).collect();
-    told.sort();
+    delivered.sort();
     expected.sort();
-    assert_eq!(told, expected);
+    assert_eq!(delivered, expected);
     eventually("all is behind it", || waiting() == 0.0).await;
     following.stop().await;
 }
@@ -217,7 +217,7 @@ async fn each_receiver_has_a_place_of_its_own_in_the_topic() {
     assert_eq!(
         mail.seen().mails.len(),
         1,
-        "who had it is told no second time"
+        "a receiver that had it does not get it again"
     );
 }
 
@@ -234,18 +234,18 @@ async fn repeats_in_the_topic_are_folded() {
     log.send(&all).await;
     let following = log.follow([("pager", webhook(&receiver))], config);
     let mut messages = 1;
-    let told = loop {
+    let total = loop {
         let requests = received(&receiver, messages).await;
         let repeats = repeats(&requests);
         let alone = repeats.iter().filter(|repeats| **repeats == 0).count();
-        let told = alone + repeats.iter().sum::<u64>() as usize;
-        if told >= ALERTS {
-            break told;
+        let total = alone + repeats.iter().sum::<u64>() as usize;
+        if total >= ALERTS {
+            break total;
         }
         messages = requests.len() + 1;
     };
     following.stop().await;
-    assert_eq!(told, ALERTS);
+    assert_eq!(total, ALERTS);
     assert!(receiver.count() < 20, "{}", receiver.count());
 }
 
@@ -265,7 +265,7 @@ async fn a_stop_does_not_wait_for_a_receiver_that_hangs() {
 }
 
 #[tokio::test]
-async fn whoever_comes_back_under_its_name_takes_its_place_in_the_group() {
+async fn a_member_that_returns_under_its_name_takes_its_place_in_the_group() {
     let log = Log::start().await;
     let receiver = Receiver::start([]).await;
     let config = AlertsConfig {

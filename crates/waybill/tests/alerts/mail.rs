@@ -58,7 +58,7 @@ async fn a_retry_writes_only_to_those_who_have_not_had_it() {
 }
 
 #[tokio::test]
-async fn an_address_that_is_refused_keeps_a_mail_from_nobody_else() {
+async fn a_refused_address_keeps_the_mail_from_no_other_address() {
     let gone = vec!["550 no such mailbox"; 2];
     let server = SmtpServer::that_answers([("old@example.com", gone)]).await;
     let both = email(&server, &["old@example.com", "ops@example.com"]);

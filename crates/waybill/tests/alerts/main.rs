@@ -67,7 +67,7 @@ async fn a_receiver_that_hangs_is_left_after_the_time_out_and_tried_again() {
 }
 
 #[tokio::test]
-async fn a_receiver_that_goes_away_has_its_alert_when_it_is_back() {
+async fn a_receiver_gets_its_alert_after_an_outage() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let config = AlertsConfig {
@@ -120,7 +120,7 @@ async fn a_receiver_that_is_down_holds_no_other_up() {
 }
 
 #[tokio::test]
-async fn a_message_that_is_never_taken_is_given_up_and_the_next_one_has_its_turn() {
+async fn an_undeliverable_message_is_given_up_and_the_next_one_is_sent() {
     let receiver = Receiver::start([Answer::Status(500), Answer::Status(404)]).await;
     let config = AlertsConfig {
         attempts_max: 2,
@@ -238,7 +238,7 @@ async fn a_thousand_parks_are_two_messages_and_every_one_is_counted() {
 }
 
 #[tokio::test]
-async fn repeats_are_told_of_when_their_window_ends() {
+async fn repeats_are_reported_when_their_window_ends() {
     let receiver = Receiver::start([]).await;
     let config = AlertsConfig {
         dedup_window: Duration::from_millis(100),
@@ -251,16 +251,23 @@ async fn repeats_are_told_of_when_their_window_ends() {
     }
     let results = timeout(PATIENCE, join_all(receipts)).await.unwrap();
     assert!(results.iter().all(Result::is_ok), "{results:?}");
-    let told = repeats(&receiver.received(2).await);
+    let repeat_counts = repeats(&receiver.received(2).await);
     // One alone, and then at most one message per window. On a slow machine, a window may end
     // without repeats, and another one alone follows.
-    let alone = told.iter().filter(|repeats| **repeats == 0).count() as u64;
-    assert_eq!(alone + told.iter().sum::<u64>(), 50, "{told:?}");
-    assert!(told.len() < 50, "{told:?}");
+    let alone = repeat_counts
+        .iter()
+        .filter(|repeats| **repeats == 0)
+        .count() as u64;
+    assert_eq!(
+        alone + repeat_counts.iter().sum::<u64>(),
+        50,
+        "{repeat_counts:?}"
+    );
+    assert!(repeat_counts.len() < 50, "{repeat_counts:?}");
 }
 
 #[tokio::test]
-async fn with_the_narrowest_bounds_everything_is_still_told_of() {
+async fn every_alert_is_delivered_within_the_narrowest_bounds() {
     let receiver = Receiver::start([]).await;
     let config = AlertsConfig {
         dedup_window: Duration::from_secs(3_600),
@@ -276,9 +283,16 @@ async fn with_the_narrowest_bounds_everything_is_still_told_of() {
     }
     let results = timeout(PATIENCE, running.finish_with(receipts)).await;
     assert!(results.unwrap().iter().all(Result::is_ok));
-    let told = repeats(&receiver.received(1).await);
-    let alone = told.iter().filter(|repeats| **repeats == 0).count() as u64;
-    assert_eq!(alone + told.iter().sum::<u64>(), 60, "{told:?}");
+    let repeat_counts = repeats(&receiver.received(1).await);
+    let alone = repeat_counts
+        .iter()
+        .filter(|repeats| **repeats == 0)
+        .count() as u64;
+    assert_eq!(
+        alone + repeat_counts.iter().sum::<u64>(),
+        60,
+        "{repeat_counts:?}"
+    );
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ const BEN: &str = "mailto:ben@example.net";
 const NUMBER: &str = "tel:+491701234567";
 
 #[tokio::test]
-async fn an_owner_is_told_by_mail_and_by_text_message_each_in_its_form() {
+async fn an_owner_is_notified_by_email_and_sms_each_in_its_format() {
     let log = Log::start().await;
     let (mail, gateway) = (SmtpServer::start().await, Receiver::start([]).await);
     let config = OwnersConfig {
@@ -30,19 +30,19 @@ async fn an_owner_is_told_by_mail_and_by_text_message_each_in_its_form() {
         ..OwnersConfig::default()
     };
     let following = follow(&log, &alerts(config));
-    let told = notice(ProcessState::Compensated, &[ANNA, NUMBER]);
-    send(&log, &told).await;
+    let compensated = notice(ProcessState::Compensated, &[ANNA, NUMBER]);
+    send(&log, &compensated).await;
 
     let mails = mails(&mail, 1).await;
     assert_eq!(mails[0].to, ["anna@example.org"]);
     assert_eq!(mails[0].from, "waybill@example.com");
     let text = mails[0].text.replace("\n ", " ");
-    let sentence = "Your drone-delivery d-17 could not be done, and nothing was kept of it.";
+    let sentence = "Your drone-delivery d-17 could not be completed, and was undone.";
     for line in [
         &format!("Subject: {sentence}"),
         "To: anna@example.org",
         sentence,
-        &format!("Operation: {}", told.operation),
+        &format!("Operation: {}", compensated.operation),
     ] {
         assert!(text.lines().any(|l| l == line), "{line}\n{text}");
     }
@@ -59,7 +59,7 @@ async fn an_owner_is_told_by_mail_and_by_text_message_each_in_its_form() {
 }
 
 #[tokio::test]
-async fn a_contact_is_told_no_more_often_than_it_may_and_others_are_told_on() {
+async fn a_contact_gets_no_more_messages_than_its_limit_and_others_still_get_theirs() {
     let (metrics, _guard) = measured();
     let log = Log::start().await;
     let mail = SmtpServer::start().await;
@@ -87,7 +87,7 @@ async fn a_contact_is_told_no_more_often_than_it_may_and_others_are_told_on() {
 }
 
 #[tokio::test]
-async fn one_who_cannot_be_reached_holds_up_nobody() {
+async fn an_unreachable_contact_delays_no_other() {
     let log = Log::start().await;
     let busy = vec!["451 later"; 10_000];
     let mail = SmtpServer::that_answers([("anna@example.org", busy)]).await;
@@ -168,7 +168,7 @@ async fn what_is_given_up_is_counted_and_no_log_line_names_the_contact() {
 
     let text = lines.text();
     for part in [
-        "a message is not delivered yet",
+        "could not deliver a message; trying again",
         "refused: the server answered 550",
         "given up after 2 attempts: the server answered 451",
         "rejected an owner's contact",
@@ -182,7 +182,7 @@ async fn what_is_given_up_is_counted_and_no_log_line_names_the_contact() {
 }
 
 #[tokio::test]
-async fn what_a_stop_left_undone_is_told_after_the_next_start_under_the_same_id() {
+async fn messages_unsent_at_a_stop_are_sent_after_the_next_start_with_the_same_id() {
     let log = Log::start().await;
     let busy = Receiver::start(vec![Answer::Status(500); 1_000]).await;
     let patient = AlertsConfig {
@@ -204,18 +204,21 @@ async fn what_a_stop_left_undone_is_told_after_the_next_start_under_the_same_id(
 
     let back = Receiver::start([]).await;
     let following = follow(&log, &with(&back));
-    let told = received(&back, 1).await;
+    let repeated = received(&back, 1).await;
     following.stop().await;
-    assert_eq!(told[0].header("webhook-id"), tried[0].header("webhook-id"));
-    assert_eq!(told[0].body, tried[0].body);
+    assert_eq!(
+        repeated[0].header("webhook-id"),
+        tried[0].header("webhook-id")
+    );
+    assert_eq!(repeated[0].body, tried[0].body);
 
     // Owners who were notified get no second notice.
     let following = follow(&log, &with(&back));
     send(&log, &notice(ProcessState::Cancelled, &[NUMBER])).await;
-    let told = received(&back, 2).await;
+    let repeated = received(&back, 2).await;
     following.stop().await;
     assert!(
-        told[1].json()["text"]
+        repeated[1].json()["text"]
             .as_str()
             .unwrap()
             .contains("cancelled")
@@ -224,7 +227,7 @@ async fn what_a_stop_left_undone_is_told_after_the_next_start_under_the_same_id(
 }
 
 #[tokio::test]
-async fn whoever_comes_back_under_its_name_takes_the_owners_place_in_the_group() {
+async fn a_follower_that_returns_under_its_name_takes_its_place_in_the_owners_group() {
     let log = Log::start().await;
     let mail = SmtpServer::start().await;
     let config = alerts(OwnersConfig {

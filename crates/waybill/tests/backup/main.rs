@@ -16,9 +16,9 @@ use rdkafka::producer::{FutureProducer, FutureRecord};
 use serde_json::json;
 use waybill_test_support::process::Process;
 use waybill_test_support::process::without_test_variables;
+use waybill_test_support::setup::{Setup, delivery};
 use waybill_test_support::supervision;
 use waybill_test_support::supervision::setting::Setting;
-use waybill_test_support::world::{World, delivery};
 
 /// The number of concurrent clients.
 const CLIENTS: usize = 8;
@@ -32,28 +32,28 @@ fn is_remote(index: usize) -> bool {
     index.is_multiple_of(5)
 }
 
-/// A world with this setting. Its checkpoints move often, so that one beyond its log would be
+/// A setup with this setting. Its checkpoints move often, so that one beyond its log would be
 /// found.
-fn world_of(setting: &Setting) -> World {
-    let world = World::new("");
-    let yaml = setting.sections(world.path("").as_path());
+fn setup_of(setting: &Setting) -> Setup {
+    let setup = Setup::new("");
+    let yaml = setting.sections(setup.path("").as_path());
     let yaml = format!("scheduler: {{ checkpointEvery: 50ms, handOffAfter: 300ms }}\n{yaml}");
-    std::fs::write(world.path("waybill.yaml"), yaml).unwrap();
-    world
+    std::fs::write(setup.path("waybill.yaml"), yaml).unwrap();
+    setup
 }
 
-/// A world with the services of another process.
-fn world_at(services: &World) -> World {
-    let mut world = world_of(&Setting::hasty());
+/// A setup with the services of another process.
+fn setup_at(services: &Setup) -> Setup {
+    let mut setup = setup_of(&Setting::hasty());
     let address = services.address("services");
-    world.addresses.insert("services".to_owned(), address);
-    world
+    setup.addresses.insert("services".to_owned(), address);
+    setup
 }
 
-fn up(world: &mut World) -> Process {
-    let services = world.address("services").to_string();
+fn up(setup: &mut Setup) -> Process {
+    let services = setup.address("services").to_string();
     let flags = ["--no-services", "--services", &services];
-    world.start("up", &flags, &["http", "admin", "broker"])
+    setup.start("up", &flags, &["http", "admin", "broker"])
 }
 
 fn waybill(arguments: &[&str]) -> Output {
@@ -63,13 +63,13 @@ fn waybill(arguments: &[&str]) -> Output {
 }
 
 /// Runs `waybill backup`. Fails with its error.
-fn backup(world: &World, file: &Path) -> String {
-    let admin = world.address("admin").to_string();
+fn backup(setup: &Setup, file: &Path) -> String {
+    let admin = setup.address("admin").to_string();
     let made = waybill(&["backup", file.to_str().unwrap(), "--admin", &admin]);
     said(&made, 0)
 }
 
-/// Runs `waybill restore` to the data directory of a world.
+/// Runs `waybill restore` to the data directory of a setup.
 fn restore(file: &Path, data_dir: &Path, code: i32) -> String {
     let data_dir = data_dir.to_str().unwrap();
     let restored = waybill(&["restore", file.to_str().unwrap(), "--data-dir", data_dir]);
@@ -90,15 +90,15 @@ struct Load {
 }
 
 impl Load {
-    fn begin(world: &World) -> Self {
+    fn begin(setup: &Setup) -> Self {
         let accepted: Arc<Mutex<Vec<(usize, String)>>> = Arc::default();
         let stop = Arc::new(AtomicBool::new(false));
         let next = Arc::new(AtomicUsize::new(0));
         let clients = (0..CLIENTS).map(|_| {
             let (accepted, stop, next) = (Arc::clone(&accepted), stop.clone(), next.clone());
             let (client, url) = (
-                world.client.clone(),
-                world.url("http", "/api/deliveryrequests"),
+                setup.client.clone(),
+                setup.url("http", "/api/deliveryrequests"),
             );
             tokio::spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
@@ -129,9 +129,9 @@ impl Load {
         self.accepted.lock().unwrap().clone()
     }
 
-    async fn reaches(&self, world: &World, count: usize) {
+    async fn reaches(&self, setup: &Setup, count: usize) {
         let reached = async || self.accepted.lock().unwrap().len() >= count;
-        world.eventually("enough is accepted", reached).await;
+        setup.eventually("enough is accepted", reached).await;
     }
 
     async fn end(self) {
@@ -147,17 +147,17 @@ async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_i
     // The same keys are refused before and after the backup: undos after the backup are repeated.
     let faults =
         json!({ "errorRate": 0.01, "refuseRate": 0.05, "doThenTimeoutRate": 0.01, "jitterMs": 60 });
-    let mut services = world_of(&Setting::hasty().with_faults(&faults));
+    let mut services = setup_of(&Setting::hasty().with_faults(&faults));
     let _services = services.start("services", &[], &["services"]);
-    let mut first = world_at(&services);
+    let mut first = setup_at(&services);
     let running = up(&mut first);
     first.ready().await;
     let load = Load::begin(&first);
     load.reaches(&first, BEFORE).await;
     let before = load.accepted();
     let file = first.path("one.backup");
-    let told = backup(&first, &file);
-    assert!(told.contains(" operations, "), "{told}");
+    let report = backup(&first, &file);
+    assert!(report.contains(" operations, "), "{report}");
     assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     assert!(!first.path("one.backup.partial").exists());
     let while_it_was_made = load.accepted().len();
@@ -166,9 +166,9 @@ async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_i
     let later = load.accepted();
     load.end().await;
 
-    let mut second = world_at(&services);
-    let told = restore(&file, &second.path("data"), 0);
-    assert!(told.contains(" operations, "), "{told}");
+    let mut second = setup_at(&services);
+    let report = restore(&file, &second.path("data"), 0);
+    assert!(report.contains(" operations, "), "{report}");
     let running = up(&mut second);
     second.ready().await;
     let answers = json!({ "errorRate": 0, "doThenTimeoutRate": 0 });
@@ -180,7 +180,7 @@ async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_i
     let ends = second.all_end_in_balance(&ids, remote).await;
     assert_eq!(ends.error + ends.compensation_failed, 0, "{ends:?}");
     assert!(ends.processed > BEFORE / 2, "{ends:?}");
-    // Later accepted deliveries are lost with the first world. Sent again, each takes effect once.
+    // Later accepted deliveries are lost with the first setup. Sent again, each takes effect once.
     let mut later = later.iter().filter(|(index, _)| !indices.contains(index));
     let (index, id) = later.next_back().expect("the load went on");
     let again = second
@@ -195,89 +195,89 @@ async fn what_was_accepted_before_a_backup_under_load_ends_in_balance_where_it_i
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn files_that_are_not_whole_and_directories_that_are_not_free_are_refused() {
-    let mut world = World::new("partitions: 1\n");
-    let running = world.up();
-    world.ready().await;
-    let id = world.deliver(&delivery("one", false)).await;
-    world
+    let mut setup = Setup::new("partitions: 1\n");
+    let running = setup.up();
+    setup.ready().await;
+    let id = setup.deliver(&delivery("one", false)).await;
+    setup
         .all_reach(std::slice::from_ref(&id), "Processed")
         .await;
-    let file = world.path("whole.backup");
-    backup(&world, &file);
+    let file = setup.path("whole.backup");
+    backup(&setup, &file);
     // An existing file is replaced.
-    backup(&world, &file);
+    backup(&setup, &file);
 
-    let taken = restore(&file, &world.path("data"), 1);
+    let taken = restore(&file, &setup.path("data"), 1);
     assert!(taken.contains("new or empty"), "{taken}");
     let whole = std::fs::read(&file).unwrap();
-    let (bad, new) = (world.path("bad.backup"), world.path("new"));
+    let (bad, new) = (setup.path("bad.backup"), setup.path("new"));
     let half = whole.len() / 2;
     let mut flipped = whole.clone();
     flipped[half] ^= 1;
     for (bytes, why) in [
-        (&whole[..half], "cut off or altered"),
-        (&whole[..whole.len() - 1], "cut off or altered"),
-        (&flipped[..], "cut off or altered"),
-        (&b"{}"[..], "no backup"),
+        (&whole[..half], "truncated or altered"),
+        (&whole[..whole.len() - 1], "truncated or altered"),
+        (&flipped[..], "truncated or altered"),
+        (&b"{}"[..], "not a Waybill backup"),
     ] {
         std::fs::write(&bad, bytes).unwrap();
         let refused = restore(&bad, &new, 1);
         assert!(refused.contains(why), "{refused}");
-        assert!(!new.exists() && !world.path("new.partial").exists());
+        assert!(!new.exists() && !setup.path("new.partial").exists());
     }
     // A leftover of unknown origin.
-    std::fs::create_dir(world.path("new.partial")).unwrap();
+    std::fs::create_dir(setup.path("new.partial")).unwrap();
     let left = restore(&file, &new, 1);
     assert!(left.contains("new.partial"), "{left}");
-    std::fs::remove_dir(world.path("new.partial")).unwrap();
+    std::fs::remove_dir(setup.path("new.partial")).unwrap();
 
     // An empty directory is free.
     std::fs::create_dir(&new).unwrap();
     restore(&file, &new, 0);
     assert_eq!(running.terminate(), Some(0));
-    std::fs::rename(world.path("data"), world.path("old")).unwrap();
-    std::fs::rename(&new, world.path("data")).unwrap();
-    let _running = world.up();
-    world.ready().await;
-    assert_eq!(world.state(&id).await.as_deref(), Some("Processed"));
+    std::fs::rename(setup.path("data"), setup.path("old")).unwrap();
+    std::fs::rename(&new, setup.path("data")).unwrap();
+    let _running = setup.up();
+    setup.ready().await;
+    assert_eq!(setup.state(&id).await.as_deref(), Some("Processed"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_backup_is_made_at_a_time_and_who_does_not_read_it_loses_it() {
-    let mut world = World::new("partitions: 1\n");
-    let _running = world.up();
-    world.ready().await;
-    fill(&world).await;
-    let url = world.url("admin", "/backup");
-    let unread = world.client.post(&url).send().await.unwrap();
+async fn one_backup_is_made_at_a_time_and_an_unread_one_is_aborted() {
+    let mut setup = Setup::new("partitions: 1\n");
+    let _running = setup.up();
+    setup.ready().await;
+    fill(&setup).await;
+    let url = setup.url("admin", "/backup");
+    let unread = setup.client.post(&url).send().await.unwrap();
     assert_eq!(unread.status(), 200);
-    let second = world.client.post(&url).send().await.unwrap();
+    let second = setup.client.post(&url).send().await.unwrap();
     assert_eq!(second.status(), 409);
     let problem: serde_json::Value = second.json().await.unwrap();
     assert_eq!(problem["type"], "/problems/verb-refused", "{problem}");
-    let admin = world.address("admin").to_string();
-    let file = world.path("second.backup");
+    let admin = setup.address("admin").to_string();
+    let file = setup.path("second.backup");
     let refused = waybill(&["backup", file.to_str().unwrap(), "--admin", &admin]);
     let refused = said(&refused, 1);
     assert!(refused.contains("another backup"), "{refused}");
-    assert!(!file.exists() && !world.path("second.backup.partial").exists());
-    // The world continues meanwhile, and the next backup can be made afterwards.
-    let id = world.deliver(&delivery("meanwhile", false)).await;
-    world.all_reach(&[id], "Processed").await;
+    assert!(!file.exists() && !setup.path("second.backup.partial").exists());
+    // The setup continues meanwhile, and the next backup can be made afterwards.
+    let id = setup.deliver(&delivery("meanwhile", false)).await;
+    setup.all_reach(&[id], "Processed").await;
     drop(unread);
     let url = url.as_str();
-    world
+    setup
         .eventually("the place is free again", async || {
-            let answer = world.client.post(url).send().await;
+            let answer = setup.client.post(url).send().await;
             answer.is_ok_and(|answer| answer.status() == 200)
         })
         .await;
 }
 
 /// Writes more to the broker than fits into the buffers to a client that does not read.
-async fn fill(world: &World) {
+async fn fill(setup: &Setup) {
     let mut config = ClientConfig::new();
-    config.set("bootstrap.servers", world.address("broker").to_string());
+    config.set("bootstrap.servers", setup.address("broker").to_string());
     let admin: AdminClient<DefaultClientContext> = config.create().unwrap();
     let topic = NewTopic::new("ballast", 1, TopicReplication::Fixed(1));
     let options = AdminOptions::new();

@@ -8,18 +8,18 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use waybill_test_support::drop_keyspace;
 use waybill_test_support::process::Process;
+use waybill_test_support::setup::{Setup, delivery};
 use waybill_test_support::supervision::setting::Setting;
-use waybill_test_support::world::{World, delivery};
 
-use super::{said, up, waybill, world_at, world_of};
+use super::{said, setup_at, setup_of, up, waybill};
 
 const SCYLLA: &str = "WAYBILL_TEST_SCYLLA";
 
 /// The exported file, and the services of its operations.
 struct Exported {
-    services: World,
+    services: Setup,
     _services: Process,
-    first: World,
+    first: Setup,
     file: PathBuf,
     ids: Vec<String>,
     parked: String,
@@ -27,22 +27,22 @@ struct Exported {
 
 /// A separate store for the import, with the flags that name it.
 struct Target {
-    world: World,
+    setup: Setup,
     flags: Vec<String>,
 }
 
 impl Target {
-    fn embedded(services: &World) -> Self {
-        let world = world_at(services);
-        let data = world.path("data").display().to_string();
+    fn embedded(services: &Setup) -> Self {
+        let setup = setup_at(services);
+        let data = setup.path("data").display().to_string();
         Self {
             flags: ["--data-dir".to_owned(), data].into(),
-            world,
+            setup,
         }
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
-        let config = self.world.path("waybill.yaml").display().to_string();
+        let config = self.setup.path("waybill.yaml").display().to_string();
         let flags = self.flags.iter().map(String::as_str);
         let all: Vec<&str> = arguments.iter().copied().chain(flags).collect();
         waybill(&[&all[..], &["--config", &config]].concat())
@@ -60,12 +60,12 @@ impl Target {
     }
 }
 
-/// A stopped and exported world with final operations, a parked one, and running ones.
+/// A stopped and exported setup with final operations, a parked one, and running ones.
 async fn exported() -> Exported {
-    let mut services = world_of(&Setting::hasty());
+    let mut services = setup_of(&Setting::hasty());
     let _services = services.start("services", &[], &["services"]);
     let from = Target::embedded(&services);
-    let mut first = from.world;
+    let mut first = from.setup;
     let from_flags = from.flags;
     let running = up(&mut first);
     first.ready().await;
@@ -108,29 +108,29 @@ async fn exported() -> Exported {
         .await;
     let file = first.path("all.ndjson");
     let from = Target {
-        world: first,
+        setup: first,
         flags: from_flags,
     };
     let locked = from.export(&file, 1);
-    assert!(locked.contains("stop that first"), "{locked}");
+    assert!(locked.contains("stop that process first"), "{locked}");
     assert!(!file.exists());
-    assert_eq!(running.terminate(), Some(0), "{}", from.world.log_tail());
-    let told = from.export(&file, 0);
-    assert!(told.contains("exported 8 operations"), "{told}");
-    assert!(!told.contains("no scheduler has read"), "{told}");
+    assert_eq!(running.terminate(), Some(0), "{}", from.setup.log_tail());
+    let report = from.export(&file, 0);
+    assert!(report.contains("exported 8 operations"), "{report}");
+    assert!(!report.contains("no scheduler has read"), "{report}");
     ids.push(parked.clone());
     ids.extend(under_way);
     Exported {
         services,
         _services,
-        first: from.world,
+        first: from.setup,
         file,
         ids,
         parked,
     }
 }
 
-/// Starts a world on the imported store: a parked operation is repaired there, and running ones
+/// Starts a setup on the imported store: a parked operation is repaired there, and running ones
 /// end.
 async fn goes_on(mut exported: Exported, target: &mut Target, flags: &[&str]) -> Exported {
     exported
@@ -139,30 +139,30 @@ async fn goes_on(mut exported: Exported, target: &mut Target, flags: &[&str]) ->
         .await;
     let services = exported.services.address("services").to_string();
     let flags = [&["--no-services", "--services", &services], flags].concat();
-    let world = &mut target.world;
-    let running = world.start("up", &flags, &["http", "admin", "broker"]);
-    world.ready().await;
+    let setup = &mut target.setup;
+    let running = setup.start("up", &flags, &["http", "admin", "broker"]);
+    setup.ready().await;
     assert_eq!(
-        world.state(&exported.parked).await.as_deref(),
+        setup.state(&exported.parked).await.as_deref(),
         Some("CompensationFailed")
     );
-    let api = world.url("http", "");
+    let api = setup.url("http", "");
     let listed = said(&waybill(&["ops", "list", "--api", &api]), 0);
     assert!(listed.contains("CompensationFailed"), "{listed}");
     let url = format!("{api}/v1/operations/{}:retry-compensation", exported.parked);
     let body = json!({ "by": "a test", "reason": "the package may be undone now" });
-    let answer = world.client.post(url).json(&body).send().await.unwrap();
+    let answer = setup.client.post(url).json(&body).send().await.unwrap();
     assert_eq!(answer.status(), StatusCode::ACCEPTED);
     let parked = std::slice::from_ref(&exported.parked);
-    world.all_reach(parked, "Compensated").await;
-    let ends = world.all_end_in_balance(&exported.ids, |_| false).await;
+    setup.all_reach(parked, "Compensated").await;
+    let ends = setup.all_end_in_balance(&exported.ids, |_| false).await;
     assert_eq!((ends.processed, ends.compensated), (7, 1), "{ends:?}");
     // A repeat of an imported request is recognized, and a new request is accepted.
-    let again = world.deliver(&delivery("done-0", false)).await;
+    let again = setup.deliver(&delivery("done-0", false)).await;
     assert_eq!(again, exported.ids[0]);
-    let fresh = world.deliver(&delivery("fresh", false)).await;
-    world.all_reach(&[fresh], "Processed").await;
-    assert_eq!(running.terminate(), Some(0), "{}", world.log_tail());
+    let fresh = setup.deliver(&delivery("fresh", false)).await;
+    setup.all_reach(&[fresh], "Processed").await;
+    assert_eq!(running.terminate(), Some(0), "{}", setup.log_tail());
     exported.ids.sort();
     exported
 }
@@ -200,28 +200,28 @@ fn lines(file: &Path) -> Vec<(String, Value)> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_exported_is_imported_once_and_goes_on_in_another_world() {
+async fn what_was_exported_is_imported_once_and_goes_on_in_another_installation() {
     let exported = exported().await;
     let file = exported.file.clone();
     let mut target = Target::embedded(&exported.services);
-    let told = target.import(&file, 0);
+    let report = target.import(&file, 0);
     assert!(
-        told.contains("imported 8 operations: 3 in progress, 1 parked"),
-        "{told}"
+        report.contains("imported 8 operations: 3 in progress, 1 parked"),
+        "{report}"
     );
-    let told = target.import(&file, 0);
-    assert!(told.contains("imported 0 operations"), "{told}");
-    assert!(told.contains("8 imported before"), "{told}");
-    let back = target.world.path("back.ndjson");
+    let report = target.import(&file, 0);
+    assert!(report.contains("imported 0 operations"), "{report}");
+    assert!(report.contains("8 imported before"), "{report}");
+    let back = target.setup.path("back.ndjson");
     target.export(&back, 0);
     assert_eq!(lines(&back), lines(&file));
     let exported = goes_on(exported, &mut target, &[]).await;
 
     // Operations that have continued since are not reset.
-    let told = target.import(&file, 1);
-    assert!(told.contains("with other contents"), "{told}");
-    assert!(told.contains(&exported.parked), "{told}");
-    let after = target.world.path("after.ndjson");
+    let report = target.import(&file, 1);
+    assert!(report.contains("different contents"), "{report}");
+    assert!(report.contains(&exported.parked), "{report}");
+    let after = target.setup.path("after.ndjson");
     target.export(&after, 0);
     let parked = lines(&after)
         .into_iter()
@@ -232,20 +232,20 @@ async fn what_was_exported_is_imported_once_and_goes_on_in_another_world() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_imported() {
-    let mut world = World::new("partitions: 1\n");
-    let running = world.up();
-    world.ready().await;
+    let mut setup = Setup::new("partitions: 1\n");
+    let running = setup.up();
+    setup.ready().await;
     let mut ids = Vec::new();
     for index in 0..3 {
         ids.push(
-            world
+            setup
                 .deliver(&delivery(&format!("one-{index}"), false))
                 .await,
         );
     }
-    world.all_reach(&ids, "Processed").await;
+    setup.all_reach(&ids, "Processed").await;
     assert_eq!(running.terminate(), Some(0));
-    let (file, data) = (world.path("all.ndjson"), world.path("data"));
+    let (file, data) = (setup.path("all.ndjson"), setup.path("data"));
     let from = data.to_str().unwrap();
     let out = said(&waybill(&["export", "--data-dir", from]), 0);
     let whole = out.lines().filter(|line| line.starts_with('{'));
@@ -256,7 +256,7 @@ async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_
     let mut future: Value = serde_json::from_str(whole[3]).unwrap();
     future["operation"]["stamp"] = serde_json::from_str(&ahead).unwrap();
     let future = future.to_string();
-    let new = world.path("new");
+    let new = setup.path("new");
     let import = |lines: &[&str], code| {
         std::fs::write(&file, lines.join("\n") + "\n").unwrap();
         let target = new.to_str().unwrap();
@@ -266,9 +266,9 @@ async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_
         )
     };
     for (lines, line, why) in [
-        (&whole[..4], 4, "cut off"),
-        (&whole[1..], 1, "begins like this"),
-        (&[whole[0], whole[1], whole[4]][..], 3, "some are missing"),
+        (&whole[..4], 4, "truncated"),
+        (&whole[1..], 1, "expected a file of `waybill export`"),
+        (&[whole[0], whole[1], whole[4]][..], 3, "are missing"),
         (&[whole[0], whole[1], &bad][..], 3, "Lost"),
         (
             &[whole[0], whole[1], &future][..],
@@ -278,13 +278,13 @@ async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_
         (
             &[whole[0], whole[1], whole[1], whole[4]][..],
             3,
-            "there already",
+            "duplicate operation",
         ),
         (&[whole[0], "{\"operation\":{\"id\""][..], 2, "EOF"),
         (
             &[&whole[..], &whole[1..2]].concat()[..],
             6,
-            "follows its end",
+            "after the end of the export",
         ),
     ] {
         let refused = import(lines, 1);
@@ -297,7 +297,7 @@ async fn a_file_that_is_not_whole_is_refused_with_its_line_and_nothing_of_it_is_
     }
     assert!(import(&whole, 0).contains("imported 3 operations"));
     let missing = waybill(&["export", "--data-dir", file.to_str().unwrap()]);
-    assert!(said(&missing, 1).contains("is not there"));
+    assert!(said(&missing, 1).contains("does not exist"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -308,13 +308,13 @@ async fn what_was_exported_is_imported_into_a_cluster_and_goes_on_there() {
     };
     let exported = exported().await;
     let keyspace = format!("test_{}", Uuid::new_v4().simple());
-    let world = world_at(&exported.services);
+    let setup = setup_at(&exported.services);
     let flags = ["--scylla", &scylla, "--keyspace", &keyspace];
     let mut target = Target {
-        world,
+        setup,
         flags: flags.map(str::to_owned).into(),
     };
-    let config = target.world.path("waybill.yaml");
+    let config = target.setup.path("waybill.yaml");
     let yaml = std::fs::read_to_string(&config).unwrap();
     std::fs::write(
         &config,
@@ -322,16 +322,16 @@ async fn what_was_exported_is_imported_into_a_cluster_and_goes_on_there() {
     )
     .unwrap();
     said(&target.run(&["store", "migrate"]), 0);
-    let told = target.import(&exported.file, 0);
-    assert!(told.contains("imported 8 operations"), "{told}");
-    let told = target.import(&exported.file, 0);
-    assert!(told.contains("8 imported before"), "{told}");
-    let back = target.world.path("back.ndjson");
-    let told = target.export(&back, 0);
-    assert!(told.contains("give --brokers to count them"), "{told}");
+    let report = target.import(&exported.file, 0);
+    assert!(report.contains("imported 8 operations"), "{report}");
+    let report = target.import(&exported.file, 0);
+    assert!(report.contains("8 imported before"), "{report}");
+    let back = target.setup.path("back.ndjson");
+    let report = target.export(&back, 0);
+    assert!(report.contains("give --brokers to count them"), "{report}");
     assert_eq!(lines(&back), lines(&exported.file));
     let exported = goes_on(exported, &mut target, &flags).await;
-    let told = target.import(&exported.file, 1);
-    assert!(told.contains("with other contents"), "{told}");
+    let report = target.import(&exported.file, 1);
+    assert!(report.contains("different contents"), "{report}");
     drop_keyspace(&scylla, &keyspace).await.unwrap();
 }

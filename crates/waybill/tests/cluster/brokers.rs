@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use uuid::Uuid;
-use waybill_test_support::world::PATIENCE;
+use waybill_test_support::setup::PATIENCE;
 
 use crate::cluster::{Cluster, deliver_while};
 use crate::is_remote;
@@ -19,7 +19,7 @@ const ROUND: usize = 400;
 const AGAIN_AFTER: Duration = Duration::from_millis(200);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn of_three_brokers_each_may_be_killed_that_leads_and_no_delivery_is_lost() {
+async fn any_leading_broker_of_three_may_be_killed_without_losing_a_delivery() {
     let Some(mut cluster) = Cluster::new_or_skip().await else {
         return;
     };
@@ -45,11 +45,11 @@ async fn of_three_brokers_each_may_be_killed_that_leads_and_no_delivery_is_lost(
     ];
     let ingestion = cluster.ingestion(&services, "");
     for member in &members {
-        member.world.ready().await;
+        member.setup.ready().await;
     }
 
     let consumer: BaseConsumer = cluster.kafka_client();
-    let worlds = [ingestion.world.clone()];
+    let setups = [ingestion.setup.clone()];
     let mut ids = Vec::new();
     for round in 0..BROKERS {
         all_in_sync(&consumer, &cluster).await;
@@ -57,15 +57,15 @@ async fn of_three_brokers_each_may_be_killed_that_leads_and_no_delivery_is_lost(
         println!("measured: round {round}: broker {leader} leads partition 0 and is killed");
         let broker = &mut brokers[leader - 1];
         let kill = || broker.kill();
-        ids.extend(deliver_while(&worlds, &format!("round-{round}"), ROUND, kill).await);
-        worlds[0].all_reach(&ids, "Processed").await;
+        ids.extend(deliver_while(&setups, &format!("round-{round}"), ROUND, kill).await);
+        setups[0].all_reach(&ids, "Processed").await;
         brokers[leader - 1].start_again();
     }
-    worlds[0]
+    setups[0]
         .assert_one_effect_per_step(&ids, |index| is_remote(index % ROUND))
         .await;
     for member in &members {
-        member.world.ready().await;
+        member.setup.ready().await;
     }
     drop((services, members, ingestion));
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use serde_json::Value;
 use waybill_test_support::clock::{Clock, library};
-use waybill_test_support::world::{World, delivery};
+use waybill_test_support::setup::{Setup, delivery};
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
 
@@ -19,7 +19,7 @@ const BEHIND: &str = "-20";
 const AS_IT_IS: &str = "+0";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whosever_clock_jumps_every_delivery_ends_and_the_ledger_balances() {
+async fn every_delivery_ends_and_the_ledger_balances_whichever_clock_jumps() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
@@ -47,16 +47,16 @@ async fn whosever_clock_jumps_every_delivery_ends_and_the_ledger_balances() {
     cluster.env.clone_from(&of_ingestion.env);
     let ingestion = cluster.ingestion(&services, "");
     for member in [&scheduler, &other, &supervisor, &agents, &ingestion] {
-        member.world.ready().await;
+        member.setup.ready().await;
     }
 
-    let worlds: [Arc<World>; 1] = [ingestion.world.clone()];
+    let setups: [Arc<Setup>; 1] = [ingestion.setup.clone()];
     let mut ids = Vec::new();
     for (process, clock) in &clocks {
         for offset in [AHEAD, AS_IT_IS, BEHIND, AS_IT_IS] {
             let prefix = format!("{process}-{}", ids.len());
             let jump = || clock.set(offset);
-            ids.extend(deliver_while(&worlds, &prefix, ROUND, jump).await);
+            ids.extend(deliver_while(&setups, &prefix, ROUND, jump).await);
             // So that the jump happens during this round's deliveries and affects the next round.
             tokio::time::sleep(Duration::from_millis(500)).await;
             if *process == "scheduler" && offset == AHEAD {
@@ -64,32 +64,32 @@ async fn whosever_clock_jumps_every_delivery_ends_and_the_ledger_balances() {
                 let mut sent = 0;
                 let is_ahead = async || {
                     sent += 1;
-                    let id = worlds[0]
+                    let id = setups[0]
                         .deliver(&delivery(&format!("ahead-{sent}"), false))
                         .await;
-                    worlds[0]
+                    setups[0]
                         .all_reach(std::slice::from_ref(&id), "Processed")
                         .await;
-                    is_of_the_future(&worlds[0], &id).await
+                    is_of_the_future(&setups[0], &id).await
                 };
-                worlds[0]
+                setups[0]
                     .eventually("a row is of the future", is_ahead)
                     .await;
             }
         }
     }
-    all_end_without_a_person(&worlds[0], &ids).await;
+    all_end_without_a_person(&setups[0], &ids).await;
     for member in [&scheduler, &other, &supervisor, &agents, &ingestion] {
-        member.world.ready().await;
+        member.setup.ready().await;
     }
     drop((services, scheduler, other, supervisor, agents, ingestion));
     cluster.remove().await;
 }
 
 /// Whether a fast clock changed an operation.
-async fn is_of_the_future(world: &World, id: &str) -> bool {
-    let url = world.url("http", &format!("/v1/operations/{id}"));
-    let Ok(answer) = world.client.get(url).send().await else {
+async fn is_of_the_future(setup: &Setup, id: &str) -> bool {
+    let url = setup.url("http", &format!("/v1/operations/{id}"));
+    let Ok(answer) = setup.client.get(url).send().await else {
         return false;
     };
     let body: Value = answer.json().await.unwrap_or_default();

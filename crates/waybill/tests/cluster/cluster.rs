@@ -17,8 +17,8 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use uuid::Uuid;
 use waybill_test_support::drop_keyspace;
 use waybill_test_support::process::without_test_variables;
+use waybill_test_support::setup::{PATIENCE, Setup, delivery};
 use waybill_test_support::supervision::ends::Ends;
-use waybill_test_support::world::{PATIENCE, World, delivery};
 
 use crate::member::Member;
 use crate::servers::{Kind, Server};
@@ -189,53 +189,53 @@ impl Cluster {
         output.expect("the program's output can be read")
     }
 
-    fn world(&self, yaml: &str) -> World {
-        let mut world = World::new(yaml);
-        world.env.clone_from(&self.env);
-        world.set_program(&self.program);
-        world
+    fn setup(&self, yaml: &str) -> Setup {
+        let mut setup = Setup::new(yaml);
+        setup.env.clone_from(&self.env);
+        setup.set_program(&self.program);
+        setup
     }
 
     /// The simulated services. `more` is additional configuration.
     pub fn services(&self, more: &str) -> Member {
-        let world = self.world(&self.yaml("auto", more));
-        Member::start("services", world, &[], Some("services"))
+        let setup = self.setup(&self.yaml("auto", more));
+        Member::start("services", setup, &[], Some("services"))
     }
 
     /// A process of agents.
     pub fn agents(&self, services: &Member, more: &str) -> Member {
-        let world = self.world(&self.yaml("auto", more));
-        let address = services.world.address("services").to_string();
-        Member::start("agents", world, &["--services", &address], None)
+        let setup = self.setup(&self.yaml("auto", more));
+        let address = services.setup.address("services").to_string();
+        Member::start("agents", setup, &["--services", &address], None)
     }
 
     /// A scheduler of `partitions`.
     pub fn scheduler(&self, partitions: &str, more: &str) -> Member {
-        let world = self.world(&self.yaml(partitions, more));
-        Member::start("scheduler", world, &[], None)
+        let setup = self.setup(&self.yaml(partitions, more));
+        Member::start("scheduler", setup, &[], None)
     }
 
     /// A scheduler of `partitions` with additional settings in its section.
     pub fn scheduler_with(&self, partitions: &str, more: &str) -> Member {
-        let world = self.world(&self.yaml_with(partitions, more, ""));
-        Member::start("scheduler", world, &[], None)
+        let setup = self.setup(&self.yaml_with(partitions, more, ""));
+        Member::start("scheduler", setup, &[], None)
     }
 
     pub fn supervisor(&self, more: &str) -> Member {
         Member::start(
             "supervisor",
-            self.world(&self.yaml("auto", more)),
+            self.setup(&self.yaml("auto", more)),
             &[],
             None,
         )
     }
 
-    /// Ingestion. Its world also has the services' address.
+    /// Ingestion. Its setup also has the services' address.
     pub fn ingestion(&self, services: &Member, more: &str) -> Member {
-        let mut world = self.world(&self.yaml("auto", more));
-        let address = services.world.address("services");
-        world.addresses.insert("services".to_owned(), address);
-        Member::start("ingestion", world, &[], Some("http"))
+        let mut setup = self.setup(&self.yaml("auto", more));
+        let address = services.setup.address("services");
+        setup.addresses.insert("services".to_owned(), address);
+        Member::start("ingestion", setup, &[], Some("http"))
     }
 
     /// Removes topics and keyspace. Drop all processes first.
@@ -272,7 +272,7 @@ impl Cluster {
 /// Sends deliveries through all ingestions in turn, until each is accepted. Calls `meanwhile` when
 /// a third is accepted. Returns the operations' IDs in order.
 pub async fn deliver_while(
-    ingestions: &[Arc<World>],
+    ingestions: &[Arc<Setup>],
     prefix: &str,
     count: usize,
     meanwhile: impl FnOnce(),
@@ -283,11 +283,11 @@ pub async fn deliver_while(
         let accepted = accepted.clone();
         tokio::spawn(async move {
             let sent = (0..count).map(|index| {
-                let world = ingestions[index % ingestions.len()].clone();
+                let setup = ingestions[index % ingestions.len()].clone();
                 let body = delivery(&format!("{prefix}-{index}"), is_remote(index));
                 let accepted = accepted.clone();
                 async move {
-                    let id = world.deliver(&body).await;
+                    let id = setup.deliver(&body).await;
                     accepted.fetch_add(1, Ordering::Relaxed);
                     id
                 }
@@ -295,8 +295,8 @@ pub async fn deliver_while(
             stream::iter(sent).buffered(CLIENTS).collect().await
         })
     };
-    let world = &ingestions[0];
-    world
+    let setup = &ingestions[0];
+    setup
         .eventually("a third of the deliveries is accepted", async || {
             accepted.load(Ordering::Relaxed) * 3 >= count
         })
@@ -307,13 +307,13 @@ pub async fn deliver_while(
 
 /// Sends `count` deliveries.
 pub async fn deliver(ingestion: &Member, prefix: &str, count: usize) -> Vec<String> {
-    deliver_while(std::slice::from_ref(&ingestion.world), prefix, count, || ()).await
+    deliver_while(std::slice::from_ref(&ingestion.setup), prefix, count, || ()).await
 }
 
 /// Waits until all deliveries have ended, compares them with the ledger, and asserts that none is
 /// parked.
-pub async fn all_end_without_a_person(world: &World, ids: &[String]) -> Ends {
-    let ends = world.all_end_in_balance(ids, is_remote).await;
+pub async fn all_end_without_a_person(setup: &Setup, ids: &[String]) -> Ends {
+    let ends = setup.all_end_in_balance(ids, is_remote).await;
     println!("measured: {ends:?}");
     assert_eq!(ends.processed + ends.compensated, ids.len(), "{ends:?}");
     ends
@@ -321,7 +321,7 @@ pub async fn all_end_without_a_person(world: &World, ids: &[String]) -> Ends {
 
 /// Waits until a member is ready, and prints how long that took.
 pub async fn ready_after(member: &Member, what: &str, since: Instant) {
-    member.world.ready().await;
+    member.setup.ready().await;
     println!(
         "measured: {what} after {:.1} s",
         since.elapsed().as_secs_f64()

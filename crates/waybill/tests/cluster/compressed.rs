@@ -23,7 +23,7 @@ async fn a_small_batch_that_expands_to_much_reaches_no_role() {
         cluster.agents(&services, ""),
     ];
     for role in &roles {
-        role.world.ready().await;
+        role.setup.ready().await;
     }
     let topics = [
         "operation-requests.v1",
@@ -37,7 +37,7 @@ async fn a_small_batch_that_expands_to_much_reaches_no_role() {
         let producer = producer(&cluster.brokers, codec);
         assert_refused(&producer, &topics, BOMB_BYTES).await;
         let ids = deliver(&ingestion, &format!("beside-{codec}"), 5).await;
-        all_end_without_a_person(&ingestion.world, &ids).await;
+        all_end_without_a_person(&ingestion.setup, &ids).await;
     }
     assert!(roles.iter_mut().all(|role| !role.has_ended()));
     drop((services, ingestion, roles));
@@ -53,7 +53,7 @@ async fn no_role_reads_a_topic_that_keeps_batches_compressed() {
     };
     // The scheduler creates the topics.
     let mut scheduler = cluster.scheduler("all", "");
-    scheduler.world.ready().await;
+    scheduler.setup.ready().await;
     scheduler.terminate();
     let replies = format!("{}.step-replies.v1", cluster.name);
     let drone = format!("{}.drone.requests.v1", cluster.name);
@@ -67,7 +67,7 @@ async fn no_role_reads_a_topic_that_keeps_batches_compressed() {
             .expect("the topic can be altered");
         // The altered setting may reach other brokers later.
         scheduler
-            .world
+            .setup
             .eventually("the topic is altered", async || {
                 let described = admin.describe_configs([&resource], &AdminOptions::new());
                 let described = described.await.expect("the broker answers");

@@ -30,16 +30,16 @@ async fn whatever_fails_and_though_a_scheduler_is_killed_every_delivery_ends_and
         cluster.supervisor(&more),
         cluster.agents(&services, &more),
     ];
-    let world = ingestion.world.clone();
+    let setup = ingestion.setup.clone();
     let kill = || killed.kill_and_start_again();
-    let ids = deliver_while(std::slice::from_ref(&world), "faulty", DELIVERIES, kill).await;
+    let ids = deliver_while(std::slice::from_ref(&setup), "faulty", DELIVERIES, kill).await;
 
     // Most deliveries are affected by the faults, but the test does not wait for the last of them.
-    world
+    setup
         .eventually("most deliveries have ended", async || {
             let mut ended = 0;
             for id in &ids {
-                let state = world.state(id).await;
+                let state = setup.state(id).await;
                 ended += usize::from(matches!(
                     state.as_deref(),
                     Some("Processed" | "Compensated")
@@ -48,8 +48,8 @@ async fn whatever_fails_and_though_a_scheduler_is_killed_every_delivery_ends_and
             ended * 5 >= ids.len() * 4
         })
         .await;
-    world.clear_faults().await;
-    let ends = world.all_end_in_balance(&ids, is_remote).await;
+    setup.clear_faults().await;
+    let ends = setup.all_end_in_balance(&ids, is_remote).await;
     println!("measured: {ends:?}");
     let Ends {
         processed,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use waybill_test_support::world::delivery;
+use waybill_test_support::setup::delivery;
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
 use crate::is_remote;
@@ -21,18 +21,18 @@ async fn a_broker_whose_disk_is_full_costs_no_delivery() {
     let schedulers = [cluster.scheduler("0-1", ""), cluster.scheduler("2-3", "")];
     let others = [cluster.supervisor(""), cluster.agents(&services, "")];
     for member in schedulers.iter().chain(&others) {
-        member.world.ready().await;
+        member.setup.ready().await;
     }
-    let worlds = [ingestion.world.clone()];
+    let setups = [ingestion.setup.clone()];
     let fill = || {
         kafka.fill_the_disk();
         std::thread::sleep(AWAY);
         kafka.start_again();
     };
-    let mut ids = deliver_while(&worlds, "full", ROUND, fill).await;
+    let mut ids = deliver_while(&setups, "full", ROUND, fill).await;
     let after = delivery("after", is_remote(ROUND));
-    ids.push(worlds[0].deliver(&after).await);
-    all_end_without_a_person(&worlds[0], &ids).await;
+    ids.push(setups[0].deliver(&after).await);
+    all_end_without_a_person(&setups[0], &ids).await;
     drop((services, ingestion, schedulers, others));
     cluster.remove().await;
     drop((kafka, cassandra));

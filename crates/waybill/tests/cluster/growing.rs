@@ -1,7 +1,7 @@
 //! The operation topics get more partitions, and then fewer, while deliveries and cancels run
 //! through several processes of every role.
 
-use waybill_test_support::world::delivery;
+use waybill_test_support::setup::delivery;
 
 use crate::cluster::{Cluster, deliver_while};
 use crate::is_remote;
@@ -23,11 +23,11 @@ async fn partitions_become_more_and_fewer_under_several_schedulers_while_deliver
         cluster.ingestion(&services, ""),
         cluster.ingestion(&services, ""),
     ];
-    let worlds = ingestions.each_ref().map(|member| member.world.clone());
+    let setups = ingestions.each_ref().map(|member| member.setup.clone());
     for member in ingestions.iter().chain(&supervisors).chain([&agents]) {
-        member.world.ready().await;
+        member.setup.ready().await;
     }
-    running(&worlds[0], &schedulers, 4).await;
+    running(&setups[0], &schedulers, 4).await;
 
     let mut ids = Vec::new();
     // Fewer partitions with as many shards as before.
@@ -58,21 +58,21 @@ async fn partitions_become_more_and_fewer_under_several_schedulers_while_deliver
             }
             assert!(status.success(), "{status}");
         };
-        ids.extend(deliver_while(&worlds, &prefix, ROUND, change).await);
+        ids.extend(deliver_while(&setups, &prefix, ROUND, change).await);
         // Each of these was just accepted.
         for index in 0..CANCELLED {
             let name = format!("{prefix}-cancelled-{index}");
-            let id = worlds[0].deliver(&delivery(&name, false)).await;
-            let url = worlds[0].url("http", &format!("/api/deliveryrequests/{name}"));
-            let answer = worlds[0].client.delete(&url).send().await;
+            let id = setups[0].deliver(&delivery(&name, false)).await;
+            let url = setups[0].url("http", &format!("/api/deliveryrequests/{name}"));
+            let answer = setups[0].client.delete(&url).send().await;
             let status = answer.expect("ingestion answers").status();
             assert!(status.is_success() || status == 409, "{status}");
             ids.push(id);
         }
-        running(&worlds[0], &schedulers, shards).await;
+        running(&setups[0], &schedulers, shards).await;
     }
     let is_remote = |index| index % (ROUND + CANCELLED) < ROUND && is_remote(index);
-    let ends = worlds[0].all_end_in_balance(&ids, is_remote).await;
+    let ends = setups[0].all_end_in_balance(&ids, is_remote).await;
     assert_eq!(ends.processed + ends.cancelled, ids.len(), "{ends:?}");
     let verified = cluster.run(&["topics", "verify"]);
     assert!(verified.status.success(), "{verified:?}");

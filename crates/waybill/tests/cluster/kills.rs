@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use waybill_test_support::world::World;
+use waybill_test_support::setup::Setup;
 
 use crate::cluster::{Cluster, deliver_while};
 use crate::is_remote;
@@ -27,9 +27,9 @@ async fn every_accepted_delivery_completes_once_whichever_process_is_killed() {
         cluster.agents(&services, ""),
     ];
     members.push(services);
-    let ingestions: Vec<Arc<World>> = members[..2].iter().map(|one| one.world.clone()).collect();
+    let ingestions: Vec<Arc<Setup>> = members[..2].iter().map(|one| one.setup.clone()).collect();
     for member in &members {
-        member.world.ready().await;
+        member.setup.ready().await;
     }
 
     let mut ids = Vec::new();
@@ -38,12 +38,12 @@ async fn every_accepted_delivery_completes_once_whichever_process_is_killed() {
         let prefix = format!("round-{round}");
         ids.extend(deliver_while(&ingestions, &prefix, ROUND, kill).await);
     }
-    let world = &ingestions[0];
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
+    let setup = &ingestions[0];
+    setup.all_reach(&ids, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, is_remote).await;
     // Every killed process works again.
     for member in &members {
-        member.world.ready().await;
+        member.setup.ready().await;
     }
     for mut member in members {
         member.terminate();

@@ -10,7 +10,7 @@ use crate::{PARTITIONS, is_remote};
 const DELIVERIES: usize = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_two_schedulers_with_the_same_partitions_one_works_and_the_other_takes_over() {
+async fn one_of_two_schedulers_with_the_same_partitions_works_and_the_other_takes_over() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
@@ -19,20 +19,20 @@ async fn of_two_schedulers_with_the_same_partitions_one_works_and_the_other_take
     let others = [cluster.supervisor(""), cluster.agents(&services, "")];
     let ingestion = cluster.ingestion(&services, "");
     let mut first = cluster.scheduler("0-3", "");
-    first.world.ready().await;
+    first.setup.ready().await;
     let mut second = cluster.scheduler("0-3", "");
     waits(&second).await;
     let mut ids = deliver(&ingestion, "one-works", DELIVERIES).await;
-    ingestion.world.all_reach(&ids, "Processed").await;
+    ingestion.setup.all_reach(&ids, "Processed").await;
     assert_waits(&second).await;
     let before = first.epochs().await;
 
     let killed_at = Instant::now();
     let kill = || first.kill();
-    let world = [ingestion.world.clone()];
-    ids.extend(deliver_while(&world, "killed", DELIVERIES, kill).await);
+    let setup = [ingestion.setup.clone()];
+    ids.extend(deliver_while(&setup, "killed", DELIVERIES, kill).await);
     ready_after(&second, "a takeover from a killed scheduler", killed_at).await;
-    ingestion.world.all_reach(&ids, "Processed").await;
+    ingestion.setup.all_reach(&ids, "Processed").await;
     let after_kill = second.epochs().await;
     assert_eq!(
         after_kill,
@@ -53,9 +53,9 @@ async fn of_two_schedulers_with_the_same_partitions_one_works_and_the_other_take
         "each partition changed its owner once"
     );
     ids.extend(deliver(&ingestion, "released", DELIVERIES).await);
-    ingestion.world.all_reach(&ids, "Processed").await;
+    ingestion.setup.all_reach(&ids, "Processed").await;
     ingestion
-        .world
+        .setup
         .assert_one_effect_per_step(&ids, is_remote)
         .await;
     drop((services, others, ingestion, first, second));
@@ -72,14 +72,14 @@ async fn a_scheduler_that_stood_still_past_its_lease_does_no_harm_when_it_goes_o
     let others = [cluster.supervisor(""), cluster.agents(&services, "")];
     let ingestion = cluster.ingestion(&services, "");
     let mut frozen = cluster.scheduler("0-3", "");
-    frozen.world.ready().await;
+    frozen.setup.ready().await;
     let next = cluster.scheduler("0-3", "");
     waits(&next).await;
 
     let frozen_at = Instant::now();
-    let world = [ingestion.world.clone()];
+    let setup = [ingestion.setup.clone()];
     let freeze = || frozen.freeze();
-    let mut ids = deliver_while(&world, "frozen", 3 * DELIVERIES, freeze).await;
+    let mut ids = deliver_while(&setup, "frozen", 3 * DELIVERIES, freeze).await;
     ready_after(
         &next,
         "a takeover from a scheduler that stands still",
@@ -87,18 +87,18 @@ async fn a_scheduler_that_stood_still_past_its_lease_does_no_harm_when_it_goes_o
     )
     .await;
     let thaw = || frozen.thaw();
-    ids.extend(deliver_while(&world, "thawed", 3 * DELIVERIES, thaw).await);
+    ids.extend(deliver_while(&setup, "thawed", 3 * DELIVERIES, thaw).await);
     let gives_way = "who stood still waits as a candidate or has ended";
     ingestion
-        .world
+        .setup
         .eventually(gives_way, async || {
             frozen.has_ended() || is_waiting(&frozen).await
         })
         .await;
     ids.extend(deliver(&ingestion, "afterwards", DELIVERIES).await);
-    ingestion.world.all_reach(&ids, "Processed").await;
+    ingestion.setup.all_reach(&ids, "Processed").await;
     ingestion
-        .world
+        .setup
         .assert_one_effect_per_step(&ids, is_remote)
         .await;
     assert_eq!(
@@ -121,7 +121,7 @@ fn next_epochs(epochs: &[u64]) -> Vec<u64> {
 /// Waits until a scheduler is waiting for all leases.
 async fn waits(scheduler: &Member) {
     scheduler
-        .world
+        .setup
         .eventually("it waits for all leases", async || {
             is_waiting(scheduler).await
         })

@@ -9,7 +9,7 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::{Offset, util::Timeout};
 use serde_json::Value;
 use waybill_engine::{OperationId, partition_for};
-use waybill_test_support::world::PATIENCE;
+use waybill_test_support::setup::PATIENCE;
 
 use crate::cluster::{Cluster, deliver};
 use crate::member::Member;
@@ -28,9 +28,9 @@ async fn requests_that_retention_took_before_they_were_done_are_never_skipped_si
     let others = [cluster.supervisor(""), cluster.agents(&services, "")];
     let ingestion = cluster.ingestion(&services, "");
     let mut scheduler = cluster.scheduler("0-3", "");
-    scheduler.world.ready().await;
+    scheduler.setup.ready().await;
     let mut ids = deliver(&ingestion, "done", DELIVERIES).await;
-    ingestion.world.all_reach(&ids, "Processed").await;
+    ingestion.setup.all_reach(&ids, "Processed").await;
     scheduler.terminate();
 
     let waiting = deliver(&ingestion, "waiting", DELIVERIES).await;
@@ -45,17 +45,17 @@ async fn requests_that_retention_took_before_they_were_done_are_never_skipped_si
         .into_iter()
         .partition(|id| partition_of(id) == OVERTAKEN);
     assert!(!gone.is_empty() && !there.is_empty());
-    ingestion.world.all_reach(&there, "Processed").await;
+    ingestion.setup.all_reach(&there, "Processed").await;
     scheduler.terminate();
 
     let scheduler = cluster.scheduler_with("0-3", SKIP);
-    scheduler.world.ready().await;
-    let log = scheduler.world.log_tail();
+    scheduler.setup.ready().await;
+    let log = scheduler.setup.log_tail();
     assert!(log.contains("is passed over"), "{log}");
     ids.extend(deliver(&ingestion, "behind", DELIVERIES).await);
-    ingestion.world.all_reach(&ids, "Processed").await;
-    let world = &ingestion.world;
-    world
+    ingestion.setup.all_reach(&ids, "Processed").await;
+    let setup = &ingestion.setup;
+    setup
         .assert_one_effect_per_step(&ids, |index| is_remote(index % DELIVERIES))
         .await;
     drop((services, others, ingestion, scheduler));
@@ -71,9 +71,9 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
     let others = [cluster.supervisor(""), cluster.agents(&services, "")];
     let ingestion = cluster.ingestion(&services, "");
     let mut scheduler = cluster.scheduler("0-3", "");
-    scheduler.world.ready().await;
+    scheduler.setup.ready().await;
     let mut ids = deliver(&ingestion, "before", DELIVERIES).await;
-    ingestion.world.all_reach(&ids, "Processed").await;
+    ingestion.setup.all_reach(&ids, "Processed").await;
     done_in_all(&cluster, &scheduler).await;
 
     // While all clients use it.
@@ -85,8 +85,8 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
     ids.extend(deliver(&ingestion, "between", DELIVERIES).await);
     scheduler.terminate();
     let mut scheduler = cluster.scheduler_with("0-3", SKIP);
-    scheduler.world.ready().await;
-    ingestion.world.all_reach(&ids, "Processed").await;
+    scheduler.setup.ready().await;
+    ingestion.setup.all_reach(&ids, "Processed").await;
     done_in_all(&cluster, &scheduler).await;
     scheduler.terminate();
 
@@ -100,11 +100,11 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
     assert!(readiness.contains("has fingerprint"), "{readiness}");
     scheduler.terminate();
     let scheduler = cluster.scheduler_with("0-3", SKIP);
-    scheduler.world.ready().await;
+    scheduler.setup.ready().await;
     ids.extend(deliver(&ingestion, "after", DELIVERIES).await);
-    ingestion.world.all_reach(&ids, "Processed").await;
+    ingestion.setup.all_reach(&ids, "Processed").await;
     // Each is detected while it is read, not earlier.
-    let log = std::fs::read_to_string(scheduler.world.path("log.txt")).expect("there is a log");
+    let log = std::fs::read_to_string(scheduler.setup.path("log.txt")).expect("there is a log");
     let passed: Vec<&str> = log
         .lines()
         .filter(|l| l.contains("is passed over"))
@@ -113,8 +113,8 @@ async fn a_topic_that_was_deleted_and_made_anew_is_refused_until_a_person_says_s
         .iter()
         .partition(|line| line.contains("high-priority requests: "));
     assert!(!normal.is_empty() && !high.is_empty(), "{passed:?}");
-    let world = &ingestion.world;
-    world
+    let setup = &ingestion.setup;
+    setup
         .assert_one_effect_per_step(&ids, |index| is_remote(index % DELIVERIES))
         .await;
     drop((services, others, ingestion, scheduler));
@@ -158,7 +158,7 @@ async fn done_in_all(cluster: &Cluster, scheduler: &Member) {
         shards.iter().all(is_done)
     };
     let what = "each partition has a checkpoint";
-    scheduler.world.eventually(what, is_done).await;
+    scheduler.setup.eventually(what, is_done).await;
 }
 
 fn topic(cluster: &Cluster, name: &str) -> String {
@@ -202,7 +202,7 @@ async fn refused(scheduler: &Member, partitions: &BTreeSet<u32>) {
             && in_state("running").len() + partitions.len() == PARTITIONS as usize
     };
     scheduler
-        .world
+        .setup
         .eventually("partitions are refused", is_refused)
         .await;
 }

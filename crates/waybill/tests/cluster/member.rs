@@ -6,33 +6,33 @@ use std::sync::Arc;
 
 use serde_json::Value;
 use waybill_test_support::process::Process;
-use waybill_test_support::world::World;
+use waybill_test_support::setup::Setup;
 
 /// A process with its configuration, its data directory and its addresses.
 pub struct Member {
     role: &'static str,
     extra: Vec<String>,
     announces: Vec<&'static str>,
-    pub world: Arc<World>,
+    pub setup: Arc<Setup>,
     process: Option<Process>,
 }
 
 impl Member {
-    /// Starts a role with a world's configuration. Beside `admin` it announces the listener
+    /// Starts a role with a setup's configuration. Beside `admin` it announces the listener
     /// `listens`, if given.
     pub fn start(
         role: &'static str,
-        mut world: World,
+        mut setup: Setup,
         extra: &[&str],
         listens: Option<&'static str>,
     ) -> Self {
         let announces: Vec<_> = ["admin"].into_iter().chain(listens).collect();
-        let process = world.start(role, extra, &announces);
+        let process = setup.start(role, extra, &announces);
         Self {
             role,
             extra: extra.iter().map(|&text| text.to_owned()).collect(),
             announces,
-            world: Arc::new(world),
+            setup: Arc::new(setup),
             process: Some(process),
         }
     }
@@ -45,7 +45,7 @@ impl Member {
     /// Starts it again, with its old data directory and addresses.
     pub fn start_again(&mut self) {
         let extra: Vec<&str> = self.extra.iter().map(String::as_str).collect();
-        let process = self.world.again(self.role, &extra, &self.announces);
+        let process = self.setup.again(self.role, &extra, &self.announces);
         self.process = Some(process);
     }
 
@@ -58,13 +58,13 @@ impl Member {
     /// Sends SIGTERM and waits for an orderly exit.
     pub fn terminate(&mut self) {
         let code = self.process.take().expect("it runs").terminate();
-        assert_eq!(code, Some(0), "{}", self.world.log_tail());
+        assert_eq!(code, Some(0), "{}", self.setup.log_tail());
     }
 
     /// Stops it gracefully and starts another version of the program.
     pub fn becomes(&mut self, program: &Path) {
         self.terminate();
-        self.world.set_program(program);
+        self.setup.set_program(program);
         self.start_again();
     }
 
@@ -94,8 +94,8 @@ impl Member {
 
     /// The answer of `/readyz`; `None` while the process does not answer.
     pub async fn readiness(&self) -> Option<String> {
-        let url = self.world.url("admin", "/readyz");
-        self.world
+        let url = self.setup.url("admin", "/readyz");
+        self.setup
             .client
             .get(url)
             .send()
@@ -108,8 +108,8 @@ impl Member {
 
     /// The answer of `/schedulers` for each partition; empty while the process does not answer.
     pub async fn schedulers(&self) -> Vec<Value> {
-        let url = self.world.url("admin", "/schedulers");
-        match self.world.client.get(url).send().await {
+        let url = self.setup.url("admin", "/schedulers");
+        match self.setup.client.get(url).send().await {
             Ok(answer) => answer.json().await.unwrap_or_default(),
             Err(_) => Vec::new(),
         }
@@ -127,7 +127,7 @@ impl Member {
 impl Drop for Member {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!("== {}:\n{}", self.role, self.world.log_tail());
+            eprintln!("== {}:\n{}", self.role, self.setup.log_tail());
         }
     }
 }

@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use waybill_test_support::world::delivery;
+use waybill_test_support::setup::delivery;
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver, deliver_while, ready_after};
 use crate::is_remote;
@@ -18,7 +18,7 @@ const EVERY: Duration = Duration::from_millis(100);
 const DELIVERIES: usize = 100;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
+async fn a_database_outage_of_twenty_seconds_loses_no_delivery() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
@@ -30,7 +30,7 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
     let schedulers = [cluster.scheduler("0-1", ""), cluster.scheduler("2-3", "")];
     let others = [cluster.supervisor(""), cluster.agents(&services, "")];
     for scheduler in &schedulers {
-        scheduler.world.ready().await;
+        scheduler.setup.ready().await;
     }
     let mut ids = deliver(&ingestion, "before", DELIVERIES).await;
 
@@ -38,9 +38,9 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
     let away_since = Instant::now();
     // With the caller's ID, which is looked up before the request is accepted.
     let looked_up = {
-        let world = ingestion.world.clone();
+        let setup = ingestion.setup.clone();
         let body = delivery("looked-up", is_remote(DELIVERIES));
-        tokio::spawn(async move { world.deliver(&body).await })
+        tokio::spawn(async move { setup.deliver(&body).await })
     };
     let mut answers = BTreeMap::<u16, usize>::new();
     let mut accepted = Vec::new();
@@ -52,8 +52,8 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
         );
         let fields = body.as_object_mut().expect("a delivery is an object");
         fields.remove("deliveryId");
-        let url = ingestion.world.url("http", "/api/deliveryrequests");
-        let answer = ingestion.world.client.post(url).json(&body).send().await;
+        let url = ingestion.setup.url("http", "/api/deliveryrequests");
+        let answer = ingestion.setup.client.post(url).json(&body).send().await;
         let answer = answer.expect("ingestion answers");
         let status = answer.status().as_u16();
         *answers.entry(status).or_default() += 1;
@@ -88,7 +88,7 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
     ids.extend(accepted);
     ids.extend(deliver(&ingestion, "after", DELIVERIES).await);
     ids.push(looked_up.await.expect("it is accepted in the end"));
-    ingestion.world.all_reach(&ids, "Processed").await;
+    ingestion.setup.all_reach(&ids, "Processed").await;
     println!(
         "measured: all is done {:.1} s after the database came back",
         back_since.elapsed().as_secs_f64()
@@ -99,7 +99,7 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
         index => is_remote(index - during.end),
     };
     ingestion
-        .world
+        .setup
         .assert_one_effect_per_step(&ids, remote)
         .await;
     drop((services, ingestion, schedulers, others));
@@ -111,7 +111,7 @@ async fn a_database_that_is_away_for_twenty_seconds_costs_no_delivery() {
 const STILL: Duration = Duration::from_secs(8);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_broker_that_stands_still_for_longer_than_sessions_ends_nobody() {
+async fn a_broker_paused_for_longer_than_sessions_ends_no_process() {
     let Some((cluster, kafka, cassandra)) = Cluster::with_servers_or_skip().await else {
         return;
     };
@@ -125,16 +125,16 @@ async fn a_broker_that_stands_still_for_longer_than_sessions_ends_nobody() {
         cluster.agents(&services, ""),
     ];
     for member in &members {
-        member.world.ready().await;
+        member.setup.ready().await;
     }
     let mut ids = deliver(&ingestion, "before", DELIVERIES).await;
     kafka.freeze();
     sleep(STILL);
     kafka.thaw();
     ids.extend(deliver(&ingestion, "after", DELIVERIES).await);
-    all_end_without_a_person(&ingestion.world, &ids).await;
+    all_end_without_a_person(&ingestion.setup, &ids).await;
     for member in &mut members {
-        member.world.ready().await;
+        member.setup.ready().await;
         assert!(!member.has_ended(), "nobody ended by himself");
     }
     drop((services, ingestion, members, cassandra));
@@ -153,15 +153,15 @@ async fn roles_that_start_before_the_database_wait_for_it() {
     let mut waiting = [cluster.scheduler("all", ""), cluster.supervisor("")];
     for member in &waiting {
         member
-            .world
+            .setup
             .eventually("it says what it waits for", async || {
-                let log = std::fs::read_to_string(member.world.path("log.txt")).unwrap_or_default();
+                let log = std::fs::read_to_string(member.setup.path("log.txt")).unwrap_or_default();
                 log.contains("waiting for the database") && log.contains("connecting failed")
             })
             .await;
         let readiness = member.readiness().await.expect("it is alive");
         assert!(
-            readiness.starts_with("waiting for: every role"),
+            readiness.starts_with("waiting for: all roles"),
             "{readiness}"
         );
     }
@@ -169,12 +169,12 @@ async fn roles_that_start_before_the_database_wait_for_it() {
     cluster.supervisor("").terminate();
     line.set(State::Open);
     for member in &waiting {
-        member.world.ready().await;
+        member.setup.ready().await;
     }
     let agents = cluster.agents(&services, "");
     let ingestion = cluster.ingestion(&services, "");
     let ids = deliver(&ingestion, "after", 10).await;
-    ingestion.world.all_reach(&ids, "Processed").await;
+    ingestion.setup.all_reach(&ids, "Processed").await;
     for member in &mut waiting {
         member.terminate();
     }
@@ -200,9 +200,9 @@ async fn writes_that_applied_and_were_never_answered_cost_nothing_and_are_made_o
     let schedulers = [cluster.scheduler("0-1", ""), cluster.scheduler("2-3", "")];
     let others = [cluster.supervisor(""), cluster.agents(&services, "")];
     for scheduler in &schedulers {
-        scheduler.world.ready().await;
+        scheduler.setup.ready().await;
     }
-    let worlds = [ingestion.world.clone()];
+    let setups = [ingestion.setup.clone()];
     let mut ids = Vec::new();
     for round in 0..TIMES {
         let lose = || {
@@ -210,12 +210,12 @@ async fn writes_that_applied_and_were_never_answered_cost_nothing_and_are_made_o
             std::thread::sleep(DEAF);
             line.set(State::Open);
         };
-        ids.extend(deliver_while(&worlds, &format!("deaf-{round}"), ROUND, lose).await);
+        ids.extend(deliver_while(&setups, &format!("deaf-{round}"), ROUND, lose).await);
     }
-    worlds[0].all_reach(&ids, "Processed").await;
-    worlds[0].assert_one_effect_per_step(&ids, is_remote).await;
+    setups[0].all_reach(&ids, "Processed").await;
+    setups[0].assert_one_effect_per_step(&ids, is_remote).await;
     for scheduler in &schedulers {
-        scheduler.world.ready().await;
+        scheduler.setup.ready().await;
     }
     drop((services, ingestion, schedulers, others));
     cluster.scylla = server;
@@ -223,7 +223,7 @@ async fn writes_that_applied_and_were_never_answered_cost_nothing_and_are_made_o
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_is_away_for_longer_than_commits_are_repeated_ends_no_process() {
+async fn a_database_outage_longer_than_commit_retries_ends_no_process() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
@@ -242,10 +242,10 @@ async fn a_database_that_is_away_for_longer_than_commits_are_repeated_ends_no_pr
         cluster.agents(&services, ""),
     ];
     for scheduler in &patient[..2] {
-        scheduler.world.ready().await;
+        scheduler.setup.ready().await;
     }
     let mut ids = deliver(&ingestion, "before", DELIVERIES).await;
-    ingestion.world.all_reach(&ids, "Processed").await;
+    ingestion.setup.all_reach(&ids, "Processed").await;
 
     line.set(State::Cut);
     let mut accepted = 0;
@@ -253,11 +253,11 @@ async fn a_database_that_is_away_for_longer_than_commits_are_repeated_ends_no_pr
         let what = "a commit was given up";
         let failed = async || {
             // Each needs writes, in any of its partitions.
-            let url = ingestion.world.url("http", "/api/deliveryrequests");
+            let url = ingestion.setup.url("http", "/api/deliveryrequests");
             let mut body = delivery(&format!("during-{accepted}"), is_remote(accepted));
             let fields = body.as_object_mut().expect("a delivery is an object");
             fields.remove("deliveryId");
-            let answer = ingestion.world.client.post(url).json(&body).send().await;
+            let answer = ingestion.setup.client.post(url).json(&body).send().await;
             let answer = answer.expect("ingestion answers");
             if answer.status() == 202 {
                 let body: Value = answer.json().await.expect("an answer is JSON");
@@ -265,14 +265,14 @@ async fn a_database_that_is_away_for_longer_than_commits_are_repeated_ends_no_pr
                 accepted += 1;
             }
             let failed = "waybill_scheduler_commits_failed_total";
-            scheduler.world.metric(failed, "").await >= 1.0
+            scheduler.setup.metric(failed, "").await >= 1.0
         };
-        scheduler.world.eventually(what, failed).await;
+        scheduler.setup.eventually(what, failed).await;
     }
     // The caller's ID must be looked up.
-    let url = ingestion.world.url("http", "/api/deliveryrequests");
+    let url = ingestion.setup.url("http", "/api/deliveryrequests");
     let body = delivery("looked-up", false);
-    let answer = ingestion.world.client.post(url).json(&body).send().await;
+    let answer = ingestion.setup.client.post(url).json(&body).send().await;
     let answer = answer.expect("ingestion answers");
     assert_eq!(answer.status(), 503);
     assert!(answer.headers().contains_key("retry-after"), "{answer:?}");
@@ -282,7 +282,7 @@ async fn a_database_that_is_away_for_longer_than_commits_are_repeated_ends_no_pr
             let readiness = scheduler.readiness().await;
             readiness.is_some_and(|said| said.starts_with("waiting for: lease of partition"))
         };
-        scheduler.world.eventually(what, given_up).await;
+        scheduler.setup.eventually(what, given_up).await;
     }
 
     let supervisor = &patient[2];
@@ -291,23 +291,23 @@ async fn a_database_that_is_away_for_longer_than_commits_are_repeated_ends_no_pr
         readiness.is_some_and(|said| said.starts_with("waiting for: the state store"))
     };
     let what = "the supervisor says what it cannot reach";
-    supervisor.world.eventually(what, is_told).await;
+    supervisor.setup.eventually(what, is_told).await;
 
     line.set(State::Open);
     for member in &mut patient {
-        member.world.ready().await;
+        member.setup.ready().await;
         assert!(!member.has_ended(), "it stayed where it was");
     }
     let during = DELIVERIES..ids.len();
     ids.extend(deliver(&ingestion, "after", DELIVERIES).await);
-    ingestion.world.all_reach(&ids, "Processed").await;
+    ingestion.setup.all_reach(&ids, "Processed").await;
     let remote = |index: usize| match index {
         index if index < during.start => is_remote(index),
         index if index < during.end => is_remote(index - during.start),
         index => is_remote(index - during.end),
     };
     ingestion
-        .world
+        .setup
         .assert_one_effect_per_step(&ids, remote)
         .await;
     drop((services, ingestion, patient));

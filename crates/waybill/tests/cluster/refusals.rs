@@ -10,14 +10,14 @@ use crate::PARTITIONS;
 use crate::cluster::Cluster;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn topics_that_others_gave_more_partitions_are_refused_with_the_command_that_mends_it() {
+async fn topics_with_foreign_partitions_are_refused_with_the_command_that_fixes_them() {
     let Some(mut cluster) = Cluster::migrated_or_skip().await else {
         return;
     };
     cluster.grows_soon();
     // Creates topics with the configured settings.
     let mut scheduler = cluster.scheduler("all", "");
-    scheduler.world.ready().await;
+    scheduler.setup.ready().await;
     scheduler.terminate();
     let wanted = (PARTITIONS * 2) as usize;
     let topic = format!("{}.operation-requests.v1", cluster.name);
@@ -40,7 +40,7 @@ async fn topics_that_others_gave_more_partitions_are_refused_with_the_command_th
     let mut growing = cluster.command(&["topics", "grow", "--partitions", &wanted.to_string()]);
     let mut growing = growing.spawn().expect("the program was built");
     scheduler
-        .world
+        .setup
         .eventually("more are announced", async || {
             let shown = cluster.run(&["shards", "show", "--json"]);
             let shown: Value = serde_json::from_slice(&shown.stdout).unwrap_or_default();
@@ -48,7 +48,7 @@ async fn topics_that_others_gave_more_partitions_are_refused_with_the_command_th
         })
         .await;
     scheduler.start_again();
-    scheduler.world.ready().await;
+    scheduler.setup.ready().await;
     let status = growing.wait().expect("it can be waited for");
     assert!(status.success(), "{status}");
     drop(scheduler);
@@ -123,7 +123,7 @@ async fn a_store_that_nobody_prepared_is_refused_and_two_may_prepare_it_at_once(
 fn assert_migrated(cluster: &Cluster, output: &Output) {
     assert!(output.status.success(), "{output:?}");
     let said = text(output);
-    let ok = format!("ok: keyspace {} can be used\n", cluster.name);
+    let ok = format!("ok: keyspace {} is usable\n", cluster.name);
     assert!(said.contains(&ok), "{said}");
 }
 

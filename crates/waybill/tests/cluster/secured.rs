@@ -18,7 +18,7 @@ use waybill_config::{Environment, load};
 use waybill_kafka::{Admin, KafkaSettings};
 use waybill_node::config::Config;
 use waybill_test_support::process::without_test_variables;
-use waybill_test_support::world::{PATIENCE, World};
+use waybill_test_support::setup::{PATIENCE, Setup};
 
 use crate::PARTITIONS;
 use crate::cluster::{deliver, slot};
@@ -157,8 +157,8 @@ impl Site {
     }
 
     fn start(&self, role: &'static str, extra: &[&str], listens: Option<&'static str>) -> Member {
-        let world = World::new(&self.config().to_string());
-        Member::start(role, world, extra, listens)
+        let setup = Setup::new(&self.config().to_string());
+        Member::start(role, setup, extra, listens)
     }
 
     /// Runs the program to its end.
@@ -246,33 +246,33 @@ async fn deliveries_complete_over_tls_with_logins_and_no_log_shows_a_secret() {
         site.assert_no_secret(&said);
     }
     let services = site.start("services", &[], Some("services"));
-    let address = services.world.address("services").to_string();
+    let address = services.setup.address("services").to_string();
     let agents = site.start("agents", &["--services", &address], None);
     let scheduler = site.start("scheduler", &[], None);
     let supervisor = site.start("supervisor", &[], None);
-    let mut world = World::new(&config.to_string());
-    let of_services = services.world.address("services");
-    world.addresses.insert("services".to_owned(), of_services);
-    let ingestion = Member::start("ingestion", world, &[], Some("http"));
+    let mut setup = Setup::new(&config.to_string());
+    let of_services = services.setup.address("services");
+    setup.addresses.insert("services".to_owned(), of_services);
+    let ingestion = Member::start("ingestion", setup, &[], Some("http"));
     for member in [&agents, &scheduler, &supervisor, &ingestion] {
-        member.world.ready().await;
+        member.setup.ready().await;
     }
     let ids = deliver(&ingestion, "secured", 25).await;
-    ingestion.world.all_reach(&ids, "Processed").await;
+    ingestion.setup.all_reach(&ids, "Processed").await;
     ingestion
-        .world
+        .setup
         .assert_one_effect_per_step(&ids, is_remote)
         .await;
     for mut member in [ingestion, supervisor, scheduler, agents, services] {
         member.terminate();
-        let log = std::fs::read_to_string(member.world.path("log.txt")).unwrap();
+        let log = std::fs::read_to_string(member.setup.path("log.txt")).unwrap();
         site.assert_no_secret(&log);
     }
     site.remove().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_role_that_is_not_let_in_ends_and_says_why_without_a_secret() {
+async fn a_role_whose_login_is_refused_ends_with_the_reason_and_without_a_secret() {
     let Some(site) = Site::new_or_skip().await else {
         return;
     };

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 
-use waybill_test_support::world::PATIENCE;
+use waybill_test_support::setup::PATIENCE;
 
 /// Starts servers, and stops them when it is terminated.
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../.ci/servers/run");

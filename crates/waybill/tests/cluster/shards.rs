@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::Value;
-use waybill_test_support::world::{World, delivery};
+use waybill_test_support::setup::{Setup, delivery};
 
 use crate::cluster::{Cluster, deliver_while};
 use crate::is_remote;
@@ -21,13 +21,13 @@ async fn partitions_are_shared_by_more_schedulers_and_by_fewer_while_deliveries_
     let supervisor = cluster.supervisor("");
     let agents = cluster.agents(&services, "");
     let ingestion = cluster.ingestion(&services, "");
-    let world = ingestion.world.clone();
-    ingestion.world.ready().await;
-    supervisor.world.ready().await;
-    agents.world.ready().await;
-    running(&world, &schedulers, 4).await;
+    let setup = ingestion.setup.clone();
+    ingestion.setup.ready().await;
+    supervisor.setup.ready().await;
+    agents.setup.ready().await;
+    running(&setup, &schedulers, 4).await;
 
-    let ingestions = [world.clone()];
+    let ingestions = [setup.clone()];
     let mut ids = Vec::new();
     for (per_partition, is_killed) in [(2, false), (4, true), (1, true), (2, false), (1, false)] {
         let prefix = format!("by-{per_partition}-{}", ids.len());
@@ -44,17 +44,17 @@ async fn partitions_are_shared_by_more_schedulers_and_by_fewer_while_deliveries_
         for index in 0..CANCELLED {
             let name = format!("{prefix}-cancelled-{index}");
             // A remote delivery is compensated by a person.
-            let id = world.deliver(&delivery(&name, false)).await;
-            let url = world.url("http", &format!("/api/deliveryrequests/{name}"));
-            let answer = world.client.delete(&url).send().await;
+            let id = setup.deliver(&delivery(&name, false)).await;
+            let url = setup.url("http", &format!("/api/deliveryrequests/{name}"));
+            let answer = setup.client.delete(&url).send().await;
             let status = answer.expect("ingestion answers").status();
             assert!(status.is_success() || status == 409, "{status}");
             ids.push(id);
         }
-        running(&world, &schedulers, 4 * per_partition).await;
+        running(&setup, &schedulers, 4 * per_partition).await;
     }
     let is_remote = |index| index % (ROUND + CANCELLED) < ROUND && is_remote(index);
-    let ends = world.all_end_in_balance(&ids, is_remote).await;
+    let ends = setup.all_end_in_balance(&ids, is_remote).await;
     assert_eq!(ends.processed + ends.cancelled, ids.len(), "{ends:?}");
     for mut member in schedulers {
         member.terminate();
@@ -66,13 +66,13 @@ async fn partitions_are_shared_by_more_schedulers_and_by_fewer_while_deliveries_
 }
 
 /// Waits until this many shards run, each at exactly one of the schedulers.
-pub async fn running(world: &Arc<World>, schedulers: &[Member], wanted: u64) {
-    world
+pub async fn running(setup: &Arc<Setup>, schedulers: &[Member], wanted: u64) {
+    setup
         .eventually("every shard runs at one scheduler", async || {
             let mut running = Vec::new();
             for member in schedulers {
-                let url = member.world.url("admin", "/schedulers");
-                let Ok(answer) = world.client.get(url).send().await else {
+                let url = member.setup.url("admin", "/schedulers");
+                let Ok(answer) = setup.client.get(url).send().await else {
                     return false;
                 };
                 let views: Vec<Value> = answer.json().await.unwrap_or_default();

@@ -8,7 +8,7 @@ use rdkafka::message::Message as _;
 use rdkafka::{Offset, TopicPartitionList};
 use waybill_engine::OperationStatus;
 use waybill_messages::{Record as _, Topics};
-use waybill_test_support::world::PATIENCE;
+use waybill_test_support::setup::PATIENCE;
 
 use crate::PARTITIONS;
 use crate::cluster::Cluster;

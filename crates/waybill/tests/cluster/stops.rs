@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use waybill_test_support::setup::{Dice, Setup};
 use waybill_test_support::supervision::ends::Ends;
-use waybill_test_support::world::{Dice, World};
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
 
@@ -45,7 +45,7 @@ async fn whatever_is_killed_or_stands_still_every_delivery_ends_and_the_ledger_b
         cluster.ingestion(&services, ""),
         cluster.ingestion(&services, ""),
     ];
-    let worlds: Vec<Arc<World>> = ingestions.iter().map(|one| one.world.clone()).collect();
+    let setups: Vec<Arc<Setup>> = ingestions.iter().map(|one| one.setup.clone()).collect();
     let mut ingestion = ingestions.into_iter();
     let (mut ingestion, other_ingestion) = (ingestion.next().unwrap(), ingestion.next().unwrap());
     let mut scheduler = cluster.scheduler("0-1", "");
@@ -60,7 +60,7 @@ async fn whatever_is_killed_or_stands_still_every_delivery_ends_and_the_ledger_b
         .into_iter()
         .chain(&others)
     {
-        member.world.ready().await;
+        member.setup.ready().await;
     }
 
     let mut ids = Vec::new();
@@ -84,16 +84,16 @@ async fn whatever_is_killed_or_stands_still_every_delivery_ends_and_the_ledger_b
                 }
             }
         };
-        ids.extend(deliver_while(&worlds, &format!("round-{round}"), ROUND, strike).await);
+        ids.extend(deliver_while(&setups, &format!("round-{round}"), ROUND, strike).await);
         // Each target works again before the next fault, because a role that finds no server at its
         // start ends.
         for member in [&ingestion, &scheduler, &supervisor, &agents] {
-            member.world.ready().await;
+            member.setup.ready().await;
         }
         let took = began.elapsed().as_secs_f64();
         println!("measured: {victim:?}, {fault:?}: {ROUND} deliveries accepted in {took:.1} s");
     }
-    let Ends { processed, .. } = all_end_without_a_person(&worlds[0], &ids).await;
+    let Ends { processed, .. } = all_end_without_a_person(&setups[0], &ids).await;
     // A few may have had more time-outs than a step allows.
     assert!(processed * 10 >= ids.len() * 9, "{processed}");
     // Every target works again.
@@ -102,7 +102,7 @@ async fn whatever_is_killed_or_stands_still_every_delivery_ends_and_the_ledger_b
         .chain(others)
     {
         assert!(!member.has_ended(), "nobody ended by himself");
-        member.world.ready().await;
+        member.setup.ready().await;
         member.terminate();
     }
     drop(services);

@@ -2,7 +2,7 @@
 
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use waybill_test_support::batches::{batch, produce};
-use waybill_test_support::world::PATIENCE;
+use waybill_test_support::setup::PATIENCE;
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver};
 
@@ -23,7 +23,7 @@ async fn what_no_client_can_decode_is_put_aside_on_each_topic_and_deliveries_go_
     let ingestion = cluster.ingestion(&services, "");
     let scheduler = cluster.scheduler("all", "");
     let roles = [cluster.supervisor(""), cluster.agents(&services, "")];
-    scheduler.world.ready().await;
+    scheduler.setup.ready().await;
     let topics = TOPICS.map(|topic| format!("{}.{topic}", cluster.name));
     for topic in &topics {
         assert_eq!(
@@ -34,7 +34,7 @@ async fn what_no_client_can_decode_is_put_aside_on_each_topic_and_deliveries_go_
     let ids = deliver(&ingestion, "behind", 20).await;
 
     scheduler
-        .world
+        .setup
         .eventually("readiness names a partition", async || {
             let readiness = scheduler.readiness().await.unwrap_or_default();
             readiness.contains("records at this offset cannot be parsed")
@@ -44,15 +44,15 @@ async fn what_no_client_can_decode_is_put_aside_on_each_topic_and_deliveries_go_
     for topic in &topics {
         let dead_letters = format!("{topic}.dlq");
         scheduler
-            .world
+            .setup
             .eventually("a dead letter says where it lies", async || {
                 let ends = consumer.fetch_watermarks(&dead_letters, 0, PATIENCE);
                 ends.is_ok_and(|ends| ends == (0, 1))
             })
             .await;
     }
-    all_end_without_a_person(&ingestion.world, &ids).await;
-    scheduler.world.ready().await;
+    all_end_without_a_person(&ingestion.setup, &ids).await;
+    scheduler.setup.ready().await;
     drop((services, ingestion, scheduler, roles));
     cluster.remove().await;
 }

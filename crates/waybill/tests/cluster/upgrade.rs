@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use waybill_test_support::previous::previous_or_skip;
-use waybill_test_support::world::World;
+use waybill_test_support::setup::Setup;
 
 use crate::cluster::{Cluster, all_end_without_a_person, deliver_while};
 
@@ -33,10 +33,10 @@ async fn two_versions_work_together_whichever_roles_are_of_which() {
         cluster.supervisor(""),
     ];
     for member in &members {
-        member.world.ready().await;
+        member.setup.ready().await;
     }
-    let worlds: Vec<Arc<World>> = [2, 6]
-        .map(|index: usize| members[index].world.clone())
+    let setups: Vec<Arc<Setup>> = [2, 6]
+        .map(|index: usize| members[index].setup.clone())
         .into();
 
     let this = Path::new(env!("CARGO_BIN_EXE_waybill"));
@@ -47,11 +47,11 @@ async fn two_versions_work_together_whichever_roles_are_of_which() {
         for (round, member) in members.iter_mut().enumerate() {
             let change = || member.becomes(program);
             let prefix = format!("{way}-{round}");
-            ids.extend(deliver_while(&worlds, &prefix, ROUND, change).await);
-            member.world.ready().await;
+            ids.extend(deliver_while(&setups, &prefix, ROUND, change).await);
+            member.setup.ready().await;
         }
     }
-    all_end_without_a_person(&worlds[0], &ids).await;
+    all_end_without_a_person(&setups[0], &ids).await;
     for mut member in members {
         member.terminate();
     }

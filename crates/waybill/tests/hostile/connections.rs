@@ -41,7 +41,7 @@ async fn has_replaced(site: &Site, listener: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_that_send_nothing_keep_nobody_out() {
+async fn connections_that_send_nothing_block_no_other_client() {
     let site = Site::start();
     let mut opened = Vec::new();
     for listener in ["http", "admin", "services"] {
@@ -65,7 +65,7 @@ async fn connections_that_send_nothing_keep_nobody_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn half_heads_and_idle_connections_keep_nobody_out() {
+async fn half_heads_and_idle_connections_block_no_other_client() {
     let site = Site::start();
     let half = b"GET /readyz HTTP/1.1\r\nhost: loc";
     let whole = b"GET /problems/not-found HTTP/1.1\r\nhost: localhost\r\n\r\n";
@@ -80,7 +80,7 @@ async fn half_heads_and_idle_connections_keep_nobody_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bodies_that_stop_halfway_keep_nobody_out() {
+async fn bodies_that_stop_halfway_block_no_other_client() {
     let site = Site::start();
     let mut opened = Vec::new();
     for (listener, route) in [

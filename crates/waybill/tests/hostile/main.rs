@@ -200,11 +200,11 @@ impl Site {
     async fn ready(&self) {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let (status, told) = self.get("admin", "/readyz").await;
+            let (status, page) = self.get("admin", "/readyz").await;
             if status == StatusCode::OK {
                 return;
             }
-            assert!(Instant::now() < deadline, "{status} {told}");
+            assert!(Instant::now() < deadline, "{status} {page}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -220,12 +220,12 @@ impl Site {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         loop {
-            let (_, told) = self.get("http", &format!("/v1/operations/{id}")).await;
-            let told: Value = serde_json::from_str(&told).unwrap();
-            if told["state"] == "Processed" {
+            let (_, page) = self.get("http", &format!("/v1/operations/{id}")).await;
+            let page: Value = serde_json::from_str(&page).unwrap();
+            if page["state"] == "Processed" {
                 return;
             }
-            assert!(Instant::now() < deadline, "{id} was not delivered: {told}");
+            assert!(Instant::now() < deadline, "{id} was not delivered: {page}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -244,25 +244,25 @@ impl Site {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_else_on_the_machine_reads_the_data_directory() {
+async fn other_users_of_the_machine_cannot_read_the_data_directory() {
     let site = Site::start();
     let mode = std::fs::metadata(site.data_dir()).unwrap().permissions();
     assert_eq!(mode.mode() & 0o777, 0o700);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operation_that_somebody_made_up_is_not_there() {
+async fn an_invented_operation_is_not_found() {
     let site = Site::start();
     site.deliver("real").await;
     for at in ["0-999999-00000000", "0-0-12345678", "77-0-00000000"] {
         let path = format!("/v1/operations/made-up?at={at}");
-        let (status, told) = site.get("http", &path).await;
-        assert_eq!(status, StatusCode::NOT_FOUND, "{at}: {told}");
+        let (status, page) = site.get("http", &path).await;
+        assert_eq!(status, StatusCode::NOT_FOUND, "{at}: {page}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_topic_that_somebody_deleted_is_named_by_readiness() {
+async fn readiness_names_a_topic_that_was_deleted() {
     for broker in Broker::all() {
         let site = Site::start_at(broker, None, &[]);
         deleted_topic_is_named(&site).await;
@@ -282,11 +282,11 @@ async fn deleted_topic_is_named(site: &Site) {
     client.delete_topics(&[topic], &options).await.unwrap();
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let (status, told) = site.get("admin", "/readyz").await;
-        if status == StatusCode::SERVICE_UNAVAILABLE && told.contains("the topics of operations") {
+        let (status, page) = site.get("admin", "/readyz").await;
+        if status == StatusCode::SERVICE_UNAVAILABLE && page.contains("the topics of operations") {
             return;
         }
-        assert!(Instant::now() < deadline, "{status} {told}");
+        assert!(Instant::now() < deadline, "{status} {page}");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

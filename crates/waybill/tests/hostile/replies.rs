@@ -62,8 +62,8 @@ async fn begin(site: &Site, id: &str) {
 }
 
 async fn shown(site: &Site, id: &str) -> Value {
-    let (_, told) = site.get("http", &format!("/v1/operations/{id}")).await;
-    serde_json::from_str(&told).unwrap()
+    let (_, shown_operation) = site.get("http", &format!("/v1/operations/{id}")).await;
+    serde_json::from_str(&shown_operation).unwrap()
 }
 
 /// Sends a reply to the partition that its request names. Returns its value.
@@ -86,7 +86,7 @@ async fn send(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reply_that_somebody_made_up_moves_no_operation() {
+async fn a_forged_reply_changes_no_operation() {
     for broker in Broker::all() {
         let site = Site::start_at(broker, None, &[("vault.yaml", WORKFLOW)]);
         forged_replies_move_nothing(&site).await;
@@ -118,23 +118,32 @@ async fn forged_replies_move_nothing(site: &Site) {
         let (dead_letter, cause) = next(&dead_letters);
         assert_eq!(dead_letter, value, "unchanged");
         assert!(cause.contains("must repeat"), "{cause}");
-        let told = shown(site, "gold").await;
-        assert_eq!(told["state"], "Processing", "{told}");
-        assert_eq!(told["steps"][0]["state"], "Running", "{told}");
+        let shown_operation = shown(site, "gold").await;
+        assert_eq!(shown_operation["state"], "Processing", "{shown_operation}");
+        assert_eq!(
+            shown_operation["steps"][0]["state"], "Running",
+            "{shown_operation}"
+        );
     }
 
     let real = StepReply::to(&gold, success("the agent"));
     send(site, &producer, &gold, &real).await;
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let told = shown(site, "gold").await;
-        if told["state"] == "Processed" {
-            assert!(!told.to_string().contains("somebody else"), "{told}");
+        let shown_operation = shown(site, "gold").await;
+        if shown_operation["state"] == "Processed" {
+            assert!(
+                !shown_operation.to_string().contains("somebody else"),
+                "{shown_operation}"
+            );
             break;
         }
-        assert!(Instant::now() < deadline, "gold did not end: {told}");
+        assert!(
+            Instant::now() < deadline,
+            "gold did not end: {shown_operation}"
+        );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    let told = shown(site, "silver").await;
-    assert_eq!(told["state"], "Processing", "{told}");
+    let shown_operation = shown(site, "silver").await;
+    assert_eq!(shown_operation["state"], "Processing", "{shown_operation}");
 }

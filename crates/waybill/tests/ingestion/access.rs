@@ -19,11 +19,11 @@ use waybill_http::auth::AuthConfig;
 use waybill_http::auth::{Auth, NewToken};
 use waybill_ingestion::{Guards, IngestionConfig};
 
-use super::world::*;
+use super::setup::*;
 
 /// An ingestion with authentication, and the tokens by name.
 pub struct Guarded {
-    pub world: World,
+    pub setup: Setup,
     tokens: HashMap<&'static str, String>,
     _file: tempfile::NamedTempFile,
 }
@@ -62,7 +62,7 @@ impl Guarded {
             ..Guards::default()
         };
         Self {
-            world: World::guarded(guards, change).await,
+            setup: Setup::guarded(guards, change).await,
             tokens,
             _file: file,
         }
@@ -73,7 +73,7 @@ impl Guarded {
     }
 
     pub fn ask(&self, name: &str, method: Method, path: &str) -> RequestBuilder {
-        let request = self.world.http.request(method, self.world.url(path));
+        let request = self.setup.http.request(method, self.setup.url(path));
         request.bearer_auth(self.token(name))
     }
 
@@ -84,7 +84,7 @@ impl Guarded {
     }
 
     pub fn post(&self, name: &str, path: &str, body: impl ToString) -> RequestBuilder {
-        self.world.post(path, body).bearer_auth(self.token(name))
+        self.setup.post(path, body).bearer_auth(self.token(name))
     }
 }
 
@@ -102,19 +102,19 @@ async fn a_repeat_by_a_token_that_may_not_read_shows_no_state() {
     let create = || guarded.post("submit", OPERATIONS, order("once", 1));
     let (status, first) = answer(create().send().await.unwrap()).await;
     assert_eq!(status, 202, "{first}");
-    let record = &guarded.world.records()[0];
+    let record = &guarded.setup.records()[0];
     guarded
-        .world
+        .setup
         .schedule(record, ProcessState::Processed)
         .await;
     let (status, again) = answer(create().send().await.unwrap()).await;
     let known = json!({"id": first["id"], "callerId": "once"});
     assert_eq!((status.as_u16(), again), (200, known));
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refusal_to_a_token_that_may_not_read_shows_no_state_and_nobody() {
+async fn a_refusal_to_a_token_that_may_not_read_shows_neither_state_nor_names() {
     let guarded = Guarded::start().await;
     let write = async |name: &str, state: ProcessState, history: Vec<HistoryEntry>| {
         let mut row = row(OperationId::of_caller("acme", name), "order", state);
@@ -122,7 +122,7 @@ async fn a_refusal_to_a_token_that_may_not_read_shows_no_state_and_nobody() {
         created.tenant = "acme".into();
         row.created = Some(created.into());
         row.state.history = history;
-        guarded.world.write(row).await;
+        guarded.setup.write(row).await;
     };
     let parked = ProcessState::CompensationFailed;
     write("parked", parked, Vec::new()).await;
@@ -166,7 +166,7 @@ async fn a_refusal_to_a_token_that_may_not_read_shows_no_state_and_nobody() {
             assert!(is_shown || is_silent, "{who}: {detail}");
         }
     }
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,7 +197,7 @@ async fn a_tenant_that_has_all_streams_of_events_makes_room_for_another() {
     for stream in &mut streams[..2] {
         within(async { while stream.chunk().await.unwrap().is_some() {} }).await;
     }
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -206,7 +206,7 @@ async fn more_lists_than_may_wait_are_turned_away() {
     let list = guarded.ask("acme", Method::GET, OPERATIONS).send();
     let (status, kind, _) = problem(list.await.unwrap()).await;
     assert_eq!((status, kind.as_str()), (503, "overloaded"));
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -220,7 +220,7 @@ async fn a_tenant_gets_half_of_the_queue_to_the_broker_while_another_wants_some(
     // acknowledgement it counts as unavailable.
     assert_eq!(send("acme", "warm".to_owned()).await, 202);
     let slow = Duration::from_millis(1_500);
-    let cluster = &guarded.world.cluster;
+    let cluster = &guarded.setup.cluster;
     cluster.broker_round_trip_time(1, slow).unwrap();
     let begin = |round: char| -> FuturesUnordered<_> {
         (0..6)
@@ -240,7 +240,7 @@ async fn a_tenant_gets_half_of_the_queue_to_the_broker_while_another_wants_some(
     }
     assert_eq!(send("zeta", "z1".to_owned()).await, 202);
     assert_eq!(beside_another.collect::<Vec<_>>().await, [202; 2]);
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }
 
 /// Every route and its required scope.
@@ -265,7 +265,7 @@ const ROUTES: [(&str, &str, &str); 15] = [
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_good_token_nothing_but_the_documents_is_answered() {
     let guarded = Guarded::start().await;
-    let world = &guarded.world;
+    let setup = &guarded.setup;
     let unknown = NewToken::make();
     let cases = [
         (None, "no-token", "Bearer realm=\"waybill\""),
@@ -288,7 +288,7 @@ async fn without_a_good_token_nothing_but_the_documents_is_answered() {
     for (method, path, _) in ROUTES {
         for (header, code, challenge) in &cases {
             let method: Method = method.parse().unwrap();
-            let mut request = world.http.request(method.clone(), world.url(path));
+            let mut request = setup.http.request(method.clone(), setup.url(path));
             if let Some(header) = header {
                 request = request.header(AUTHORIZATION, header);
             }
@@ -305,11 +305,11 @@ async fn without_a_good_token_nothing_but_the_documents_is_answered() {
         }
     }
     for open in ["/openapi.json", "/docs", "/problems/unauthenticated"] {
-        let response = world.http.get(world.url(open)).send().await.unwrap();
+        let response = setup.http.get(setup.url(open)).send().await.unwrap();
         assert_eq!(response.status(), 200, "{open}");
     }
-    assert_eq!(world.requests().len(), 0);
-    guarded.world.ingestion.shutdown().await;
+    assert_eq!(setup.requests().len(), 0);
+    guarded.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -341,13 +341,13 @@ async fn every_route_needs_its_own_scope() {
             assert!(detail.contains(needed), "{detail}");
         }
     }
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_history_says_by_which_token_something_was_asked() {
     let guarded = Guarded::start().await;
-    let world = &guarded.world;
+    let setup = &guarded.setup;
     let made = guarded.post("acme", OPERATIONS, order("order-1", 1));
     assert_eq!(made.send().await.unwrap().status(), 202);
     for (path, body) in [
@@ -357,7 +357,7 @@ async fn the_history_says_by_which_token_something_was_asked() {
         let asked = guarded.post("acme", path, body).send().await.unwrap();
         assert_eq!(asked.status(), 202);
     }
-    let by: Vec<String> = world
+    let by: Vec<String> = setup
         .requests()
         .into_iter()
         .filter_map(|(_, request)| match request {
@@ -366,13 +366,13 @@ async fn the_history_says_by_which_token_something_was_asked() {
         })
         .collect();
     assert_eq!(by, ["kim (acme)", "acme"]);
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }
 
 /// Begins a batch with one line and sends no more. Returns the connection and the status of the
 /// answer.
 async fn begin_batch(guarded: &Guarded, who: &str, id: &str) -> (TcpStream, String) {
-    let address = guarded.world.ingestion.address();
+    let address = guarded.setup.ingestion.address();
     let mut batch = TcpStream::connect(address).await.unwrap();
     let line = order(id, 1).to_string() + "\n";
     let begun = format!(
@@ -416,5 +416,5 @@ async fn a_tenant_whose_batches_take_all_memory_makes_room_for_another() {
         answer.push_str(std::str::from_utf8(&part[..n]).unwrap());
     }
     drop((other, batches));
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }

@@ -9,12 +9,12 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use waybill_engine::OperationId;
 
-use super::world::*;
+use super::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_answers_each_line_in_order_and_bad_lines_harm_no_other() {
-    let world = World::start().await;
-    world.request(order("taken", 1)).await;
+    let setup = Setup::start().await;
+    setup.request(order("taken", 1)).await;
     let lines = [
         order("b-1", 1).to_string(),
         "{oops".to_owned(),
@@ -27,7 +27,7 @@ async fn a_batch_answers_each_line_in_order_and_bad_lines_harm_no_other() {
     ];
     let blank = "\n \t\r\n";
     let body = format!("{blank}{}{blank}", lines.join("\n"));
-    let response = world.post(BATCH, body).send().await.unwrap();
+    let response = setup.post(BATCH, body).send().await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     assert_eq!(response.headers()[CONTENT_TYPE], "application/x-ndjson");
     let text = response.text().await.unwrap();
@@ -52,14 +52,14 @@ async fn a_batch_answers_each_line_in_order_and_bad_lines_harm_no_other() {
     assert!(answers[0]["location"].as_str().unwrap().contains("?at="));
     assert_eq!(answers[1]["problem"]["type"], "/problems/malformed-json");
     assert_eq!(answers[5]["problem"]["errors"][0]["pointer"], "/workflow");
-    assert_eq!(world.records().len(), 4);
+    assert_eq!(setup.records().len(), 4);
 
-    let with_key = world.post(BATCH, "").header("idempotency-key", "k");
+    let with_key = setup.post(BATCH, "").header("idempotency-key", "k");
     assert_eq!(problem(with_key.send().await.unwrap()).await.0, 422);
     let (status, ..) = problem(
-        world
+        setup
             .http
-            .post(world.url(BATCH))
+            .post(setup.url(BATCH))
             .header(CONTENT_TYPE, "application/json")
             .send()
             .await
@@ -67,19 +67,19 @@ async fn a_batch_answers_each_line_in_order_and_bad_lines_harm_no_other() {
     )
     .await;
     assert_eq!(status, 415);
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_large_batch_streams_and_a_line_that_was_cut_off_is_not_taken() {
-    let world = World::with(|config| config.batch_lines_max = 50).await;
+    let setup = Setup::with(|config| config.batch_lines_max = 50).await;
     let count = 2_000;
     let mut body = String::new();
     for number in 0..count {
         body.push_str(&order(&format!("n-{number}"), number).to_string());
         body.push('\n');
     }
-    let text = world
+    let text = setup
         .post(BATCH, body)
         .send()
         .await
@@ -97,11 +97,11 @@ async fn a_large_batch_streams_and_a_line_that_was_cut_off_is_not_taken() {
         let id = OperationId::of_caller("", &format!("n-{number}")).to_string();
         assert!(line.contains(&id), "line {number} is {line}");
     }
-    assert_eq!(world.records().len(), count as usize);
+    assert_eq!(setup.records().len(), count as usize);
 
     let whole = order("whole", 1).to_string();
     let cut = order("cut-off", 1).to_string();
-    let mut socket = TcpStream::connect(world.ingestion.address()).await.unwrap();
+    let mut socket = TcpStream::connect(setup.ingestion.address()).await.unwrap();
     let head = format!(
         "POST {BATCH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-ndjson\r\nContent-Length: 9999\r\n\r\n"
     );
@@ -114,22 +114,22 @@ async fn a_large_batch_streams_and_a_line_that_was_cut_off_is_not_taken() {
     within(socket.read_to_string(&mut answer)).await.unwrap();
     assert!(answer.contains("\"status\":202"), "{answer}");
     assert!(answer.contains("/problems/incomplete-body"), "{answer}");
-    let records = world.records();
+    let records = setup.records();
     assert_eq!(records.len(), count as usize + 1);
     assert!(
         records
             .iter()
             .all(|record| record.request.caller_id.as_deref() != Some("cut-off"))
     );
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn lines_of_one_batch_with_one_id_share_an_answer_or_conflict() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let lines = [order("same", 1), order("same", 2), order("same", 1)];
     let lines = lines.map(|line| line.to_string()).join("\n");
-    let response = world.post(BATCH, lines).send().await.unwrap();
+    let response = setup.post(BATCH, lines).send().await.unwrap();
     let text = response.text().await.unwrap();
     let answers: Vec<Value> = text
         .lines()
@@ -139,14 +139,14 @@ async fn lines_of_one_batch_with_one_id_share_an_answer_or_conflict() {
     assert_eq!(statuses, [202, 409, 202], "{text}");
     assert_eq!(answers[0]["location"], answers[2]["location"]);
     assert_eq!(answers[1]["problem"]["type"], "/problems/id-conflict");
-    assert_eq!(world.records().len(), 1);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), 1);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_line_that_drips_for_too_long_ends_its_batch() {
-    let world = World::with(|config| config.body_timeout = Duration::from_millis(300)).await;
-    let mut socket = TcpStream::connect(world.ingestion.address()).await.unwrap();
+    let setup = Setup::with(|config| config.body_timeout = Duration::from_millis(300)).await;
+    let mut socket = TcpStream::connect(setup.ingestion.address()).await.unwrap();
     let line = order("whole", 1).to_string() + "\n";
     let begun = format!(
         "POST {BATCH} HTTP/1.1\r\nHost: a\r\nContent-Type: application/x-ndjson\r\n\
@@ -174,5 +174,5 @@ async fn a_line_that_drips_for_too_long_ends_its_batch() {
     dripping.abort();
     assert!(answer.contains("\"status\":202"), "{answer}");
     assert!(answer.contains("\"status\":408"), "{answer}");
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }

@@ -10,7 +10,7 @@ use waybill_engine::{
 };
 use waybill_store::RowWrite;
 
-use super::world::*;
+use super::setup::*;
 
 /// A received event: its ID and its data.
 type Event = (String, Value);
@@ -22,8 +22,8 @@ struct Stream {
 }
 
 impl Stream {
-    async fn open(world: &World, path: &str, last: Option<&str>) -> Self {
-        let mut request = world.http.get(world.url(path));
+    async fn open(setup: &Setup, path: &str, last: Option<&str>) -> Self {
+        let mut request = setup.http.get(setup.url(path));
         if let Some(last) = last {
             request = request.header("last-event-id", last);
         }
@@ -86,10 +86,10 @@ fn at(id: OperationId, stamp: i64, state: ProcessState, step: StepProgress) -> R
 }
 
 /// The path of the events of an operation whose step is running.
-async fn events_of_a_running_one(world: &World) -> String {
+async fn events_of_a_running_one(setup: &Setup) -> String {
     let id = OperationId::of_caller("", "slow");
     let running = step(StepState::Running, 1);
-    world
+    setup
         .write(at(id, 1, ProcessState::Processing, running))
         .await;
     format!("{OPERATIONS}/{id}/events")
@@ -97,16 +97,16 @@ async fn events_of_a_running_one(world: &World) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_waits_for_a_pending_operation_and_ends_with_its_end() {
-    let world = World::start().await;
-    let accepted = world.request(order("o-1", 1)).await;
+    let setup = Setup::start().await;
+    let accepted = setup.request(order("o-1", 1)).await;
     assert_eq!(accepted.status(), StatusCode::ACCEPTED);
     let id = OperationId::of_caller("", "o-1");
     let path = format!("{OPERATIONS}/o-1/events");
-    let mut stream = Stream::open(&world, &path, None).await;
+    let mut stream = Stream::open(&setup, &path, None).await;
     assert_eq!(stream.piece().await.as_deref(), Some("retry: 1000"));
 
     let running = step(StepState::Running, 1);
-    world
+    setup
         .write(at(id, 1, ProcessState::Processing, running))
         .await;
     let (_, received) = stream.event().await.unwrap();
@@ -120,7 +120,7 @@ async fn a_stream_waits_for_a_pending_operation_and_ends_with_its_end() {
     );
 
     let completed = step(StepState::Completed, 1);
-    world
+    setup
         .write(at(id, 2, ProcessState::Processed, completed))
         .await;
     let mut states = Vec::new();
@@ -135,82 +135,82 @@ async fn a_stream_waits_for_a_pending_operation_and_ends_with_its_end() {
         expected.map(|(kind, state)| (json!(kind), json!(state)))
     );
 
-    let mut resumed = Stream::open(&world, &path, Some(&seen)).await;
+    let mut resumed = Stream::open(&setup, &path, Some(&seen)).await;
     let (_, first) = resumed.event().await.unwrap();
     assert_eq!(
         (&first["type"], &first["state"]),
         (&json!("step"), &json!("Completed"))
     );
-    let told_all = world
+    let told_all = setup
         .http
-        .get(world.url(&path))
+        .get(setup.url(&path))
         .header("last-event-id", last);
     assert_eq!(
         told_all.send().await.unwrap().status(),
         StatusCode::NO_CONTENT
     );
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stream_after_the_end_tells_it_and_ends() {
-    let world = World::start().await;
+async fn a_stream_of_a_final_operation_sends_the_end_and_closes() {
+    let setup = Setup::start().await;
     let id = OperationId::of_caller("", "done");
     let completed = step(StepState::Completed, 3);
-    world
+    setup
         .write(at(id, 1, ProcessState::Processed, completed))
         .await;
-    let mut stream = Stream::open(&world, &format!("{OPERATIONS}/{id}/events"), None).await;
+    let mut stream = Stream::open(&setup, &format!("{OPERATIONS}/{id}/events"), None).await;
     let mut kinds = Vec::new();
     while let Some((_, event)) = stream.event().await {
         kinds.push(event["type"].as_str().unwrap().to_owned());
     }
     assert_eq!(kinds, ["received", "step", "final"]);
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_of_the_request_that_lost_its_id_says_so() {
-    let world = World::with(|config| config.recent_accepted_max = 0).await;
-    world.request(order("twin", 1)).await;
-    let loser = world.request(order("twin", 2)).await;
+    let setup = Setup::with(|config| config.recent_accepted_max = 0).await;
+    setup.request(order("twin", 1)).await;
+    let loser = setup.request(order("twin", 2)).await;
     let location = location(&loser);
     let (_, at) = location.split_once('?').unwrap();
     let events = format!("{OPERATIONS}/twin/events?{at}");
-    let mut waiting = Stream::open(&world, &events, None).await;
-    world
-        .schedule(&world.records()[0], ProcessState::Processing)
+    let mut waiting = Stream::open(&setup, &events, None).await;
+    setup
+        .schedule(&setup.records()[0], ProcessState::Processing)
         .await;
-    let mut late = Stream::open(&world, &events, None).await;
+    let mut late = Stream::open(&setup, &events, None).await;
     for stream in [&mut waiting, &mut late] {
         let (id, event) = stream.event().await.unwrap();
         assert_eq!((id.as_str(), &event["state"]), ("", &json!("Rejected")));
         assert_eq!(event["error"]["code"], "id-conflict");
         assert_eq!(stream.event().await, None);
     }
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn streams_are_bounded_and_a_place_is_free_again_once_its_client_is_gone() {
     // The server notices a disconnected client only when it sends something.
-    let world = World::with(|config| {
+    let setup = Setup::with(|config| {
         config.event_streams_max = 2;
         config.accept_timeout = Duration::from_millis(100);
         config.idle_timeout = Duration::from_secs(1);
     })
     .await;
-    let path = events_of_a_running_one(&world).await;
-    let first = Stream::open(&world, &path, None).await;
-    let _second = Stream::open(&world, &path, None).await;
-    let third = world.http.get(world.url(&path)).send().await.unwrap();
+    let path = events_of_a_running_one(&setup).await;
+    let first = Stream::open(&setup, &path, None).await;
+    let _second = Stream::open(&setup, &path, None).await;
+    let third = setup.http.get(setup.url(&path)).send().await.unwrap();
     let (status, kind, _) = problem(third).await;
     assert_eq!((status, kind.as_str()), (503, "overloaded"));
 
     drop(first);
     within(async {
         loop {
-            let response = world.http.get(world.url(&path)).send().await.unwrap();
+            let response = setup.http.get(setup.url(&path)).send().await.unwrap();
             if response.status() == StatusCode::OK {
                 return;
             }
@@ -219,41 +219,41 @@ async fn streams_are_bounded_and_a_place_is_free_again_once_its_client_is_gone()
         }
     })
     .await;
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_stream_is_kept_alive_beyond_the_idle_time_out_and_ends_at_shutdown() {
-    let world = World::with(|config| {
+    let setup = Setup::with(|config| {
         config.accept_timeout = Duration::from_millis(100);
         config.idle_timeout = Duration::from_secs(1);
     })
     .await;
-    let path = events_of_a_running_one(&world).await;
-    let mut stream = Stream::open(&world, &path, None).await;
+    let path = events_of_a_running_one(&setup).await;
+    let mut stream = Stream::open(&setup, &path, None).await;
     let mut heartbeats = 0;
     while heartbeats < 4 {
         let piece = stream.piece().await.expect("the stream goes on");
         heartbeats += usize::from(piece == ": keep-alive");
     }
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
     assert_eq!(stream.event().await, None);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_not_known_has_no_events_and_a_made_up_event_id_is_refused() {
-    let world = World::start().await;
-    let (status, _) = world.get(&format!("{OPERATIONS}/nobody/events")).await;
+async fn an_unknown_operation_has_no_events_and_an_invalid_event_id_is_refused() {
+    let setup = Setup::start().await;
+    let (status, _) = setup.get(&format!("{OPERATIONS}/nobody/events")).await;
     assert_eq!(status, StatusCode::NOT_FOUND);
-    let path = events_of_a_running_one(&world).await;
-    let response = world
+    let path = events_of_a_running_one(&setup).await;
+    let response = setup
         .http
-        .get(world.url(&path))
+        .get(setup.url(&path))
         .header("last-event-id", "made-up")
         .send()
         .await
         .unwrap();
     let (status, kind, _) = problem(response).await;
     assert_eq!((status, kind.as_str()), (422, "invalid-values"));
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }

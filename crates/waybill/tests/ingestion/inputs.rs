@@ -7,11 +7,11 @@ use reqwest::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 use waybill_kafka::{Admin, TopicSpec};
 
-use super::world::*;
+use super::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_bad_input_gets_its_problem_and_reaches_no_topic() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let mut two_wrong = delivery();
     two_wrong["packageInfo"]["size"] = "Huge".into();
     two_wrong["deadline"] = "soon".into();
@@ -194,7 +194,7 @@ async fn every_bad_input_gets_its_problem_and_reaches_no_topic() {
     for (path, body, status, kind, pointers) in cases {
         let shown = body.chars().take(80).collect::<String>();
         let (got_status, got_kind, problem) =
-            problem(world.post(path, body).send().await.unwrap()).await;
+            problem(setup.post(path, body).send().await.unwrap()).await;
         assert_eq!(
             (got_status, got_kind.as_str()),
             (status, kind),
@@ -212,7 +212,7 @@ async fn every_bad_input_gets_its_problem_and_reaches_no_topic() {
         assert_eq!(got, pointers, "{shown}");
     }
 
-    let malformed = world
+    let malformed = setup
         .post(DELIVERIES, "{\n  \"ownerId\": oops}")
         .send()
         .await
@@ -220,7 +220,7 @@ async fn every_bad_input_gets_its_problem_and_reaches_no_topic() {
     let (.., malformed) = problem(malformed).await;
     assert_eq!(malformed["detail"], "Line 2, column 14: expected value.");
 
-    let invalid_utf8 = world
+    let invalid_utf8 = setup
         .post(DELIVERIES, "")
         .body(b"{\"ownerId\": \"\xff\"}".to_vec());
     let (status, kind, _) = problem(invalid_utf8.send().await.unwrap()).await;
@@ -231,9 +231,9 @@ async fn every_bad_input_gets_its_problem_and_reaches_no_topic() {
         "application/json; charset=utf-16",
         "application/x-ndjson",
     ] {
-        let request = world
+        let request = setup
             .http
-            .post(world.url(DELIVERIES))
+            .post(setup.url(DELIVERIES))
             .header(CONTENT_TYPE, media_type);
         let (status, kind, _) = problem(request.body("{}").send().await.unwrap()).await;
         assert_eq!(
@@ -243,20 +243,20 @@ async fn every_bad_input_gets_its_problem_and_reaches_no_topic() {
         );
     }
 
-    let two_ids = world
+    let two_ids = setup
         .post(OPERATIONS, order("o-1", 1))
         .header("idempotency-key", "o-2");
     assert_eq!(
         problem(two_ids.send().await.unwrap()).await.1,
         "invalid-values"
     );
-    assert_eq!(world.records().len(), 0);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), 0);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn unknown_addresses_and_methods_are_told_as_problems() {
-    let world = World::start().await;
+async fn unknown_addresses_and_methods_are_answered_with_problems() {
+    let setup = Setup::start().await;
     for path in [
         "/nope",
         "/api/deliveryrequests/",
@@ -265,7 +265,7 @@ async fn unknown_addresses_and_methods_are_told_as_problems() {
         "/v1/operations/a%ff",
     ] {
         let (status, kind, _) =
-            problem(world.http.get(world.url(path)).send().await.unwrap()).await;
+            problem(setup.http.get(setup.url(path)).send().await.unwrap()).await;
         assert_eq!((status, kind.as_str()), (404, "not-found"), "{path}");
     }
     for path in [
@@ -273,7 +273,7 @@ async fn unknown_addresses_and_methods_are_told_as_problems() {
         "/api/deliveryrequests/00000000-0000-0000-0000-000000000000",
     ] {
         let (status, kind, _) =
-            problem(world.http.get(world.url(path)).send().await.unwrap()).await;
+            problem(setup.http.get(setup.url(path)).send().await.unwrap()).await;
         assert_eq!(
             (status, kind.as_str()),
             (404, "unknown-or-expired"),
@@ -288,9 +288,9 @@ async fn unknown_addresses_and_methods_are_told_as_problems() {
         ("/docs", "GET, HEAD"),
         ("/", "GET, HEAD"),
     ] {
-        let response = world
+        let response = setup
             .http
-            .put(world.url(path))
+            .put(setup.url(path))
             .body("{}")
             .send()
             .await
@@ -298,20 +298,20 @@ async fn unknown_addresses_and_methods_are_told_as_problems() {
         assert_eq!(response.headers()["allow"], allow, "{path}");
         assert_eq!(problem(response).await.1, "method-not-allowed");
     }
-    let wrong_token = world
+    let wrong_token = setup
         .http
-        .get(world.url("/v1/operations/x?at=1-2"))
+        .get(setup.url("/v1/operations/x?at=1-2"))
         .send()
         .await
         .unwrap();
     assert_eq!(problem(wrong_token).await.0, 422);
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reply_topic_that_does_not_exist_is_refused_and_one_that_does_is_taken() {
-    let world = World::on_embedded_broker(&[]).await;
-    let admin = Admin::new(&world.kafka, "test").unwrap();
+    let setup = Setup::on_embedded_broker(&[]).await;
+    let admin = Admin::new(&setup.kafka, "test").unwrap();
     let topic = TopicSpec::new("replies.there", 1);
     admin.create_topics(&[topic]).await.unwrap();
     let order = |id: &str, topic: &str| {
@@ -319,12 +319,12 @@ async fn a_reply_topic_that_does_not_exist_is_refused_and_one_that_does_is_taken
         body["replyTo"] = topic.into();
         body
     };
-    let refused = world.post(OPERATIONS, order("o-1", "replies.nowhere"));
+    let refused = setup.post(OPERATIONS, order("o-1", "replies.nowhere"));
     let refused = refused.send().await.unwrap();
     assert_eq!(refused.status(), 422);
     let problem: Value = refused.json().await.unwrap();
     assert_eq!(problem["errors"][0]["pointer"], "/replyTo", "{problem}");
-    let taken = world.post(OPERATIONS, order("o-2", "replies.there"));
+    let taken = setup.post(OPERATIONS, order("o-2", "replies.there"));
     assert_eq!(taken.send().await.unwrap().status(), 202);
 
     let lines = [
@@ -332,7 +332,7 @@ async fn a_reply_topic_that_does_not_exist_is_refused_and_one_that_does_is_taken
         order("o-4", "replies.there"),
     ];
     let lines = lines.map(|line| line.to_string()).join("\n");
-    let answers = world.post(BATCH, lines).send().await.unwrap();
+    let answers = setup.post(BATCH, lines).send().await.unwrap();
     let answers = answers.text().await.unwrap();
     let answers = answers
         .lines()
@@ -347,7 +347,7 @@ async fn a_reply_topic_that_does_not_exist_is_refused_and_one_that_does_is_taken
     admin.create_topics(&[topic]).await.unwrap();
     let began = Instant::now();
     loop {
-        let again = world.post(OPERATIONS, order("o-1", "replies.nowhere"));
+        let again = setup.post(OPERATIONS, order("o-1", "replies.nowhere"));
         let status = again.send().await.unwrap().status();
         if status == 202 {
             break;
@@ -356,13 +356,13 @@ async fn a_reply_topic_that_does_not_exist_is_refused_and_one_that_does_is_taken
         assert!(began.elapsed() < PATIENCE, "the new topic is not seen");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_query_parameters_are_refused_by_name_and_nothing_is_taken() {
-    let world = World::start().await;
-    world.request(order("known", 1)).await;
+    let setup = Setup::start().await;
+    setup.request(order("known", 1)).await;
     let known = format!("{OPERATIONS}/known");
     let one = ["tennant"].as_slice();
     let cases = [
@@ -383,9 +383,9 @@ async fn unknown_query_parameters_are_refused_by_name_and_nothing_is_taken() {
             BATCH => "application/x-ndjson",
             _ => "application/json",
         };
-        let asked = world
+        let asked = setup
             .http
-            .request(method.clone(), world.url(&format!("{path}?{query}=acme")))
+            .request(method.clone(), setup.url(&format!("{path}?{query}=acme")))
             .header(CONTENT_TYPE, media_type)
             .body(match (&method, &*path) {
                 (&Method::POST, OPERATIONS | BATCH) => order("new", 1).to_string(),
@@ -400,6 +400,6 @@ async fn unknown_query_parameters_are_refused_by_name_and_nothing_is_taken() {
         assert_eq!(named, wrong, "{method} {path}: {problem}");
         assert!(problem["errors"][0].get("pointer").is_none(), "{problem}");
     }
-    assert_eq!(world.records().len(), 1);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), 1);
+    setup.ingestion.shutdown().await;
 }

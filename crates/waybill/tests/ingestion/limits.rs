@@ -7,7 +7,7 @@ use axum::http::header::RETRY_AFTER;
 use serde_json::{Value, json};
 use waybill_api::tenant_limits::{Rate, TenantRates};
 
-use super::world::{World, problem};
+use super::setup::{Setup, problem};
 
 const BATCH: &str = "/v1/operations:batch";
 
@@ -23,14 +23,14 @@ async fn a_tenant_that_floods_is_turned_away_with_a_time_and_the_others_are_not(
         per_second: NonZeroU32::MIN,
         burst: NonZeroU32::new(BURST).unwrap(),
     };
-    let world = World::with(|config| {
+    let setup = Setup::with(|config| {
         config.tenant_rates = TenantRates {
             each: Some(slow),
             named: BTreeMap::new(),
         };
     })
     .await;
-    let flood = (0..4 * BURST).map(|_| world.post("/v1/operations", of_tenant("noisy")).send());
+    let flood = (0..4 * BURST).map(|_| setup.post("/v1/operations", of_tenant("noisy")).send());
     let mut refused = 0;
     for answer in futures_util::future::join_all(flood).await {
         let answer = answer.unwrap();
@@ -46,7 +46,7 @@ async fn a_tenant_that_floods_is_turned_away_with_a_time_and_the_others_are_not(
 
     // Cancels are requests too: they count towards the shared limit and each tenant's own.
     let cancel = |tenant: &str| {
-        world.post(
+        setup.post(
             &format!("/v1/operations/none:cancel?tenant={tenant}"),
             json!({}),
         )
@@ -57,7 +57,7 @@ async fn a_tenant_that_floods_is_turned_away_with_a_time_and_the_others_are_not(
 
     let mut lines = vec![of_tenant("noisy").to_string(); 4 * BURST as usize];
     lines.extend(vec![of_tenant("quiet").to_string(); BURST as usize - 1]);
-    let answers = world.post(BATCH, lines.join("\n"));
+    let answers = setup.post(BATCH, lines.join("\n"));
     let answers = answers.send().await.unwrap().text().await.unwrap();
     let statuses: Vec<Value> = answers
         .lines()
@@ -66,5 +66,5 @@ async fn a_tenant_that_floods_is_turned_away_with_a_time_and_the_others_are_not(
     let (noisy, quiet) = statuses.split_at(4 * BURST as usize);
     assert!(noisy.contains(&json!(429)), "{answers}");
     assert_eq!(quiet, vec![json!(202); BURST as usize - 1], "{answers}");
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }

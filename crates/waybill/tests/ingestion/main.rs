@@ -10,7 +10,7 @@ mod ops;
 mod pressure;
 mod priority;
 mod repeats;
+mod setup;
 mod status;
 mod tls;
 mod wire;
-mod world;

@@ -15,9 +15,9 @@ use waybill_engine::{
 };
 use waybill_store::RowWrite;
 
-use super::world::*;
+use super::setup::*;
 
-impl World {
+impl Setup {
     fn ask(&self, method: Method, path: &str) -> RequestBuilder {
         self.http.request(method, self.url(path))
     }
@@ -78,22 +78,22 @@ fn parked(id: OperationId, action: Action) -> RowWrite {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_answered_202_while_the_broker_is_away() {
-    let world = World::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
+async fn no_request_is_answered_202_during_a_broker_outage() {
+    let setup = Setup::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
     let id = id_of("error");
-    world.write(parked(id, Action::Run)).await;
-    world.cluster.broker_down(1).unwrap();
-    let (status, problem) = world.verb(id, "resubmit", json!({})).await;
+    setup.write(parked(id, Action::Run)).await;
+    setup.cluster.broker_down(1).unwrap();
+    let (status, problem) = setup.verb(id, "resubmit", json!({})).await;
     assert!(matches!(status, 503 | 504), "{problem}");
     let path = format!("{DELIVERIES}/not-yet");
-    let response = world.ask(Method::DELETE, &path).send().await.unwrap();
+    let response = setup.ask(Method::DELETE, &path).send().await.unwrap();
     assert!(response.status().is_server_error());
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn methods_that_are_not_known_say_which_are() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let methods = [
         Method::GET,
         Method::HEAD,
@@ -125,22 +125,22 @@ async fn methods_that_are_not_known_say_which_are() {
                 || (has_verb && [Method::GET, Method::HEAD].contains(method))
         };
         for method in methods.iter().filter(|method| !is_allowed(method)) {
-            let response = world.ask(method.clone(), &path).send().await.unwrap();
+            let response = setup.ask(method.clone(), &path).send().await.unwrap();
             assert_eq!(response.headers()["allow"], allow, "{method} {path}");
             assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
             let media_type = &response.headers()[CONTENT_TYPE];
             assert_eq!(media_type, "application/problem+json", "{method} {path}");
             if method != Method::HEAD {
-                let (_, kind, told) = problem(response).await;
+                let (_, kind, body) = problem(response).await;
                 assert_eq!(kind, "method-not-allowed", "{method} {path}");
-                assert_eq!(told["detail"], format!("Allowed methods: {allow}."));
+                assert_eq!(body["detail"], format!("Allowed methods: {allow}."));
             }
         }
     }
     // Not a verb, so it may be an ID.
-    let other = world.ask(Method::PUT, &format!("{OPERATIONS}/x:y"));
+    let other = setup.ask(Method::PUT, &format!("{OPERATIONS}/x:y"));
     let response = other.send().await.unwrap();
     assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
     assert_eq!(response.headers()["allow"], "GET, HEAD");
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }

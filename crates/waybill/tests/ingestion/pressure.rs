@@ -9,66 +9,66 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use waybill_kafka::Admin;
 
-use super::world::*;
+use super::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broker_that_is_away_is_a_503_and_back_again_a_202() {
-    let world = World::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
-    world.cluster.broker_down(1).unwrap();
-    let response = world.post(DELIVERIES, delivery()).send().await.unwrap();
+async fn a_broker_outage_is_answered_503_and_the_recovery_202() {
+    let setup = Setup::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
+    setup.cluster.broker_down(1).unwrap();
+    let response = setup.post(DELIVERIES, delivery()).send().await.unwrap();
     assert_eq!(response.headers()[RETRY_AFTER], "1");
     let (status, kind, _) = problem(response).await;
     assert_eq!((status, kind.as_str()), (503, "broker-unavailable"));
 
-    world.cluster.broker_up(1).unwrap();
+    setup.cluster.broker_up(1).unwrap();
     let began = Instant::now();
     loop {
-        let response = world.post(DELIVERIES, delivery()).send().await.unwrap();
+        let response = setup.post(DELIVERIES, delivery()).send().await.unwrap();
         if response.status() == StatusCode::ACCEPTED {
             break;
         }
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(began.elapsed() < PATIENCE);
     }
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_of_a_crowd_learns_that_its_request_was_not_taken() {
-    let world = World::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
-    world.cluster.broker_down(1).unwrap();
+async fn every_concurrent_caller_learns_that_its_request_was_not_accepted() {
+    let setup = Setup::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
+    setup.cluster.broker_down(1).unwrap();
     // More requests than partitions: those of one partition wait for each other.
     let crowd = (0..24).map(async |number| {
         tokio::time::sleep(Duration::from_millis(30) * number).await;
-        let response = world.post(DELIVERIES, delivery()).send().await.unwrap();
+        let response = setup.post(DELIVERIES, delivery()).send().await.unwrap();
         problem(response).await.0
     });
     let statuses = futures_util::future::join_all(crowd).await;
     assert_eq!(statuses, [503; 24]);
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_unknown_outcome_is_a_504_with_the_id_to_repeat_it_with() {
-    let world = World::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
-    let warm = world.request(order("warm", 1)).await;
+    let setup = Setup::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
+    let warm = setup.request(order("warm", 1)).await;
     assert_eq!(warm.status(), StatusCode::ACCEPTED);
-    world
+    setup
         .cluster
         .broker_round_trip_time(1, Duration::from_secs(4))
         .unwrap();
-    let response = world.post(DELIVERIES, delivery()).send().await.unwrap();
+    let response = setup.post(DELIVERIES, delivery()).send().await.unwrap();
     let (status, kind, unknown) = problem(response).await;
     assert_eq!((status, kind.as_str()), (504, "outcome-unknown"));
     let id = unknown["id"].as_str().unwrap().to_owned();
 
-    world
+    setup
         .cluster
         .broker_round_trip_time(1, Duration::ZERO)
         .unwrap();
     let began = Instant::now();
     let accepted = loop {
-        let repeat = world
+        let repeat = setup
             .post(DELIVERIES, delivery())
             .header("idempotency-key", &id);
         let response = repeat.send().await.unwrap();
@@ -79,7 +79,7 @@ async fn an_unknown_outcome_is_a_504_with_the_id_to_repeat_it_with() {
         assert!(began.elapsed() < PATIENCE);
     };
     assert_eq!(accepted["id"], id);
-    let records = world.records();
+    let records = setup.records();
     let deliveries: Vec<_> = records
         .iter()
         .filter(|record| record.request.workflow == "drone-delivery")
@@ -92,39 +92,39 @@ async fn an_unknown_outcome_is_a_504_with_the_id_to_repeat_it_with() {
             deliveries[0].request.request_hash
         );
     }
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_would_exceed_the_memory_for_bodies_is_turned_away() {
-    let world = World::with(|config| config.body_bytes_max = 1_000).await;
+    let setup = Setup::with(|config| config.body_bytes_max = 1_000).await;
     for (path, body) in [(DELIVERIES, delivery()), (BATCH, order("o", 1))] {
-        let response = world.post(path, body).send().await.unwrap();
+        let response = setup.post(path, body).send().await.unwrap();
         assert!(response.headers().contains_key(RETRY_AFTER));
         let (status, kind, _) = problem(response).await;
         assert_eq!((status, kind.as_str()), (503, "overloaded"), "{path}");
     }
-    assert_eq!(world.records().len(), 0);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), 0);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shutdown_answers_what_is_under_way_and_refuses_what_comes_after() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let body = order("late", 1).to_string();
     let head = format!(
         "POST {OPERATIONS} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\
          Expect: 100-continue\r\nContent-Length: {}\r\n\r\n",
         body.len()
     );
-    let address = world.ingestion.address();
+    let address = setup.ingestion.address();
     let mut socket = TcpStream::connect(address).await.unwrap();
     socket.write_all(head.as_bytes()).await.unwrap();
     let mut go_on = [0; 25];
     within(socket.read_exact(&mut go_on)).await.unwrap();
     assert_eq!(&go_on, b"HTTP/1.1 100 Continue\r\n\r\n");
 
-    let shutdown = tokio::spawn(world.ingestion.shutdown());
+    let shutdown = tokio::spawn(setup.ingestion.shutdown());
     let refuses = async {
         while TcpStream::connect(address).await.is_ok() {
             tokio::task::yield_now().await;
@@ -140,14 +140,14 @@ async fn a_shutdown_answers_what_is_under_way_and_refuses_what_comes_after() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_id_whose_request_was_not_taken_is_free_for_another() {
-    let world = World::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
-    world.cluster.broker_down(1).unwrap();
-    let refused = world.post(OPERATIONS, order("o-1", 1)).send().await;
+    let setup = Setup::with(|config| config.accept_timeout = Duration::from_millis(1_500)).await;
+    setup.cluster.broker_down(1).unwrap();
+    let refused = setup.post(OPERATIONS, order("o-1", 1)).send().await;
     assert_eq!(problem(refused.unwrap()).await.1, "broker-unavailable");
-    world.cluster.broker_up(1).unwrap();
+    setup.cluster.broker_up(1).unwrap();
     let began = Instant::now();
     loop {
-        let other = world.post(OPERATIONS, order("o-1", 2)).send().await;
+        let other = setup.post(OPERATIONS, order("o-1", 2)).send().await;
         let other = other.unwrap();
         if other.status() == StatusCode::ACCEPTED {
             break;
@@ -155,13 +155,13 @@ async fn an_id_whose_request_was_not_taken_is_free_for_another() {
         assert_eq!(other.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(began.elapsed() < PATIENCE);
     }
-    assert_eq!(world.records().len(), 1);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), 1);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_has_reached_its_bound_on_disk_is_a_503_until_it_has_space_again() {
-    let world = World::on_embedded_broker(&[
+    let setup = Setup::on_embedded_broker(&[
         ("waybill.disk.bytes.max", "200000"),
         ("segment.bytes", "10000"),
         ("flush.messages", "1"),
@@ -170,7 +170,7 @@ async fn a_topic_that_has_reached_its_bound_on_disk_is_a_503_until_it_has_space_
     let big = |number: usize| {
         let mut body = order(&format!("big-{number}"), 1);
         body["input"]["text"] = "x".repeat(20_000).into();
-        world.post(OPERATIONS, body).send()
+        setup.post(OPERATIONS, body).send()
     };
     let mut accepted = 0;
     let refused = loop {
@@ -187,18 +187,18 @@ async fn a_topic_that_has_reached_its_bound_on_disk_is_a_503_until_it_has_space_
     assert_eq!((status, kind.as_str()), (503, "insufficient-storage"));
     let detail = refused["detail"].as_str().unwrap();
     assert!(detail.contains("broker.requestsDiskBytesMax"), "{detail}");
-    assert_eq!(world.records().len(), accepted);
+    assert_eq!(setup.records().len(), accepted);
 
     // Deletes finished requests as the pipeline does: all but the last of each partition.
     let mut done = BTreeMap::new();
-    for record in world.records() {
+    for record in setup.records() {
         let last = done.entry(record.partition).or_insert(record.offset);
         *last = record.offset.max(*last);
     }
     let done: Vec<_> = done.into_iter().collect();
-    Admin::new(&world.kafka, "test")
+    Admin::new(&setup.kafka, "test")
         .unwrap()
-        .delete_records(world.topics.requests(), &done)
+        .delete_records(setup.topics.requests(), &done)
         .await
         .unwrap();
     let began = Instant::now();
@@ -210,7 +210,7 @@ async fn a_topic_that_has_reached_its_bound_on_disk_is_a_503_until_it_has_space_
         assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
         assert!(began.elapsed() < PATIENCE, "it stays full");
     }
-    assert_eq!(world.records().len(), done.len() + 1);
-    world.ingestion.shutdown().await;
-    world.cluster.shutdown().await;
+    assert_eq!(setup.records().len(), done.len() + 1);
+    setup.ingestion.shutdown().await;
+    setup.cluster.shutdown().await;
 }

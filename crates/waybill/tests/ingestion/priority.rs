@@ -4,26 +4,26 @@ use reqwest::StatusCode;
 use serde_json::json;
 use waybill_engine::{Amendment, OperationRequest};
 
-use super::world::*;
+use super::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_expedited_delivery_goes_by_its_own_topic_and_so_does_what_is_asked_of_it() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let mut body = delivery();
     body["expedited"] = json!(true);
-    let response = world.post(DELIVERIES, body).send().await.unwrap();
+    let response = setup.post(DELIVERIES, body).send().await.unwrap();
     assert_eq!(response.status(), StatusCode::ACCEPTED);
     let location = location(&response);
     let (_, accepted) = answer(response).await;
-    assert!(world.requests().is_empty());
-    let [(record, OperationRequest::Create(create))] = &world.high_priority()[..] else {
+    assert!(setup.requests().is_empty());
+    let [(record, OperationRequest::Create(create))] = &setup.high_priority()[..] else {
         panic!("one create")
     };
     let prefix = &create.request_hash.to_string()[..8];
     let token = format!("x{}-{}-{prefix}", record.partition, record.offset);
     let id = create.operation;
     assert_eq!(location, format!("{DELIVERIES}/{id}?at={token}"));
-    let (status, pending) = world.get(&location).await;
+    let (status, pending) = setup.get(&location).await;
     assert_eq!(
         (status, &pending["state"]),
         (StatusCode::OK, &json!("Pending"))
@@ -34,36 +34,36 @@ async fn an_expedited_delivery_goes_by_its_own_topic_and_so_does_what_is_asked_o
     );
 
     for at in [format!("?at={token}"), String::new()] {
-        let cancel = world
+        let cancel = setup
             .http
-            .delete(world.url(&format!("{DELIVERIES}/{id}{at}")));
+            .delete(setup.url(&format!("{DELIVERIES}/{id}{at}")));
         let cancelled = cancel.send().await.unwrap();
         assert_eq!(cancelled.status(), StatusCode::ACCEPTED, "{at}");
     }
-    let behind = world.high_priority().split_off(1);
+    let behind = setup.high_priority().split_off(1);
     let is_cancel = |request: &OperationRequest| {
         matches!(request, OperationRequest::Amend(amend)
             if matches!(amend.amendment, Amendment::Cancel { .. }) && amend.operation == id)
     };
     assert_eq!(behind.len(), 2);
     assert!(behind.iter().all(|(_, request)| is_cancel(request)));
-    assert!(world.requests().is_empty());
+    assert!(setup.requests().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_general_form_names_the_priority_of_a_request() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let mut high = order("fast", 1);
     high["priority"] = json!("high");
-    assert_eq!(world.request(high).await.status(), StatusCode::ACCEPTED);
+    assert_eq!(setup.request(high).await.status(), StatusCode::ACCEPTED);
     let mut plain = order("slow", 2);
     plain["priority"] = json!(null);
-    assert_eq!(world.request(plain).await.status(), StatusCode::ACCEPTED);
+    assert_eq!(setup.request(plain).await.status(), StatusCode::ACCEPTED);
     let mut held_back = json!({"workflow": "drone-delivery", "input": delivery()});
     held_back["input"]["expedited"] = json!(true);
     held_back["priority"] = json!("normal");
     assert_eq!(
-        world.request(held_back).await.status(),
+        setup.request(held_back).await.status(),
         StatusCode::ACCEPTED
     );
     let callers = |taken: Vec<(Lying, OperationRequest)>| {
@@ -77,18 +77,18 @@ async fn the_general_form_names_the_priority_of_a_request() {
         ids.sort();
         ids
     };
-    assert_eq!(callers(world.high_priority()), [Some("fast".to_owned())]);
-    assert_eq!(callers(world.requests()), [None, Some("slow".to_owned())]);
+    assert_eq!(callers(setup.high_priority()), [Some("fast".to_owned())]);
+    assert_eq!(callers(setup.requests()), [None, Some("slow".to_owned())]);
 
     let mut again = order("fast", 1);
     again["priority"] = json!("normal");
-    let repeated = world.request(again).await;
+    let repeated = setup.request(again).await;
     assert_eq!(repeated.status(), StatusCode::ACCEPTED, "the same request");
-    assert_eq!(world.requests().len(), 2, "it is not sent again");
+    assert_eq!(setup.requests().len(), 2, "it is not sent again");
 
     let mut wrong = order("wrong", 3);
     wrong["priority"] = json!("very");
-    let (status, kind, problem) = problem(world.request(wrong).await).await;
+    let (status, kind, problem) = problem(setup.request(wrong).await).await;
     assert_eq!((status, kind.as_str()), (422, "invalid-values"));
     assert_eq!(problem["errors"][0]["pointer"], "/priority");
 }

@@ -7,12 +7,12 @@ use reqwest::StatusCode;
 use serde_json::json;
 use waybill_engine::{OperationId, ProcessState};
 
-use super::world::*;
+use super::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeat_gets_the_same_operation_and_another_body_is_a_conflict() {
-    let world = World::start().await;
-    let first = world.request(order("o-1", 1)).await;
+    let setup = Setup::start().await;
+    let first = setup.request(order("o-1", 1)).await;
     assert_eq!(first.status(), StatusCode::ACCEPTED);
     let first_location = location(&first);
     let id = OperationId::of_caller("", "o-1").to_string();
@@ -21,25 +21,25 @@ async fn a_repeat_gets_the_same_operation_and_another_body_is_a_conflict() {
         accepted,
         json!({"id": id, "state": "Pending", "workflow": "order", "callerId": "o-1"})
     );
-    let (_, pending) = world.get(&first_location).await;
+    let (_, pending) = setup.get(&first_location).await;
     assert_eq!(pending["callerId"], "o-1");
 
-    let repeat = world.request(order("o-1", 1)).await;
+    let repeat = setup.request(order("o-1", 1)).await;
     assert_eq!(
         (repeat.status(), location(&repeat)),
         (StatusCode::ACCEPTED, first_location)
     );
-    let other = world.request(order("o-1", 2)).await;
+    let other = setup.request(order("o-1", 2)).await;
     let (status, kind, conflict) = problem(other).await;
     assert_eq!(
         (status, kind.as_str(), &conflict["id"]),
         (409, "id-conflict", &json!("o-1"))
     );
 
-    let records = world.records();
+    let records = setup.records();
     assert_eq!(records.len(), 1);
-    world.schedule(&records[0], ProcessState::Processing).await;
-    let repeat = world.request(order("o-1", 1)).await;
+    setup.schedule(&records[0], ProcessState::Processing).await;
+    let repeat = setup.request(order("o-1", 1)).await;
     assert_eq!(location(&repeat), format!("{OPERATIONS}/{id}"));
     let (status, operation) = answer(repeat).await;
     assert_eq!((status, &operation["id"]), (StatusCode::OK, &json!(id)));
@@ -47,31 +47,31 @@ async fn a_repeat_gets_the_same_operation_and_another_body_is_a_conflict() {
         (&operation["state"], &operation["callerId"]),
         (&json!("Processing"), &json!("o-1"))
     );
-    let other = world.request(order("o-1", 2)).await;
+    let other = setup.request(order("o-1", 2)).await;
     assert_eq!(problem(other).await.0, 409);
 
     for path in [format!("{OPERATIONS}/o-1"), format!("{OPERATIONS}/{id}")] {
-        let (status, found) = world.get(&path).await;
+        let (status, found) = setup.get(&path).await;
         assert_eq!((status, &found), (StatusCode::OK, &operation), "{path}");
     }
-    let (status, _) = world.get(&format!("{DELIVERIES}/o-1")).await;
+    let (status, _) = setup.get(&format!("{DELIVERIES}/o-1")).await;
     assert_eq!(status, StatusCode::NOT_FOUND, "an order is no delivery");
-    assert_eq!(world.records().len(), 1);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), 1);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_repeated_through_either_form_is_one_delivery() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let mut named = delivery();
     named["deliveryId"] = "d/1".into();
-    let first = world.post(DELIVERIES, &named).send().await.unwrap();
+    let first = setup.post(DELIVERIES, &named).send().await.unwrap();
     assert_eq!(first.status(), StatusCode::ACCEPTED);
-    world
-        .schedule(&world.records()[0], ProcessState::Processed)
+    setup
+        .schedule(&setup.records()[0], ProcessState::Processed)
         .await;
 
-    let with_key = world
+    let with_key = setup
         .post(DELIVERIES, delivery())
         .header("idempotency-key", "\"d/1\"");
     let (status, repeat) = answer(with_key.send().await.unwrap()).await;
@@ -81,25 +81,25 @@ async fn a_delivery_repeated_through_either_form_is_one_delivery() {
     );
     assert_eq!(repeat["request"]["deliveryId"], "d/1");
     let general = json!({"workflow": "drone-delivery", "id": "d/1", "input": delivery()});
-    let (status, _) = answer(world.post(OPERATIONS, general).send().await.unwrap()).await;
+    let (status, _) = answer(setup.post(OPERATIONS, general).send().await.unwrap()).await;
     assert_eq!(status, StatusCode::OK);
 
-    let (status, shown) = world.get(&format!("{DELIVERIES}/d%2F1")).await;
+    let (status, shown) = setup.get(&format!("{DELIVERIES}/d%2F1")).await;
     assert_eq!((status, &shown), (StatusCode::OK, &repeat));
-    assert_eq!(world.records().len(), 1);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), 1);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_twins_at_the_same_time_the_equal_ones_share_an_answer_and_the_others_conflict() {
-    let world = World::start().await;
-    let warm = world.post(OPERATIONS, order("warm", 1)).send().await;
+async fn concurrent_requests_with_one_id_share_an_answer_if_equal_and_else_conflict() {
+    let setup = Setup::start().await;
+    let warm = setup.post(OPERATIONS, order("warm", 1)).send().await;
     assert_eq!(warm.unwrap().status(), StatusCode::ACCEPTED);
-    world
+    setup
         .cluster
         .broker_round_trip_time(1, Duration::from_millis(300))
         .unwrap();
-    let twins = (0..20).map(|n| world.post(OPERATIONS, order("twin", n % 2)).send());
+    let twins = (0..20).map(|n| setup.post(OPERATIONS, order("twin", n % 2)).send());
     let mut answers = [Vec::new(), Vec::new()];
     for (n, response) in join_all(twins).await.into_iter().enumerate() {
         let response = response.unwrap();
@@ -110,7 +110,7 @@ async fn of_twins_at_the_same_time_the_equal_ones_share_an_answer_and_the_others
         };
         answers[n % 2].push((status, said));
     }
-    world
+    setup
         .cluster
         .broker_round_trip_time(1, Duration::ZERO)
         .unwrap();
@@ -126,20 +126,20 @@ async fn of_twins_at_the_same_time_the_equal_ones_share_an_answer_and_the_others
         refused.iter().all(|answer| *answer == conflict),
         "{refused:?}"
     );
-    assert_eq!(world.records().len(), 2, "one for all twins");
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), 2, "one for all twins");
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeat_is_answered_though_its_deadline_has_passed_since() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let began = Instant::now();
     let (first, body, deadline) = loop {
         assert!(began.elapsed() < PATIENCE);
         let deadline = jiff::Timestamp::now() + Duration::from_secs(1);
         let mut body = order("soon", 1);
         body["deadline"] = deadline.to_string().into();
-        let response = world.post(OPERATIONS, &body).send().await.unwrap();
+        let response = setup.post(OPERATIONS, &body).send().await.unwrap();
         if response.status() == StatusCode::ACCEPTED {
             break (location(&response), body, deadline);
         }
@@ -148,17 +148,17 @@ async fn a_repeat_is_answered_though_its_deadline_has_passed_since() {
     while jiff::Timestamp::now() <= deadline {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let repeat = world.post(OPERATIONS, &body).send().await.unwrap();
+    let repeat = setup.post(OPERATIONS, &body).send().await.unwrap();
     assert_eq!(repeat.status(), StatusCode::ACCEPTED);
     assert_eq!(location(&repeat), first);
     let mut late = body;
     late["id"] = "late".into();
-    let late = world.post(OPERATIONS, late).send().await.unwrap();
+    let late = setup.post(OPERATIONS, late).send().await.unwrap();
     let (status, _, refused) = problem(late).await;
     assert_eq!(
         (status, &refused["errors"][0]["pointer"]),
         (422, &json!("/deadline"))
     );
-    assert_eq!(world.records().len(), 1);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), 1);
+    setup.ingestion.shutdown().await;
 }

@@ -7,13 +7,13 @@ use reqwest::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 use waybill_engine::{IdOrigin, Offset, OperationId, ProcessState, Timestamp, partition_for};
 
-use super::world::*;
+use super::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_delivery_is_accepted_once_its_record_lies_on_its_partition() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-    let response = world
+    let response = setup
         .post(DELIVERIES, delivery())
         .header("traceparent", trace)
         .send()
@@ -23,7 +23,7 @@ async fn a_delivery_is_accepted_once_its_record_lies_on_its_partition() {
     let location = location(&response);
     let (_, accepted) = answer(response).await;
 
-    let records = world.records();
+    let records = setup.records();
     let [record] = records.as_slice() else {
         panic!("one record")
     };
@@ -50,7 +50,7 @@ async fn a_delivery_is_accepted_once_its_record_lies_on_its_partition() {
         format!("{DELIVERIES}/{id}"),
         format!("{OPERATIONS}/{id}"),
     ] {
-        let (status, pending) = world.get(&path).await;
+        let (status, pending) = setup.get(&path).await;
         assert_eq!(status, StatusCode::OK, "{path}");
         assert_eq!(
             (&pending["state"], &pending["ahead"]),
@@ -67,16 +67,16 @@ async fn a_delivery_is_accepted_once_its_record_lies_on_its_partition() {
         };
         assert_eq!(&pending["request"], shown, "{path}");
     }
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_token_tells_pending_rejected_and_forgotten_apart() {
     // The server remembers nothing, so the token in the `Location` must be enough.
-    let world = World::with(|config| config.recent_accepted_max = 0).await;
+    let setup = Setup::with(|config| config.recent_accepted_max = 0).await;
     let mut locations = Vec::new();
     for number in [1, 2] {
-        let response = world
+        let response = setup
             .post(OPERATIONS, order("twin", number))
             .send()
             .await
@@ -86,7 +86,7 @@ async fn a_token_tells_pending_rejected_and_forgotten_apart() {
     }
     let id = OperationId::of_caller("", "twin");
     for (ahead, location) in locations.iter().enumerate() {
-        let (_, pending) = world.get(location).await;
+        let (_, pending) = setup.get(location).await;
         assert_eq!(
             (&pending["state"], &pending["ahead"]),
             (&json!("Pending"), &json!(ahead))
@@ -97,18 +97,18 @@ async fn a_token_tells_pending_rejected_and_forgotten_apart() {
             (&json!("order"), &json!("twin"))
         );
         let as_delivery = location.replace(OPERATIONS, DELIVERIES);
-        let (status, _) = world.get(&as_delivery).await;
+        let (status, _) = setup.get(&as_delivery).await;
         assert_eq!(status, StatusCode::NOT_FOUND, "an order is no delivery");
     }
 
-    let records = world.records();
+    let records = setup.records();
     let winner = records.iter().min_by_key(|record| record.offset).unwrap();
-    world.consumed(winner.partition, Offset(2)).await;
+    setup.consumed(winner.partition, Offset(2)).await;
     for location in &locations {
         // The offset of consumption may have been read before the change.
         let deadline = Instant::now() + Duration::from_secs(30);
         let gone = loop {
-            match world.get(location).await {
+            match setup.get(location).await {
                 (StatusCode::NOT_FOUND, gone) => break gone,
                 (_, pending) => assert_eq!(pending["state"], "Pending"),
             }
@@ -118,61 +118,61 @@ async fn a_token_tells_pending_rejected_and_forgotten_apart() {
         assert_eq!(gone["type"], "/problems/unknown-or-expired");
     }
 
-    world.schedule(winner, ProcessState::Processed).await;
-    assert_eq!(world.get(&locations[0]).await.1["state"], "Processed");
-    let (status, rejected) = world.get(&locations[1]).await;
+    setup.schedule(winner, ProcessState::Processed).await;
+    assert_eq!(setup.get(&locations[0]).await.1["state"], "Processed");
+    let (status, rejected) = setup.get(&locations[1]).await;
     assert_eq!(
         (status, &rejected["state"]),
         (StatusCode::OK, &json!("Rejected"))
     );
     assert_eq!(rejected["error"]["code"], "id-conflict");
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_cannot_be_read_is_a_problem_of_its_own_id_only() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let bad = OperationId::of_caller("", "bad");
     let row = state_only(bad, ProcessState::Processing, Timestamp(1));
-    world.write(row).await;
+    setup.write(row).await;
 
-    let (status, unreadable) = world.get(&format!("{OPERATIONS}/bad")).await;
+    let (status, unreadable) = setup.get(&format!("{OPERATIONS}/bad")).await;
     assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR);
     assert_eq!(unreadable["type"], "/problems/row-unreadable");
     assert_eq!(unreadable["id"], bad.to_string());
 
-    let single = world.post(OPERATIONS, order("bad", 1)).send().await;
+    let single = setup.post(OPERATIONS, order("bad", 1)).send().await;
     let (status, _, single) = problem(single.unwrap()).await;
     assert_eq!((status, &single["type"]), (500, &unreadable["type"]));
 
     let lines = [order("good", 1), order("bad", 1), order("fine", 1)];
     let lines = lines.map(|line| line.to_string()).join("\n");
-    let answers = world.post(BATCH, lines).send().await.unwrap();
+    let answers = setup.post(BATCH, lines).send().await.unwrap();
     let answers = answers.text().await.unwrap();
     let statuses: Vec<_> = answers
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap()["status"].clone())
         .collect();
     assert_eq!(statuses, [202, 500, 202], "{answers}");
-    assert_eq!(world.records().len(), 2);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), 2);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_api_describes_itself() {
-    let world = World::start().await;
-    let (status, openapi) = world.get("/openapi.json").await;
+    let setup = Setup::start().await;
+    let (status, openapi) = setup.get("/openapi.json").await;
     assert_eq!(status, StatusCode::OK);
     for path in [DELIVERIES, OPERATIONS, BATCH] {
         assert!(openapi["paths"][path]["post"].is_object(), "{path}");
     }
-    let home = world.http.get(world.url("/")).send().await.unwrap();
+    let home = setup.http.get(setup.url("/")).send().await.unwrap();
     assert_eq!(
         (home.status(), location(&home).as_str()),
         (StatusCode::FOUND, "/docs")
     );
     for page in ["/docs", "/problems/id-conflict"] {
-        let response = world.http.get(world.url(page)).send().await.unwrap();
+        let response = setup.http.get(setup.url(page)).send().await.unwrap();
         assert_eq!(response.headers()[CONTENT_TYPE], "text/html; charset=utf-8");
         assert!(
             response
@@ -181,22 +181,22 @@ async fn the_api_describes_itself() {
                 .unwrap()
                 .starts_with("<!doctype html>")
         );
-        let head = world.http.head(world.url(page)).send().await.unwrap();
+        let head = setup.http.head(setup.url(page)).send().await.unwrap();
         assert_eq!(head.status(), StatusCode::OK);
     }
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_location_that_was_made_up_leads_to_nothing() {
-    let world = World::with(|config| config.recent_accepted_max = 0).await;
-    let accepted = world.post(DELIVERIES, delivery()).send().await.unwrap();
+    let setup = Setup::with(|config| config.recent_accepted_max = 0).await;
+    let accepted = setup.post(DELIVERIES, delivery()).send().await.unwrap();
     let location = location(&accepted);
     let (_, at) = location.split_once("?at=").unwrap();
-    let id = world.records()[0].request.operation;
+    let id = setup.records()[0].request.operation;
     let in_partition = |text: &String| {
         let id = OperationId::of_caller("", text);
-        partition_for(id, PARTITIONS) == world.records()[0].partition
+        partition_for(id, PARTITIONS) == setup.records()[0].partition
     };
     let other = (0..).map(|n| format!("other-{n}")).find(in_partition);
     let other = other.unwrap();
@@ -210,23 +210,23 @@ async fn a_location_that_was_made_up_leads_to_nothing() {
         format!("{id}?at=99-0-{hash}"),
         format!("{id}/events?at={partition}-7-{hash}"),
     ] {
-        let (status, told) = world.get(&format!("{OPERATIONS}/{made_up}")).await;
+        let (status, told) = setup.get(&format!("{OPERATIONS}/{made_up}")).await;
         assert_eq!(status, StatusCode::NOT_FOUND, "{made_up}: {told}");
     }
-    let (_, pending) = world.get(&location).await;
+    let (_, pending) = setup.get(&location).await;
     assert_eq!(pending["request"]["deliveryId"], id.to_string());
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pending_delivery_that_may_not_be_read_is_shown_without_its_request() {
-    let world = World::with(|config| config.pending_reads_max = 0).await;
-    let accepted = world.post(DELIVERIES, delivery()).send().await.unwrap();
-    let (status, pending) = world.get(&location(&accepted)).await;
+    let setup = Setup::with(|config| config.pending_reads_max = 0).await;
+    let accepted = setup.post(DELIVERIES, delivery()).send().await.unwrap();
+    let (status, pending) = setup.get(&location(&accepted)).await;
     assert_eq!(
         (status, &pending["state"], &pending["workflow"]),
         (StatusCode::OK, &json!("Pending"), &json!("drone-delivery"))
     );
     assert_eq!(pending["request"], Value::Null);
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }

@@ -18,10 +18,10 @@ use waybill_ingestion::{Guards, IngestionConfig};
 use waybill_node::config::TlsConfig;
 use waybill_test_support::certificate::Certificate;
 
-use super::world::*;
+use super::setup::*;
 
 struct Encrypted {
-    world: World,
+    setup: Setup,
     certificate: Certificate,
     tls: Tls,
     directory: tempfile::TempDir,
@@ -42,7 +42,7 @@ impl Encrypted {
             ..Guards::default()
         };
         Self {
-            world: World::guarded(guards, change).await,
+            setup: Setup::guarded(guards, change).await,
             certificate,
             tls,
             directory,
@@ -50,7 +50,7 @@ impl Encrypted {
     }
 
     fn address(&self) -> SocketAddr {
-        self.world.ingestion.address()
+        self.setup.ingestion.address()
     }
 }
 
@@ -97,8 +97,8 @@ async fn both_versions_of_http_are_negotiated_and_served() {
         assert_eq!(response.status(), StatusCode::ACCEPTED);
         response.into_body().collect().await.unwrap();
     }
-    assert_eq!(encrypted.world.records().len(), 2);
-    encrypted.world.ingestion.shutdown().await;
+    assert_eq!(encrypted.setup.records().len(), 2);
+    encrypted.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -122,11 +122,11 @@ async fn nothing_older_and_nothing_in_the_clear_is_spoken() {
     // The connection may be reset as well.
     let _ = within(socket.read_to_end(&mut answer)).await;
     assert!(!answer.starts_with(b"HTTP"), "{answer:?}");
-    encrypted.world.ingestion.shutdown().await;
+    encrypted.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_dawdles_in_the_handshake_holds_up_nobody_and_ends() {
+async fn a_slow_handshake_delays_no_other_client_and_is_ended() {
     let patience = Duration::from_millis(500);
     let encrypted = Encrypted::with(|config| {
         config.header_read_timeout = patience;
@@ -157,7 +157,7 @@ async fn whoever_dawdles_in_the_handshake_holds_up_nobody_and_ends() {
         assert_eq!(within(socket.read(&mut [0; 1])).await.unwrap_or(0), 0);
     }
     drop(held);
-    encrypted.world.ingestion.shutdown().await;
+    encrypted.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -193,7 +193,7 @@ async fn a_renewed_certificate_is_shown_from_then_on_and_no_connection_ends_for_
     encrypted.tls.reload();
     renewed.connect(encrypted.address(), b"\x02h2").await;
     still_served("three").await;
-    encrypted.world.ingestion.shutdown().await;
+    encrypted.setup.ingestion.shutdown().await;
 }
 
 #[test]

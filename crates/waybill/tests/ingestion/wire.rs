@@ -16,11 +16,11 @@ use reqwest::{Client, StatusCode};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use super::world::*;
+use super::setup::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn request_smuggling_shapes_are_refused_and_reach_no_topic() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let body = delivery().to_string();
     let length = format!("Content-Length: {}", body.len());
     let chunked = "Transfer-Encoding: chunked";
@@ -70,7 +70,7 @@ async fn request_smuggling_shapes_are_refused_and_reach_no_topic() {
         let request = format!(
             "POST {DELIVERIES} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n{fields}\r\n\r\n{body}"
         );
-        let answer = world.raw(request.as_bytes()).await;
+        let answer = setup.raw(request.as_bytes()).await;
         assert!(answer.starts_with("HTTP/1.1 400 "), "{fields:?}: {answer}");
         assert!(answer.contains("connection: close"), "{fields:?}: {answer}");
         assert!(
@@ -83,13 +83,13 @@ async fn request_smuggling_shapes_are_refused_and_reach_no_topic() {
             "{fields:?}: {answer}"
         );
     }
-    assert_eq!(world.records().len(), 0);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), 0);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_request_is_answered_in_its_turn_and_nothing_after_it() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let body = order("turn-1", 1).to_string();
     let head =
         format!("POST {OPERATIONS} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n");
@@ -101,7 +101,7 @@ async fn a_refused_request_is_answered_in_its_turn_and_nothing_after_it() {
     let smuggled =
         format!("{head}Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n");
     let later = good.replace("turn-1", "turn-2");
-    let answer = world
+    let answer = setup
         .raw(format!("{good}{chunked}{smuggled}{later}").as_bytes())
         .await;
     let statuses: Vec<_> = answer
@@ -110,19 +110,19 @@ async fn a_refused_request_is_answered_in_its_turn_and_nothing_after_it() {
         .map(|(_, rest)| &rest[..3])
         .collect();
     assert_eq!(statuses, ["202", "202", "400"], "{answer}");
-    let records = world.records();
+    let records = setup.records();
     assert!(
         records
             .iter()
             .all(|record| record.request.caller_id.as_deref() == Some("turn-1"))
     );
     assert_eq!(records.len(), 1, "the repeat met its first");
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn heads_and_bodies_that_are_too_long_slow_or_broken_are_refused() {
-    let world = World::with(|config| {
+    let setup = Setup::with(|config| {
         config.header_read_timeout = Duration::from_millis(100);
         config.body_read_timeout = Duration::from_millis(100);
     })
@@ -195,7 +195,7 @@ async fn heads_and_bodies_that_are_too_long_slow_or_broken_are_refused() {
     ];
     for (request, status, kind) in cases {
         let shown: String = request.chars().take(120).collect();
-        let answer = world.raw(request.as_bytes()).await;
+        let answer = setup.raw(request.as_bytes()).await;
         assert!(
             answer.starts_with(&format!("HTTP/1.1 {status} ")),
             "{shown:?}: {answer}"
@@ -205,18 +205,18 @@ async fn heads_and_bodies_that_are_too_long_slow_or_broken_are_refused() {
             "{shown:?}: {answer}"
         );
     }
-    assert_eq!(world.records().len(), 0);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), 0);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn http_2_without_tls_is_spoken_too() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let http2 = Client::builder().http2_prior_knowledge().build().unwrap();
     let requests = (0..50).map(|number| {
         let body = order(&format!("h2-{number}"), number).to_string();
         let request = http2
-            .post(world.url(OPERATIONS))
+            .post(setup.url(OPERATIONS))
             .header(CONTENT_TYPE, "application/json");
         request.body(body).send()
     });
@@ -225,15 +225,15 @@ async fn http_2_without_tls_is_spoken_too() {
         assert_eq!(response.version(), reqwest::Version::HTTP_2);
         assert_eq!(response.status(), StatusCode::ACCEPTED);
     }
-    assert_eq!(world.records().len(), 50);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), 50);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn over_http_2_the_rest_of_a_body_that_is_refused_is_read_all_the_same() {
+async fn over_http_2_the_rest_of_a_refused_body_is_still_read() {
     const CHUNKS: usize = 64;
-    let world = World::start().await;
-    let stream = TcpStream::connect(world.ingestion.address()).await.unwrap();
+    let setup = Setup::start().await;
+    let stream = TcpStream::connect(setup.ingestion.address()).await.unwrap();
     let handshake = http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.unwrap();
     let connection = tokio::spawn(connection);
@@ -255,7 +255,7 @@ async fn over_http_2_the_rest_of_a_body_that_is_refused_is_read_all_the_same() {
         });
         let request = hyper::Request::builder()
             .method(method)
-            .uri(world.url(OPERATIONS))
+            .uri(setup.url(OPERATIONS))
             .header(CONTENT_TYPE, media_type)
             .body(BodyExt::boxed_unsync(StreamBody::new(chunks)))
             .unwrap();
@@ -270,15 +270,15 @@ async fn over_http_2_the_rest_of_a_body_that_is_refused_is_read_all_the_same() {
         .await;
     }
     assert!(!connection.is_finished());
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn over_http_1_an_answer_is_not_lost_though_the_body_was_refused_on_its_way() {
     const CHUNK: [u8; 16 * 1024] = [b'a'; 16 * 1024];
     const CHUNKS: usize = 64;
-    let world = World::start().await;
-    let mut socket = TcpStream::connect(world.ingestion.address()).await.unwrap();
+    let setup = Setup::start().await;
+    let mut socket = TcpStream::connect(setup.ingestion.address()).await.unwrap();
     // The connection stays usable for further requests.
     for _ in 0..2 {
         let head = format!(
@@ -295,13 +295,13 @@ async fn over_http_1_an_answer_is_not_lost_though_the_body_was_refused_on_its_wa
         let answer = String::from_utf8_lossy(&answer[..read]);
         assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
     }
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_stands_still_is_answered_408_and_its_connection_ends() {
     let pause = Duration::from_millis(150);
-    let world = World::with(|config| config.body_read_timeout = pause).await;
+    let setup = Setup::with(|config| config.body_read_timeout = pause).await;
     for (path, media_type) in [
         (DELIVERIES, "application/json"),
         (OPERATIONS, "application/json"),
@@ -315,7 +315,7 @@ async fn a_body_that_stands_still_is_answered_408_and_its_connection_ends() {
             "Transfer-Encoding: chunked\r\n\r\n40\r\n{\"workflow\":",
         ] {
             let began = Instant::now();
-            let answer = world.raw(format!("{head}{body}").as_bytes()).await;
+            let answer = setup.raw(format!("{head}{body}").as_bytes()).await;
             assert!(began.elapsed() >= pause, "{path} {body:?}");
             // The answer to a batch has already begun, so it ends with a line that reports the
             // error.
@@ -329,18 +329,18 @@ async fn a_body_that_stands_still_is_answered_408_and_its_connection_ends() {
             );
         }
     }
-    assert_eq!(world.records().len(), 0);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), 0);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_that_drips_for_too_long_is_answered_408() {
-    let world = World::with(|config| config.body_timeout = Duration::from_millis(300)).await;
+    let setup = Setup::with(|config| config.body_timeout = Duration::from_millis(300)).await;
     let head = format!(
         "POST {DELIVERIES} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n\
          Content-Length: 60000\r\n\r\n"
     );
-    let mut socket = TcpStream::connect(world.ingestion.address()).await.unwrap();
+    let mut socket = TcpStream::connect(setup.ingestion.address()).await.unwrap();
     socket.write_all(head.as_bytes()).await.unwrap();
     let (mut reader, mut writer) = socket.into_split();
     let dripping = tokio::spawn(async move {
@@ -363,5 +363,5 @@ async fn a_body_that_drips_for_too_long_is_answered_408() {
     let answer = String::from_utf8(answer).unwrap();
     assert!(answer.starts_with("HTTP/1.1 408 "), "{answer}");
     assert!(answer.contains("incomplete after 0.3 seconds"), "{answer}");
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }

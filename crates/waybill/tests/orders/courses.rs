@@ -53,12 +53,12 @@ fn an_order_is_carried_out_whole_or_undone_whole() {
     assert_eq!(shop.postgres.number(shelf), 998);
     // The second order with the same number has no effect.
     assert_eq!(shop.records(REQUESTS), 4);
-    let told = shop.postgres.ask(
+    let reasons = shop.postgres.ask(
         "SELECT sequence, state, step FROM news JOIN orders USING (operation)
          WHERE id = '2' AND sequence < 6 ORDER BY sequence",
     );
     assert_eq!(
-        told.lines().collect::<Vec<_>>(),
+        reasons.lines().collect::<Vec<_>>(),
         [
             "1|Processing|",
             "2|Processing|stock Completed",
@@ -122,7 +122,7 @@ fn a_relay_that_dies_before_it_marks_what_it_sent_sends_the_same_request_again()
 }
 
 #[test]
-fn a_listener_that_dies_with_news_in_hand_hears_them_again() {
+fn a_listener_killed_before_it_stores_an_event_receives_it_again() {
     let Some(mut shop) = Shop::open() else { return };
     let lock = shop.postgres.lock("news");
     shop.order("1", &[]);
@@ -139,11 +139,11 @@ fn a_listener_that_dies_with_news_in_hand_hears_them_again() {
     shop.start(Member::Listener);
     shop.wait_for_status("1", "completed");
     // At least five: a retried step is reported too.
-    let told = "SELECT count(*) >= 5 AND count(*) = max(sequence) FROM news";
+    let query = "SELECT count(*) >= 5 AND count(*) = max(sequence) FROM news";
     let by = "SELECT string_agg(sequence || ' by ' || topic, ', ' ORDER BY sequence) FROM news";
     wait_until_or_say(
         "all is told",
-        || shop.postgres.ask(told) == "t",
+        || shop.postgres.ask(query) == "t",
         || format!("told: {}\n{}", shop.postgres.ask(by), shop.logs()),
     );
 }

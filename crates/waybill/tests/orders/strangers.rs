@@ -27,7 +27,7 @@ const ALERTS: &str = "waybill.operator-alerts.v1";
 const PARTITIONS: u32 = 4;
 
 /// A default `waybill up`, and an independent producer.
-struct World {
+struct Setup {
     http: SocketAddr,
     client: ClientConfig,
     producer: BaseProducer,
@@ -35,7 +35,7 @@ struct World {
     dir: TempDir,
 }
 
-impl World {
+impl Setup {
     fn start() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
@@ -164,23 +164,23 @@ fn request(caller_id: &str, input: &Value) -> CreateRequest {
 
 #[test]
 fn a_request_from_anybody_is_as_good_as_one_by_http() {
-    let world = World::start();
-    world.write(request("d-1", &delivery()));
-    world.wait_for_state("d-1", "Processed");
+    let setup = Setup::start();
+    setup.write(request("d-1", &delivery()));
+    setup.wait_for_state("d-1", "Processed");
 
     // Over HTTP an equal request is a repeat, and a different one is a conflict.
     let mut body = delivery();
     body["deliveryId"] = "d-1".into();
-    assert_eq!(world.post(&body), 200);
+    assert_eq!(setup.post(&body), 200);
     body["packageInfo"]["size"] = "Large".into();
-    assert_eq!(world.post(&body), 409);
+    assert_eq!(setup.post(&body), 409);
 
     // Twice on the topic, the second time with another body: the first one counts.
-    world.write(request("d-1", &delivery()));
+    setup.write(request("d-1", &delivery()));
     let mut other = delivery();
     other["ownerId"] = "bob".into();
-    world.write(request("d-1", &other));
-    let statuses = world.read(STATUSES, 2);
+    setup.write(request("d-1", &other));
+    let statuses = setup.read(STATUSES, 2);
     let kinds: Vec<StatusKind> = statuses
         .iter()
         .map(|record| {
@@ -195,35 +195,35 @@ fn a_request_from_anybody_is_as_good_as_one_by_http() {
     let away = request("d-2", &delivery());
     let key = away.operation.key();
     let home = partition_for(away.operation, PARTITIONS).0;
-    world.write_to((home + 1) % PARTITIONS, &key, away);
-    world.wait_for_state("d-2", "Processed");
+    setup.write_to((home + 1) % PARTITIONS, &key, away);
+    setup.wait_for_state("d-2", "Processed");
 
     // A request for an unknown workflow gets an operation that reports it.
     let unknown = CreateRequest {
         workflow: "no-such".to_owned(),
         ..request("d-3", &json!({}))
     };
-    world.write(unknown);
-    world.wait_for_state("d-3", "Error");
+    setup.write(unknown);
+    setup.wait_for_state("d-3", "Error");
     assert_eq!(
-        world.operation("d-3").unwrap()["error"]["code"],
+        setup.operation("d-3").unwrap()["error"]["code"],
         "workflow-unknown"
     );
 
     // A passed deadline ends an operation that has not begun anything.
     let mut overdue = request("d-4", &delivery());
     overdue.deadline = Some(Timestamp(overdue.requested_at.as_micros() + 1));
-    world.write(overdue);
-    world.wait_for_state("d-4", "Compensated");
-    let operation = world.operation("d-4").unwrap();
+    setup.write(overdue);
+    setup.wait_for_state("d-4", "Compensated");
+    let operation = setup.operation("d-4").unwrap();
     assert_eq!(operation["error"]["code"], "deadline-unreachable");
     assert_eq!(operation["steps"][0]["state"], "NotStarted");
-    assert_eq!(world.count(DEAD), 0);
+    assert_eq!(setup.count(DEAD), 0);
 }
 
 #[test]
 fn a_bad_request_ends_in_the_dead_letter_topic_with_its_cause() {
-    let world = World::start();
+    let setup = Setup::start();
     let mut huge = delivery();
     huge["packageInfo"]["size"] = "Huge".into();
     let mut late = request("late", &delivery());
@@ -237,13 +237,13 @@ fn a_bad_request_ends_in_the_dead_letter_topic_with_its_cause() {
         ..request("no-object", &json!([1]))
     };
     for bad in [request("huge", &huge), late, elsewhere, no_object] {
-        world.write(bad);
+        setup.write(bad);
     }
     let other_key = request("other-key", &delivery());
     let home = partition_for(other_key.operation, PARTITIONS).0;
-    world.write_to(home, b"order-17", other_key);
+    setup.write_to(home, b"order-17", other_key);
 
-    let causes: Vec<String> = world
+    let causes: Vec<String> = setup
         .read(DEAD, 5)
         .iter()
         .map(|dead_letter| {
@@ -261,32 +261,32 @@ fn a_bad_request_ends_in_the_dead_letter_topic_with_its_cause() {
         "the request is refused: input: must be a JSON object",
         "the record's key is not that of its operation, ",
     ] {
-        let told = causes.iter().filter(|cause| cause.starts_with(expected));
-        assert_eq!(told.count(), 1, "{expected} in {causes:?}");
+        let matching = causes.iter().filter(|cause| cause.starts_with(expected));
+        assert_eq!(matching.count(), 1, "{expected} in {causes:?}");
     }
     for id in ["huge", "late", "no-object", "other-key"] {
-        assert_eq!(world.operation(id), None, "{id}");
+        assert_eq!(setup.operation(id), None, "{id}");
     }
     // The partitions continue.
     for n in 0..8 {
-        world.write(request(&format!("good-{n}"), &delivery()));
+        setup.write(request(&format!("good-{n}"), &delivery()));
     }
     for n in 0..8 {
-        world.wait_for_state(&format!("good-{n}"), "Processed");
+        setup.wait_for_state(&format!("good-{n}"), "Processed");
     }
 }
 
 #[test]
 fn a_request_cannot_have_its_status_written_to_a_topic_that_is_not_allowed() {
-    let world = World::start();
+    let setup = Setup::start();
     let sly = CreateRequest {
         reply_to: Some(ALERTS.to_owned()),
         ..request("sly", &delivery())
     };
-    world.write(sly);
-    world.wait_for_state("sly", "Processed");
+    setup.write(sly);
+    setup.wait_for_state("sly", "Processed");
     // After a later operation of the same producer has ended, all earlier records were sent.
-    let statuses = world.read(STATUSES, 1);
+    let statuses = setup.read(STATUSES, 1);
     assert_eq!(statuses.len(), 1);
-    assert_eq!(world.count(ALERTS), 0);
+    assert_eq!(setup.count(ALERTS), 0);
 }

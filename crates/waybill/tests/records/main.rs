@@ -2,4 +2,4 @@
 
 mod dead_letters;
 mod printing;
-mod world;
+mod setup;

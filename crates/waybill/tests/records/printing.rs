@@ -9,23 +9,23 @@ use serde_json::{Value, json};
 use waybill_messages::RECORD_SCHEMAS;
 use waybill_test_support::process::without_test_variables;
 
-use crate::world::*;
+use crate::setup::*;
 
 #[test]
 fn records_are_printed_decoded_and_what_does_not_decode_harms_no_other() {
-    let world = World::new();
+    let setup = Setup::new();
     let headers: [(&str, Option<&[u8]>); 2] = [("traceparent", Some(b"00-1")), ("none", None)];
-    world.produce((REPLIES, 0), Some(b"key"), Some(&reply("drone")), &headers);
-    world.produce((REPLIES, 0), Some(KEY), Some(POISON), &[]);
-    world.produce((REPLIES, 0), None, None, &[]);
-    world.produce((REPLIES, 1), None, Some(&reply("package")), &[]);
+    setup.produce((REPLIES, 0), Some(b"key"), Some(&reply("drone")), &headers);
+    setup.produce((REPLIES, 0), Some(KEY), Some(POISON), &[]);
+    setup.produce((REPLIES, 0), None, None, &[]);
+    setup.produce((REPLIES, 1), None, Some(&reply("package")), &[]);
 
-    let lines = world.json("records step-replies");
-    assert_eq!(lines, world.json(&format!("records {REPLIES}")));
+    let lines = setup.json("records step-replies");
+    assert_eq!(lines, setup.json(&format!("records {REPLIES}")));
     assert_eq!(field(&lines, "partition"), [0, 0, 0, 1]);
     assert_eq!(field(&lines, "offset"), [0, 1, 2, 0]);
 
-    assert_eq!(lines[0]["timestamp"], world.made_at());
+    assert_eq!(lines[0]["timestamp"], setup.made_at());
     assert_eq!(lines[0]["key"], "key");
     assert_eq!(
         lines[0]["headers"],
@@ -46,20 +46,20 @@ fn records_are_printed_decoded_and_what_does_not_decode_harms_no_other() {
     assert_eq!(lines[2].get("error"), None, "no value is nothing to decode");
     assert_eq!(lines[3]["value"]["step"], "package");
 
-    let table = world.text("records step-replies --output table");
+    let table = setup.text("records step-replies --output table");
     assert_eq!(table.lines().count(), 5, "{table}");
     assert!(table.lines().nth(2).unwrap().ends_with("AAFwb2lzb24NCv8="));
 }
 
 #[test]
 fn where_to_start_and_where_to_stop_can_be_said() {
-    let world = World::new();
+    let setup = Setup::new();
     for index in 0..30 {
         let step = format!("step-{index}");
-        world.produce((REPLIES, index % 2), None, Some(&reply(&step)), &[]);
+        setup.produce((REPLIES, index % 2), None, Some(&reply(&step)), &[]);
     }
     let offsets = |arguments: &str| -> Vec<(u64, u64)> {
-        let lines = world.json(&format!("records step-replies {arguments}"));
+        let lines = setup.json(&format!("records step-replies {arguments}"));
         let number = |line: &Value, name: &str| line[name].as_u64().unwrap();
         let place = |line: &Value| (number(line, "partition"), number(line, "offset"));
         lines.iter().map(place).collect()
@@ -74,34 +74,34 @@ fn where_to_start_and_where_to_stop_can_be_said() {
     assert_eq!(offsets("--from end"), []);
     assert_eq!(offsets("--partition 0 --from 15"), []);
 
-    let refusal = world.refusal("records step-replies --partition 1 --from 16");
+    let refusal = setup.refusal("records step-replies --partition 1 --from 16");
     assert!(
         refusal.contains("no offset 16: it holds 0 up to 15"),
         "{refusal}"
     );
-    world.forget(REPLIES, 1, 4);
+    setup.forget(REPLIES, 1, 4);
     assert_eq!(offsets("--partition 1"), all[19..]);
-    let refusal = world.refusal("records step-replies --partition 1 --from 3");
+    let refusal = setup.refusal("records step-replies --partition 1 --from 3");
     assert!(
         refusal.contains("no offset 3: it holds 4 up to 15"),
         "{refusal}"
     );
-    let output = world.run("records step-replies --from 3");
+    let output = setup.run("records step-replies --from 3");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     let refusal = String::from_utf8(output.stderr).unwrap();
     assert!(
-        refusal.contains("--partition is needed: ") && refusal.contains("has 2 partitions"),
+        refusal.contains("--partition is required: ") && refusal.contains("has 2 partitions"),
         "{refusal}"
     );
-    let refusal = world.refusal("records step-replies --partition 2");
+    let refusal = setup.refusal("records step-replies --partition 2");
     assert!(refusal.contains("has no partition 2"), "{refusal}");
 }
 
 #[test]
 fn following_prints_what_comes_and_nothing_that_was_there() {
-    let world = World::new();
-    world.produce((REPLIES, 0), None, Some(&reply("before")), &[]);
-    let mut following = world
+    let setup = Setup::new();
+    setup.produce((REPLIES, 0), None, Some(&reply("before")), &[]);
+    let mut following = setup
         .command("records step-replies --from end --follow --output table --count 2")
         .stdout(Stdio::piped())
         .spawn()
@@ -111,8 +111,8 @@ fn following_prints_what_comes_and_nothing_that_was_there() {
     let mut heading = String::new();
     out.read_line(&mut heading).unwrap();
     assert!(heading.starts_with("PARTITION"), "{heading}");
-    world.produce((REPLIES, 0), None, Some(&reply("first")), &[]);
-    world.produce((REPLIES, 1), None, Some(&reply("second")), &[]);
+    setup.produce((REPLIES, 0), None, Some(&reply("first")), &[]);
+    setup.produce((REPLIES, 1), None, Some(&reply("second")), &[]);
     assert!(finished(following, "records --follow").status.success());
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();
@@ -124,16 +124,16 @@ fn following_prints_what_comes_and_nothing_that_was_there() {
 }
 
 #[test]
-fn looking_makes_no_topic_and_commits_nothing() {
-    let world = World::new();
-    world.produce((REPLIES, 0), None, Some(&reply("drone")), &[]);
-    assert_eq!(world.json("records step-replies").len(), 1);
-    let refusal = world.refusal("records nowhere");
+fn reading_creates_no_topic_and_commits_no_offset() {
+    let setup = Setup::new();
+    setup.produce((REPLIES, 0), None, Some(&reply("drone")), &[]);
+    assert_eq!(setup.json("records step-replies").len(), 1);
+    let refusal = setup.refusal("records nowhere");
     assert!(
         refusal.contains("there is no topic nowhere or waybill.nowhere.v1 at 127.0.0.1:"),
         "{refusal}"
     );
-    let consumer: BaseConsumer = world
+    let consumer: BaseConsumer = setup
         .client()
         .set("group.id", "waybill-no-group")
         .create()
@@ -150,10 +150,10 @@ fn looking_makes_no_topic_and_commits_nothing() {
 
 #[test]
 fn a_confluent_framed_record_is_decoded_with_the_schema_that_is_given() {
-    let world = World::new();
+    let setup = Setup::new();
     let confluent = [&[0, 0, 0, 0, 7], &reply("drone")[10..]].concat();
-    world.produce((REPLIES, 0), None, Some(&confluent), &[]);
-    let line = &world.json("records step-replies")[0];
+    setup.produce((REPLIES, 0), None, Some(&confluent), &[]);
+    let line = &setup.json("records step-replies")[0];
     let cause = line["error"].as_str().unwrap();
     assert!(cause.contains("--schema 7=FILE"), "{cause}");
 
@@ -161,23 +161,23 @@ fn a_confluent_framed_record_is_decoded_with_the_schema_that_is_given() {
         .iter()
         .find(|record| record.name == "step-reply")
         .unwrap();
-    let file = world.dir.path().join("reply.avsc");
+    let file = setup.dir.path().join("reply.avsc");
     std::fs::write(&file, schema.json).unwrap();
     let given = format!("records step-replies --schema 7={}", file.display());
-    assert_eq!(world.json(&given)[0]["value"]["step"], "drone");
+    assert_eq!(setup.json(&given)[0]["value"]["step"], "drone");
 
     std::fs::write(&file, "{").unwrap();
-    let refusal = world.refusal(&given);
+    let refusal = setup.refusal(&given);
     assert!(refusal.contains("not an Avro schema"), "{refusal}");
 }
 
 #[test]
 fn a_reader_that_leaves_early_is_no_failure() {
-    let world = World::new();
+    let setup = Setup::new();
     for _ in 0..3 {
-        world.produce((REPLIES, 0), None, Some(&[b'x'; 200_000]), &[]);
+        setup.produce((REPLIES, 0), None, Some(&[b'x'; 200_000]), &[]);
     }
-    let mut printing = world
+    let mut printing = setup
         .command("records step-replies")
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -193,8 +193,8 @@ fn a_reader_that_leaves_early_is_no_failure() {
 }
 
 #[test]
-fn brokers_that_are_away_and_arguments_that_mean_nothing_are_refused() {
-    let world = World::new();
+fn unreachable_brokers_and_invalid_arguments_are_errors() {
+    let setup = Setup::new();
     // The socket is bound and does not listen.
     let held = tokio::net::TcpSocket::new_v4().unwrap();
     held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
@@ -236,7 +236,7 @@ fn brokers_that_are_away_and_arguments_that_mean_nothing_are_refused() {
         "dlq replay t 0 1 --limit 5",
         "dlq replay t --all --rate 0/s",
     ] {
-        let output = world.run(arguments);
+        let output = setup.run(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments}: {output:?}");
     }
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 use waybill_test_support::registry::Stub;
-use waybill_test_support::world::World;
+use waybill_test_support::setup::Setup;
 
 use crate::{STATUS, deliver, with_registry};
 
@@ -56,12 +56,12 @@ async fn a_standard_consumer_reads_the_status_topic_with_the_registry_alone() {
         return;
     };
     let stub = Stub::start().await;
-    let mut world = World::new(&with_registry(&stub, ""));
-    let up = world.up();
-    world.ready().await;
-    let mut ids = deliver(&world, "python", 10).await;
-    world.all_reach(&ids, "Processed").await;
-    let (brokers, registry) = (world.address("broker").to_string(), stub.url());
+    let mut setup = Setup::new(&with_registry(&stub, ""));
+    let up = setup.up();
+    setup.ready().await;
+    let mut ids = deliver(&setup, "python", 10).await;
+    setup.all_reach(&ids, "Processed").await;
+    let (brokers, registry) = (setup.address("broker").to_string(), stub.url());
     let count = ids.len().to_string();
     // The registry runs on this runtime.
     let read = tokio::task::spawn_blocking(move || {
@@ -83,5 +83,5 @@ async fn a_standard_consumer_reads_the_status_topic_with_the_registry_alone() {
     read.sort();
     ids.sort();
     assert_eq!(read, ids);
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }

@@ -11,8 +11,8 @@ use std::process::{Command, Output};
 
 use waybill_messages::{RECORD_SCHEMAS, RecordKind, RecordSchema};
 use waybill_test_support::registry::Stub;
-use waybill_test_support::world;
-use waybill_test_support::world::World;
+use waybill_test_support::setup;
+use waybill_test_support::setup::Setup;
 
 const STATUS: &str = "waybill.operation-status.v1";
 
@@ -39,11 +39,11 @@ fn schema_of(kind: RecordKind) -> RecordSchema {
 }
 
 /// Sends `count` deliveries and returns their IDs.
-async fn deliver(world: &World, prefix: &str, count: usize) -> Vec<String> {
+async fn deliver(setup: &Setup, prefix: &str, count: usize) -> Vec<String> {
     let mut ids = Vec::new();
     for index in 0..count {
-        let delivery = world::delivery(&format!("{prefix}-{index}"), false);
-        ids.push(world.deliver(&delivery).await);
+        let delivery = setup::delivery(&format!("{prefix}-{index}"), false);
+        ids.push(setup.deliver(&delivery).await);
     }
     ids
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use waybill_messages::{RECORD_SCHEMAS, RecordKind, SchemaId, Topics, WriterSchema};
 use waybill_registry::{Compatibility, Registry, RegistryError, RegistrySettings};
-use waybill_test_support::world::World;
+use waybill_test_support::setup::Setup;
 
 use crate::records::{id_of, values};
 use crate::{deliver, schema_of, waybill};
@@ -39,15 +39,15 @@ async fn a_registry_of_others_gives_ids_resolves_them_and_refuses_what_is_incomp
         .await
         .unwrap();
 
-    let mut world = World::new(&format!(
+    let mut setup = Setup::new(&format!(
         "partitions: 2\nkafka: {{ topicPrefix: '{prefix}' }}\nschemaRegistry: {{ url: '{url}' }}\n"
     ));
-    let up = world.up();
-    world.ready().await;
-    let ids = deliver(&world, "real", 20).await;
-    world.all_reach(&ids, "Processed").await;
+    let up = setup.up();
+    setup.ready().await;
+    let ids = deliver(&setup, "real", 20).await;
+    setup.all_reach(&ids, "Processed").await;
     let mut of_topics = BTreeMap::new();
-    for (topic, value) in values(&world) {
+    for (topic, value) in values(&setup) {
         let id = id_of(&value).unwrap_or_else(|| panic!("{topic} holds {value:?}"));
         of_topics.insert((topic, id), ());
     }
@@ -58,11 +58,11 @@ async fn a_registry_of_others_gives_ids_resolves_them_and_refuses_what_is_incomp
         let fingerprint = WriterSchema::parse(&stored.schema).unwrap().fingerprint();
         assert!(ours.contains(&fingerprint), "{topic}: {}", stored.schema);
     }
-    let checked = waybill(&world.path("waybill.yaml"), &["schemas", "check"]);
+    let checked = waybill(&setup.path("waybill.yaml"), &["schemas", "check"]);
     let text = String::from_utf8(checked.stdout).unwrap();
     assert_eq!(checked.status.code(), Some(0), "{text}");
     assert!(!text.contains("not registered"), "{text}");
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 
     let found = registry.check(&replies, OTHER).await.unwrap();
     assert!(matches!(found, Compatibility::Incompatible { reasons } if !reasons.is_empty()));

@@ -13,7 +13,7 @@ use waybill_engine::{
 };
 use waybill_messages::{Record as _, RecordKind};
 use waybill_test_support::registry::Stub;
-use waybill_test_support::world::{PATIENCE, World, delivery};
+use waybill_test_support::setup::{PATIENCE, Setup, delivery};
 
 use crate::{STATUS, deliver, schema_of, with_registry};
 
@@ -21,16 +21,16 @@ const PARTITIONS: u32 = 2;
 const REQUESTS: &str = "waybill.operation-requests.v1";
 const DEAD: &str = "waybill.operation-requests.v1.dlq";
 
-fn client(world: &World) -> ClientConfig {
+fn client(setup: &Setup) -> ClientConfig {
     let mut client = ClientConfig::new();
-    client.set("bootstrap.servers", world.address("broker").to_string());
+    client.set("bootstrap.servers", setup.address("broker").to_string());
     client.set("group.id", "test");
     client
 }
 
 /// The values of all current records, with their topics' names.
-pub fn values(world: &World) -> Vec<(String, Vec<u8>)> {
-    let consumer: BaseConsumer = client(world).create().unwrap();
+pub fn values(setup: &Setup) -> Vec<(String, Vec<u8>)> {
+    let consumer: BaseConsumer = client(setup).create().unwrap();
     let metadata = consumer.fetch_metadata(None, PATIENCE).unwrap();
     let mut open = BTreeMap::new();
     let mut list = TopicPartitionList::new();
@@ -75,13 +75,13 @@ pub fn id_of(value: &[u8]) -> Option<u32> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_record_of_every_topic_names_a_schema_that_its_subject_has() {
     let stub = Stub::start().await;
-    let mut world = World::new(&with_registry(&stub, ""));
-    let up = world.up();
-    world.ready().await;
-    let ids = deliver(&world, "framed", 20).await;
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, |_| false).await;
-    let values = values(&world);
+    let mut setup = Setup::new(&with_registry(&stub, ""));
+    let up = setup.up();
+    setup.ready().await;
+    let ids = deliver(&setup, "framed", 20).await;
+    setup.all_reach(&ids, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, |_| false).await;
+    let values = values(&setup);
     for (topic, value) in &values {
         let id = id_of(value).unwrap_or_else(|| panic!("{topic} holds {value:?}"));
         assert_eq!(stub.versions(&format!("{topic}-value")), [id], "{topic}");
@@ -96,14 +96,14 @@ async fn every_record_of_every_topic_names_a_schema_that_its_subject_has() {
 
     // The number of requests to the registry does not grow with the records.
     let asked = stub.asked().len();
-    let more = deliver(&world, "more", 20).await;
-    world.all_reach(&more, "Processed").await;
+    let more = deliver(&setup, "more", 20).await;
+    setup.all_reach(&more, "Processed").await;
     assert_eq!(stub.asked().len(), asked);
 
     // Commands read the records with the same configuration.
-    let brokers = world.address("broker").to_string();
+    let brokers = setup.address("broker").to_string();
     let printed = crate::waybill(
-        &world.path("waybill.yaml"),
+        &setup.path("waybill.yaml"),
         &["records", "operation-status", "--brokers", &brokers],
     );
     let text = String::from_utf8(printed.stdout).unwrap();
@@ -111,28 +111,28 @@ async fn every_record_of_every_topic_names_a_schema_that_its_subject_has() {
     for line in text.lines() {
         assert!(line.contains(r#""state":"Processed""#), "{line}");
     }
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_with_a_registry_and_one_that_only_reads_it_lose_nothing() {
     let stub = Stub::start().await;
-    let mut world = World::new("partitions: 2\n");
-    let up = world.up();
-    world.ready().await;
-    let mut ids = deliver(&world, "plain", 100).await;
+    let mut setup = Setup::new("partitions: 2\n");
+    let up = setup.up();
+    setup.ready().await;
+    let mut ids = deliver(&setup, "plain", 100).await;
     // Many of them are running.
     up.kill();
     for more in ["", "framing: singleObject", ""] {
-        std::fs::write(world.path("waybill.yaml"), with_registry(&stub, more)).unwrap();
-        let up = world.up();
-        ids.extend(deliver(&world, &format!("{}-more", ids.len()), 50).await);
+        std::fs::write(setup.path("waybill.yaml"), with_registry(&stub, more)).unwrap();
+        let up = setup.up();
+        ids.extend(deliver(&setup, &format!("{}-more", ids.len()), 50).await);
         up.kill();
     }
-    let _up = world.up();
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, |_| false).await;
-    let values = values(&world);
+    let _up = setup.up();
+    setup.all_reach(&ids, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, |_| false).await;
+    let values = values(&setup);
     let dead = values.iter().filter(|(topic, _)| topic.ends_with(".dlq"));
     assert_eq!(dead.count(), 0);
     let of_requests = values.iter().filter(|(topic, _)| topic == REQUESTS);
@@ -168,8 +168,8 @@ fn foreign_request(name: &str, id: u32) -> (OperationId, Vec<u8>) {
     )
 }
 
-fn produce(world: &World, operation: OperationId, value: &[u8]) {
-    let producer: BaseProducer = client(world).create().unwrap();
+fn produce(setup: &Setup, operation: OperationId, value: &[u8]) {
+    let producer: BaseProducer = client(setup).create().unwrap();
     let partition = partition_for(operation, PARTITIONS).0 as i32;
     let key = operation.key();
     let record = BaseRecord::<[u8], [u8]>::to(REQUESTS)
@@ -192,16 +192,16 @@ fn foreign_schema(stub: &Stub) -> u32 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn while_the_registry_is_away_known_schemas_go_on_and_a_new_one_is_waited_for() {
     let stub = Stub::start().await;
-    let mut world = World::new(&with_registry(&stub, ""));
+    let mut setup = Setup::new(&with_registry(&stub, ""));
     // A high-priority request does not wait for the other topic.
-    world.send_only_normal();
-    let up = world.up();
-    world.ready().await;
+    setup.send_only_normal();
+    let up = setup.up();
+    setup.ready().await;
     let id = foreign_schema(&stub);
     stub.goes_away();
     let (waiting, value) = foreign_request("foreign", id);
-    produce(&world, waiting, &value);
-    world
+    produce(&setup, waiting, &value);
+    setup
         .eventually("the schema is asked for", async || {
             stub.asked().contains(&format!("GET /schemas/ids/{id}"))
         })
@@ -212,60 +212,60 @@ async fn while_the_registry_is_away_known_schemas_go_on_and_a_new_one_is_waited_
         let operation: OperationId = id.parse().unwrap();
         partition_for(operation, PARTITIONS) == partition_for(waiting, PARTITIONS)
     };
-    let ids = deliver(&world, "away", 40).await;
+    let ids = deliver(&setup, "away", 40).await;
     let (behind, beside): (Vec<String>, Vec<String>) = ids.into_iter().partition(|id| at_home(id));
     assert!(!behind.is_empty() && !beside.is_empty());
-    world.all_reach(&beside, "Processed").await;
+    setup.all_reach(&beside, "Processed").await;
     for id in &behind {
-        assert_ne!(world.state(id).await.as_deref(), Some("Processed"));
+        assert_ne!(setup.state(id).await.as_deref(), Some("Processed"));
     }
 
     stub.is_back();
-    world.all_reach(&[waiting.to_string()], "Processed").await;
-    world.all_reach(&behind, "Processed").await;
-    assert!(values(&world).iter().all(|(topic, _)| topic != DEAD));
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    setup.all_reach(&[waiting.to_string()], "Processed").await;
+    setup.all_reach(&behind, "Processed").await;
+    assert!(values(&setup).iter().all(|(topic, _)| topic != DEAD));
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_that_waits_for_a_schema_stops_in_order_and_goes_on_after_its_start() {
     let stub = Stub::start().await;
-    let mut world = World::new(&with_registry(&stub, ""));
-    let up = world.up();
-    world.ready().await;
+    let mut setup = Setup::new(&with_registry(&stub, ""));
+    let up = setup.up();
+    setup.ready().await;
     let id = foreign_schema(&stub);
     stub.goes_away();
     let (waiting, value) = foreign_request("stopped", id);
-    produce(&world, waiting, &value);
-    world
+    produce(&setup, waiting, &value);
+    setup
         .eventually("the schema is asked for", async || {
             stub.asked().contains(&format!("GET /schemas/ids/{id}"))
         })
         .await;
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
     stub.is_back();
-    let _up = world.up();
-    world.all_reach(&[waiting.to_string()], "Processed").await;
+    let _up = setup.up();
+    setup.all_reach(&[waiting.to_string()], "Processed").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_id_that_the_registry_does_not_have_is_poison_and_harms_only_itself() {
     let stub = Stub::start().await;
-    let mut world = World::new(&with_registry(&stub, ""));
-    let up = world.up();
-    world.ready().await;
+    let mut setup = Setup::new(&with_registry(&stub, ""));
+    let up = setup.up();
+    setup.ready().await;
     let (poison, value) = foreign_request("poison", 1);
-    produce(&world, poison, &value);
-    let ids = deliver(&world, "beside", 10).await;
-    world.all_reach(&ids, "Processed").await;
+    produce(&setup, poison, &value);
+    let ids = deliver(&setup, "beside", 10).await;
+    setup.all_reach(&ids, "Processed").await;
     let mut dead = Vec::new();
-    world
+    setup
         .eventually("the poison record is put aside", async || {
-            dead = values(&world);
+            dead = values(&setup);
             dead.retain(|(topic, _)| topic == DEAD);
             !dead.is_empty()
         })
         .await;
     assert_eq!(dead, [(DEAD.to_owned(), value)]);
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }

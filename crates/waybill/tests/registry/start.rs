@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 use waybill_messages::RecordKind;
 use waybill_test_support::process::Process;
 use waybill_test_support::registry::Stub;
-use waybill_test_support::world::{World, delivery};
+use waybill_test_support::setup::{Setup, delivery};
 
 use crate::{schema_of, waybill, with_registry};
 
@@ -15,8 +15,8 @@ const OTHER: &str =
     r#"{"type": "record", "name": "Other", "fields": [{"name": "a", "type": "long"}]}"#;
 
 /// Starts `up` and waits only for its admin address.
-fn begin(world: &mut World) -> Process {
-    world.start("up", &FREE, &["admin"])
+fn begin(setup: &mut Setup) -> Process {
+    setup.start("up", &FREE, &["admin"])
 }
 
 /// Makes `up` listen only on free ports.
@@ -30,9 +30,9 @@ const FREE: [&str; 6] = [
 ];
 
 /// Waits until the process has ended, and returns its exit code.
-async fn end(world: &World, mut process: Process) -> Option<i32> {
+async fn end(setup: &Setup, mut process: Process) -> Option<i32> {
     let mut code = None;
-    world
+    setup
         .eventually("the process ends", async || {
             let ended = process.child.try_wait().unwrap();
             code = ended.and_then(|status| status.code());
@@ -43,16 +43,16 @@ async fn end(world: &World, mut process: Process) -> Option<i32> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_registry_that_is_away_at_the_start_is_waited_for_and_readiness_says_so() {
+async fn a_start_waits_for_an_unavailable_registry_and_readiness_reports_it() {
     let stub = Stub::start().await;
     stub.goes_away();
-    let mut world = World::new(&with_registry(&stub, ""));
-    let up = begin(&mut world);
-    let readyz = world.url("admin", "/readyz");
+    let mut setup = Setup::new(&with_registry(&stub, ""));
+    let up = begin(&mut setup);
+    let readyz = setup.url("admin", "/readyz");
     let expected = format!("schemas of the registry at {}", stub.url());
-    world
+    setup
         .eventually("readiness names the registry", async || {
-            match world.client.get(&readyz).send().await {
+            match setup.client.get(&readyz).send().await {
                 Ok(answer) => {
                     let status = answer.status().as_u16();
                     let text = answer.text().await.unwrap();
@@ -63,37 +63,37 @@ async fn a_registry_that_is_away_at_the_start_is_waited_for_and_readiness_says_s
         })
         .await;
     stub.is_back();
-    world.ready().await;
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    setup.ready().await;
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_that_waits_for_the_registry_stops_when_it_is_told_to() {
+async fn a_process_that_waits_for_the_registry_stops_on_request() {
     let stub = Stub::start().await;
     stub.goes_away();
-    let mut world = World::new(&with_registry(&stub, ""));
-    let up = begin(&mut world);
-    world
+    let mut setup = Setup::new(&with_registry(&stub, ""));
+    let up = begin(&mut setup);
+    setup
         .eventually("the registry is asked", async || !stub.asked().is_empty())
         .await;
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_incompatible_schema_ends_the_start_and_the_commands_with_the_registrys_reason() {
     let stub = Stub::start().await;
     stub.give(SUBJECT, OTHER);
-    let mut world = World::new(&with_registry(&stub, ""));
-    let up = begin(&mut world);
-    assert_eq!(end(&world, up).await, Some(1));
-    let log = world.log_tail();
+    let mut setup = Setup::new(&with_registry(&stub, ""));
+    let up = begin(&mut setup);
+    assert_eq!(end(&setup, up).await, Some(1));
+    let log = setup.log_tail();
     assert!(
         log.contains(SUBJECT) && log.contains("incompatible with an earlier schema"),
         "{log}"
     );
 
     for command in ["check", "register"] {
-        let output = waybill(&world.path("waybill.yaml"), &["schemas", command]);
+        let output = waybill(&setup.path("waybill.yaml"), &["schemas", command]);
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let text = String::from_utf8(output.stderr).unwrap();
         assert!(text.contains(SUBJECT), "{text}");
@@ -105,11 +105,11 @@ async fn an_incompatible_schema_ends_the_start_and_the_commands_with_the_registr
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_auto_register_a_start_names_the_command_that_helps() {
     let stub = Stub::start().await;
-    let mut world = World::new(&with_registry(&stub, "autoRegister: false"));
-    let file = world.path("waybill.yaml");
-    let up = begin(&mut world);
-    assert_eq!(end(&world, up).await, Some(1));
-    let log = world.log_tail();
+    let mut setup = Setup::new(&with_registry(&stub, "autoRegister: false"));
+    let file = setup.path("waybill.yaml");
+    let up = begin(&mut setup);
+    assert_eq!(end(&setup, up).await, Some(1));
+    let log = setup.log_tail();
     assert!(log.contains("waybill schemas register"), "{log}");
 
     let lines = |command: &str| {
@@ -150,11 +150,11 @@ async fn without_auto_register_a_start_names_the_command_that_helps() {
     assert_eq!(json("check").len(), there.lines().count());
     assert!(json("check").contains(&view(id.into(), false)));
 
-    let up = world.up();
-    world.ready().await;
-    let delivered = world.deliver(&delivery("registered", false)).await;
-    world.all_reach(&[delivered], "Processed").await;
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    let up = setup.up();
+    setup.ready().await;
+    let delivered = setup.deliver(&delivery("registered", false)).await;
+    setup.all_reach(&[delivered], "Processed").await;
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -165,9 +165,9 @@ async fn an_older_version_of_a_subject_is_followed_by_the_current_one() {
     let fields = older["fields"].as_array_mut().unwrap();
     fields.retain(|field| field["name"] != "nonce");
     stub.give(SUBJECT, &older.to_string());
-    let mut world = World::new(&with_registry(&stub, ""));
-    let up = begin(&mut world);
-    world.ready().await;
+    let mut setup = Setup::new(&with_registry(&stub, ""));
+    let up = begin(&mut setup);
+    setup.ready().await;
     assert_eq!(stub.versions(SUBJECT).len(), 2);
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }

@@ -110,7 +110,7 @@ async fn deliver(site: &Site, up: &Up, token: &Token) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_embedded_broker_lets_nobody_read_or_forge_without_a_token_for_it() {
+async fn the_embedded_broker_refuses_reads_and_forged_records_without_a_token_for_it() {
     let mut site = Site::new();
     let orders = site.token("orders", "submit,read", "acme");
     let reports = site.token("reports", "read,submit", "*");
@@ -184,7 +184,7 @@ async fn commands_log_in_with_the_token_of_their_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn topics_that_a_token_may_not_look_at_are_named() {
+async fn topics_that_a_token_may_not_describe_are_named() {
     let mut site = Site::new();
     let reports = site.token("reports", "read", "*");
     let up = site.up(&[]);
@@ -206,7 +206,7 @@ async fn topics_that_a_token_may_not_look_at_are_named() {
             Some(&reports),
         );
         assert_eq!(done.code, 1, "{}", done.text);
-        let named = "not listed, because this login may not look at them: ";
+        let named = "not listed, because this login may not describe them: ";
         assert!(done.stderr.contains(named), "{}", done.stderr);
         for topic in forbidden {
             assert!(done.stderr.contains(&dlq_of(topic)), "{}", done.stderr);
@@ -225,25 +225,22 @@ async fn topics_that_a_token_may_not_look_at_are_named() {
     let findings: Vec<Value> = findings.map(Result::unwrap).collect();
     let said = |what: &str| {
         let of_it = findings.iter().filter(|finding| finding["what"] == what);
-        let told = of_it.map(|finding| (finding["verdict"].as_str(), finding["said"].as_str()));
-        let told = told.map(|(verdict, said)| (verdict.unwrap(), said.unwrap()));
-        told.collect::<Vec<_>>()
+        let verdicts = of_it.map(|finding| (finding["verdict"].as_str(), finding["said"].as_str()));
+        let verdicts = verdicts.map(|(verdict, said)| (verdict.unwrap(), said.unwrap()));
+        verdicts.collect::<Vec<_>>()
     };
     let topics = said("topics");
     assert_eq!(topics.len(), 1, "{findings:?}");
     assert_eq!(topics[0].0, "note");
     assert!(topics[0].1.contains("does not allow this"), "{topics:?}");
-    let unknown = ("note", "not known, as the topics may not be looked at");
+    let unknown = ("note", "unknown: this login may not describe the topics");
     for what in ["agents", "lag"] {
         assert_eq!(said(what), [unknown], "{what}");
     }
     let [none, unknown] = said("dead letters")[..] else {
         panic!("{findings:?}")
     };
-    assert_eq!(
-        none,
-        ("ok", "none: no record lies on the 2 dead-letter topics")
-    );
+    assert_eq!(none, ("ok", "none: no records on 2 dead-letter topics"));
     assert_eq!(unknown.0, "note");
     for topic in forbidden.into_iter().chain(["drone.requests"]) {
         assert!(unknown.1.contains(&dlq_of(topic)), "{unknown:?}");
@@ -261,8 +258,8 @@ async fn a_command_whose_configuration_has_no_login_or_another_says_which_flags_
     let flags = ["--broker-listen", &broker, "--token-file", token_file];
     let refused = Site::run_without_configuration(&[&["dlq", "list"][..], &flags].concat());
     assert_eq!(refused.code, 1, "{}", refused.text);
-    let hint = "no login was sent, because authentication is off in this configuration: if it is on there, name the \
-                broker's configuration (--config) and a token (--token-file)";
+    let hint = "no login was sent, because authentication is off in this configuration: if the broker requires it, name \
+                the broker's configuration (--config) and a token (--token-file)";
     assert!(refused.text.contains(hint), "{}", refused.text);
     let listed = site.run(
         &["dlq", "list", "--broker-listen", &broker],
@@ -277,7 +274,7 @@ async fn a_command_whose_configuration_has_no_login_or_another_says_which_flags_
     );
     assert_eq!(refused.code, 1, "{}", refused.text);
     let hint = "a token was sent, because authentication is on in this configuration: check that it is the broker's \
-                configuration (--config), and that the broker knows the token (--token-file)";
+                configuration (--config), and that the token is valid there (--token-file)";
     assert!(refused.text.contains(hint), "{}", refused.text);
     up.stop();
 }

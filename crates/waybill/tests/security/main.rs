@@ -26,7 +26,7 @@ fn delivery() -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
+async fn a_program_with_authentication_serves_authorized_callers_and_shows_no_token() {
     let mut site = Site::new();
     let submit = site.token("orders", "submit,read", "acme");
     let operator = site.token("ops", "read,repair,admin", "*");
@@ -134,7 +134,7 @@ async fn a_guarded_program_serves_who_may_and_shows_no_token_to_anybody() {
     assert_eq!(site.run(&log, Some(&operator)).stdout, "trace\n");
     let refused = site.run(&[&log[..], &["info"]].concat(), Some(&submit));
     assert!(refused.text.contains("403"), "{}", refused.text);
-    let shards = "does not say whether its shards stand still: 403 Forbidden";
+    let shards = "does not report whether shards are stopped: 403 Forbidden";
     for (token, verdict, is_refused) in [(&operator, "ok   ", false), (&submit, "note ", true)] {
         let said = site.run(&doctor, Some(token)).text;
         assert!(said.contains(&format!("{verdict} leases")), "{said}");
@@ -226,7 +226,7 @@ async fn json_web_tokens_are_taken_as_their_keys_and_claims_say() {
 }
 
 #[test]
-fn a_made_token_goes_nowhere_but_to_standard_error() {
+fn a_created_token_is_printed_only_on_standard_error() {
     let site = Site::new();
     let made = site.run(
         &[

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 use waybill_test_support::clock::{Clock, library};
-use waybill_test_support::world::{World, delivery};
+use waybill_test_support::setup::{Setup, delivery};
 
 /// The number of deliveries before, during and after the glitch each.
 const ROUND: usize = 20;
@@ -18,13 +18,13 @@ async fn a_clock_an_hour_ahead_for_two_seconds_undoes_nothing_that_has_a_deadlin
         println!("SKIPPED: a clock that jumps: libfaketime is not there (Debian: faketime)");
         return;
     };
-    let mut world = World::of_either_kind("partitions: 1\n");
-    let clock = Clock::new(&library, &world.path(""), "up");
-    world.env.extend(clock.env.iter().cloned());
-    let up = world.up();
-    world.ready().await;
+    let mut setup = Setup::of_either_kind("partitions: 1\n");
+    let clock = Clock::new(&library, &setup.path(""), "up");
+    setup.env.extend(clock.env.iter().cloned());
+    let up = setup.up();
+    setup.ready().await;
     // Long enough for the first deliveries to be running during the glitch.
-    world
+    setup
         .put_faults("drone", &json!({ "latencyMs": 2_000 }))
         .await;
     let deadline = jiff::Timestamp::now() + Duration::from_secs(15 * 60);
@@ -34,24 +34,24 @@ async fn a_clock_an_hour_ahead_for_two_seconds_undoes_nothing_that_has_a_deadlin
             let mut delivery = delivery(&format!("clock-{}", ids.len()), false);
             delivery["deadline"] = json!(deadline.to_string());
             delivery["pickupTime"] = json!(jiff::Timestamp::now().to_string());
-            ids.push(world.deliver(&delivery).await);
+            ids.push(setup.deliver(&delivery).await);
         }
     };
-    let told = async |message: &str| {
-        let is_told = async || world.log_tail().contains(message);
-        world.eventually(message, is_told).await;
+    let logged = async |message: &str| {
+        let is_told = async || setup.log_tail().contains(message);
+        setup.eventually(message, is_told).await;
     };
     deliver().await;
     clock.set("+3600");
-    told("wall clock stepped; holding the step back").await;
+    logged("wall clock stepped; holding the step back").await;
     let began = tokio::time::Instant::now();
     deliver().await;
     tokio::time::sleep_until(began + GLITCH).await;
     clock.set("+0");
-    told("wall clock stepped back to the time before its step").await;
+    logged("wall clock stepped back to the time before its step").await;
     deliver().await;
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, |_| false).await;
+    setup.all_reach(&ids, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, |_| false).await;
     drop(up);
 }
 
@@ -63,49 +63,49 @@ async fn a_machine_that_boots_years_behind_catches_up_once_its_clock_is_right() 
         println!("SKIPPED: a clock that jumps: libfaketime is not there (Debian: faketime)");
         return;
     };
-    let mut world = World::of_either_kind(
+    let mut setup = Setup::of_either_kind(
         "partitions: 1\nscheduler: { handOffAfter: 500ms }\nsupervisor: { auditInterval: 1s }\n",
     );
-    let clock = Clock::new(&library, &world.path(""), "up");
+    let clock = Clock::new(&library, &setup.path(""), "up");
     clock.set(YEARS_BEHIND);
-    world.env.extend(clock.env.iter().cloned());
-    let up = world.up();
-    world.ready().await;
+    setup.env.extend(clock.env.iter().cloned());
+    let up = setup.up();
+    setup.ready().await;
     // Handed off, so that the deadline index and the cursor of its sweep begin years ago.
-    world
+    setup
         .put_faults("drone", &json!({ "errorRate": 1.0 }))
         .await;
     let mut ids = Vec::new();
     for index in 0..ROUND {
         let delivery = delivery(&format!("behind-{index}"), false);
-        ids.push(world.deliver(&delivery).await);
+        ids.push(setup.deliver(&delivery).await);
     }
     let attention = async || {
-        world
+        setup
             .metric("waybill_operations_handed_off_total", "")
             .await
             > 0.0
     };
-    world.eventually("some are handed off", attention).await;
+    setup.eventually("some are handed off", attention).await;
     clock.set("+0");
     let is_adopted = async || {
-        world
+        setup
             .log_tail()
             .contains("adopted a step of the wall clock")
     };
-    world.eventually("the clock is adopted", is_adopted).await;
+    setup.eventually("the clock is adopted", is_adopted).await;
     let skips = async || {
-        world
+        setup
             .log_tail()
             .contains("the sweep skips to the last hour")
     };
-    world.eventually("the sweep skips the years", skips).await;
-    let near = async || world.metric(BEHIND, "index_shard").await < 60.0;
-    world.eventually("the sweep has caught up", near).await;
-    world
+    setup.eventually("the sweep skips the years", skips).await;
+    let near = async || setup.metric(BEHIND, "index_shard").await < 60.0;
+    setup.eventually("the sweep has caught up", near).await;
+    setup
         .put_faults("drone", &json!({ "errorRate": 0.0 }))
         .await;
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, |_| false).await;
+    setup.all_reach(&ids, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, |_| false).await;
     drop(up);
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fjall::AbstractTree as _;
 use serde_json::{Value, json};
-use waybill_test_support::world::{World, delivery};
+use waybill_test_support::setup::{Setup, delivery};
 
 use crate::doctor::{bad, json_lines, run};
 use crate::{REQUESTS, restart};
@@ -18,23 +18,23 @@ const DELIVERIES: usize = 60;
 /// others continue, and new ones are accepted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_damaged_block_of_the_store_harms_its_operations_only_and_a_doctor_names_them() {
-    let mut world = World::new("partitions: 2\nscheduler: { handOffAfter: 10m }\n");
-    let up = world.up();
-    world.ready().await;
-    world.put_faults("drone", &json!({ "hangRate": 1 })).await;
+    let mut setup = Setup::new("partitions: 2\nscheduler: { handOffAfter: 10m }\n");
+    let up = setup.up();
+    setup.ready().await;
+    setup.put_faults("drone", &json!({ "hangRate": 1 })).await;
     let bodies = (0..DELIVERIES).map(|index| delivery(&format!("old-{index}"), false));
-    let old = world.deliver_each(bodies).await;
-    world.all_reach(&old, "Processing").await;
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
-    let file = damage_a_block(&world.path("data/store"));
+    let old = setup.deliver_each(bodies).await;
+    setup.all_reach(&old, "Processing").await;
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
+    let file = damage_a_block(&setup.path("data/store"));
 
-    let world = Arc::new(world);
-    let _up = restart(&world);
-    world.ready().await;
+    let setup = Arc::new(setup);
+    let _up = restart(&setup);
+    setup.ready().await;
     let (mut healthy, mut damaged) = (Vec::new(), Vec::new());
     for id in old {
-        let url = world.url("http", &format!("/v1/operations/{id}"));
-        let answer = world.client.get(url).send().await.expect("the API answers");
+        let url = setup.url("http", &format!("/v1/operations/{id}"));
+        let answer = setup.client.get(url).send().await.expect("the API answers");
         match answer.status().as_u16() {
             200 => healthy.push(id),
             status => {
@@ -51,17 +51,17 @@ async fn a_damaged_block_of_the_store_harms_its_operations_only_and_a_doctor_nam
     }
     assert!(!damaged.is_empty() && !healthy.is_empty());
     let bodies = (0..DELIVERIES).map(|index| delivery(&format!("new-{index}"), false));
-    let new = world.deliver_each(bodies).await;
-    world.all_reach(&healthy, "Processed").await;
-    world.all_reach(&new, "Processed").await;
+    let new = setup.deliver_each(bodies).await;
+    setup.all_reach(&healthy, "Processed").await;
+    setup.all_reach(&new, "Processed").await;
 
-    let readiness = world.client.get(world.url("admin", "/readyz")).send().await;
+    let readiness = setup.client.get(setup.url("admin", "/readyz")).send().await;
     let readiness = readiness
         .expect("it answers")
         .text()
         .await
         .expect("it is text");
-    let doctor = run(&world, &["doctor"]);
+    let doctor = run(&setup, &["doctor"]);
     assert!(bad(&doctor).contains(&"damage".to_owned()), "{doctor:?}");
     let findings = json_lines(&doctor);
     let of_damage = findings
@@ -100,13 +100,13 @@ fn damage_a_block(store: &Path) -> PathBuf {
 /// reports the damage. The request is never executed as something else, and once its bytes are
 /// repaired everything continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_damaged_request_is_never_carried_out_and_its_partition_says_where_it_stands() {
-    let mut world = World::new("partitions: 1\n");
-    let _up = world.up();
-    world.ready().await;
-    let shard = world.url("admin", "/schedulers/0");
+async fn a_damaged_request_is_never_run_and_its_partition_reports_its_position() {
+    let mut setup = Setup::new("partitions: 1\n");
+    let _up = setup.up();
+    setup.ready().await;
+    let shard = setup.url("admin", "/schedulers/0");
     let set_running = async |running: bool| {
-        let put = world
+        let put = setup
             .client
             .put(&shard)
             .json(&json!({ "running": running }));
@@ -117,76 +117,76 @@ async fn a_damaged_request_is_never_carried_out_and_its_partition_says_where_it_
     for name in ["before", "the-damaged-one", "behind"] {
         let mut body = delivery(name, false);
         body["expedited"] = json!(false);
-        ids.push(world.deliver(&body).await);
+        ids.push(setup.deliver(&body).await);
     }
-    let (file, at) = find(&world.path("data"), REQUESTS, b"package-the-damaged-one");
+    let (file, at) = find(&setup.path("data"), REQUESTS, b"package-the-damaged-one");
     flip(&file, at);
     set_running(true).await;
 
-    world.all_reach(&ids[..1], "Processed").await;
+    setup.all_reach(&ids[..1], "Processed").await;
     let readyz = async || {
-        let answer = world.client.get(world.url("admin", "/readyz")).send().await;
+        let answer = setup.client.get(setup.url("admin", "/readyz")).send().await;
         let answer = answer.expect("it answers");
         (
             answer.status().as_u16(),
             answer.text().await.expect("it is text"),
         )
     };
-    let topic = world.topic(REQUESTS);
+    let topic = setup.topic(REQUESTS);
     let named = format!("{topic} partition 0 is damaged at offset 1");
-    world
+    setup
         .eventually("readiness names the damage", async || {
             let (status, said) = readyz().await;
             status == 503 && said.contains(&named)
         })
         .await;
-    let doctor = run(&world, &["doctor"]);
+    let doctor = run(&setup, &["doctor"]);
     let said = String::from_utf8_lossy(&doctor.stdout);
     let command = format!("waybill broker repair --topic {topic} --partition 0");
     assert!(said.contains(&named) && said.contains(&command), "{said}");
-    let schedulers = world.client.get(world.url("admin", "/schedulers")).send();
+    let schedulers = setup.client.get(setup.url("admin", "/schedulers")).send();
     let said = schedulers.await.expect("it answers").text().await;
     assert!(said.is_ok_and(|said| said.contains(&command)));
     for id in &ids[1..] {
-        assert_ne!(world.state(id).await.as_deref(), Some("Processed"), "{id}");
+        assert_ne!(setup.state(id).await.as_deref(), Some("Processed"), "{id}");
     }
 
     flip(&file, at);
-    world.all_reach(&ids, "Processed").await;
-    world.ready().await;
+    setup.all_reach(&ids, "Processed").await;
+    setup.ready().await;
 }
 
 /// A request on disk becomes one that no client can decode, with a valid checksum. It goes to the
 /// dead-letter topic, and the requests after it are executed. The same holds after a restart.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_client_can_decode_is_put_aside_and_its_partition_goes_on() {
-    let mut world = World::new("partitions: 1\n");
-    let up = world.up();
-    world.ready().await;
-    let shard = world.url("admin", "/schedulers/0");
-    let put = world.client.put(&shard);
+    let mut setup = Setup::new("partitions: 1\n");
+    let up = setup.up();
+    setup.ready().await;
+    let shard = setup.url("admin", "/schedulers/0");
+    let put = setup.client.put(&shard);
     let put = put.json(&json!({ "running": false })).send().await;
     put.expect("the admin port answers");
     let mut ids = Vec::new();
     for name in ["before", "the-poisoned-one", "behind"] {
         let mut body = delivery(name, false);
         body["expedited"] = json!(false);
-        ids.push(world.deliver(&body).await);
+        ids.push(setup.deliver(&body).await);
     }
-    let (file, at) = find(&world.path("data"), REQUESTS, b"package-the-poisoned-one");
+    let (file, at) = find(&setup.path("data"), REQUESTS, b"package-the-poisoned-one");
     poison(&file, usize::try_from(at).unwrap());
-    let put = world.client.put(&shard);
+    let put = setup.client.put(&shard);
     let put = put.json(&json!({ "running": true })).send().await;
     put.expect("the admin port answers");
 
     let rest = [ids[0].clone(), ids[2].clone()];
-    world.all_reach(&rest, "Processed").await;
+    setup.all_reach(&rest, "Processed").await;
     let poisoned = ids.remove(1);
-    assert_ne!(world.state(&poisoned).await.as_deref(), Some("Processed"));
-    let topic = world.topic(REQUESTS);
+    assert_ne!(setup.state(&poisoned).await.as_deref(), Some("Processed"));
+    let topic = setup.topic(REQUESTS);
     let dead_letters =
-        |world: &World| json_lines(&run(world, &["dlq", "list", "--topic", REQUESTS]));
-    let listed_before = dead_letters(&world);
+        |setup: &Setup| json_lines(&run(setup, &["dlq", "list", "--topic", REQUESTS]));
+    let listed_before = dead_letters(&setup);
     let [dead_letter] = &listed_before[..] else {
         panic!("one dead letter: {listed_before:?}")
     };
@@ -194,16 +194,16 @@ async fn what_no_client_can_decode_is_put_aside_and_its_partition_goes_on() {
     assert_eq!(dead_letter["source"], source);
     let cause = dead_letter["cause"].as_str().unwrap_or_default();
     assert_eq!(cause, "records at this offset cannot be parsed");
-    world.ready().await;
+    setup.ready().await;
 
     // Its last records are all done, so none is read again.
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
-    let world = Arc::new(world);
-    let _up = restart(&world);
-    world.ready().await;
-    let id = world.deliver(&delivery("after-restart", false)).await;
-    world.all_reach(&[id], "Processed").await;
-    assert_eq!(dead_letters(&world), listed_before);
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
+    let setup = Arc::new(setup);
+    let _up = restart(&setup);
+    setup.ready().await;
+    let id = setup.deliver(&delivery("after-restart", false)).await;
+    setup.all_reach(&[id], "Processed").await;
+    assert_eq!(dead_letters(&setup), listed_before);
 }
 
 /// Gives the value at a place in a log the length -2, and its batch a valid checksum.

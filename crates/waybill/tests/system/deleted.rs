@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use waybill_engine::{OperationId, PartitionId, partition_for};
 use waybill_kafka::{ConsumerOptions, KafkaSettings, PartitionConsumer};
 use waybill_test_support::process::{Process, without_test_variables};
-use waybill_test_support::world::{PATIENCE, World, delivery};
+use waybill_test_support::setup::{PATIENCE, Setup, delivery};
 
 use crate::{HIGH_PRIORITY, REQUESTS, checkpoint, deliver_all, is_remote, restart, schedulers};
 
@@ -26,50 +26,50 @@ const SKIP: &str = "skipDeletedRequests: true";
 async fn requests_that_are_gone_before_any_was_ever_consumed_are_refused_and_never_skipped_silently()
  {
     const DELIVERIES: usize = 100;
-    let mut world = World::of_either_kind(CONFIG);
-    let process = world.up();
-    world.ready().await;
-    let world = Arc::new(world);
+    let mut setup = Setup::of_either_kind(CONFIG);
+    let process = setup.up();
+    setup.ready().await;
+    let setup = Arc::new(setup);
     // The owners have had no traffic at all.
-    set_running(&world, false).await;
-    let gone = deliver_all(&world, "gone", DELIVERIES, &Arc::default()).await;
+    set_running(&setup, false).await;
+    let gone = deliver_all(&setup, "gone", DELIVERIES, &Arc::default()).await;
     for topic in [REQUESTS, HIGH_PRIORITY] {
-        delete_all(&world, topic).await;
+        delete_all(&setup, topic).await;
     }
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 
-    let process = restart(&world);
-    let readiness = refused(&world, "its retention overtook").await;
+    let process = restart(&setup);
+    let readiness = refused(&setup, "its retention overtook").await;
     assert!(readiness.contains("requests: "), "{readiness}");
     for id in &gone {
-        assert_eq!(world.state(id).await, None, "{id}");
+        assert_eq!(setup.state(id).await, None, "{id}");
     }
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 
-    let _process = restart_and_skip(&world).await;
-    let ids = deliver_all(&world, "after", DELIVERIES, &Arc::default()).await;
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
+    let _process = restart_and_skip(&setup).await;
+    let ids = deliver_all(&setup, "after", DELIVERIES, &Arc::default()).await;
+    setup.all_reach(&ids, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, is_remote).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn topics_of_requests_that_are_made_anew_before_any_was_consumed_are_not_taken_for_the_old_ones()
  {
     const DELIVERIES: usize = 40;
-    let mut world = World::of_either_kind(CONFIG);
-    let process = world.up();
-    world.ready().await;
-    let world = Arc::new(world);
-    set_running(&world, false).await;
-    let gone = deliver_all(&world, "gone", DELIVERIES, &Arc::default()).await;
-    let old = topic_ids(&world);
-    delete_topics(&world).await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    let mut setup = Setup::of_either_kind(CONFIG);
+    let process = setup.up();
+    setup.ready().await;
+    let setup = Arc::new(setup);
+    set_running(&setup, false).await;
+    let gone = deliver_all(&setup, "gone", DELIVERIES, &Arc::default()).await;
+    let old = topic_ids(&setup);
+    delete_topics(&setup).await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 
     // The start creates the topics again, under the same names.
-    let process = restart(&world);
-    let readiness = refused(&world, "was deleted and created again").await;
-    let new = topic_ids(&world);
+    let process = restart(&setup);
+    let readiness = refused(&setup, "was deleted and created again").await;
+    let new = topic_ids(&setup);
     for (topic, at) in [(REQUESTS, 0), (HIGH_PRIORITY, 1)] {
         assert_ne!(old[at], new[at], "{topic}");
     }
@@ -77,27 +77,27 @@ async fn topics_of_requests_that_are_made_anew_before_any_was_consumed_are_not_t
     assert!(readiness.contains(&old[0][..10]), "{old:?}: {readiness}");
     assert!(readiness.contains(&new[0]), "{new:?}: {readiness}");
     for id in &gone {
-        assert_eq!(world.state(id).await, None, "{id}");
+        assert_eq!(setup.state(id).await, None, "{id}");
     }
-    let between = deliver_all(&world, "between", DELIVERIES, &Arc::default()).await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    let between = deliver_all(&setup, "between", DELIVERIES, &Arc::default()).await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
     // Only a person's setting makes a difference.
-    let process = restart(&world);
-    refused(&world, "was deleted and created again").await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    let process = restart(&setup);
+    refused(&setup, "was deleted and created again").await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 
-    let process = restart_and_skip(&world).await;
+    let process = restart_and_skip(&setup).await;
     let mut ids = between;
-    ids.extend(deliver_all(&world, "after", DELIVERIES, &Arc::default()).await);
-    world.all_reach(&ids, "Processed").await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    ids.extend(deliver_all(&setup, "after", DELIVERIES, &Arc::default()).await);
+    setup.all_reach(&ids, "Processed").await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 
     // From then on the IDs of the new topics are stored.
-    std::fs::write(world.path("waybill.yaml"), CONFIG).expect("the directory is writable");
-    let _process = restart(&world);
-    world.ready().await;
-    world.all_reach(&ids, "Processed").await;
-    world
+    std::fs::write(setup.path("waybill.yaml"), CONFIG).expect("the directory is writable");
+    let _process = restart(&setup);
+    setup.ready().await;
+    setup.all_reach(&ids, "Processed").await;
+    setup
         .assert_one_effect_per_step(&ids, |index| is_remote(index % DELIVERIES))
         .await;
 }
@@ -107,55 +107,55 @@ async fn steps_on_a_recreated_topic_of_an_agent_are_performed() {
     const AGENT: &str = "package.requests";
     const OLD: usize = 240;
     const NEW: usize = 12;
-    let mut world = World::of_either_kind(CONFIG);
-    let _process = world.up();
-    world.ready().await;
-    let world = Arc::new(world);
-    let old = deliver_all(&world, "old", OLD, &Arc::default()).await;
-    world.all_reach(&old, "Processed").await;
+    let mut setup = Setup::of_either_kind(CONFIG);
+    let _process = setup.up();
+    setup.ready().await;
+    let setup = Arc::new(setup);
+    let old = deliver_all(&setup, "old", OLD, &Arc::default()).await;
+    setup.all_reach(&old, "Processed").await;
 
-    let topic = world.topic(AGENT);
-    let partitions = partitions_of(&world, &topic);
-    recreate(&world, &topic, partitions).await;
+    let topic = setup.topic(AGENT);
+    let partitions = partitions_of(&setup, &topic);
+    recreate(&setup, &topic, partitions).await;
     // Fewer requests than the agent read on the old topic, including all attempts.
-    let new = deliver_all(&world, "new", NEW, &Arc::default()).await;
-    world.all_reach(&new, "Processed").await;
-    world.assert_one_effect_per_step(&new, is_remote).await;
+    let new = deliver_all(&setup, "new", NEW, &Arc::default()).await;
+    setup.all_reach(&new, "Processed").await;
+    setup.assert_one_effect_per_step(&new, is_remote).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_topic_of_an_agent_that_lacks_partitions_holds_up_their_steps_alone() {
     const AGENT: &str = "package.requests";
     const DELIVERIES: usize = 24;
-    let mut world = World::of_either_kind(CONFIG);
-    let _process = world.up();
-    world.ready().await;
-    let world = Arc::new(world);
-    let topic = world.topic(AGENT);
-    let partitions = partitions_of(&world, &topic);
+    let mut setup = Setup::of_either_kind(CONFIG);
+    let _process = setup.up();
+    setup.ready().await;
+    let setup = Arc::new(setup);
+    let topic = setup.topic(AGENT);
+    let partitions = partitions_of(&setup, &topic);
     assert!(partitions > 1);
     let epochs = async || {
-        let schedulers = schedulers(&world).await;
+        let schedulers = schedulers(&setup).await;
         schedulers
             .iter()
             .map(|view| view["epoch"].clone())
             .collect::<Vec<_>>()
     };
     let before = epochs().await;
-    recreate(&world, &topic, 1).await;
+    recreate(&setup, &topic, 1).await;
 
-    let ids = deliver_all(&world, "held", DELIVERIES, &Arc::default()).await;
-    let url = world.url("admin", "/readyz");
+    let ids = deliver_all(&setup, "held", DELIVERIES, &Arc::default()).await;
+    let url = setup.url("admin", "/readyz");
     let refused = [
         ": a step request for agent package was refused ".to_owned(),
         format!(" s ago: cannot write to partition 1 of topic {topic}: "),
         " (shown for 90 s after the last refusal)".to_owned(),
     ];
-    world
+    setup
         .eventually(
             "readiness names the partition that is missing",
             async || {
-                let readiness = world.client.get(&url).send().await;
+                let readiness = setup.client.get(&url).send().await;
                 let readiness = readiness.expect("the admin port answers");
                 let status = readiness.status();
                 let text = readiness.text().await.expect("it is text");
@@ -172,54 +172,54 @@ async fn a_topic_of_an_agent_that_lacks_partitions_holds_up_their_steps_alone() 
         partition_for(operation, partitions.unsigned_abs()) != PartitionId(0)
     });
     assert!(!held.is_empty() && !others.is_empty());
-    world.all_reach(&others, "Processed").await;
-    assert_eq!(epochs().await, before, "{}", world.log_tail());
+    setup.all_reach(&others, "Processed").await;
+    assert_eq!(epochs().await, before, "{}", setup.log_tail());
 
     let added = NewPartitions::new(&topic, partitions.unsigned_abs() as usize);
-    let added = admin(&world)
+    let added = admin(&setup)
         .create_partitions([&added], &AdminOptions::new())
         .await;
     added.expect("the broker answers")[0]
         .as_ref()
         .expect("partitions are added");
-    world.all_reach(&held, "Processed").await;
-    let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
+    setup.all_reach(&held, "Processed").await;
+    let log = std::fs::read_to_string(setup.path("log.txt")).expect("there is a log");
     let accepted = log.matches("step requests are accepted again").count();
     assert_eq!(accepted, 1, "{log}");
-    world.assert_one_effect_per_step(&ids, is_remote).await;
-    world.ready().await;
+    setup.assert_one_effect_per_step(&ids, is_remote).await;
+    setup.ready().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deleted_topic_of_an_agent_is_named_by_readiness_soon() {
     const SOON: Duration = Duration::from_secs(15);
-    let mut world = World::of_either_kind(CONFIG);
-    let _process = world.up();
-    world.ready().await;
-    let world = Arc::new(world);
-    let topic = world.topic("package.requests");
-    let partitions = partitions_of(&world, &topic);
-    delete(&world, std::slice::from_ref(&topic)).await;
-    let ids = deliver_all(&world, "held", 4, &Arc::default()).await;
+    let mut setup = Setup::of_either_kind(CONFIG);
+    let _process = setup.up();
+    setup.ready().await;
+    let setup = Arc::new(setup);
+    let topic = setup.topic("package.requests");
+    let partitions = partitions_of(&setup, &topic);
+    delete(&setup, std::slice::from_ref(&topic)).await;
+    let ids = deliver_all(&setup, "held", 4, &Arc::default()).await;
     let accepted = Instant::now();
-    let url = world.url("admin", "/readyz");
+    let url = setup.url("admin", "/readyz");
     let why = format!("of topic {topic}: ");
-    world
+    setup
         .eventually("readiness names the topic that is missing", async || {
-            let readiness = world.client.get(&url).send().await;
+            let readiness = setup.client.get(&url).send().await;
             let text = readiness.expect("the admin port answers").text().await;
             text.is_ok_and(|text| text.contains(&why))
         })
         .await;
     assert!(accepted.elapsed() < SOON, "{:?}", accepted.elapsed());
     let new = NewTopic::new(&topic, partitions, TopicReplication::Fixed(1));
-    let created = admin(&world)
+    let created = admin(&setup)
         .create_topics([&new], &AdminOptions::new())
         .await;
     created.expect("the broker answers")[0]
         .as_ref()
         .expect("the topic is created");
-    world.all_reach(&ids, "Processed").await;
+    setup.all_reach(&ids, "Processed").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -227,68 +227,68 @@ async fn what_is_accepted_into_a_topic_that_was_made_anew_is_kept_while_its_part
 {
     const OLD: usize = 40;
     const NEW: usize = 160;
-    const KEPT: &str = "no records are deleted here";
-    let mut world = World::of_either_kind(CONFIG);
-    let process = world.up();
-    world.ready().await;
-    let world = Arc::new(world);
-    let old = deliver_all(&world, "old", OLD, &Arc::default()).await;
-    world.all_reach(&old, "Processed").await;
-    world
+    const KEPT: &str = "keeping finished records";
+    let mut setup = Setup::of_either_kind(CONFIG);
+    let process = setup.up();
+    setup.ready().await;
+    let setup = Arc::new(setup);
+    let old = deliver_all(&setup, "old", OLD, &Arc::default()).await;
+    setup.all_reach(&old, "Processed").await;
+    setup
         .eventually("the checkpoint passes all of them", async || {
-            checkpoint(&world).await.0 >= OLD as u64
+            checkpoint(&setup).await.0 >= OLD as u64
         })
         .await;
-    set_running(&world, false).await;
-    delete_topics(&world).await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    set_running(&setup, false).await;
+    delete_topics(&setup).await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 
     // The start creates the topics again. New requests get offsets that were done on the old ones.
-    let process = restart(&world);
-    refused(&world, "this is another topic").await;
+    let process = restart(&setup);
+    refused(&setup, "this is another topic").await;
     // The first request is at an offset that was consumed on the old topic.
-    let first = world
+    let first = setup
         .client
-        .post(world.url("http", "/api/deliveryrequests"))
+        .post(setup.url("http", "/api/deliveryrequests"))
         .json(&delivery("first", is_remote(0)));
     let accepted = first.send().await.expect("the API answers");
     assert_eq!(accepted.status(), 202);
     let location = accepted.headers()["location"].to_str();
-    let location = world.url("http", location.expect("it is text"));
+    let location = setup.url("http", location.expect("it is text"));
     let accepted: Value = accepted.json().await.expect("it is JSON");
     let mut new = vec![accepted["id"].as_str().expect("it has an id").to_owned()];
-    assert_eq!(status(&world, &location).await["state"], "Pending");
-    new.extend(deliver_all(&world, "new", NEW, &Arc::default()).await);
-    if !world.is_on_servers() {
-        world
+    assert_eq!(status(&setup, &location).await["state"], "Pending");
+    new.extend(deliver_all(&setup, "new", NEW, &Arc::default()).await);
+    if !setup.is_on_servers() {
+        setup
             .eventually("finished records would have been deleted", async || {
-                let log = std::fs::read_to_string(world.path("log.txt"));
+                let log = std::fs::read_to_string(setup.path("log.txt"));
                 log.is_ok_and(|log| log.contains(KEPT))
             })
             .await;
     }
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 
     // After a restart, the process only has the data in the `Location`.
-    let process = restart(&world);
-    refused(&world, "recreated").await;
-    let pending = status(&world, &location).await;
+    let process = restart(&setup);
+    refused(&setup, "recreated").await;
+    let pending = status(&setup, &location).await;
     assert_eq!(pending["state"], "Pending", "{pending}");
     assert_eq!(pending["ahead"], Value::Null, "{pending}");
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 
-    let _process = restart_and_skip(&world).await;
-    world.all_reach(&new, "Processed").await;
+    let _process = restart_and_skip(&setup).await;
+    setup.all_reach(&new, "Processed").await;
     let is_remote = |index: usize| is_remote(index.saturating_sub(1));
-    world.assert_one_effect_per_step(&new, is_remote).await;
+    setup.assert_one_effect_per_step(&new, is_remote).await;
 }
 
 /// The API's view of an accepted request.
-async fn status(world: &World, location: &str) -> Value {
+async fn status(setup: &Setup, location: &str) -> Value {
     let mut shown = Value::Null;
-    world
+    setup
         .eventually("the status can be read", async || {
-            let answer = world.client.get(location).send().await;
+            let answer = setup.client.get(location).send().await;
             let answer = answer.expect("the API answers");
             let status = answer.status();
             shown = answer.json().await.expect("it is JSON");
@@ -302,14 +302,14 @@ async fn status(world: &World, location: &str) -> Value {
 
 /// Waits until every partition is refused, and returns the text of readiness. Asserts that it and
 /// `waybill doctor` contain `why`.
-async fn refused(world: &World, why: &str) -> String {
-    world
+async fn refused(setup: &Setup, why: &str) -> String {
+    setup
         .eventually("every partition is refused", async || {
-            let schedulers = schedulers(world).await;
+            let schedulers = schedulers(setup).await;
             schedulers.iter().all(|view| view["state"] == "refused")
         })
         .await;
-    let readiness = world.client.get(world.url("admin", "/readyz")).send().await;
+    let readiness = setup.client.get(setup.url("admin", "/readyz")).send().await;
     let readiness = readiness.expect("it answers");
     assert_eq!(readiness.status(), 503);
     let readiness = readiness.text().await.expect("it is text");
@@ -318,9 +318,9 @@ async fn refused(world: &World, why: &str) -> String {
     // If the records of the log differ, the lease expires.
     let mut said = String::new();
     let leases = r#""what":"leases","verdict":"bad""#;
-    world
+    setup
         .eventually("doctor misses the owners", async || {
-            let doctor = doctor(world);
+            let doctor = doctor(setup);
             assert_eq!(doctor.status.code(), Some(1), "{doctor:?}");
             said = String::from_utf8_lossy(&doctor.stdout).into_owned();
             said.contains(leases)
@@ -331,34 +331,34 @@ async fn refused(world: &World, why: &str) -> String {
 }
 
 /// Starts `up` again with the setting to skip missing records.
-async fn restart_and_skip(world: &Arc<World>) -> Process {
+async fn restart_and_skip(setup: &Arc<Setup>) -> Process {
     let config = format!("{CONFIG}scheduler: {{ {SKIP} }}\n");
-    std::fs::write(world.path("waybill.yaml"), config).expect("the directory is writable");
-    let process = restart(world);
+    std::fs::write(setup.path("waybill.yaml"), config).expect("the directory is writable");
+    let process = restart(setup);
     // A different log is detected only at its first record, and a shard may be ready earlier.
-    world
+    setup
         .eventually("what is gone is passed over", async || {
-            let log = std::fs::read_to_string(world.path("log.txt"));
+            let log = std::fs::read_to_string(setup.path("log.txt"));
             log.is_ok_and(|log| log.contains("is passed over"))
         })
         .await;
-    world.ready().await;
+    setup.ready().await;
     process
 }
 
 /// Deletes both topics of requests, and waits until they no longer exist.
-async fn delete_topics(world: &World) {
+async fn delete_topics(setup: &Setup) {
     delete(
-        world,
-        &[REQUESTS, HIGH_PRIORITY].map(|topic| world.topic(topic)),
+        setup,
+        &[REQUESTS, HIGH_PRIORITY].map(|topic| setup.topic(topic)),
     )
     .await;
 }
 
 /// Deletes topics, and waits until they no longer exist.
-async fn delete(world: &World, topics: &[String]) {
+async fn delete(setup: &Setup, topics: &[String]) {
     let names: Vec<&str> = topics.iter().map(String::as_str).collect();
-    let admin = admin(world);
+    let admin = admin(setup);
     let deleted = admin.delete_topics(&names, &AdminOptions::new()).await;
     let deleted = deleted.expect("the broker answers");
     assert!(deleted.iter().all(Result::is_ok), "{deleted:?}");
@@ -376,39 +376,39 @@ async fn delete(world: &World, topics: &[String]) {
 }
 
 /// The IDs of both topics of requests, as Kafka's tools show them.
-fn topic_ids(world: &World) -> [String; 2] {
-    let settings = KafkaSettings::new(world.address("broker").to_string());
+fn topic_ids(setup: &Setup) -> [String; 2] {
+    let settings = KafkaSettings::new(setup.address("broker").to_string());
     let consumer = PartitionConsumer::new(&settings, &ConsumerOptions::new("test"));
     let consumer = consumer.expect("a consumer can be made");
     [REQUESTS, HIGH_PRIORITY].map(|topic| {
-        let id = consumer.topic_id(&world.topic(topic), PartitionId(0), PATIENCE);
+        let id = consumer.topic_id(&setup.topic(topic), PartitionId(0), PATIENCE);
         let id = id.expect("the broker answers");
         id.expect("the topic has an ID").to_string()
     })
 }
 
 /// Starts or stops every shard, and waits until it has started or stopped.
-pub(crate) async fn set_running(world: &World, running: bool) {
-    for view in schedulers(world).await {
-        let shard = world.url("admin", &format!("/schedulers/{}", view["shard"]));
-        let set = world.client.put(shard).json(&json!({ "running": running }));
+pub(crate) async fn set_running(setup: &Setup, running: bool) {
+    for view in schedulers(setup).await {
+        let shard = setup.url("admin", &format!("/schedulers/{}", view["shard"]));
+        let set = setup.client.put(shard).json(&json!({ "running": running }));
         let set = set.send().await.expect("the admin port answers");
         assert!(set.status().is_success(), "{set:?}");
     }
 }
 
 /// Deletes all records of a topic, as retention would.
-pub(crate) async fn delete_all(world: &World, topic: &str) {
+pub(crate) async fn delete_all(setup: &Setup, topic: &str) {
     let mut up_to = TopicPartitionList::new();
-    for view in schedulers(world).await {
+    for view in schedulers(setup).await {
         let partition = view["partition"].as_i64().expect("it has a partition");
         let partition = i32::try_from(partition).expect("it is a small number");
         up_to
-            .add_partition_offset(&world.topic(topic), partition, Offset::End)
+            .add_partition_offset(&setup.topic(topic), partition, Offset::End)
             .expect("the offset is one");
     }
     let options = AdminOptions::new().request_timeout(Some(Timeout::After(PATIENCE)));
-    let deleted = admin(world).delete_records(&up_to, &options).await;
+    let deleted = admin(setup).delete_records(&up_to, &options).await;
     let deleted = deleted.expect("records can be deleted");
     for partition in deleted.elements() {
         partition.error().expect("the records are deleted");
@@ -416,10 +416,10 @@ pub(crate) async fn delete_all(world: &World, topic: &str) {
 }
 
 /// Deletes a topic and creates it with this number of partitions.
-async fn recreate(world: &World, topic: &str, partitions: i32) {
-    delete(world, &[topic.to_owned()]).await;
+async fn recreate(setup: &Setup, topic: &str, partitions: i32) {
+    delete(setup, &[topic.to_owned()]).await;
     let new = NewTopic::new(topic, partitions, TopicReplication::Fixed(1));
-    let created = admin(world)
+    let created = admin(setup)
         .create_topics([&new], &AdminOptions::new())
         .await;
     created.expect("the broker answers")[0]
@@ -427,31 +427,31 @@ async fn recreate(world: &World, topic: &str, partitions: i32) {
         .expect("the topic is created");
 }
 
-fn partitions_of(world: &World, topic: &str) -> i32 {
-    let metadata = admin(world).inner().fetch_metadata(Some(topic), PATIENCE);
+fn partitions_of(setup: &Setup, topic: &str) -> i32 {
+    let metadata = admin(setup).inner().fetch_metadata(Some(topic), PATIENCE);
     let metadata = metadata.expect("the broker answers");
     i32::try_from(metadata.topics()[0].partitions().len()).expect("it is a small number")
 }
 
-fn admin(world: &World) -> AdminClient<DefaultClientContext> {
+fn admin(setup: &Setup) -> AdminClient<DefaultClientContext> {
     ClientConfig::new()
-        .set("bootstrap.servers", world.address("broker").to_string())
+        .set("bootstrap.servers", setup.address("broker").to_string())
         .create()
         .expect("an admin client can be made")
 }
 
 /// Runs `waybill doctor` to its end.
-fn doctor(world: &World) -> Output {
+fn doctor(setup: &Setup) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     without_test_variables(&mut command);
-    command.envs(world.env.iter().cloned());
+    command.envs(setup.env.iter().cloned());
     command.args(["doctor", "--output", "json", "--config"]);
-    command.arg(world.path("waybill.yaml"));
+    command.arg(setup.path("waybill.yaml"));
     for (flag, name) in [("--admin", "admin"), ("--http", "http")] {
-        command.arg(flag).arg(world.address(name).to_string());
+        command.arg(flag).arg(setup.address(name).to_string());
     }
-    if !world.is_on_servers() {
-        let broker = world.address("broker").to_string();
+    if !setup.is_on_servers() {
+        let broker = setup.address("broker").to_string();
         command.arg("--broker-listen").arg(broker);
     }
     command.output().expect("the program was built")

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::Value;
 use waybill_test_support::process::Process;
 use waybill_test_support::process::without_test_variables;
-use waybill_test_support::world::{World, delivery};
+use waybill_test_support::setup::{Setup, delivery};
 
 use crate::is_remote;
 
@@ -77,58 +77,58 @@ impl Drop for Disk {
     }
 }
 
-/// A world with its own disk for data. The services are elsewhere, because their ledger must stay
+/// A setup with its own disk for data. The services are elsewhere, because their ledger must stay
 /// writable.
-fn world_on_a_disk() -> Option<(World, Disk)> {
-    let world = World::new("partitions: 2\n");
-    if world.is_on_servers() {
+fn setup_on_a_disk() -> Option<(Setup, Disk)> {
+    let setup = Setup::new("partitions: 2\n");
+    if setup.is_on_servers() {
         println!("SKIPPED: a full disk, on servers: nothing of theirs is on it");
         return None;
     }
-    let disk = Disk::mount(world.path("data"))?;
-    fs::create_dir(world.path("services")).expect("the directory is writable");
-    std::os::unix::fs::symlink(world.path("services"), world.path("data/services"))
+    let disk = Disk::mount(setup.path("data"))?;
+    fs::create_dir(setup.path("services")).expect("the directory is writable");
+    std::os::unix::fs::symlink(setup.path("services"), setup.path("data/services"))
         .expect("links can be made");
-    Some((world, disk))
+    Some((setup, disk))
 }
 
 /// Starts or stops all schedulers.
-async fn run(world: &World, running: bool) {
+async fn run(setup: &Setup, running: bool) {
     for shard in 0..2 {
-        let url = world.url("admin", &format!("/schedulers/{shard}"));
+        let url = setup.url("admin", &format!("/schedulers/{shard}"));
         let body = serde_json::json!({ "running": running });
-        let answer = world.client.put(url).json(&body).send().await;
+        let answer = setup.client.put(url).json(&body).send().await;
         let answer = answer.expect("the admin port answers");
         let status = answer.status();
         let said = answer.text().await.unwrap_or_default();
         assert!(
             status.is_success(),
             "{status}: {said}\n{}",
-            world.log_tail()
+            setup.log_tail()
         );
     }
 }
 
-async fn deliver(world: &World, prefix: &str, count: usize) -> Vec<String> {
+async fn deliver(setup: &Setup, prefix: &str, count: usize) -> Vec<String> {
     let mut ids = Vec::new();
     for index in 0..count {
         let request = delivery(&format!("{prefix}-{index}"), is_remote(index));
-        ids.push(world.deliver(&request).await);
+        ids.push(setup.deliver(&request).await);
     }
     ids
 }
 
 /// Waits until a new request is refused for lack of space, and returns its answer.
-async fn refused(world: &World, id: &str) -> (Option<String>, Value) {
-    let url = world.url("http", "/api/deliveryrequests");
+async fn refused(setup: &Setup, id: &str) -> (Option<String>, Value) {
+    let url = setup.url("http", "/api/deliveryrequests");
     let refusal = tokio::sync::Mutex::new(None);
     // Each with a new ID, because a repeat of an accepted one is answered as accepted.
     let asked = AtomicUsize::new(0);
-    world
+    setup
         .eventually("new requests are refused", async || {
             let number = asked.fetch_add(1, Ordering::Relaxed);
             let request = delivery(&format!("{id}-{number}"), false);
-            let Ok(answer) = world.client.post(&url).json(&request).send().await else {
+            let Ok(answer) = setup.client.post(&url).json(&request).send().await else {
                 return false;
             };
             let is_503 = answer.status() == 503;
@@ -143,20 +143,20 @@ async fn refused(world: &World, id: &str) -> (Option<String>, Value) {
     refusal.into_inner().expect("it was answered")
 }
 
-async fn readiness(world: &World) -> String {
-    let answer = world.client.get(world.url("admin", "/readyz")).send().await;
+async fn readiness(setup: &Setup) -> String {
+    let answer = setup.client.get(setup.url("admin", "/readyz")).send().await;
     let text = answer.expect("the admin port answers").text().await;
     text.expect("readiness is text")
 }
 
-fn doctor(world: &World) -> String {
+fn doctor(setup: &Setup) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     let ran = without_test_variables(&mut command)
         .args(["doctor", "--config"])
-        .arg(world.path("waybill.yaml"))
-        .args(["--admin", &world.address("admin").to_string()])
-        .args(["--http", &world.address("http").to_string()])
-        .args(["--brokers", &world.address("broker").to_string()])
+        .arg(setup.path("waybill.yaml"))
+        .args(["--admin", &setup.address("admin").to_string()])
+        .args(["--http", &setup.address("http").to_string()])
+        .args(["--brokers", &setup.address("broker").to_string()])
         .output()
         .expect("the program was built");
     let printed = [ran.stdout, ran.stderr].concat();
@@ -170,46 +170,46 @@ fn is_alive(process: &mut Process) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn below_the_mark_new_requests_are_answered_503_and_accepted_ones_go_on() {
-    let Some((mut world, disk)) = world_on_a_disk() else {
+    let Some((mut setup, disk)) = setup_on_a_disk() else {
         return;
     };
-    let mut process = world.start("up", &[], LISTENERS);
-    world.ready().await;
-    run(&world, false).await;
-    let ids = deliver(&world, "before", 40).await;
+    let mut process = setup.start("up", &[], LISTENERS);
+    setup.ready().await;
+    run(&setup, false).await;
+    let ids = deliver(&setup, "before", 40).await;
 
     // The threshold is a quarter of the disk. The rest is enough for accepted operations.
     disk.fill((DISK_MIB / 4 - 8) << 20);
-    let (after, body) = refused(&world, "during").await;
+    let (after, body) = refused(&setup, "during").await;
     assert_eq!(after.as_deref(), Some("10"), "{body}");
-    let readiness = readiness(&world).await;
+    let readiness = readiness(&setup).await;
     assert!(readiness.contains("free disk space ("), "{readiness}");
     assert!(
         readiness.contains("storage.freeMin is 40 MiB"),
         "{readiness}"
     );
-    assert_eq!(world.metric("waybill_disk_low", "").await, 1.0);
-    let found = doctor(&world);
+    assert_eq!(setup.metric("waybill_disk_low", "").await, 1.0);
+    let found = doctor(&setup);
     assert!(found.contains("storage.freeMin is 40 MiB"), "{found}");
 
-    run(&world, true).await;
-    world.all_reach(&ids, "Processed").await;
-    assert!(is_alive(&mut process), "{}", world.log_tail());
-    let repeated = world.deliver(&delivery("before-0", is_remote(0))).await;
+    run(&setup, true).await;
+    setup.all_reach(&ids, "Processed").await;
+    assert!(is_alive(&mut process), "{}", setup.log_tail());
+    let repeated = setup.deliver(&delivery("before-0", is_remote(0))).await;
     assert_eq!(repeated, ids[0], "what was accepted is no new request");
 
     disk.empty();
-    let more = deliver(&world, "after", 5).await;
-    world.all_reach(&more, "Processed").await;
-    world.ready().await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    let more = deliver(&setup, "after", 5).await;
+    setup.all_reach(&more, "Processed").await;
+    setup.ready().await;
+    setup.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 /// The broker has its own disk, which is not full: the embedded store has to wait and continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_on_a_full_disk_ends_nothing_and_a_start_on_it_works() {
-    let Some((mut world, disk)) = world_on_a_disk() else {
+    let Some((mut setup, disk)) = setup_on_a_disk() else {
         return;
     };
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
@@ -220,86 +220,86 @@ async fn a_store_on_a_full_disk_ends_nothing_and_a_start_on_it_works() {
         "--admin",
         "127.0.0.1:0",
     ]);
-    command.arg("--data-dir").arg(world.path("brokers"));
-    let (_broker, addresses) = Process::start(command, &["broker"], &world.path("log.txt"));
+    command.arg("--data-dir").arg(setup.path("brokers"));
+    let (_broker, addresses) = Process::start(command, &["broker"], &setup.path("log.txt"));
     let at = addresses["broker"].to_string();
     let up = ["--brokers", &*at];
     let listeners = ["http", "admin", "services"];
-    let mut process = world.start("up", &up, &listeners);
-    world.ready().await;
-    let done = deliver(&world, "done", 10).await;
-    world.all_reach(&done, "Processed").await;
-    run(&world, false).await;
-    let ids = deliver(&world, "before", 40).await;
+    let mut process = setup.start("up", &up, &listeners);
+    setup.ready().await;
+    let done = deliver(&setup, "done", 10).await;
+    setup.all_reach(&done, "Processed").await;
+    run(&setup, false).await;
+    let ids = deliver(&setup, "before", 40).await;
 
     disk.fill(0);
     // It answers once the partition has an owner, which is not possible yet.
-    let world = Arc::new(world);
+    let setup = Arc::new(setup);
     let asking = tokio::spawn({
-        let world = world.clone();
-        async move { run(&world, true).await }
+        let setup = setup.clone();
+        async move { run(&setup, true).await }
     });
-    refused(&world, "during").await;
-    world
+    refused(&setup, "during").await;
+    setup
         .eventually("the store has met the full disk", async || {
-            readiness(&world)
+            readiness(&setup)
                 .await
                 .contains("the state store could not write")
         })
         .await;
-    assert!(is_alive(&mut process), "{}", world.log_tail());
+    assert!(is_alive(&mut process), "{}", setup.log_tail());
     assert_eq!(
-        world.state(&done[0]).await.as_deref(),
+        setup.state(&done[0]).await.as_deref(),
         Some("Processed"),
         "reads go on"
     );
     asking.abort();
     process.kill();
 
-    let mut process = world.again("up", &up, &listeners);
-    refused(&world, "again").await;
-    assert!(is_alive(&mut process), "{}", world.log_tail());
+    let mut process = setup.again("up", &up, &listeners);
+    refused(&setup, "again").await;
+    assert!(is_alive(&mut process), "{}", setup.log_tail());
 
     disk.empty();
-    world.all_reach(&ids, "Processed").await;
-    let more = deliver(&world, "after", 5).await;
-    world.all_reach(&more, "Processed").await;
-    world.ready().await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    setup.all_reach(&ids, "Processed").await;
+    let more = deliver(&setup, "after", 5).await;
+    setup.all_reach(&more, "Processed").await;
+    setup.ready().await;
+    setup.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 /// The whole `up` is on one disk: neither its broker nor its store can write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_with_broker_and_store_on_one_full_disk_waits_and_goes_on() {
-    let Some((mut world, disk)) = world_on_a_disk() else {
+    let Some((mut setup, disk)) = setup_on_a_disk() else {
         return;
     };
-    let mut process = world.start("up", &[], LISTENERS);
-    world.ready().await;
-    let done = deliver(&world, "done", 10).await;
-    world.all_reach(&done, "Processed").await;
-    run(&world, false).await;
-    let ids = deliver(&world, "before", 40).await;
+    let mut process = setup.start("up", &[], LISTENERS);
+    setup.ready().await;
+    let done = deliver(&setup, "done", 10).await;
+    setup.all_reach(&done, "Processed").await;
+    run(&setup, false).await;
+    let ids = deliver(&setup, "before", 40).await;
 
     disk.fill(0);
-    refused(&world, "during").await;
+    refused(&setup, "during").await;
     // It answers once the partition has an owner, which is not possible yet.
-    let world = Arc::new(world);
+    let setup = Arc::new(setup);
     let asking = tokio::spawn({
-        let world = world.clone();
-        async move { run(&world, true).await }
+        let setup = setup.clone();
+        async move { run(&setup, true).await }
     });
-    world
+    setup
         .eventually("the store has met the full disk", async || {
-            readiness(&world)
+            readiness(&setup)
                 .await
                 .contains("the state store could not write")
         })
         .await;
-    assert!(is_alive(&mut process), "{}", world.log_tail());
+    assert!(is_alive(&mut process), "{}", setup.log_tail());
     assert_eq!(
-        world.state(&done[0]).await.as_deref(),
+        setup.state(&done[0]).await.as_deref(),
         Some("Processed"),
         "reads go on"
     );
@@ -307,15 +307,15 @@ async fn a_process_with_broker_and_store_on_one_full_disk_waits_and_goes_on() {
     process.kill();
 
     // A start on a full disk works too.
-    let mut process = world.again("up", &[], LISTENERS);
-    refused(&world, "again").await;
-    assert!(is_alive(&mut process), "{}", world.log_tail());
+    let mut process = setup.again("up", &[], LISTENERS);
+    refused(&setup, "again").await;
+    assert!(is_alive(&mut process), "{}", setup.log_tail());
 
     disk.empty();
-    world.all_reach(&ids, "Processed").await;
-    let more = deliver(&world, "after", 5).await;
-    world.all_reach(&more, "Processed").await;
-    world.ready().await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    setup.all_reach(&ids, "Processed").await;
+    let more = deliver(&setup, "after", 5).await;
+    setup.all_reach(&more, "Processed").await;
+    setup.ready().await;
+    setup.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 }

@@ -6,26 +6,26 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 use waybill_test_support::process::without_test_variables;
-use waybill_test_support::world::{World, delivery};
+use waybill_test_support::setup::{Setup, delivery};
 
 const DELIVERIES: usize = 12;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_holds_the_checkpoints_is_named_and_what_an_operation_waits_for() {
+async fn explain_lag_names_what_holds_checkpoints_and_what_operations_wait_for() {
     // Prevents a hand-off during the test.
     let config = "partitions: 2\nscheduler: { handOffAfter: 10m }\n";
-    let mut world = World::of_either_kind(config);
-    let _up = world.up();
-    world.ready().await;
-    world.put_faults("drone", &json!({ "hangRate": 1 })).await;
+    let mut setup = Setup::of_either_kind(config);
+    let _up = setup.up();
+    setup.ready().await;
+    setup.put_faults("drone", &json!({ "hangRate": 1 })).await;
     let bodies = (0..DELIVERIES).map(|index| delivery(&format!("held-{index}"), false));
-    let ids: BTreeSet<String> = world.deliver_each(bodies).await.into_iter().collect();
+    let ids: BTreeSet<String> = setup.deliver_each(bodies).await.into_iter().collect();
 
-    world
+    setup
         .eventually(
             "every operation holds its checkpoint at the drone",
             async || {
-                let lines = json_lines(&run(&world, &["explain", "lag", "--operations", "12"]));
+                let lines = json_lines(&run(&setup, &["explain", "lag", "--operations", "12"]));
                 let holders = lines.iter().filter_map(|line| line["heldBy"].as_array());
                 let at_the_drone = holders.flatten().filter(|holder| {
                     let why = holder["why"].as_str().unwrap_or_default();
@@ -38,7 +38,7 @@ async fn what_holds_the_checkpoints_is_named_and_what_an_operation_waits_for() {
         .await;
 
     let first = ids.first().expect("there are some");
-    let findings = json_lines(&run(&world, &["doctor", first]));
+    let findings = json_lines(&run(&setup, &["doctor", first]));
     let said = |what: &str| {
         let mut of_it = findings.iter().filter(|finding| finding["what"] == what);
         of_it.next().and_then(|finding| finding["said"].as_str())
@@ -52,16 +52,16 @@ async fn what_holds_the_checkpoints_is_named_and_what_an_operation_waits_for() {
         said("has it").is_some_and(|who| who.contains("owned by")),
         "{findings:?}"
     );
-    let unknown = run(&world, &["doctor", "nobody-knows-it"]);
+    let unknown = run(&setup, &["doctor", "nobody-knows-it"]);
     assert_eq!(unknown.status.code(), Some(1), "{unknown:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_doctor_finds_nothing_bad_of_a_system_that_is_well_and_what_is_bad_of_another() {
-    let mut world = World::of_either_kind("partitions: 2\n");
-    let up = world.up();
-    world.ready().await;
-    let well = run(&world, &["doctor"]);
+async fn doctor_finds_no_fault_in_a_healthy_system_and_the_faults_of_another() {
+    let mut setup = Setup::of_either_kind("partitions: 2\n");
+    let up = setup.up();
+    setup.ready().await;
+    let well = run(&setup, &["doctor"]);
     assert_eq!(well.status.code(), Some(0), "{well:?}");
     let whats: BTreeSet<String> = json_lines(&well)
         .iter()
@@ -79,46 +79,46 @@ async fn a_doctor_finds_nothing_bad_of_a_system_that_is_well_and_what_is_bad_of_
     ] {
         assert!(whats.contains(what), "{what} of {whats:?}");
     }
-    assert_eq!(whats.contains("clocks"), world.is_on_servers());
+    assert_eq!(whats.contains("clocks"), setup.is_on_servers());
 
-    let shard = world.url("admin", "/schedulers/1");
-    let stop = world.client.put(shard).json(&json!({ "running": false }));
+    let shard = setup.url("admin", "/schedulers/1");
+    let stop = setup.client.put(shard).json(&json!({ "running": false }));
     stop.send().await.expect("it stops");
-    let stopped = run(&world, &["doctor"]);
+    let stopped = run(&setup, &["doctor"]);
     assert_eq!(bad(&stopped), ["leases"]);
-    let told = "its shard 1 is stopped, as requested";
+    let expected = "shard 1 is stopped, as requested";
     assert!(
-        String::from_utf8_lossy(&stopped.stdout).contains(told),
+        String::from_utf8_lossy(&stopped.stdout).contains(expected),
         "{stopped:?}"
     );
-    let shard = world.url("admin", "/schedulers/1");
-    let start = world.client.put(shard).json(&json!({ "running": true }));
+    let shard = setup.url("admin", "/schedulers/1");
+    let start = setup.client.put(shard).json(&json!({ "running": true }));
     start.send().await.expect("it begins");
-    world
+    setup
         .eventually("all is well again", async || {
-            run(&world, &["doctor"]).status.code() == Some(0)
+            run(&setup, &["doctor"]).status.code() == Some(0)
         })
         .await;
 
-    world.put_faults("drone", &json!({ "errorRate": 1 })).await;
+    setup.put_faults("drone", &json!({ "errorRate": 1 })).await;
     let bodies = (0..DELIVERIES).map(|index| delivery(&format!("failing-{index}"), false));
-    world.deliver_each(bodies).await;
-    world
+    setup.deliver_each(bodies).await;
+    setup
         .eventually(
             "the breaker of the service that fails is told of",
             async || {
-                let output = run(&world, &["doctor"]);
+                let output = run(&setup, &["doctor"]);
                 let mut findings = json_lines(&output).into_iter();
                 findings.any(|finding| finding["what"] == "breakers" && finding["verdict"] == "bad")
             },
         )
         .await;
     up.kill();
-    if world.is_on_servers() {
+    if setup.is_on_servers() {
         // Its leases are in the store, and expire.
-        world
+        setup
             .eventually("its leases have run out", async || {
-                let findings = json_lines(&run(&world, &["doctor"]));
+                let findings = json_lines(&run(&setup, &["doctor"]));
                 let leases = findings
                     .iter()
                     .filter(|finding| finding["what"] == "leases");
@@ -126,7 +126,7 @@ async fn a_doctor_finds_nothing_bad_of_a_system_that_is_well_and_what_is_bad_of_
             })
             .await;
     } else {
-        let bad = bad(&run(&world, &["doctor"]));
+        let bad = bad(&run(&setup, &["doctor"]));
         assert_eq!(bad, ["brokers", "leases", "process", "api"]);
     }
 }
@@ -142,104 +142,104 @@ steps:
 ";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_agent_that_nobody_runs_is_named_before_the_start_at_it_and_where_requests_wait() {
-    let mut world = World::of_either_kind("");
-    let file = world.path("misspelt.yaml");
+async fn an_agent_without_a_process_is_named_by_the_check_the_start_and_doctor() {
+    let mut setup = Setup::of_either_kind("");
+    let file = setup.path("misspelt.yaml");
     std::fs::write(&file, MISSPELT).expect("the directory is writable");
     let yaml = format!(
         "partitions: 2\nworkflows: {{ files: [{}] }}\n",
         file.display()
     );
-    std::fs::write(world.path("waybill.yaml"), yaml).expect("the directory is writable");
+    std::fs::write(setup.path("waybill.yaml"), yaml).expect("the directory is writable");
     let mut check = Command::new(env!("CARGO_BIN_EXE_waybill"));
     without_test_variables(&mut check);
     check
         .args(["config", "check"])
-        .arg(world.path("waybill.yaml"));
+        .arg(setup.path("waybill.yaml"));
     let checked = check.output().expect("the program was built");
     assert_eq!(checked.status.code(), Some(0), "it may run elsewhere");
     assert_eq!(
         String::from_utf8_lossy(&checked.stdout),
-        "ok; agents that are in none of the files: chrage\n"
+        "ok; agents that no file defines: chrage\n"
     );
 
-    let _up = world.up();
-    world.ready().await;
-    let log = std::fs::read_to_string(world.path("log.txt")).unwrap_or_default();
+    let _up = setup.up();
+    setup.ready().await;
+    let log = std::fs::read_to_string(setup.path("log.txt")).unwrap_or_default();
     let warnings: Vec<&str> = log
         .lines()
-        .filter(|line| line.contains("a workflow names an agent that is not built in"))
+        .filter(|line| line.contains("a workflow names an agent that is neither built in"))
         .collect();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0].contains("chrage"), "{warnings:?}");
 
     let of_agents = || {
-        let output = run(&world, &["doctor"]);
+        let output = run(&setup, &["doctor"]);
         let findings = json_lines(&output).into_iter();
         findings
             .filter(|finding| finding["what"] == "agents")
             .collect::<Vec<_>>()
     };
-    let topic = world.topic("chrage.requests");
-    world
+    let topic = setup.topic("chrage.requests");
+    setup
         .eventually("the agents have divided the work", async || {
             of_agents()
                 == [json!({
                     "what": "agents", "verdict": "note",
                     "said": format!(
-                        "nobody reads {topic}, where nothing waits: no process runs the agent chrage"
+                        "no consumer reads {topic}, and no requests wait there: no process runs the agent chrage"
                     ),
                 })]
         })
         .await;
     let body = json!({ "workflow": "misspelt", "id": "unpaid", "input": {} });
-    let url = world.url("http", "/v1/operations");
-    let answer = world.client.post(url).json(&body).send().await;
+    let url = setup.url("http", "/v1/operations");
+    let answer = setup.client.post(url).json(&body).send().await;
     assert!(answer.is_ok_and(|answer| answer.status().is_success()));
-    world
+    setup
         .eventually("its request waits", async || {
             let found = of_agents();
             let said = found[0]["said"].as_str().unwrap_or_default();
-            let waits = format!("nobody reads {topic}, where requests wait (1): ");
+            let waits = format!("no consumer reads {topic}, and requests wait there (1): ");
             found.len() == 1 && found[0]["verdict"] == "bad" && said.starts_with(&waits)
         })
         .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_process_says_whether_it_is_ready_and_writes_other_lines_when_it_is_told_to() {
-    let mut world = World::of_either_kind("partitions: 2\n");
-    let up = world.up();
-    let ready = plain(&world, &["ready", "--wait", "60s"]);
+async fn a_process_reports_its_readiness_and_changes_its_log_filter_on_request() {
+    let mut setup = Setup::of_either_kind("partitions: 2\n");
+    let up = setup.up();
+    let ready = plain(&setup, &["ready", "--wait", "60s"]);
     assert_eq!(ready.status.code(), Some(0), "{ready:?}");
-    let ready = plain(&world, &["ready", "--output", "json"]);
+    let ready = plain(&setup, &["ready", "--output", "json"]);
     assert_eq!(
         json_lines(&ready),
         [json!({ "ready": true, "warnings": [], "waitsFor": [], "why": null })]
     );
 
     let detail = "DEBUG waybill";
-    let log = || std::fs::read_to_string(world.path("log.txt")).unwrap_or_default();
+    let log = || std::fs::read_to_string(setup.path("log.txt")).unwrap_or_default();
     assert!(!log().contains(detail));
     let said = |output: &Output| String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    assert_eq!(said(&plain(&world, &["log"])), "info");
-    let told = plain(&world, &["log", "info,waybill=debug"]);
-    assert_eq!(said(&told), "info,waybill=debug", "{told:?}");
-    let refused = plain(&world, &["log", "bananas"]);
+    assert_eq!(said(&plain(&setup, &["log"])), "info");
+    let changed = plain(&setup, &["log", "info,waybill=debug"]);
+    assert_eq!(said(&changed), "info,waybill=debug", "{changed:?}");
+    let refused = plain(&setup, &["log", "bananas"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-    assert_eq!(said(&plain(&world, &["log"])), "info,waybill=debug");
+    assert_eq!(said(&plain(&setup, &["log"])), "info,waybill=debug");
 
     // For example, the stop of each part is logged as such a detail.
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
     assert!(log().contains(detail), "{}", log());
-    let gone = plain(&world, &["ready", "--output", "json"]);
+    let gone = plain(&setup, &["ready", "--output", "json"]);
     assert_eq!(gone.status.code(), Some(1), "{gone:?}");
     let [gone] = &json_lines(&gone)[..] else {
         panic!("{gone:?}")
     };
     assert_eq!(gone["ready"], false);
     let why = gone["why"].as_str().unwrap();
-    assert!(why.starts_with("nobody answers at "), "{why}");
+    assert!(why.contains("/readyz does not answer: "), "{why}");
 }
 
 /// The bad findings. Asserts that the exit code matches.
@@ -262,24 +262,24 @@ pub(crate) fn json_lines(output: &Output) -> Vec<Value> {
 }
 
 /// Runs a command that prints JSON to its end.
-pub(crate) fn run(world: &World, arguments: &[&str]) -> Output {
-    plain(world, &[arguments, &["--output", "json"]].concat())
+pub(crate) fn run(setup: &Setup, arguments: &[&str]) -> Output {
+    plain(setup, &[arguments, &["--output", "json"]].concat())
 }
 
 /// Runs a command to its end.
-fn plain(world: &World, arguments: &[&str]) -> Output {
+fn plain(setup: &Setup, arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     without_test_variables(&mut command);
-    command.envs(world.env.iter().cloned());
+    command.envs(setup.env.iter().cloned());
     command.args(arguments);
-    command.arg("--config").arg(world.path("waybill.yaml"));
+    command.arg("--config").arg(setup.path("waybill.yaml"));
     for (flag, name) in [("--admin", "admin"), ("--http", "http")] {
-        command.arg(flag).arg(world.address(name).to_string());
+        command.arg(flag).arg(setup.address(name).to_string());
     }
-    if !world.is_on_servers() {
+    if !setup.is_on_servers() {
         command
             .arg("--broker-listen")
-            .arg(world.address("broker").to_string());
+            .arg(setup.address("broker").to_string());
     }
     command.output().expect("the program was built")
 }

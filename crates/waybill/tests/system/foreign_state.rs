@@ -5,65 +5,65 @@ use std::sync::Arc;
 use rdkafka::TopicPartitionList;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
-use waybill_test_support::world::{PATIENCE, World};
+use waybill_test_support::setup::{PATIENCE, Setup};
 
 use crate::{PARTITIONS, REQUESTS, deliver_all, is_remote, restart, schedulers};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_log_whose_state_is_gone_is_not_run_again_until_a_person_says_so() {
     const DELIVERIES: usize = 40;
-    let mut world = World::of_either_kind("partitions: 4\n");
-    if world.is_on_servers() {
+    let mut setup = Setup::of_either_kind("partitions: 4\n");
+    if setup.is_on_servers() {
         println!(
             "SKIPPED: a store that is removed, on servers: it is the embedded one's directory"
         );
         return;
     }
-    let process = world.up();
-    world.ready().await;
-    let world = Arc::new(world);
-    let ids = deliver_all(&world, "once", DELIVERIES, &Arc::default()).await;
-    world.all_reach(&ids, "Processed").await;
-    world
+    let process = setup.up();
+    setup.ready().await;
+    let setup = Arc::new(setup);
+    let ids = deliver_all(&setup, "once", DELIVERIES, &Arc::default()).await;
+    setup.all_reach(&ids, "Processed").await;
+    setup
         .eventually("lag tools see what is done", async || {
-            copies(&world).iter().all(|copy| *copy > 0)
+            copies(&setup).iter().all(|copy| *copy > 0)
         })
         .await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
-    std::fs::remove_dir_all(world.path("data/store")).expect("the store can be removed");
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
+    std::fs::remove_dir_all(setup.path("data/store")).expect("the store can be removed");
 
-    let process = restart(&world);
-    world
+    let process = restart(&setup);
+    setup
         .eventually("every partition is refused", async || {
-            let schedulers = schedulers(&world).await;
+            let schedulers = schedulers(&setup).await;
             schedulers.iter().all(|view| view["state"] == "refused")
         })
         .await;
-    let readiness = world.client.get(world.url("admin", "/readyz")).send().await;
+    let readiness = setup.client.get(setup.url("admin", "/readyz")).send().await;
     assert_eq!(readiness.expect("it answers").status(), 503);
-    let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
+    let log = std::fs::read_to_string(setup.path("log.txt")).expect("there is a log");
     assert!(log.contains("scheduler.startWithoutState"), "{log}");
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 
     let config = "partitions: 4\nscheduler: { startWithoutState: true }\n";
-    std::fs::write(world.path("waybill.yaml"), config).expect("the directory is writable");
-    let _process = restart(&world);
-    world.ready().await;
+    std::fs::write(setup.path("waybill.yaml"), config).expect("the directory is writable");
+    let _process = restart(&setup);
+    setup.ready().await;
     // Requests that are still in the log run again, without further effects.
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
+    setup.all_reach(&ids, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, is_remote).await;
 }
 
 /// The copies of the request checkpoints, by partition; 0 if there is none.
-fn copies(world: &World) -> Vec<i64> {
+fn copies(setup: &Setup) -> Vec<i64> {
     let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", world.address("broker").to_string())
+        .set("bootstrap.servers", setup.address("broker").to_string())
         .set("group.id", "waybill-scheduler")
         .create()
         .expect("a consumer can be made");
     let mut asked = TopicPartitionList::new();
     for partition in 0..PARTITIONS as i32 {
-        asked.add_partition(&world.topic(REQUESTS), partition);
+        asked.add_partition(&setup.topic(REQUESTS), partition);
     }
     let committed = consumer.committed_offsets(asked, PATIENCE);
     let committed = committed.expect("the broker tells what is committed");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use waybill_test_support::world::{World, delivery};
+use waybill_test_support::setup::{Setup, delivery};
 
 use crate::{deliver_all, is_remote};
 
@@ -106,36 +106,36 @@ telemetry:
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_process_works_with_every_setting_at_its_least() {
     const DELIVERIES: usize = 12;
-    let mut world = World::new(ALL);
-    let process = world.up();
-    world.ready().await;
+    let mut setup = Setup::new(ALL);
+    let process = setup.up();
+    setup.ready().await;
     let mut ids = Vec::new();
     for index in 0..DELIVERIES {
         let delivery = delivery(&format!("least-{index}"), is_remote(index));
-        ids.push(world.deliver(&delivery).await);
+        ids.push(setup.deliver(&delivery).await);
         // A tenant may send one request per second.
         tokio::time::sleep(Duration::from_millis(1_100)).await;
     }
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
-    world.ready().await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    setup.all_reach(&ids, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, is_remote).await;
+    setup.ready().await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_role_has_its_connections_at_the_lowest_limits_of_the_broker() {
     const DELIVERIES: usize = 40;
-    let mut world = World::new(CONFIG);
-    let _process = world.up();
-    world.ready().await;
-    let world = Arc::new(world);
-    let ids = deliver_all(&world, "least", DELIVERIES, &Arc::default()).await;
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
-    let metric = async |name: &str| world.metric(&format!("waybill_broker_{name}"), "").await;
+    let mut setup = Setup::new(CONFIG);
+    let _process = setup.up();
+    setup.ready().await;
+    let setup = Arc::new(setup);
+    let ids = deliver_all(&setup, "least", DELIVERIES, &Arc::default()).await;
+    setup.all_reach(&ids, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, is_remote).await;
+    let metric = async |name: &str| setup.metric(&format!("waybill_broker_{name}"), "").await;
     assert_eq!(metric("connections_replaced_total").await, 0.0);
     assert_eq!(metric("connections_refused_total").await, 0.0);
-    world
+    setup
         .eventually("the partitions are counted", async || {
             metric("partitions").await == 80.0
         })

@@ -1,6 +1,6 @@
 //! The whole system as processes that are killed, stopped, cut off and sent garbage. Results are
 //! compared with the services' ledger. The tests use the embedded broker and store or, with
-//! `WAYBILL_TEST_WORLD=servers`, the servers in `WAYBILL_TEST_BROKERS` and `WAYBILL_TEST_SCYLLA`.
+//! `WAYBILL_TEST_BACKEND=servers`, the servers in `WAYBILL_TEST_BROKERS` and `WAYBILL_TEST_SCYLLA`.
 
 mod clocks;
 mod damage;
@@ -31,7 +31,7 @@ use waybill_engine::{
 };
 use waybill_messages::Record as _;
 use waybill_test_support::process::Process;
-use waybill_test_support::world::{Dice, PATIENCE, World, delivery};
+use waybill_test_support::setup::{Dice, PATIENCE, Setup, delivery};
 
 const PARTITIONS: u32 = 4;
 const REQUESTS: &str = "operation-requests";
@@ -43,18 +43,18 @@ const RECOVERY: &str = "recovery";
 /// Sends `count` deliveries, every fifth of them remote, from several concurrent clients. Returns
 /// the operations' IDs in order.
 async fn deliver_all(
-    world: &Arc<World>,
+    setup: &Arc<Setup>,
     prefix: &str,
     count: usize,
     progress: &Arc<AtomicUsize>,
 ) -> Vec<String> {
     const CLIENTS: usize = 8;
     let clients = (0..CLIENTS).map(|client| {
-        let (world, progress, prefix) = (world.clone(), progress.clone(), prefix.to_owned());
+        let (setup, progress, prefix) = (setup.clone(), progress.clone(), prefix.to_owned());
         tokio::spawn(async move {
             let mut ids = Vec::new();
             for index in (client..count).step_by(CLIENTS) {
-                let id = world
+                let id = setup
                     .deliver(&delivery(&format!("{prefix}-{index}"), is_remote(index)))
                     .await;
                 progress.fetch_add(1, Ordering::Relaxed);
@@ -79,85 +79,85 @@ fn is_remote(index: usize) -> bool {
 /// On servers, both numbers are halved, because a start takes longer. Then compares every accepted
 /// one with the ledger. Returns the last process.
 async fn deliver_while_killing(
-    world: &Arc<World>,
+    setup: &Arc<Setup>,
     prefix: &'static str,
     seed: u64,
     mut process: Process,
-    start: impl Fn(&Arc<World>) -> Process,
+    start: impl Fn(&Arc<Setup>) -> Process,
 ) -> Process {
-    let (deliveries, kills) = if world.is_on_servers() {
+    let (deliveries, kills) = if setup.is_on_servers() {
         (1_000, 10)
     } else {
         (2_000, 20)
     };
     let progress = Arc::new(AtomicUsize::new(0));
     let sending = {
-        let (world, progress) = (world.clone(), progress.clone());
-        tokio::spawn(async move { deliver_all(&world, prefix, deliveries, &progress).await })
+        let (setup, progress) = (setup.clone(), progress.clone());
+        tokio::spawn(async move { deliver_all(&setup, prefix, deliveries, &progress).await })
     };
     let mut dice = Dice(seed);
     for kill in 1..=kills {
         // Each kill is at a random moment of the next share of the deliveries.
         let reached = deliveries * kill / (kills + 4);
-        world
+        setup
             .eventually("the next share is accepted", async || {
                 progress.load(Ordering::Relaxed) >= reached
             })
             .await;
         tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
         process.kill();
-        process = start(world);
+        process = start(setup);
     }
     let ids = sending.await.expect("the clients do not fail");
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
+    setup.all_reach(&ids, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, is_remote).await;
     process
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_accepted_delivery_completes_once_however_often_up_is_killed() {
-    let mut world = World::of_either_kind("partitions: 4\n");
-    let up = world.up();
-    let world = Arc::new(world);
-    let up = deliver_while_killing(&world, "killed", 0x5eed_0001, up, restart).await;
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    let mut setup = Setup::of_either_kind("partitions: 4\n");
+    let up = setup.up();
+    let setup = Arc::new(setup);
+    let up = deliver_while_killing(&setup, "killed", 0x5eed_0001, up, restart).await;
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_accepted_delivery_completes_once_with_agents_in_the_process_that_is_killed() {
     let yaml = "partitions: 4\nagents: { transport: direct, builtInCalls: function }\n";
-    let mut world = World::of_either_kind(yaml);
-    let up = world.up();
-    let world = Arc::new(world);
-    let up = deliver_while_killing(&world, "direct", 0x5eed_00d1, up, restart).await;
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    let mut setup = Setup::of_either_kind(yaml);
+    let up = setup.up();
+    let setup = Arc::new(setup);
+    let up = deliver_while_killing(&setup, "direct", 0x5eed_00d1, up, restart).await;
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }
 
-/// Starts `up` again with its data, through a shared world.
-fn restart(world: &Arc<World>) -> Process {
-    world.again("up", &[], &["http", "admin", "broker", "services"])
+/// Starts `up` again with its data, through a shared setup.
+fn restart(setup: &Arc<Setup>) -> Process {
+    setup.again("up", &[], &["http", "admin", "broker", "services"])
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_accepted_delivery_completes_once_however_often_agents_are_killed() {
-    let mut world = World::of_either_kind("partitions: 4\nagents: { instanceId: only }\n");
-    let up = world.start(
+    let mut setup = Setup::of_either_kind("partitions: 4\nagents: { instanceId: only }\n");
+    let up = setup.start(
         "up",
         &["--no-agents"],
         &["http", "admin", "broker", "services"],
     );
-    let world = Arc::new(world);
-    let agents = start_agents(&world);
-    let agents = deliver_while_killing(&world, "agents", 0x5eed_0002, agents, start_agents).await;
-    assert_eq!(agents.terminate(), Some(0), "{}", world.log_tail());
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    let setup = Arc::new(setup);
+    let agents = start_agents(&setup);
+    let agents = deliver_while_killing(&setup, "agents", 0x5eed_0002, agents, start_agents).await;
+    assert_eq!(agents.terminate(), Some(0), "{}", setup.log_tail());
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }
 
-/// Agents in their own process, on the world's broker and services.
-fn start_agents(world: &Arc<World>) -> Process {
-    let brokers = world.address("broker").to_string();
-    let services = world.address("services").to_string();
-    world.again(
+/// Agents in their own process, on the setup's broker and services.
+fn start_agents(setup: &Arc<Setup>) -> Process {
+    let brokers = setup.address("broker").to_string();
+    let services = setup.address("services").to_string();
+    setup.again(
         "agents",
         &["--brokers", &brokers, "--services", &services],
         &[],
@@ -167,43 +167,43 @@ fn start_agents(world: &Arc<World>) -> Process {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_checkpoint_reaches_the_end_and_a_restart_finds_everything() {
     const DELIVERIES: usize = 500;
-    let mut world = World::of_either_kind("partitions: 4\n");
-    let process = world.up();
-    world.ready().await;
-    let world = Arc::new(world);
-    let ids = deliver_all(&world, "calm", DELIVERIES, &Arc::default()).await;
-    world.all_reach(&ids, "Processed").await;
-    world
+    let mut setup = Setup::of_either_kind("partitions: 4\n");
+    let process = setup.up();
+    setup.ready().await;
+    let setup = Arc::new(setup);
+    let ids = deliver_all(&setup, "calm", DELIVERIES, &Arc::default()).await;
+    setup.all_reach(&ids, "Processed").await;
+    setup
         .eventually(
             "the checkpoint reaches the end of both topics",
             async || {
-                let ends = (requests_end(&world), log_end(&world, REPLIES));
+                let ends = (requests_end(&setup), log_end(&setup, REPLIES));
                 // A request with a late answer was sent again.
-                ends.0 >= DELIVERIES as u64 && checkpoint(&world).await == ends
+                ends.0 >= DELIVERIES as u64 && checkpoint(&setup).await == ends
             },
         )
         .await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 
-    let _process = restart(&world);
-    world.ready().await;
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
-    assert_eq!(checkpoint(&world).await.0, requests_end(&world));
+    let _process = restart(&setup);
+    setup.ready().await;
+    setup.all_reach(&ids, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(checkpoint(&setup).await.0, requests_end(&setup));
 }
 
 /// A read-only client of the broker.
-fn looker(world: &World) -> BaseConsumer {
+fn looker(setup: &Setup) -> BaseConsumer {
     ClientConfig::new()
-        .set("bootstrap.servers", world.address("broker").to_string())
+        .set("bootstrap.servers", setup.address("broker").to_string())
         .create()
         .expect("a consumer can be made")
 }
 
 /// The sum of the end offsets of a topic's partitions.
-fn log_end(world: &World, topic: &str) -> u64 {
-    let topic = world.topic(topic);
-    let consumer = looker(world);
+fn log_end(setup: &Setup, topic: &str) -> u64 {
+    let topic = setup.topic(topic);
+    let consumer = looker(setup);
     let end = |partition| {
         let (_, high) = consumer
             .fetch_watermarks(&topic, partition, PATIENCE)
@@ -214,14 +214,14 @@ fn log_end(world: &World, topic: &str) -> u64 {
 }
 
 /// The sum of the end offsets of both topics of requests.
-fn requests_end(world: &World) -> u64 {
-    log_end(world, REQUESTS) + log_end(world, HIGH_PRIORITY)
+fn requests_end(setup: &Setup) -> u64 {
+    log_end(setup, REQUESTS) + log_end(setup, HIGH_PRIORITY)
 }
 
 /// The sums of the checkpoints of all partitions: requests and replies.
-async fn checkpoint(world: &World) -> (u64, u64) {
+async fn checkpoint(setup: &Setup) -> (u64, u64) {
     let mut sums = (0, 0);
-    for scheduler in schedulers(world).await {
+    for scheduler in schedulers(setup).await {
         for priority in ["requests", "highPriority"] {
             sums.0 += scheduler["checkpoint"][priority].as_u64().unwrap_or(0);
         }
@@ -230,9 +230,9 @@ async fn checkpoint(world: &World) -> (u64, u64) {
     sums
 }
 
-async fn schedulers(world: &World) -> Vec<Value> {
-    let url = world.url("admin", "/schedulers");
-    let answer = world
+async fn schedulers(setup: &Setup) -> Vec<Value> {
+    let url = setup.url("admin", "/schedulers");
+    let answer = setup
         .client
         .get(url)
         .send()
@@ -245,13 +245,13 @@ async fn schedulers(world: &World) -> Vec<Value> {
 async fn a_stopped_scheduler_holds_its_own_partition_only_and_catches_up_when_started() {
     const DELIVERIES: usize = 200;
     const STOPPED: u32 = 2;
-    let mut world = World::of_either_kind("partitions: 4\n");
-    let _process = world.up();
-    world.ready().await;
-    set_running(&world, STOPPED, false).await;
+    let mut setup = Setup::of_either_kind("partitions: 4\n");
+    let _process = setup.up();
+    setup.ready().await;
+    set_running(&setup, STOPPED, false).await;
 
-    let world = Arc::new(world);
-    let ids = deliver_all(&world, "stopped", DELIVERIES, &Arc::default()).await;
+    let setup = Arc::new(setup);
+    let ids = deliver_all(&setup, "stopped", DELIVERIES, &Arc::default()).await;
     let (held, free): (Vec<String>, Vec<String>) = ids.iter().cloned().partition(|id| {
         let id: OperationId = id.parse().expect("an id is a UUID");
         partition_for(id, PARTITIONS).0 == STOPPED
@@ -260,23 +260,23 @@ async fn a_stopped_scheduler_holds_its_own_partition_only_and_catches_up_when_st
         !held.is_empty() && !free.is_empty(),
         "the ids spread over the partitions"
     );
-    world.all_reach(&free, "Processed").await;
+    setup.all_reach(&free, "Processed").await;
     for id in &held {
         assert_eq!(
-            world.state(id).await.as_deref(),
+            setup.state(id).await.as_deref(),
             Some("Pending"),
             "{id} waits in its topic"
         );
     }
 
-    set_running(&world, STOPPED, true).await;
-    world.all_reach(&held, "Processed").await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
+    set_running(&setup, STOPPED, true).await;
+    setup.all_reach(&held, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, is_remote).await;
 }
 
-async fn set_running(world: &World, partition: u32, running: bool) {
-    let url = world.url("admin", &format!("/schedulers/{partition}"));
-    let answer = world
+async fn set_running(setup: &Setup, partition: u32, running: bool) {
+    let url = setup.url("admin", &format!("/schedulers/{partition}"));
+    let answer = setup
         .client
         .put(url)
         .json(&json!({ "running": running }))
@@ -289,14 +289,14 @@ async fn set_running(world: &World, partition: u32, running: bool) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_window_full_of_slow_operations_neither_deadlocks_nor_holds_up_the_fast_ones() {
     const WINDOW: usize = 40;
-    let mut world = World::of_either_kind(
+    let mut setup = Setup::of_either_kind(
         "partitions: 4\nscheduler: { inFlightMax: 40, handOffAfter: 500ms }\n",
     );
-    let _process = world.up();
-    world.ready().await;
+    let _process = setup.up();
+    setup.ready().await;
     // Only deliveries by drone are slow; remote ones use third-party transport.
-    let faults = world.url("services", "/faults/drone");
-    let slow = world
+    let faults = setup.url("services", "/faults/drone");
+    let slow = setup
         .client
         .put(&faults)
         .json(&json!({ "latencyMs": 4_000 }))
@@ -304,11 +304,11 @@ async fn a_window_full_of_slow_operations_neither_deadlocks_nor_holds_up_the_fas
         .await;
     assert!(slow.expect("the services answer").status().is_success());
 
-    let world = Arc::new(world);
+    let setup = Arc::new(setup);
     let mut slow_ids = Vec::new();
     for index in 0..2 * WINDOW {
         slow_ids.push(
-            world
+            setup
                 .deliver(&delivery(&format!("slow-{index}"), false))
                 .await,
         );
@@ -317,13 +317,13 @@ async fn a_window_full_of_slow_operations_neither_deadlocks_nor_holds_up_the_fas
     let mut fast_ids = Vec::new();
     for index in 0..WINDOW {
         fast_ids.push(
-            world
+            setup
                 .deliver(&delivery(&format!("fast-{index}"), true))
                 .await,
         );
     }
-    world.all_reach(&fast_ids, "Processed").await;
-    let last_slow = world
+    setup.all_reach(&fast_ids, "Processed").await;
+    let last_slow = setup
         .state(slow_ids.last().expect("there are slow ones"))
         .await;
     if began.elapsed() < Duration::from_secs(3) {
@@ -333,28 +333,28 @@ async fn a_window_full_of_slow_operations_neither_deadlocks_nor_holds_up_the_fas
             "the slow ones are still under way"
         );
     }
-    world.all_reach(&slow_ids, "Processed").await;
-    world.assert_one_effect_per_step(&slow_ids, |_| false).await;
-    world.assert_one_effect_per_step(&fast_ids, |_| true).await;
+    setup.all_reach(&slow_ids, "Processed").await;
+    setup.assert_one_effect_per_step(&slow_ids, |_| false).await;
+    setup.assert_one_effect_per_step(&fast_ids, |_| true).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_on() {
-    let mut world = World::of_either_kind("partitions: 4\n");
-    let _process = world.up();
-    world.ready().await;
+    let mut setup = Setup::of_either_kind("partitions: 4\n");
+    let _process = setup.up();
+    setup.ready().await;
     let poison = b"\xc3\x01this is no operation request";
     for partition in 0..PARTITIONS {
-        produce(&world, REQUESTS, partition, b"some-key", poison);
+        produce(&setup, REQUESTS, partition, b"some-key", poison);
     }
     // Also the supervisor's own topic.
-    produce(&world, FAILED, 0, b"some-key", poison);
-    let world = Arc::new(world);
-    let ids = deliver_all(&world, "beside-poison", 40, &Arc::default()).await;
-    world.all_reach(&ids, "Processed").await;
+    produce(&setup, FAILED, 0, b"some-key", poison);
+    let setup = Arc::new(setup);
+    let ids = deliver_all(&setup, "beside-poison", 40, &Arc::default()).await;
+    setup.all_reach(&ids, "Processed").await;
 
     let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", world.address("broker").to_string())
+        .set("bootstrap.servers", setup.address("broker").to_string())
         .set("group.id", "test")
         .set("auto.offset.reset", "earliest")
         .create()
@@ -362,7 +362,7 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_o
     consumer
         .subscribe(
             &[REQUESTS, FAILED]
-                .map(|topic| dead_letters(&world.topic(topic)))
+                .map(|topic| dead_letters(&setup.topic(topic)))
                 .each_ref()
                 .map(String::as_str),
         )
@@ -373,7 +373,7 @@ async fn a_poison_record_goes_to_its_dead_letter_topic_and_the_partition_moves_o
         assert!(
             Instant::now() < deadline,
             "dead letters seen: {seen:?}\n{}",
-            world.log_tail()
+            setup.log_tail()
         );
         let Some(Ok(message)) = consumer.poll(Duration::from_millis(100)) else {
             continue;
@@ -401,10 +401,10 @@ fn dead_letters(topic: &str) -> String {
     format!("{topic}.dlq")
 }
 
-fn produce(world: &World, topic: &str, partition: u32, key: &[u8], value: &[u8]) {
-    let topic = world.topic(topic);
+fn produce(setup: &Setup, topic: &str, partition: u32, key: &[u8], value: &[u8]) {
+    let topic = setup.topic(topic);
     let producer: BaseProducer = ClientConfig::new()
-        .set("bootstrap.servers", world.address("broker").to_string())
+        .set("bootstrap.servers", setup.address("broker").to_string())
         .create()
         .expect("a producer can be made");
     producer
@@ -423,22 +423,22 @@ fn produce(world: &World, topic: &str, partition: u32, key: &[u8], value: &[u8])
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_in_the_wrong_partition_is_rerouted_and_completes() {
-    let mut world = World::of_either_kind("partitions: 4\n");
-    let _process = world.up();
-    world.ready().await;
+    let mut setup = Setup::of_either_kind("partitions: 4\n");
+    let _process = setup.up();
+    setup.ready().await;
     let ids = (0..8).map(|index| {
-        put_to(&world, &format!("misrouted-{index}"), |operation| {
+        put_to(&setup, &format!("misrouted-{index}"), |operation| {
             (partition_for(operation, PARTITIONS).0 + 1) % PARTITIONS
         })
     });
     let ids: Vec<String> = ids.collect();
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, |_| false).await;
+    setup.all_reach(&ids, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, |_| false).await;
 }
 
 /// Writes a request straight to a partition of its topic, as any client could. Returns its
 /// operation.
-fn put_to(world: &World, name: &str, partition: impl Fn(OperationId) -> u32) -> String {
+fn put_to(setup: &Setup, name: &str, partition: impl Fn(OperationId) -> u32) -> String {
     let operation = OperationId::of_caller("", name);
     let request = CreateRequest {
         operation,
@@ -460,7 +460,7 @@ fn put_to(world: &World, name: &str, partition: impl Fn(OperationId) -> u32) -> 
         .encode(&mut value)
         .expect("the request fits a record");
     produce(
-        world,
+        setup,
         REQUESTS,
         partition(operation),
         &operation.key(),
@@ -472,25 +472,25 @@ fn put_to(world: &World, name: &str, partition: impl Fn(OperationId) -> u32) -> 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn services_that_are_down_for_ten_seconds_cost_no_delivery() {
     const DELIVERIES: usize = 300;
-    let mut world = World::of_either_kind("partitions: 4\n");
-    let services = world.start("services", &[], &["services"]);
-    let address = world.address("services").to_string();
-    let _up = world.start(
+    let mut setup = Setup::of_either_kind("partitions: 4\n");
+    let services = setup.start("services", &[], &["services"]);
+    let address = setup.address("services").to_string();
+    let _up = setup.start(
         "up",
         &["--no-services", "--services", &address],
         &["http", "admin", "broker"],
     );
-    world.ready().await;
-    let world = Arc::new(world);
-    let mut ids = deliver_all(&world, "before", DELIVERIES / 3, &Arc::default()).await;
+    setup.ready().await;
+    let setup = Arc::new(setup);
+    let mut ids = deliver_all(&setup, "before", DELIVERIES / 3, &Arc::default()).await;
     services.kill();
-    ids.extend(deliver_all(&world, "during", DELIVERIES / 3, &Arc::default()).await);
+    ids.extend(deliver_all(&setup, "during", DELIVERIES / 3, &Arc::default()).await);
     tokio::time::sleep(Duration::from_secs(10)).await;
-    let _services = world.again("services", &[], &["services"]);
-    ids.extend(deliver_all(&world, "after", DELIVERIES / 3, &Arc::default()).await);
-    world.all_reach(&ids, "Processed").await;
+    let _services = setup.again("services", &[], &["services"]);
+    ids.extend(deliver_all(&setup, "after", DELIVERIES / 3, &Arc::default()).await);
+    setup.all_reach(&ids, "Processed").await;
     let third = DELIVERIES / 3;
-    world
+    setup
         .assert_one_effect_per_step(&ids, |index| is_remote(index % third))
         .await;
 }

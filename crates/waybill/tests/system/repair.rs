@@ -4,7 +4,7 @@
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use waybill_test_support::process::Process;
-use waybill_test_support::world::{World, delivery};
+use waybill_test_support::setup::{Setup, delivery};
 
 /// A workflow that parks failures: its last step has no undo, but the first one has.
 const PARKING: &str = "
@@ -21,18 +21,18 @@ steps:
 ";
 
 /// All roles in one process, ready.
-async fn up() -> (World, Process) {
-    let mut world = World::of_either_kind("");
-    std::fs::write(world.path("parking.yaml"), PARKING).expect("the directory is writable");
-    let file = world.path("parking.yaml");
+async fn up() -> (Setup, Process) {
+    let mut setup = Setup::of_either_kind("");
+    std::fs::write(setup.path("parking.yaml"), PARKING).expect("the directory is writable");
+    let file = setup.path("parking.yaml");
     let yaml = format!(
         "partitions: 4\nworkflows: {{ files: [{}] }}\n",
         file.display()
     );
-    std::fs::write(world.path("waybill.yaml"), yaml).expect("the directory is writable");
-    let process = world.up();
-    world.ready().await;
-    (world, process)
+    std::fs::write(setup.path("waybill.yaml"), yaml).expect("the directory is writable");
+    let process = setup.up();
+    setup.ready().await;
+    (setup, process)
 }
 
 fn verbs_of(history: &Value) -> Vec<String> {
@@ -45,117 +45,117 @@ fn verbs_of(history: &Value) -> Vec<String> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refused_drone_undoes_the_delivery_which_can_then_be_run_again_as_a_new_one() {
-    let (world, _process) = up().await;
-    world.put_faults("drone", &json!({"refuseRate": 1})).await;
-    let id = world.deliver(&delivery("refused", false)).await;
-    let events = world.events(&id).await;
+    let (setup, _process) = up().await;
+    setup.put_faults("drone", &json!({"refuseRate": 1})).await;
+    let id = setup.deliver(&delivery("refused", false)).await;
+    let events = setup.events(&id).await;
     assert_eq!(events[0].0, "received");
     let (last, state) = events.last().expect("there are events");
     assert_eq!((last.as_str(), state.as_str()), ("final", "Compensated"));
 
-    let shown = world.reaches(&id, "Compensated").await;
+    let shown = setup.reaches(&id, "Compensated").await;
     assert_eq!(shown["error"]["step"], "drone");
     assert_eq!(shown["verbs"], json!(["resubmit-as-new"]));
-    let (standing, undone) = world.balance(&id).await;
+    let (standing, undone) = setup.balance(&id).await;
     assert_eq!(standing, Vec::<String>::new());
     assert_eq!(undone, ["package"]);
 
-    world.reset_faults("drone").await;
-    let asked = world
+    setup.reset_faults("drone").await;
+    let asked = setup
         .verb(&id, "resubmit", json!({"asNew": true, "by": "kim"}))
         .await;
     let new = asked["resubmittedAs"].as_str().expect("there is a new one");
-    let shown_new = world.reaches(new, "Processed").await;
+    let shown_new = setup.reaches(new, "Processed").await;
     assert_eq!(shown_new["resubmissionOf"], id);
-    assert_eq!(world.balance(new).await.0.len(), 3);
-    world
+    assert_eq!(setup.balance(new).await.0.len(), 3);
+    setup
         .eventually("the old one names the new one", async || {
-            world.shown(&id).await["resubmittedAs"] == new
+            setup.shown(&id).await["resubmittedAs"] == new
         })
         .await;
-    assert_eq!(world.shown(&id).await["state"], "Compensated");
+    assert_eq!(setup.shown(&id).await["state"], "Compensated");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_cancelled_delivery_is_undone_while_it_runs_and_before_it_comes() {
-    let (world, _process) = up().await;
-    world.put_faults("drone", &json!({"latencyMs": 1500})).await;
-    let id = world.deliver(&delivery("slow", false)).await;
-    world
+    let (setup, _process) = up().await;
+    setup.put_faults("drone", &json!({"latencyMs": 1500})).await;
+    let id = setup.deliver(&delivery("slow", false)).await;
+    setup
         .eventually("the drone is being scheduled", async || {
-            let shown = world.shown(&id).await;
+            let shown = setup.shown(&id).await;
             shown["steps"][3]["state"] == "Running"
         })
         .await;
     let early = json!({"pickupTime": "2030-01-01T11:00:00Z"});
     let path = "/api/deliveryrequests/slow";
-    let (status, problem) = world.request(Method::PATCH, path, Some(early)).await;
+    let (status, problem) = setup.request(Method::PATCH, path, Some(early)).await;
     assert_eq!(
         (status, &problem["code"]),
         (StatusCode::CONFLICT, &json!("step-sent"))
     );
-    let (status, asked) = world.request(Method::DELETE, path, None).await;
+    let (status, asked) = setup.request(Method::DELETE, path, None).await;
     assert_eq!(status, StatusCode::ACCEPTED, "{asked}");
-    let shown = world.reaches(&id, "Cancelled").await;
+    let shown = setup.reaches(&id, "Cancelled").await;
     assert_eq!(shown["cancel"], "applied");
     assert_eq!(verbs_of(&shown["history"]), ["cancel"]);
     assert_eq!(shown["history"][0]["by"], "caller");
-    assert_eq!(world.balance(&id).await.0, Vec::<String>::new());
+    assert_eq!(setup.balance(&id).await.0, Vec::<String>::new());
 
     let path = "/api/deliveryrequests/not-yet";
-    let (status, _) = world.request(Method::DELETE, path, None).await;
+    let (status, _) = setup.request(Method::DELETE, path, None).await;
     assert_eq!(status, StatusCode::ACCEPTED);
-    let id = world.deliver(&delivery("not-yet", false)).await;
-    let shown = world.reaches(&id, "Cancelled").await;
+    let id = setup.deliver(&delivery("not-yet", false)).await;
+    let shown = setup.reaches(&id, "Cancelled").await;
     assert_eq!(shown["cancel"], "applied");
-    assert!(!world.ledger().await.contains_key(&id), "nothing was done");
+    assert!(!setup.ledger().await.contains_key(&id), "nothing was done");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
-    let (world, process) = up().await;
-    world.put_faults("drone", &json!({"refuseRate": 1})).await;
-    world
+    let (setup, process) = up().await;
+    setup.put_faults("drone", &json!({"refuseRate": 1})).await;
+    setup
         .put_faults("package", &json!({"undoRefuseRate": 1}))
         .await;
-    let id = world.deliver(&delivery("stuck", false)).await;
-    world.reaches(&id, "CompensationFailed").await;
-    assert_eq!(world.balance(&id).await.0, ["package"]);
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    let id = setup.deliver(&delivery("stuck", false)).await;
+    setup.reaches(&id, "CompensationFailed").await;
+    assert_eq!(setup.balance(&id).await.0, ["package"]);
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 
-    let process = world.again("up", &[], &["http", "admin", "broker", "services"]);
-    world.ready().await;
+    let process = setup.again("up", &[], &["http", "admin", "broker", "services"]);
+    setup.ready().await;
     let list = "/v1/operations?state=CompensationFailed";
-    let (_, page) = world.request(Method::GET, list, None).await;
+    let (_, page) = setup.request(Method::GET, list, None).await;
     assert_eq!(page["items"].as_array().map(Vec::len), Some(1), "{page}");
     let item = &page["items"][0];
     assert_eq!(
         (&item["id"], &item["step"]),
         (&json!(id), &json!("package"))
     );
-    let events = world.events(&id).await;
+    let events = setup.events(&id).await;
     let (last, state) = events.last().expect("there are events");
     assert_eq!(
         (last.as_str(), state.as_str()),
         ("final", "CompensationFailed")
     );
     // The restarted process did not see the operation being parked.
-    world.parked_become("CompensationFailed", 1.0).await;
-    world.parked_become("Error", 0.0).await;
+    setup.parked_become("CompensationFailed", 1.0).await;
+    setup.parked_become("Error", 0.0).await;
     let age = "waybill_parked_oldest_age_seconds";
-    assert!(world.metric(age, "").await > 0.0, "it waits for a while");
-    let shown = world.shown(&id).await;
+    assert!(setup.metric(age, "").await > 0.0, "it waits for a while");
+    let shown = setup.shown(&id).await;
     let open = shown["verbs"].as_array().expect("verbs are listed");
     for verb in ["retry-compensation", "undone", "abandon"] {
         assert!(open.contains(&json!(verb)), "{shown}");
     }
 
-    world.reset_faults("package").await;
-    world.reset_faults("drone").await;
+    setup.reset_faults("package").await;
+    setup.reset_faults("drone").await;
     let why = json!({"reason": "the service is mended", "by": "kim"});
-    world.verb(&id, "retry-compensation", why).await;
-    let shown = world.reaches(&id, "Compensated").await;
-    assert_eq!(world.balance(&id).await.0, Vec::<String>::new());
+    setup.verb(&id, "retry-compensation", why).await;
+    let shown = setup.reaches(&id, "Compensated").await;
+    assert_eq!(setup.balance(&id).await.0, Vec::<String>::new());
     let history = shown["history"].as_array().expect("there is a history");
     let entry = history.last().expect("the verb is in it");
     assert_eq!(
@@ -166,53 +166,53 @@ async fn what_cannot_be_undone_is_listed_kept_over_a_restart_and_repaired() {
             &json!("the service is mended")
         )
     );
-    let (_, page) = world.request(Method::GET, list, None).await;
+    let (_, page) = setup.request(Method::GET, list, None).await;
     assert_eq!(page["items"], json!([]));
-    world.parked_become("CompensationFailed", 0.0).await;
-    assert_eq!(world.metric(age, "").await, 0.0, "nobody waits");
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    setup.parked_become("CompensationFailed", 0.0).await;
+    assert_eq!(setup.metric(age, "").await, 0.0, "nobody waits");
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_parked_operation_goes_on_where_it_failed_or_is_abandoned_as_it_stands() {
-    let (world, _process) = up().await;
-    world.put_faults("account", &json!({"refuseRate": 1})).await;
+    let (setup, _process) = up().await;
+    setup.put_faults("account", &json!({"refuseRate": 1})).await;
     let mut ids = Vec::new();
     for name in ["goes-on", "stays"] {
         let input = delivery(name, false);
         let body = json!({"workflow": "parking", "id": name, "input": input});
-        let (status, view) = world
+        let (status, view) = setup
             .request(Method::POST, "/v1/operations", Some(body))
             .await;
         assert_eq!(status, StatusCode::ACCEPTED, "{view}");
         ids.push(view["id"].as_str().expect("it has an id").to_owned());
     }
     for id in &ids {
-        world.reaches(id, "Error").await;
+        setup.reaches(id, "Error").await;
     }
-    let (_, page) = world
+    let (_, page) = setup
         .request(Method::GET, "/v1/operations?step=account&limit=10", None)
         .await;
     let items = page["items"].as_array().expect("items are listed");
     assert_eq!(items.len(), 2, "{page}");
     assert_eq!(items[0]["fingerprint"], items[1]["fingerprint"]);
 
-    world.reset_faults("account").await;
-    world.verb(&ids[0], "resubmit", json!({})).await;
-    let shown = world.reaches(&ids[0], "Processed").await;
-    assert_eq!(world.balance(&ids[0]).await.0, ["package"]);
-    let effects = &world.ledger().await[&ids[0]];
+    setup.reset_faults("account").await;
+    setup.verb(&ids[0], "resubmit", json!({})).await;
+    let shown = setup.reaches(&ids[0], "Processed").await;
+    assert_eq!(setup.balance(&ids[0]).await.0, ["package"]);
+    let effects = &setup.ledger().await[&ids[0]];
     assert!(effects.values().all(|times| *times == 1), "{effects:?}");
     assert!(verbs_of(&shown["history"]).contains(&"resubmit".to_owned()));
 
     let why = json!({"reason": "the customer is gone"});
-    world.verb(&ids[1], "abandon", why).await;
-    world
+    setup.verb(&ids[1], "abandon", why).await;
+    setup
         .eventually("it is abandoned", async || {
-            world.shown(&ids[1]).await["abandoned"] == json!(true)
+            setup.shown(&ids[1]).await["abandoned"] == json!(true)
         })
         .await;
-    let (_, page) = world.request(Method::GET, "/v1/operations", None).await;
+    let (_, page) = setup.request(Method::GET, "/v1/operations", None).await;
     assert_eq!(page["items"], json!([]), "nothing waits for a person");
-    assert_eq!(world.balance(&ids[1]).await.0, ["package"], "as it stands");
+    assert_eq!(setup.balance(&ids[1]).await.0, ["package"], "as it stands");
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
 use waybill_test_support::process::without_test_variables;
-use waybill_test_support::world::{World, delivery};
+use waybill_test_support::setup::{Setup, delivery};
 
 use crate::turns::send;
 use crate::{
@@ -22,148 +22,148 @@ const CLIENTS: usize = 8;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn shards_of_a_partition_are_split_and_merged_while_deliveries_and_cancels_flow() {
     const DELIVERIES: usize = 2_000;
-    let mut world = World::of_either_kind(CONFIG);
-    let mut process = world.up();
-    world.ready().await;
-    let world = Arc::new(world);
+    let mut setup = Setup::of_either_kind(CONFIG);
+    let mut process = setup.up();
+    setup.ready().await;
+    let setup = Arc::new(setup);
     let progress = Arc::new(AtomicUsize::new(0));
     let sending = {
-        let (world, progress) = (world.clone(), progress.clone());
-        tokio::spawn(async move { deliver_all(&world, "shared", DELIVERIES, &progress).await })
+        let (setup, progress) = (setup.clone(), progress.clone());
+        tokio::spawn(async move { deliver_all(&setup, "shared", DELIVERIES, &progress).await })
     };
     let changing = async {
         for (per_partition, share, is_killed) in
             [(2, 1, false), (4, 2, true), (1, 3, true), (2, 4, false)]
         {
-            world
+            setup
                 .eventually("the next share is accepted", async || {
                     progress.load(Ordering::Relaxed) >= DELIVERIES * share / 6
                 })
                 .await;
-            let set = shards(&world, &["set", &per_partition.to_string(), "--json"]);
+            let set = shards(&setup, &["set", &per_partition.to_string(), "--json"]);
             assert_eq!(set["perPartition"], per_partition);
             if is_killed {
                 process.kill();
-                process = restart(&world);
+                process = restart(&setup);
             }
-            all_own(&world, per_partition).await;
+            all_own(&setup, per_partition).await;
         }
         process
     };
-    let (process, cancelled) = tokio::join!(changing, deliver_and_cancel(&world, &progress));
+    let (process, cancelled) = tokio::join!(changing, deliver_and_cancel(&setup, &progress));
 
     let mut ids = sending.await.expect("the clients do not fail");
     ids.extend(cancelled);
-    let ends = world
+    let ends = setup
         .all_end_in_balance(&ids, |index| index < DELIVERIES && is_remote(index))
         .await;
     assert_eq!(ends.processed + ends.cancelled, ids.len(), "{ends:?}");
     assert!(ends.cancelled > 0, "{ends:?}");
-    world
+    setup
         .eventually("every shard has done all of its partition", async || {
-            let lowest = lowest_checkpoints(&world).await;
+            let lowest = lowest_checkpoints(&setup).await;
             let of = |at: usize| lowest.values().map(|least| least[at]).sum::<u64>();
-            (of(0) + of(2), of(1)) == (requests_end(&world), log_end(&world, REPLIES))
+            (of(0) + of(2), of(1)) == (requests_end(&setup), log_end(&setup, REPLIES))
         })
         .await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_store_begins_with_the_configured_shards_and_another_number_is_told() {
-    let mut world = World::of_either_kind(CONFIG);
+async fn a_new_store_starts_with_the_configured_shards_and_a_different_number_is_reported() {
+    let mut setup = Setup::of_either_kind(CONFIG);
     let flag = ["--shards-per-partition", "2"];
     let listeners = ["http", "admin", "broker", "services"];
-    let process = world.start("up", &flag, &listeners);
-    world.ready().await;
-    let world = Arc::new(world);
-    let shown = shards(&world, &["show", "--output", "json"]);
+    let process = setup.start("up", &flag, &listeners);
+    setup.ready().await;
+    let setup = Arc::new(setup);
+    let shown = shards(&setup, &["show", "--output", "json"]);
     assert_eq!(
         (&shown["generation"], &shown["perPartition"]),
         (&json!(1), &json!(2))
     );
-    let ids = deliver_all(&world, "fresh", 100, &Arc::default()).await;
-    world.all_reach(&ids, "Processed").await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    let ids = deliver_all(&setup, "fresh", 100, &Arc::default()).await;
+    setup.all_reach(&ids, "Processed").await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 
     // With the configured default of 1, the stored number applies and the log reports it.
-    let process = restart(&world);
-    all_own(&world, 2).await;
-    let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
+    let process = restart(&setup);
+    all_own(&setup, 2).await;
+    let log = std::fs::read_to_string(setup.path("log.txt")).expect("there is a log");
     assert!(log.contains("waybill shards set 1"), "{log}");
-    let refused = command(&world, &["set", "3"]).output().expect("it runs");
+    let refused = command(&setup, &["set", "3"]).output().expect("it runs");
     assert_eq!(refused.status.code(), Some(1));
     let why = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(why.contains("go by way of 1"), "{why}");
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    setup.all_reach(&ids, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_only_waits_is_left_to_the_shards_that_follow() {
     const CROWD: usize = 300;
     let config = "partitions: 1\nscheduler: { inFlightMax: 8, lease: 3s, leaseMargin: 300ms }\n";
-    let mut world = World::of_either_kind(config);
-    let process = world.up();
-    world.ready().await;
+    let mut setup = Setup::of_either_kind(config);
+    let process = setup.up();
+    setup.ready().await;
     // At this speed the many requests would take more than a minute.
     let slow = json!({ "latencyMs": 2000 });
-    world.put_faults("drone", &slow).await;
+    setup.put_faults("drone", &slow).await;
     let request = |index: usize| {
         let mut input = delivery(&format!("crowd-{index}"), is_remote(index));
         input["expedited"] = json!(index.is_multiple_of(3));
         json!({ "workflow": "drone-delivery", "input": input })
     };
-    let ids = send(&world, (0..CROWD).map(request).collect()).await;
-    let waiting = async || world.metric("waybill_scheduler_waiting_requests", "").await;
-    world
+    let ids = send(&setup, (0..CROWD).map(request).collect()).await;
+    let waiting = async || setup.metric("waybill_scheduler_waiting_requests", "").await;
+    setup
         .eventually("most wait", async || waiting().await > 200.0)
         .await;
-    let set = shards(&world, &["set", "2", "--json"]);
+    let set = shards(&setup, &["set", "2", "--json"]);
     assert_eq!(set["perPartition"], 2);
-    all_run(&world, 2).await;
+    all_run(&setup, 2).await;
     // So the predecessors ended without finishing all waiting requests first.
-    world
+    setup
         .eventually("most wait for those who follow", async || {
             waiting().await > 100.0
         })
         .await;
     let quick = json!({ "latencyMs": 0 });
-    world.put_faults("drone", &quick).await;
-    world.all_reach(&ids, "Processed").await;
-    world.assert_one_effect_per_step(&ids, is_remote).await;
-    assert_eq!(process.terminate(), Some(0), "{}", world.log_tail());
+    setup.put_faults("drone", &quick).await;
+    setup.all_reach(&ids, "Processed").await;
+    setup.assert_one_effect_per_step(&ids, is_remote).await;
+    assert_eq!(process.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 /// Cancels deliveries right after their acceptance, and sometimes before it.
-pub async fn deliver_and_cancel(world: &World, progress: &AtomicUsize) -> Vec<String> {
+pub async fn deliver_and_cancel(setup: &Setup, progress: &AtomicUsize) -> Vec<String> {
     const CANCELLED: usize = 200;
     let sent = (0..CANCELLED).map(async |index: usize| {
         // Distributed over the time of the other deliveries.
-        world
+        setup
             .eventually("the next one is due", async || {
                 progress.load(Ordering::Relaxed) >= (index * 9).min(1_700)
             })
             .await;
         let name = format!("cancelled-{index}");
         if index.is_multiple_of(4) {
-            cancel(world, &name).await;
+            cancel(setup, &name).await;
         }
         // A remote delivery is compensated by a person.
-        let id = world.deliver(&delivery(&name, false)).await;
-        cancel(world, &name).await;
+        let id = setup.deliver(&delivery(&name, false)).await;
+        cancel(setup, &name).await;
         id
     });
     stream::iter(sent).buffered(CLIENTS).collect().await
 }
 
 /// Repeats a cancel until it is accepted or too late.
-pub async fn cancel(world: &World, name: &str) {
-    let url = world.url("http", &format!("/api/deliveryrequests/{name}"));
-    world
+pub async fn cancel(setup: &Setup, name: &str) {
+    let url = setup.url("http", &format!("/api/deliveryrequests/{name}"));
+    setup
         .eventually("the cancel is answered", async || {
-            let answer = world.client.delete(&url).send().await;
+            let answer = setup.client.delete(&url).send().await;
             answer.is_ok_and(|answer| {
                 let status = answer.status();
                 assert!(
@@ -177,16 +177,16 @@ pub async fn cancel(world: &World, name: &str) {
 }
 
 /// Waits until the process runs all shards of this layout and is ready.
-async fn all_own(world: &World, per_partition: u32) {
-    all_run(world, PARTITIONS * per_partition).await;
+async fn all_own(setup: &Setup, per_partition: u32) {
+    all_run(setup, PARTITIONS * per_partition).await;
 }
 
 /// Waits until the process runs exactly this many shards and is ready.
-async fn all_run(world: &World, shards: u32) {
-    world
+async fn all_run(setup: &Setup, shards: u32) {
+    setup
         .eventually("all shards run", async || {
-            let url = world.url("admin", "/schedulers");
-            let Ok(answer) = world.client.get(url).send().await else {
+            let url = setup.url("admin", "/schedulers");
+            let Ok(answer) = setup.client.get(url).send().await else {
                 return false;
             };
             let views: Vec<Value> = answer.json().await.unwrap_or_default();
@@ -194,13 +194,13 @@ async fn all_run(world: &World, shards: u32) {
             views.len() == shards as usize && running.count() == shards as usize
         })
         .await;
-    world.ready().await;
+    setup.ready().await;
 }
 
 /// For each partition, the lowest checkpoint of its shards: requests and replies.
-async fn lowest_checkpoints(world: &World) -> BTreeMap<u64, [u64; 3]> {
+async fn lowest_checkpoints(setup: &Setup) -> BTreeMap<u64, [u64; 3]> {
     let mut lowest: BTreeMap<u64, [u64; 3]> = BTreeMap::new();
-    for view in schedulers(world).await {
+    for view in schedulers(setup).await {
         let on = |name: &str| view["checkpoint"][name].as_u64().unwrap_or(0);
         let partition = view["partition"].as_u64().expect("a shard has a partition");
         let least = lowest.entry(partition).or_insert([u64::MAX; 3]);
@@ -215,17 +215,17 @@ async fn lowest_checkpoints(world: &World) -> BTreeMap<u64, [u64; 3]> {
 }
 
 /// Runs `waybill shards …` to its end and parses its JSON.
-fn shards(world: &World, arguments: &[&str]) -> Value {
-    let output = command(world, arguments).output().expect("it runs");
-    assert!(output.status.success(), "{output:?}\n{}", world.log_tail());
+fn shards(setup: &Setup, arguments: &[&str]) -> Value {
+    let output = command(setup, arguments).output().expect("it runs");
+    assert!(output.status.success(), "{output:?}\n{}", setup.log_tail());
     serde_json::from_slice(&output.stdout).expect("the answer is JSON")
 }
 
-fn command(world: &World, arguments: &[&str]) -> Command {
+fn command(setup: &Setup, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_waybill"));
     without_test_variables(&mut command);
-    command.envs(world.env.iter().cloned());
+    command.envs(setup.env.iter().cloned());
     command.arg("shards").args(arguments);
-    command.args(["--admin", &world.address("admin").to_string()]);
+    command.args(["--admin", &setup.address("admin").to_string()]);
     command
 }

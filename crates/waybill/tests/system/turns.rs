@@ -10,7 +10,7 @@ use reqwest::header::CONTENT_TYPE;
 use serde_json::{Value, json};
 use waybill_engine::{OperationStatus, StatusKind};
 use waybill_messages::Record as _;
-use waybill_test_support::world::{PATIENCE, World, delivery};
+use waybill_test_support::setup::{PATIENCE, Setup, delivery};
 
 /// Requests of a tenant that sends all at once.
 const CROWD: usize = 300;
@@ -21,17 +21,17 @@ const FEW: usize = 6;
 const AHEAD_MAX: usize = 80;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_crowd_is_passed_by_another_tenant_and_by_high_priority_requests_and_comes_to_its_end() {
+async fn a_tenants_backlog_delays_neither_other_tenants_nor_high_priority_and_completes() {
     let config = "partitions: 1\nscheduler: { inFlightMax: 8 }\n";
-    let mut world = World::of_either_kind(config);
-    let up = world.up();
-    world.ready().await;
+    let mut setup = Setup::of_either_kind(config);
+    let up = setup.up();
+    setup.ready().await;
     // The first tenant's requests take seconds: long enough for all to be read before most of them
     // end.
-    world
+    setup
         .put_faults("drone", &json!({ "latencyMs": 200 }))
         .await;
-    run(&world, false).await;
+    run(&setup, false).await;
     let of = |prefix: &str, count: usize, tenant: &str, expedited: bool| -> Vec<Value> {
         let request = |index: usize| {
             let mut input = delivery(&format!("{prefix}-{index}"), false);
@@ -40,11 +40,11 @@ async fn a_crowd_is_passed_by_another_tenant_and_by_high_priority_requests_and_c
         };
         (0..count).map(request).collect()
     };
-    send(&world, of("crowd", CROWD, "noisy", false)).await;
-    send(&world, of("calm", FEW, "calm", false)).await;
-    send(&world, of("fast", FEW, "noisy", true)).await;
-    run(&world, true).await;
-    let ended = ended(&world, CROWD + 2 * FEW);
+    send(&setup, of("crowd", CROWD, "noisy", false)).await;
+    send(&setup, of("calm", FEW, "calm", false)).await;
+    send(&setup, of("fast", FEW, "noisy", true)).await;
+    run(&setup, true).await;
+    let ended = ended(&setup, CROWD + 2 * FEW);
     for prefix in ["calm", "fast"] {
         let last = ended.iter().rposition(|id| id.starts_with(prefix));
         let last = last.expect("they have ended");
@@ -56,18 +56,18 @@ async fn a_crowd_is_passed_by_another_tenant_and_by_high_priority_requests_and_c
             "{ahead} ended before the last of {prefix}"
         );
     }
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 /// The callers' IDs of the first `count` processed operations, in order of their ends.
-fn ended(world: &World, count: usize) -> Vec<String> {
+fn ended(setup: &Setup, count: usize) -> Vec<String> {
     let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", world.address("broker").to_string())
+        .set("bootstrap.servers", setup.address("broker").to_string())
         .set("group.id", "turns")
         .create()
         .expect("a consumer can be made");
     let mut from = TopicPartitionList::new();
-    from.add_partition_offset(&world.topic("operation-status"), 0, Offset::Beginning)
+    from.add_partition_offset(&setup.topic("operation-status"), 0, Offset::Beginning)
         .expect("it is an offset");
     consumer.assign(&from).expect("the topic is there");
     let deadline = Instant::now() + PATIENCE;
@@ -93,19 +93,19 @@ fn ended(world: &World, count: usize) -> Vec<String> {
 }
 
 /// Starts or stops the only partition.
-async fn run(world: &World, running: bool) {
-    let url = world.url("admin", "/schedulers/0");
+async fn run(setup: &Setup, running: bool) {
+    let url = setup.url("admin", "/schedulers/0");
     let body = json!({ "running": running });
-    let answer = world.client.put(url).json(&body).send().await;
+    let answer = setup.client.put(url).json(&body).send().await;
     assert!(answer.is_ok_and(|answer| answer.status().is_success()));
 }
 
 /// Sends requests in one batch. Returns the operations' IDs in order.
-pub async fn send(world: &World, requests: Vec<Value>) -> Vec<String> {
+pub async fn send(setup: &Setup, requests: Vec<Value>) -> Vec<String> {
     let lines: String = requests.iter().map(|line| format!("{line}\n")).collect();
-    let sent = world
+    let sent = setup
         .client
-        .post(world.url("http", "/v1/operations:batch"))
+        .post(setup.url("http", "/v1/operations:batch"))
         .header(CONTENT_TYPE, "application/x-ndjson")
         .body(lines)
         .send()

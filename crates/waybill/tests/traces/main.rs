@@ -25,7 +25,7 @@ use self::collector::{Collector, Received};
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The program with a collector.
-struct World {
+struct Setup {
     directory: TempDir,
     process: Process,
     addresses: HashMap<String, SocketAddr>,
@@ -33,7 +33,7 @@ struct World {
     settings: String,
 }
 
-impl World {
+impl Setup {
     /// Starts it with these settings of traces, and further settings.
     fn start(traces: &str, settings: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
@@ -186,10 +186,10 @@ const PARTITIONS: u32 = 4;
 #[tokio::test(flavor = "multi_thread")]
 async fn a_trace_leads_from_the_client_through_every_part_to_the_services() {
     let collector = Collector::start().await;
-    let world = World::start(&format!("endpoint: '{}'", collector.endpoint()), "");
+    let setup = Setup::start(&format!("endpoint: '{}'", collector.endpoint()), "");
     let trace = "0af7651916cd43dd8448eb211c80319c";
     let from = format!("00-{trace}-b7ad6b7169203331-01");
-    let id = world.deliver(Some(&from)).await;
+    let id = setup.deliver(Some(&from)).await;
     let spans = of_processed(&collector, &id, "b7ad6b7169203331").await;
 
     let server = only(&spans, "POST /api/deliveryrequests");
@@ -262,21 +262,21 @@ async fn a_trace_leads_from_the_client_through_every_part_to_the_services() {
 #[tokio::test(flavor = "multi_thread")]
 async fn retries_kills_and_undoing_stay_in_the_trace() {
     let collector = Collector::start().await;
-    let mut world = World::start(&format!("endpoint: '{}'", collector.endpoint()), "");
-    world
+    let mut setup = Setup::start(&format!("endpoint: '{}'", collector.endpoint()), "");
+    setup
         .break_service("account", json!({"errorRate": 1.0}))
         .await;
-    let id = world.deliver(None).await;
+    let id = setup.deliver(None).await;
     let failed = |spans: &[Received]| {
         let mut spans = spans.iter();
         spans.any(|span| span.is("waybill.step", "account") && span.is_failure)
     };
     collector.of(&id, failed).await;
-    world.kill_and_start_again();
-    world
+    setup.kill_and_start_again();
+    setup
         .break_service("drone", json!({"refuseRate": 1.0}))
         .await;
-    world.mend_service("account").await;
+    setup.mend_service("account").await;
     let wanted = |spans: &[Received]| {
         let is_undone = |span: &Received| {
             span.name == "process waybill.package.requests.v1"
@@ -320,21 +320,21 @@ async fn retries_kills_and_undoing_stay_in_the_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_trace_is_told_whole_or_not_at_all() {
+async fn a_trace_is_exported_whole_or_not_at_all() {
     let collector = Collector::start().await;
     let traces = format!("sampleRatio: 0, endpoint: '{}'", collector.endpoint());
-    let world = World::start(&traces, "agents: {transport: direct}");
+    let setup = Setup::start(&traces, "agents: {transport: direct}");
     let unsampled = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
     let quiet = [
-        world.deliver(None).await,
-        world.deliver(Some(unsampled)).await,
+        setup.deliver(None).await,
+        setup.deliver(Some(unsampled)).await,
     ];
     for id in &quiet {
-        world.wait_for_state(id, "Processed").await;
+        setup.wait_for_state(id, "Processed").await;
     }
     let from = "00-1af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
-    let told = world.deliver(Some(from)).await;
-    let spans = of_processed(&collector, &told, "b7ad6b7169203331").await;
+    let traced = setup.deliver(Some(from)).await;
+    let spans = of_processed(&collector, &traced, "b7ad6b7169203331").await;
     // Spans arrive in the order of their ends, so those of the others would have arrived.
     for id in &quiet {
         assert_eq!(collector.all_of(id).len(), 0);
@@ -353,9 +353,9 @@ async fn a_trace_is_told_whole_or_not_at_all() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_without_a_trace_begins_one_that_has_the_operations_id() {
     let collector = Collector::start().await;
-    let world = World::start(&format!("endpoint: '{}'", collector.endpoint()), "");
+    let setup = Setup::start(&format!("endpoint: '{}'", collector.endpoint()), "");
     let operation = OperationId::of_caller("", "by-topic");
-    write(&world, operation);
+    write(&setup, operation);
     let id = operation.to_string();
     let spans = of_processed(&collector, &id, "").await;
     let taken_up = only(&spans, &format!("process {REQUESTS}"));
@@ -367,13 +367,13 @@ async fn a_request_without_a_trace_begins_one_that_has_the_operations_id() {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_line_of_a_batch_is_a_trace_unless_the_batch_has_one() {
     let collector = Collector::start().await;
-    let world = World::start(&format!("endpoint: '{}'", collector.endpoint()), "");
+    let setup = Setup::start(&format!("endpoint: '{}'", collector.endpoint()), "");
     let line = json!({"workflow": "drone-delivery", "input": delivery()});
     let from = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     for (traceparent, traces) in [(None, 2), (Some(from), 1)] {
-        let mut request = world
+        let mut request = setup
             .http
-            .post(world.url("http", "/v1/operations:batch"))
+            .post(setup.url("http", "/v1/operations:batch"))
             .header("content-type", "application/x-ndjson")
             .body(format!("{line}\n{line}\n"));
         if let Some(traceparent) = traceparent {
@@ -398,34 +398,34 @@ async fn no_operation_waits_for_a_collector() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}/v1/traces", silent.local_addr().unwrap());
     let traces = format!("queueMax: 3, requestTimeout: 1s, endpoint: '{endpoint}'");
-    let mut world = World::start(&traces, "");
+    let mut setup = Setup::start(&traces, "");
     let mut ids = Vec::new();
     for _ in 0..20 {
-        ids.push(world.deliver(None).await);
+        ids.push(setup.deliver(None).await);
     }
     for id in &ids {
-        world.wait_for_state(id, "Processed").await;
+        setup.wait_for_state(id, "Processed").await;
     }
     let counted = async {
-        while world.count("failed").await == 0.0 || world.count("dropped").await == 0.0 {
+        while setup.count("failed").await == 0.0 || setup.count("dropped").await == 0.0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     tokio::time::timeout(PATIENCE, counted)
         .await
         .expect("lost spans are counted");
-    assert_eq!(world.count("sent").await, 0.0);
-    let pid = world.process.child.id().to_string();
-    let told = Command::new("kill").args(["-TERM", &pid]).status().unwrap();
-    assert!(told.success());
-    assert!(world.process.child.wait().unwrap().success());
-    let log = std::fs::read_to_string(world.directory.path().join("log")).unwrap();
-    assert!(log.contains("spans were not sent"), "{log}");
+    assert_eq!(setup.count("sent").await, 0.0);
+    let pid = setup.process.child.id().to_string();
+    let signalled = Command::new("kill").args(["-TERM", &pid]).status().unwrap();
+    assert!(signalled.success());
+    assert!(setup.process.child.wait().unwrap().success());
+    let log = std::fs::read_to_string(setup.directory.path().join("log")).unwrap();
+    assert!(log.contains("could not send spans"), "{log}");
     assert!(!log.contains("sesame"), "{log}");
 }
 
 /// Writes a delivery straight to the topic, without a trace.
-fn write(world: &World, operation: OperationId) {
+fn write(setup: &Setup, operation: OperationId) {
     let create = CreateRequest {
         operation,
         id_origin: IdOrigin::Caller,
@@ -444,7 +444,7 @@ fn write(world: &World, operation: OperationId) {
     let mut value = Vec::new();
     OperationRequest::Create(create).encode(&mut value).unwrap();
     let producer: BaseProducer = ClientConfig::new()
-        .set("bootstrap.servers", world.addresses["broker"].to_string())
+        .set("bootstrap.servers", setup.addresses["broker"].to_string())
         .create()
         .unwrap();
     let key = operation.key();

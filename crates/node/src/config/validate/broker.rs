@@ -22,7 +22,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     }
     let broker = &config.broker;
     let receivers = receivers(config);
-    let of = format!("Waybill's commands take {CONNECTIONS}");
+    let of = format!("Waybill's commands need {CONNECTIONS}");
     let (connections_max_min, per_address_note) = match broker.connections_per_address_max {
         Some(_) => (CONNECTIONS, ""),
         // One address gets the larger part of three quarters.
@@ -33,7 +33,7 @@ pub(super) fn check(config: &Config) -> Result<(), ConfigError> {
     };
     let groups = GROUPS + receivers;
     let of_groups = format!(
-        "Waybill's roles take these with {receivers} receivers of alerts and channels to owners"
+        "Waybill's roles need these with {receivers} receivers of alerts and channels to owners"
     );
     let rules = [
         (
@@ -95,8 +95,8 @@ pub fn partitions(config: &Config, workflows: &Workflows) -> Result<(), ConfigEr
     Err(ConfigError::invalid(
         "broker.partitionsMax",
         format!(
-            "is {most}, and must be at least {needed}, which Waybill's own topics take with {partitions} partitions \
-             (partitions){of_agents}"
+            "is {most}, and must be at least {needed}, the partitions of Waybill's own topics with {partitions} \
+             partitions (partitions){of_agents}"
         ),
     ))
 }
@@ -117,7 +117,7 @@ mod tests {
         type Change = fn(&mut Config);
         let cases: [(&str, Change); 5] = [
             (
-                "broker.connectionsMax is 2, and must be at least 13: Waybill's commands take 10, and one address gets three \
+                "broker.connectionsMax is 2, and must be at least 13: Waybill's commands need 10, and one address gets three \
                  quarters of it unless",
                 |c| c.broker.connections_max = 2,
             ),
@@ -130,8 +130,8 @@ mod tests {
                 |c| c.broker.connections_per_address_max = Some(9),
             ),
             (
-                "broker.partitionsMax is 59, and must be at least 60, which Waybill's own topics take with 4 partitions \
-                 (partitions), and more for the topics of agents",
+                "broker.partitionsMax is 59, and must be at least 60, the partitions of Waybill's own topics with 4 \
+                 partitions (partitions), and more for the topics of agents",
                 |c| c.broker.partitions_max = 59,
             ),
             ("broker.groupsMax is 9, and must be at least 10", |c| {
@@ -159,8 +159,8 @@ mod tests {
         let error = partitions(&config, &workflows).unwrap_err().to_string();
         assert_eq!(
             error,
-            "broker.partitionsMax is 79, and must be at least 80, which Waybill's own topics take with 4 partitions \
-             (partitions), and with 2 topics of 2 partitions (kafka.stepPartitions) for each of 5 agents"
+            "broker.partitionsMax is 79, and must be at least 80, the partitions of Waybill's own topics with 4 \
+             partitions (partitions), and with 2 topics of 2 partitions (kafka.stepPartitions) for each of 5 agents"
         );
     }
 }

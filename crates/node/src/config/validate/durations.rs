@@ -22,8 +22,8 @@ const REQUEST_TIMEOUT_REASON: &str = "a request to another machine takes tens of
 const LEASE_MIN: Duration = SECOND;
 /// No other process takes over from a killed one before its lease expires.
 const LEASE_MAX: Duration = HOUR;
-const LEASE_REASON: &str = "a shorter lease expires while its owner is busy; with a longer one, nobody takes over from a \
-    killed process for too long";
+const LEASE_REASON: &str = "a shorter lease expires while its owner is busy; a longer one delays the takeover from a \
+    killed process";
 const RETENTION_REASON: &str = "records could be deleted before they are read";
 
 struct Bound {
@@ -130,7 +130,7 @@ fn bounds(config: &Config) -> Vec<Bound> {
             "supervisor.interval",
             supervisor.interval,
             10 * MILLISECOND,
-            "each look reads the state store",
+            "each pass reads the state store",
         ),
         at_least(
             "supervisor.auditInterval",
@@ -160,7 +160,7 @@ fn bounds(config: &Config) -> Vec<Bound> {
                 "store.scylla.dueIndexRetention",
                 scylla.due_index_retention,
                 DAY,
-                "operations whose entries are gone are found by the audit only",
+                "only the audit finds operations without index entries",
             ),
         ]);
     }

@@ -28,7 +28,7 @@ pub(super) fn found(records: &BTreeMap<String, u64>, forbidden: &[String]) -> Ve
     }
     if !forbidden.is_empty() {
         let said = format!(
-            "not known of topics that this login may not look at: {}",
+            "unknown for topics that this login may not describe: {}",
             forbidden.join(", ")
         );
         findings.push(Finding::note(DEAD_LETTERS, said));
@@ -45,7 +45,7 @@ fn held(records: &BTreeMap<String, u64>) -> Finding {
     let (topics, holding) = (records.len(), most_first.len());
     if holding == 0 {
         let topics = counted(topics, "dead-letter topic");
-        let said = format!("none: no record lies on the {topics}");
+        let said = format!("none: no records on {topics}");
         return Finding::ok(DEAD_LETTERS, said);
     }
     let total: u64 = records.values().sum();
@@ -58,8 +58,8 @@ fn held(records: &BTreeMap<String, u64>) -> Finding {
         more => format!(" and {more} more"),
     };
     let said = format!(
-        "{}, receipts of replays included, on {holding} of {}: {}{more}; `waybill dlq list --open` lists those that \
-         were not replayed",
+        "{}, receipts of replays included, on {holding} of {}: {}{more}; `waybill dlq list --open` lists dead letters \
+         that were not replayed",
         counted(total, "record"),
         counted(topics, "dead-letter topic"),
         named.join(", ")

@@ -18,7 +18,7 @@ use waybill_topology::topics::{Weight, disk_bytes_max, is_forbidden};
 use super::dead_letters::{DEAD_LETTERS, dead_letters};
 use super::{FileCheck, Finding, Verdict};
 use crate::access::{AdminArgs, Silence};
-use crate::admin_port::{Away, Refused};
+use crate::admin_port::{Refused, Unreachable};
 use crate::operations::api::{Api, ApiError};
 use crate::operations::wire::Item;
 use crate::ready::{self, Readiness};
@@ -29,7 +29,7 @@ use crate::topics::Site;
 /// The maximum time for an answer of the brokers. Short, because a person waits.
 const BROKER_PATIENCE: Duration = Duration::from_secs(3);
 /// The number of unread requests that is reported. It is more than arrive in a moment.
-const LAG_TOLD_FROM: i64 = 10_000;
+const LAG_NOTED_FROM: i64 = 10_000;
 /// The maximum number of pages of operations that need a person.
 const PAGES_MAX: usize = 5;
 /// A live operation this long past its due time is reported: the supervisor's audit should have
@@ -53,7 +53,7 @@ pub(super) fn configuration(config: &Config, check: FileCheck) -> Finding {
     let checked = check_everything(config).map_err(anyhow::Error::from);
     match checked.and_then(|()| check(config)) {
         Ok(elsewhere) => {
-            let said = "it can be used, with its workflows and agents";
+            let said = "valid, with its workflows and agents";
             Finding::ok(WHAT, format!("{said}{}", named_elsewhere(&elsewhere)))
         }
         Err(error) => Finding::failed(WHAT, &error),
@@ -74,19 +74,19 @@ pub(super) async fn brokers(
     let (site, config) = match opened.await {
         Ok(opened) => opened,
         Err(error) => {
-            let unknown = |what| Finding::note(what, "not known, as the brokers cannot be asked");
-            let away = Finding::failed("brokers", &error);
-            return vec![away, unknown(LAG), unknown(DEAD_LETTERS)];
+            let unknown = |what| Finding::note(what, "unknown: the brokers are unavailable");
+            let unavailable = Finding::failed("brokers", &error);
+            return vec![unavailable, unknown(LAG), unknown(DEAD_LETTERS)];
         }
     };
     let config = &config;
-    let mut findings = vec![Finding::ok("brokers", "they answer")];
+    let mut findings = vec![Finding::ok("brokers", "available")];
     let topics = match topics(&site, config, layout).await {
         Ok(findings) => findings,
         Err(error) if is_forbidden(&error) => {
             findings.push(Finding::note(TOPICS, format!("{error:#}")));
             for unknown in [AGENTS, LAG] {
-                let said = "not known, as the topics may not be looked at";
+                let said = "unknown: this login may not describe the topics";
                 findings.push(Finding::note(unknown, said));
             }
             findings.extend(dead_letters(&site).await);
@@ -106,7 +106,7 @@ pub(super) async fn brokers(
         },
         None => Finding::note(
             LAG,
-            "not known, as nobody said how far shards are (see leases)",
+            "unknown: the progress of shards is unavailable (see leases)",
         ),
     });
     findings.extend(dead_letters(&site).await);
@@ -123,17 +123,17 @@ async fn topics(
         site.drop_numbers_that_stand(&mut wrong, layout);
     }
     if wrong.is_empty() {
-        let said = format!("{} topics are as they must be", site.topics());
+        let said = format!("{} topics match the requirements", site.topics());
         return Ok(vec![Finding::ok(TOPICS, said)]);
     }
-    let told = wrong.iter().map(|wrong| {
+    let found = wrong.iter().map(|wrong| {
         let verdict = match wrong.weight {
             Weight::Harm => Verdict::Bad,
             Weight::Warning => Verdict::Note,
         };
         Finding::new(TOPICS, verdict, wrong.to_string())
     });
-    Ok(told.collect())
+    Ok(found.collect())
 }
 
 /// Checks that a consumer reads each agent's requests.
@@ -162,7 +162,10 @@ async fn agents(site: &Site, config: &Config) -> anyhow::Result<Vec<Finding>> {
         findings.extend(unread(&agent, &topic, waiting, &read.untold, is_direct));
     }
     if findings.is_empty() {
-        findings.push(Finding::ok(AGENTS, "what they are asked is read"));
+        findings.push(Finding::ok(
+            AGENTS,
+            "a consumer reads each agent's requests",
+        ));
     }
     Ok(findings)
 }
@@ -175,25 +178,25 @@ pub(super) fn unread(
     untold: &[String],
     is_direct: bool,
 ) -> Option<Finding> {
-    let nobody = format!("nobody reads {topic}");
+    let unread = format!("no consumer reads {topic}");
     match (waiting, untold) {
         (0, _) if is_direct => None,
         (0, []) => Some(Finding::note(
             AGENTS,
-            format!("{nobody}, where nothing waits: no process runs the agent {agent}"),
+            format!("{unread}, and no requests wait there: no process runs the agent {agent}"),
         )),
         (_, []) => Some(Finding::bad(
             AGENTS,
             format!(
-                "{nobody}, where requests wait ({waiting}): no process runs the agent {agent}, or a workflow has its name \
-                 wrong"
+                "{unread}, and requests wait there ({waiting}): no process runs the agent {agent}, or a workflow \
+                 misspells its name"
             ),
         )),
         (_, untold) => Some(Finding::note(
             AGENTS,
             format!(
-                "unknown who reads {topic}, where requests wait ({waiting}): these groups are rebalancing, or do not show \
-                 their members: {}",
+                "unknown whether a consumer reads {topic}, and requests wait there ({waiting}): these groups are \
+                 rebalancing, or do not show their members: {}",
                 untold.join(", ")
             ),
         )),
@@ -230,24 +233,24 @@ async fn lag(site: &Site, config: &Config, layout: &LayoutView) -> anyhow::Resul
     }
     if !gone.is_empty() {
         let said = format!(
-            "requests of {} are gone that nobody has read: retention took them",
+            "requests are lost: retention deleted requests of {} that no scheduler had read",
             gone.join(", ")
         );
         return Ok(Finding::bad(WHAT, said));
     }
     if !shorter.is_empty() {
         let said = format!(
-            "the checkpoint of {} is beyond the end of its log: the topic was recreated, and requests may be lost; its \
-             schedulers refuse it, and say what to do",
+            "the checkpoint of {} is beyond the end of its log: the topic was recreated, and requests may be lost; \
+             schedulers refuse the partition, and their log has the remedy",
             shorter.join(", ")
         );
         return Ok(Finding::bad(WHAT, said));
     }
     let said = format!(
-        "requests not consumed: {not_consumed}, consumed and behind a checkpoint: {held}; `waybill explain lag` says \
-         what holds it"
+        "requests not consumed: {not_consumed}, consumed and after a checkpoint: {held}; `waybill explain lag` shows \
+         which operations hold the checkpoints"
     );
-    Ok(match not_consumed > LAG_TOLD_FROM {
+    Ok(match not_consumed > LAG_NOTED_FROM {
         true => Finding::note(WHAT, said),
         false => Finding::ok(WHAT, said),
     })
@@ -277,7 +280,7 @@ pub(super) async fn store(config: &Config) -> Vec<Finding> {
     if !are_apart {
         let farthest = report.clocks.iter().map(|clock| clock.ahead_ms.abs()).max();
         let said = format!(
-            "those of {} nodes are at most {} ms from this machine's",
+            "the clocks of {} nodes differ by at most {} ms from this machine's",
             report.clocks.len(),
             farthest.unwrap_or(0)
         );
@@ -317,9 +320,9 @@ pub(super) async fn registry(config: &Config) -> Vec<Finding> {
         Err(error) => return vec![Finding::failed(WHAT, &error)],
     };
     let found = missing.map(|missing| match missing.as_str() {
-        "" => Finding::ok(WHAT, "it has every schema"),
+        "" => Finding::ok(WHAT, "every schema is registered"),
         missing => {
-            let said = format!("{missing}: missing; `waybill schemas register` registers them");
+            let said = format!("missing: {missing}; `waybill schemas register` registers them");
             match config.schema_registry.auto_register {
                 true => Finding::note(WHAT, said),
                 false => Finding::bad(WHAT, said),
@@ -334,7 +337,7 @@ pub(super) async fn registry(config: &Config) -> Vec<Finding> {
 pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec<Finding> {
     let layout = match layout {
         Ok(layout) => layout,
-        Err(error) => return vec![leases_not_told(error, is_named)],
+        Err(error) => return vec![unknown_leases(error, is_named)],
     };
     let of_shard = |view: &ShardView| {
         let place = format!("shard {} of partition {}", view.shard, view.partition);
@@ -343,19 +346,19 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
             Some(owner) if view.silent => Some(Finding::bad(
                 LEASES,
                 format!(
-                    "{place} was owned by {owner}, whose lease has run out: is there a scheduler of it?"
+                    "the lease of {owner} on {place} has expired: check that a scheduler runs for it"
                 ),
             )),
             Some(_) => None,
             // Its predecessor releases its lease first; that is how a repartition works.
             None if waits_for_another(view) => {
-                let said = format!("{place} has yet to begin: it waits for {waits}");
+                let said = format!("{place} has not started: it waits for {waits}");
                 Some(Finding::note(LEASES, said))
             }
             None => Some(Finding::bad(
                 LEASES,
                 format!(
-                    "nobody owns {place}: it waits for {waits}; is there a scheduler of it, and does it run?"
+                    "{place} has no owner: it waits for {waits}; check that a scheduler runs for it"
                 ),
             )),
         }
@@ -369,17 +372,16 @@ pub(super) fn leases(layout: &anyhow::Result<LayoutView>, is_named: bool) -> Vec
 }
 
 /// The finding if the owners of the shards are unknown.
-fn leases_not_told(error: &anyhow::Error, is_named: bool) -> Finding {
+fn unknown_leases(error: &anyhow::Error, is_named: bool) -> Finding {
     let refused = error.downcast_ref::<Refused>();
     if refused.is_some_and(Refused::is_forbidden) {
-        let said = format!(
-            "not known: {error:#} It needs a token for all tenants, with the scope read or admin"
-        );
+        let said =
+            format!("unknown: {error:#} Use a token for all tenants with the scope read or admin");
         return Finding::note(LEASES, said);
     }
-    if !is_named && error.is::<Away>() {
-        let said = "not known: nothing answers at the default address; `waybill up` starts all of it there, and what \
-                    runs elsewhere is named with --admin, --admin-url or --scylla";
+    if !is_named && error.is::<Unreachable>() {
+        let said = "unknown: no process answers at the default address; start one there with `waybill up`, or name \
+                    another with --admin, --admin-url or --scylla";
         return Finding::note(LEASES, said);
     }
     Finding::failed(LEASES, error)
@@ -406,22 +408,22 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
     let client = ready::client(&admin.access)?;
     let mut findings = match ready::asked(&client, &at).await {
         Readiness::Ready(warnings) => {
-            let ready = Finding::ok(WHAT, format!("the one at {at} is ready"));
+            let ready = Finding::ok(WHAT, format!("the process at {at} is ready"));
             let warnings = warnings.into_iter();
             let damaged = warnings.map(|warning| Finding::bad(DAMAGE, warning));
             std::iter::once(ready).chain(damaged).collect()
         }
         Readiness::Waits(what) => {
-            let said = format!("the one at {at} is not ready: {}", what.join("; "));
+            let said = format!("the process at {at} is not ready: {}", what.join("; "));
             vec![Finding::bad(WHAT, said)]
         }
         Readiness::Silent => {
-            let said = format!("the one at {at} takes connections and does not answer");
+            let said = format!("the process at {at} accepts connections but does not answer");
             return Ok(vec![Finding::bad(WHAT, said)]);
         }
-        Readiness::Away(why) => {
+        Readiness::Unreachable(why) => {
             let said = format!(
-                "nobody answers at {at} ({why}): name the admin port of one with --admin or --admin-url"
+                "{at} does not answer ({why}): name the admin port of a process with --admin or --admin-url"
             );
             return Ok(vec![match admin.is_named(config) {
                 true => Finding::bad(WHAT, said),
@@ -429,11 +431,11 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
             }]);
         }
         Readiness::Distrusted(why) => {
-            let said = format!("the one at {at} answers, but {why}");
+            let said = format!("the process at {at} answers, but {why}");
             return Ok(vec![Finding::bad(WHAT, said)]);
         }
         Readiness::Refuses(why) => {
-            let said = format!("the one at {at} refuses the question: {why}");
+            let said = format!("the process at {at} refuses the request: {why}");
             return Ok(vec![Finding::bad(WHAT, said)]);
         }
     };
@@ -441,17 +443,17 @@ async fn asked_process(config: &Config, admin: &AdminArgs) -> anyhow::Result<Vec
     match stopped_shards(&client, &schedulers).await {
         Ok(stopped) => findings.extend(stopped.into_iter().map(|shard| {
             let how = format!(r#"`PUT {schedulers}/{shard}` with {{"running": true}} starts it"#);
-            let said = format!("its shard {shard} is stopped, as requested; {how}");
+            let said = format!("shard {shard} is stopped, as requested; {how}");
             Finding::note(WHAT, said)
         })),
         Err(error) => {
             let why = error.status().map_or_else(
                 || match Silence::of(&error) {
-                    Silence::Away(why) | Silence::Distrusted(why) => why,
+                    Silence::Unreachable(why) | Silence::Distrusted(why) => why,
                 },
                 |status| format!("{status} (--token-file)"),
             );
-            let said = format!("{schedulers} does not say whether its shards stand still: {why}");
+            let said = format!("{schedulers} does not report whether shards are stopped: {why}");
             findings.push(Finding::note(WHAT, said));
         }
     }
@@ -493,12 +495,14 @@ pub(super) fn breakers(metrics: &str) -> Vec<Finding> {
         let agent = labels.strip_prefix("{agent=\"")?.strip_suffix("\"}")?;
         match value {
             OPEN => {
-                let said = format!("that of {agent} is open: its service fails, and is left alone");
+                let said = format!(
+                    "the breaker of {agent} is open: its service fails, and the agent does not call it"
+                );
                 Some(Finding::bad(WHAT, said))
             }
             HALF_OPEN => {
                 let said = format!(
-                    "that of {agent} is half open: its service is tried; it closes after successful calls"
+                    "the breaker of {agent} is half open: it closes after successful test calls"
                 );
                 Some(Finding::note(WHAT, said))
             }
@@ -565,14 +569,14 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
     let (waiting, has_more) = match listed(api, "Error,CompensationFailed").await {
         Ok(listed) => listed,
         Err(error) if error.is_forbidden() => {
-            let said = format!("it answers, and does not say more: {error}");
+            let said = format!("it answers, but refuses details: {error}");
             return vec![Finding::note(WHAT, said)];
         }
         Err(error) if error.is_overloaded() => {
             let said = format!("it answers, but is overloaded: {error}");
             return vec![Finding::note(WHAT, said)];
         }
-        Err(error) if is_named || !error.is_away() => {
+        Err(error) if is_named || !error.is_unavailable() => {
             return vec![Finding::bad(WHAT, error.to_string())];
         }
         Err(error) => {
@@ -596,8 +600,8 @@ pub(super) async fn api(api: &Result<Api, String>, is_named: bool) -> Vec<Findin
     let stranded = count_stranded(waiting.values());
     findings.extend(stranded.iter().map(|(workflow, count)| {
         let said = format!(
-            "operations that wait for a person and cannot go on: {count}{more}; their version of {workflow} is not known; \
-             `waybill ops show` says what to do"
+            "parked operations that cannot continue: {count}{more}; {workflow} is unknown; `waybill ops show` has the \
+             remedy"
         );
         Finding::bad("workflows", said)
     }));
@@ -648,8 +652,8 @@ pub(super) fn overdue<'a>(
         .map(|item| item.id.to_string())
         .collect();
     let said = format!(
-        "{} live operations were due more than {} minutes ago and have not moved ({}): check that a supervisor and the \
-         scheduler of their partitions run, and that no partition is refused",
+        "{} live operations were due more than {} minutes ago and have not progressed ({}): check that a supervisor \
+         and the schedulers of their partitions run, and that no scheduler refuses a partition",
         overdue.len(),
         OVERDUE_AFTER.as_secs() / 60,
         named.join(", ")

@@ -47,7 +47,7 @@ pub(super) fn of_operation(
         findings.extend(layout.and_then(|layout| holder(&operation, layout)));
     }
     if let Some(ahead) = operation.ahead {
-        let said = format!("{} ahead of it in its topic", counted(ahead, "request"));
+        let said = format!("{} before its own in the topic", counted(ahead, "request"));
         findings.push(Finding::ok("queue", said));
     }
     findings.extend(attempts_that_failed(&operation));
@@ -55,8 +55,8 @@ pub(super) fn of_operation(
         ("error", &operation.error),
         ("failed before", &operation.cause),
     ] {
-        let told = failure.as_ref().map(Failure::to_string);
-        findings.extend(told.map(|said| Finding::note(what, said)));
+        let text = failure.as_ref().map(Failure::to_string);
+        findings.extend(text.map(|said| Finding::note(what, said)));
     }
     let next = operation.what_next;
     let next = next.unwrap_or_else(|| "its scheduler reads its request".to_owned());
@@ -76,8 +76,8 @@ fn attempts_that_failed(operation: &Operation) -> impl Iterator<Item = Finding> 
             step: Some(step.name.clone()),
             ..step.error.clone()?
         };
-        let is_told = operation.error.as_ref() == Some(&error);
-        (!is_told).then(|| Finding::note("error", error.to_string()))
+        let is_shown = operation.error.as_ref() == Some(&error);
+        (!is_shown).then(|| Finding::note("error", error.to_string()))
     })
 }
 
@@ -119,16 +119,16 @@ fn holder(operation: &Operation, layout: &LayoutView) -> Option<Finding> {
     Some(match (&view.owner, operation.handed_off) {
         (None, _) => {
             let waits = view.waits_for.join("; ");
-            let said = format!("{place}, which nobody owns: it waits for {waits}");
+            let said = format!("{place}, which has no owner: it waits for {waits}");
             Finding::bad(WHAT, said)
         }
         (Some(owner), _) if view.silent => {
-            let said = format!("{place}, whose owner {owner} has let its lease run out");
+            let said = format!("{place}; the lease of its owner {owner} has expired");
             Finding::bad(WHAT, said)
         }
         (Some(_), true) => {
             let said =
-                format!("the deadline index: a supervisor asks {place} to go on when it is due");
+                format!("the deadline index: a supervisor resumes it on {place} when it is due");
             Finding::ok(WHAT, said)
         }
         (Some(owner), false) => Finding::ok(WHAT, format!("{place}, owned by {owner}")),

@@ -11,7 +11,7 @@ use super::installation::{api, breakers, count_stranded, disk, leases, overdue, 
 use super::operation::of_operation;
 use super::*;
 use crate::access::AccessArgs;
-use crate::admin_port::Away;
+use crate::admin_port::Unreachable;
 use crate::operations::api::Api;
 use crate::operations::wire::{Failure, Item, Operation, Step};
 
@@ -70,7 +70,7 @@ fn said(findings: &[Finding]) -> Vec<String> {
 }
 
 #[test]
-fn of_an_operation_it_is_said_what_is_missing_who_has_it_and_what_comes_next() {
+fn doctor_shows_the_missing_steps_the_owner_and_the_next_action_of_an_operation() {
     let findings = of_operation(Ok(operation("Processing")), Some(&layout(Some("me"))));
     let found = said(&findings);
     assert_eq!(found[0], format!("ok    operation      {ID}: Processing"));
@@ -89,7 +89,7 @@ fn of_an_operation_it_is_said_what_is_missing_who_has_it_and_what_comes_next() {
 }
 
 #[test]
-fn of_one_that_is_undone_it_is_said_what_is_still_to_be_undone() {
+fn doctor_shows_the_steps_that_are_still_to_be_undone() {
     let step = |name: &str, state: &str, action: &str| Step {
         name: name.to_owned(),
         state: state.to_owned(),
@@ -111,14 +111,14 @@ fn of_one_that_is_undone_it_is_said_what_is_still_to_be_undone() {
 }
 
 #[test]
-fn a_partition_that_nobody_owns_is_what_an_operation_waits_for() {
+fn doctor_names_a_shard_without_an_owner_as_what_an_operation_waits_for() {
     let findings = of_operation(Ok(operation("Processing")), Some(&layout(None)));
     let bad: Vec<_> = findings.iter().filter(|finding| finding.is_bad()).collect();
     assert_eq!(bad.len(), 1);
     assert!(
         bad[0]
             .said
-            .ends_with("which nobody owns: it waits for an owner")
+            .ends_with("which has no owner: it waits for an owner")
     );
     let nobodys = leases(&Ok(layout(None)), false);
     assert_eq!(nobodys.len(), 2);
@@ -130,13 +130,13 @@ fn a_partition_that_nobody_owns_is_what_an_operation_waits_for() {
 }
 
 #[test]
-fn nobody_at_the_default_address_is_a_note_that_names_the_ways_and_at_a_named_one_is_bad() {
+fn an_unreachable_default_address_is_a_note_with_remedies_and_a_named_one_is_bad() {
     let asked = |is_named| {
-        let away = Err(Away::new("http://127.0.0.1:8081/shards", "refused").into());
-        said(&leases(&away, is_named)).concat()
+        let unreachable = Err(Unreachable::new("http://127.0.0.1:8081/shards", "refused").into());
+        said(&leases(&unreachable, is_named)).concat()
     };
     let note = asked(false);
-    assert!(note.starts_with("note  leases         not known: nothing answers at the default"));
+    assert!(note.starts_with("note  leases         unknown: no process answers at the default"));
     for way in ["`waybill up`", "--admin", "--scylla"] {
         assert!(note.contains(way), "{way}: {note}");
     }
@@ -147,7 +147,7 @@ fn nobody_at_the_default_address_is_a_note_that_names_the_ways_and_at_a_named_on
 }
 
 #[test]
-fn of_a_step_that_is_tried_again_it_is_said_why_its_last_attempt_failed() {
+fn doctor_shows_why_the_last_attempt_of_a_retried_step_failed() {
     let mut retried = operation("Processing");
     retried.steps[0].error = Some(Failure {
         code: "old".to_owned(),
@@ -177,7 +177,7 @@ fn of_a_step_that_is_tried_again_it_is_said_why_its_last_attempt_failed() {
 }
 
 #[test]
-fn one_that_is_parked_is_a_note_and_waits_for_nobody_else() {
+fn a_parked_operation_is_a_note_without_an_owner() {
     let parked = Operation {
         error: Some(Failure {
             code: "no-drone".to_owned(),
@@ -195,7 +195,7 @@ fn one_that_is_parked_is_a_note_and_waits_for_nobody_else() {
 }
 
 #[test]
-fn one_that_cannot_go_on_for_want_of_its_workflow_is_bad_and_both_failures_are_told() {
+fn an_operation_without_its_workflow_is_bad_and_both_failures_are_shown() {
     let failure = |code: &str| Failure {
         code: code.to_owned(),
         message: "as it happens".to_owned(),
@@ -258,39 +258,45 @@ async fn an_overloaded_api_is_not_bad() {
 }
 
 #[test]
-fn requests_that_nobody_reads_are_bad_only_where_it_is_sure_that_nobody_does() {
-    let told = |waiting, untold: &[&str], is_direct| {
+fn unread_requests_are_bad_only_if_certainly_no_consumer_reads_them() {
+    let found_text = |waiting, untold: &[&str], is_direct| {
         let untold: Vec<String> = untold.iter().map(|group| (*group).to_owned()).collect();
         let found = unread("pay", "w.pay.v1", waiting, &untold, is_direct);
         found.map(|finding| finding.to_string())
     };
-    let nobody = "nobody reads w.pay.v1, where";
+    let unread = "no consumer reads w.pay.v1, and";
     assert_eq!(
-        told(7, &[], false).unwrap(),
+        found_text(7, &[], false).unwrap(),
         format!(
-            "BAD   agents         {nobody} requests wait (7): no process runs the agent pay, or a workflow has its name \
-             wrong"
+            "BAD   agents         {unread} requests wait there (7): no process runs the agent pay, or a workflow \
+             misspells its name"
         )
     );
     assert_eq!(
-        told(7, &[], true),
-        told(7, &[], false),
-        "they wait all the same"
+        found_text(7, &[], true),
+        found_text(7, &[], false),
+        "a direct agent's topic has requests without a reader, too"
     );
     assert_eq!(
-        told(0, &[], false).unwrap(),
-        format!("note  agents         {nobody} nothing waits: no process runs the agent pay")
+        found_text(0, &[], false).unwrap(),
+        format!(
+            "note  agents         {unread} no requests wait there: no process runs the agent pay"
+        )
     );
-    assert_eq!(told(0, &[], true), None, "it is asked without its topic");
+    assert_eq!(
+        found_text(0, &[], true),
+        None,
+        "it is asked without its topic"
+    );
     for waiting in [0, 7] {
-        let unsure = told(waiting, &["w-agents"], false).unwrap();
+        let unsure = found_text(waiting, &["w-agents"], false).unwrap();
         assert!(unsure.starts_with("note  agents"), "{unsure}");
         assert!(unsure.ends_with(" w-agents"), "{unsure}");
     }
 }
 
 #[test]
-fn breakers_are_told_of_unless_they_are_closed() {
+fn breakers_are_reported_unless_they_are_closed() {
     let metrics = "# TYPE waybill_agent_breaker_state gauge\n\
                    waybill_agent_breaker_state{agent=\"drone\"} 2\n\
                    waybill_agent_breaker_state{agent=\"account\"} 0\n\
@@ -299,8 +305,8 @@ fn breakers_are_told_of_unless_they_are_closed() {
     assert_eq!(
         said(&breakers(metrics)),
         [
-            "BAD   breakers       that of drone is open: its service fails, and is left alone",
-            "note  breakers       that of package is half open: its service is tried; it closes after successful calls",
+            "BAD   breakers       the breaker of drone is open: its service fails, and the agent does not call it",
+            "note  breakers       the breaker of package is half open: it closes after successful test calls",
         ]
     );
 }
@@ -362,32 +368,32 @@ fn a_disk_that_is_low_is_bad_and_bounds_beyond_it_are_noted() {
 }
 
 #[test]
-fn dead_letters_are_counted_by_topic_and_topics_that_may_not_be_looked_at_are_named() {
-    let told = |records: &[(&str, u64)], forbidden: &[&str]| {
+fn dead_letters_are_counted_by_topic_and_topics_that_may_not_be_described_are_named() {
+    let found_text = |records: &[(&str, u64)], forbidden: &[&str]| {
         let records = records
             .iter()
             .map(|(topic, count)| ((*topic).to_owned(), *count));
         let forbidden: Vec<String> = forbidden.iter().map(|topic| (*topic).to_owned()).collect();
         said(&found(&records.collect(), &forbidden))
     };
-    let none = "ok    dead letters   none: no record lies on the 2 dead-letter topics";
-    assert_eq!(told(&[("a.dlq", 0), ("b.dlq", 0)], &[]), [none]);
+    let none = "ok    dead letters   none: no records on 2 dead-letter topics";
+    assert_eq!(found_text(&[("a.dlq", 0), ("b.dlq", 0)], &[]), [none]);
     let unknown =
-        "note  dead letters   not known of topics that this login may not look at: c.dlq, d.dlq";
+        "note  dead letters   unknown for topics that this login may not describe: c.dlq, d.dlq";
     assert_eq!(
-        told(&[("a.dlq", 0), ("b.dlq", 0)], &["c.dlq", "d.dlq"]),
+        found_text(&[("a.dlq", 0), ("b.dlq", 0)], &["c.dlq", "d.dlq"]),
         [none, unknown]
     );
-    assert_eq!(told(&[], &["c.dlq", "d.dlq"]), [unknown]);
+    assert_eq!(found_text(&[], &["c.dlq", "d.dlq"]), [unknown]);
     assert_eq!(
-        told(&[("a.dlq", 1), ("b.dlq", 0), ("c.dlq", 7)], &[]),
+        found_text(&[("a.dlq", 1), ("b.dlq", 0), ("c.dlq", 7)], &[]),
         [
             "note  dead letters   8 records, receipts of replays included, on 2 of 3 dead-letter topics: c.dlq (7), \
-             a.dlq (1); `waybill dlq list --open` lists those that were not replayed"
+             a.dlq (1); `waybill dlq list --open` lists dead letters that were not replayed"
         ]
     );
     let many = ["a", "b", "c", "d", "e", "f", "g"].map(|topic| (topic, 1));
-    let told = told(&many, &[]).concat();
-    assert!(told.contains("on 7 of 7"), "{told}");
-    assert!(told.contains(" e (1) and 2 more; "), "{told}");
+    let found_text = found_text(&many, &[]).concat();
+    assert!(found_text.contains("on 7 of 7"), "{found_text}");
+    assert!(found_text.contains(" e (1) and 2 more; "), "{found_text}");
 }

@@ -41,7 +41,7 @@ impl fmt::Display for Tally {
         } = self;
         write!(
             f,
-            "{asked} asked: {done} done, {failed} failed again, {open} still open; {refused} \
+            "{asked} requested: {done} done, {failed} failed again, {open} still open; {refused} \
              refused, {skipped} skipped"
         )
     }

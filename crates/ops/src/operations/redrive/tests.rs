@@ -65,13 +65,13 @@ fn many(line: &str) -> Many {
     Many::from_arg_matches(&matches.unwrap()).unwrap()
 }
 
-/// An API that refuses every verb and shows one operation, first as `looks[0]`, then as the next
+/// An API that refuses every verb and shows one operation, first as `reads[0]`, then as the next
 /// one, and so on.
-async fn refusing_api(looks: Vec<Value>) -> Api {
-    let looked = Arc::new(AtomicUsize::new(0));
+async fn refusing_api(reads: Vec<Value>) -> Api {
+    let count = Arc::new(AtomicUsize::new(0));
     let show = async move || {
-        let look = looked.fetch_add(1, Ordering::Relaxed);
-        Json(looks[look.min(looks.len() - 1)].clone())
+        let read = count.fetch_add(1, Ordering::Relaxed);
+        Json(reads[read.min(reads.len() - 1)].clone())
     };
     let refuse = async || (StatusCode::CONFLICT, Json(json!({ "code": "not-parked" })));
     let router = Router::new().route("/v1/operations/{id}", get(show).post(refuse));
@@ -91,16 +91,16 @@ async fn what_changed_between_the_look_and_the_asking_is_skipped_and_what_did_no
         reason: None,
         by: None,
     };
-    for (looks, outcome) in [
+    for (reads, outcome) in [
         (vec![parked.clone(), goes_on], "skipped"),
         (vec![parked], "refused"),
     ] {
-        let api = refusing_api(looks).await;
+        let api = refusing_api(reads).await;
         let (many, mut out) = (many("--all"), Vec::new());
         let mut redrive = Redrive::new(&api, &asking, None, &many, Output::Json, &mut out);
         let ended = redrive.run(vec![id]).await;
         assert_eq!(ended.is_ok(), outcome == "skipped", "{ended:?}");
-        let told: Value = serde_json::from_slice(&out).unwrap();
-        assert_eq!(told["outcome"], outcome);
+        let report: Value = serde_json::from_slice(&out).unwrap();
+        assert_eq!(report["outcome"], outcome);
     }
 }

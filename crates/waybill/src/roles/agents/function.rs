@@ -107,7 +107,7 @@ impl FunctionAgent {
         if status.is_success() {
             return match self.kept(action, &answer.body) {
                 Some(kept) => success(kept),
-                None => unknown("answer-unfit", "the answer has not what is kept of it"),
+                None => unknown("answer-unfit", "the answer lacks a field of the result"),
             };
         }
         if status.as_u16() == 404 && action != Action::Run {

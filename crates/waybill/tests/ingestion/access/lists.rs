@@ -5,7 +5,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use waybill_engine::{OperationId, ProcessState, Timestamp, partition_for};
 use waybill_store::{AttentionEntry, RowWrite, Store as _, WriteBatch};
 
-use super::super::world::*;
+use super::super::setup::*;
 use super::Guarded;
 
 fn of_tenant(tenant: &str, number: u32) -> RowWrite {
@@ -18,7 +18,7 @@ fn of_tenant(tenant: &str, number: u32) -> RowWrite {
 }
 
 /// Two operations of `acme` among many of `zeta`, most of them with the same timestamp.
-async fn fill(world: &World) {
+async fn fill(setup: &Setup) {
     let zetas = (0..2_300).map(|number| (of_tenant("zeta", number), 10));
     let acmes = [(0, 5), (1, 20)].map(|(number, at)| (of_tenant("acme", number), at));
     // Without a readable row, an operation belongs to no tenant.
@@ -37,7 +37,7 @@ async fn fill(world: &World) {
         batch.attention.push((index_shard, entry));
         batch.rows.push(row);
     }
-    world.store.write(batch).await.unwrap();
+    setup.store.write(batch).await.unwrap();
 }
 
 /// Every operation in a list, and the text of every answer.
@@ -64,7 +64,7 @@ async fn listed(guarded: &Guarded, who: &str, query: &str) -> (Vec<String>, Stri
 #[tokio::test(flavor = "multi_thread")]
 async fn a_list_has_its_own_tenants_alone_and_its_cursors_name_no_others() {
     let guarded = Guarded::start().await;
-    fill(&guarded.world).await;
+    fill(&guarded.setup).await;
     let id = |tenant, number| of_tenant(tenant, number).id.to_string();
     let mut expected = vec![id("acme", 0), id("acme", 1)];
     for query in [
@@ -89,5 +89,5 @@ async fn a_list_has_its_own_tenants_alone_and_its_cursors_name_no_others() {
     assert_eq!(ids.len(), 2_303, "what cannot be read as well");
     let (ids, _) = listed(&guarded, "all", "tenant=acme").await;
     assert_eq!(ids.len(), 2);
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use uuid::Uuid;
 use waybill_engine::{Action, OperationId, ProcessState, StepProgress, StepState, partition_for};
 
-use super::super::world::*;
+use super::super::setup::*;
 use super::Guarded;
 
 /// Every request about one operation: method, path, body.
@@ -80,7 +80,7 @@ async fn is_as_if_it_were_not_there(guarded: &Guarded, id: &str, at: &str) {
     let nobody = std::iter::repeat_with(|| OperationId(Uuid::now_v7()))
         .find(|id| partition_for(*id, PARTITIONS) == partition);
     let nobody = nobody.unwrap().to_string();
-    let before = guarded.world.requests().len();
+    let before = guarded.setup.requests().len();
     for query in ["", at, "?tenant=zeta"] {
         let anothers = answered(guarded, "zeta", id, query).await;
         let none = answered(guarded, "zeta", &nobody, query).await;
@@ -88,12 +88,12 @@ async fn is_as_if_it_were_not_there(guarded: &Guarded, id: &str, at: &str) {
         let is_unknown = anothers.iter().all(|(_, status, _)| *status == 404);
         assert!(is_unknown, "{anothers:?}");
     }
-    assert_eq!(guarded.world.requests().len(), before, "nothing was asked");
-    assert_eq!(guarded.world.recoveries().len(), 0, "nothing was asked");
+    assert_eq!(guarded.setup.requests().len(), before, "nothing was asked");
+    assert_eq!(guarded.setup.recoveries().len(), 0, "nothing was asked");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_memory_knows_of_another_tenant_is_not_there() {
+async fn remembered_operations_of_another_tenant_are_not_found() {
     let guarded = Guarded::start().await;
     let without_id = json!({"workflow": "order", "input": {}});
     for (path, body) in [(OPERATIONS, without_id), (DELIVERIES, delivery())] {
@@ -103,17 +103,17 @@ async fn what_memory_knows_of_another_tenant_is_not_there() {
         is_as_if_it_were_not_there(&guarded, &id, &at).await;
     }
     let tenants: Vec<_> = guarded
-        .world
+        .setup
         .records()
         .into_iter()
         .map(|taken| taken.request.tenant)
         .collect();
     assert_eq!(tenants, ["acme", "acme"], "in which tenant they were made");
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_lies_in_the_topic_of_another_tenant_is_not_there() {
+async fn pending_requests_of_another_tenant_are_not_found() {
     let guarded = Guarded::with(|config| config.recent_accepted_max = 0).await;
     let (id, at) = made_for_acme(&guarded, DELIVERIES, delivery()).await;
     let path = format!("{DELIVERIES}/{id}{at}");
@@ -127,25 +127,25 @@ async fn what_lies_in_the_topic_of_another_tenant_is_not_there() {
         .await
         .unwrap();
     assert_eq!(cancelled.status(), 202, "its own tenant's word counts");
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_row_of_another_tenant_is_not_there() {
     let guarded = Guarded::start().await;
     let (id, at) = made_for_acme(&guarded, DELIVERIES, delivery()).await;
-    let taken = guarded.world.records().pop().unwrap();
+    let taken = guarded.setup.records().pop().unwrap();
     for state in [
         ProcessState::Processing,
         ProcessState::Error,
         ProcessState::CompensationFailed,
         ProcessState::Cancelled,
     ] {
-        guarded.world.schedule(&taken, state).await;
+        guarded.setup.schedule(&taken, state).await;
         is_as_if_it_were_not_there(&guarded, &id, &at).await;
     }
     guarded
-        .world
+        .setup
         .consumed(taken.partition, waybill_engine::Offset(taken.offset.0 + 1))
         .await;
     tokio::time::sleep(Duration::from_millis(300)).await;
@@ -155,11 +155,11 @@ async fn the_row_of_another_tenant_is_not_there() {
         let (status, view) = guarded.get(who, &format!("{OPERATIONS}/{id}")).await;
         assert_eq!((status, &view["tenant"]), (200, &json!("acme")), "{who}");
     }
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_of_another_tenant_are_not_told_though_followed_before_they_came() {
+async fn events_of_another_tenant_are_not_sent_even_to_an_earlier_follower() {
     // While the topic cannot be read, the owner of the request is unknown.
     let guarded = Guarded::with(|config| config.pending_reads_max = 0).await;
     let (id, at) = made_for_acme(&guarded, OPERATIONS, order("order-1", 1)).await;
@@ -177,9 +177,9 @@ async fn events_of_another_tenant_are_not_told_though_followed_before_they_came(
         response
     };
     let (mut own, mut anothers) = (open("acme").await, open("zeta").await);
-    let taken = guarded.world.records().pop().unwrap();
+    let taken = guarded.setup.records().pop().unwrap();
     guarded
-        .world
+        .setup
         .schedule(&taken, ProcessState::Processing)
         .await;
     let mut end = state_only(
@@ -193,19 +193,19 @@ async fn events_of_another_tenant_are_not_told_though_followed_before_they_came(
         ..StepProgress::default()
     }];
     end.stamp = waybill_engine::Stamp(2);
-    guarded.world.write(end).await;
+    guarded.setup.write(end).await;
 
-    let mut told = String::new();
+    let mut received_text = String::new();
     while let Some(chunk) = within(own.chunk()).await.unwrap() {
-        told.push_str(std::str::from_utf8(&chunk).unwrap());
+        received_text.push_str(std::str::from_utf8(&chunk).unwrap());
     }
-    assert!(told.contains("event: final"), "{told}");
+    assert!(received_text.contains("event: final"), "{received_text}");
     // By now the row was read for both.
     let first = within(anothers.chunk()).await.unwrap().unwrap();
     assert_eq!(&first[..], b"retry: 1000\n\n");
     let more = tokio::time::timeout(Duration::from_secs(1), anothers.chunk()).await;
     assert!(more.is_err(), "{more:?}");
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -230,7 +230,7 @@ async fn one_id_of_two_callers_is_two_operations() {
         .get("all", &format!("{OPERATIONS}/order-1?tenant=zeta"))
         .await;
     assert_eq!(view["id"], json!(ids[1]));
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -297,7 +297,7 @@ async fn to_name_another_tenant_is_refused_wherever_it_can_be_named() {
     assert_eq!(statuses, [202, 403, 202]);
     assert_eq!(lines[1]["problem"]["type"], "/problems/another-tenant");
     let mut tenants: Vec<_> = guarded
-        .world
+        .setup
         .records()
         .into_iter()
         .map(|taken| (taken.request.caller_id.unwrap(), taken.request.tenant))
@@ -313,7 +313,7 @@ async fn to_name_another_tenant_is_refused_wherever_it_can_be_named() {
         tenants,
         expected.map(|(id, tenant)| (id.to_owned(), tenant.to_owned()))
     );
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -325,11 +325,11 @@ async fn a_cancel_that_comes_first_keeps_the_place_in_its_own_tenant_alone() {
         .await
         .unwrap();
     assert_eq!(cancelled.status(), 202);
-    let (_, request) = guarded.world.requests().pop().unwrap();
+    let (_, request) = guarded.setup.requests().pop().unwrap();
     let waybill_engine::OperationRequest::Amend(amend) = request else {
         panic!("a cancel was asked");
     };
     assert_eq!(amend.operation, OperationId::of_caller("zeta", "order-1"));
     assert_eq!(amend.tenant, "zeta");
-    guarded.world.ingestion.shutdown().await;
+    guarded.setup.ingestion.shutdown().await;
 }

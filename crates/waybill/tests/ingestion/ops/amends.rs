@@ -11,7 +11,7 @@ use waybill_engine::{
 use waybill_store::RowWrite;
 use waybill_test_support::rows::{created, untouched};
 
-use super::super::world::*;
+use super::super::setup::*;
 use super::*;
 
 const STATES: [ProcessState; 7] = [
@@ -26,11 +26,11 @@ const STATES: [ProcessState; 7] = [
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_of_a_pending_request_lies_behind_it_and_a_repeat_has_the_same_id() {
-    let world = World::start().await;
-    let accepted = world.request(order("o-1", 1)).await;
+    let setup = Setup::start().await;
+    let accepted = setup.request(order("o-1", 1)).await;
     let pending_at = location(&accepted);
     let cancel = |key: &'static str, body: Value| {
-        world
+        setup
             .post(&format!("{OPERATIONS}/o-1:cancel"), body)
             .header("idempotency-key", key)
     };
@@ -52,8 +52,8 @@ async fn a_cancel_of_a_pending_request_lies_behind_it_and_a_repeat_has_the_same_
     assert_eq!(asked[0], asked[1]);
     assert_ne!(asked[0], asked[2]);
 
-    let created = &world.records()[0];
-    let amendments = world.amendments();
+    let created = &setup.records()[0];
+    let amendments = setup.amendments();
     assert_eq!(amendments.len(), 3);
     for ((record, amend), asked) in amendments.iter().zip(&asked) {
         assert_eq!(
@@ -70,19 +70,19 @@ async fn a_cancel_of_a_pending_request_lies_behind_it_and_a_repeat_has_the_same_
     let said = |(_, amend): &(Lying, AmendRequest)| (amend.asked_by.clone(), amend.reason.clone());
     assert_eq!(said(&amendments[0]), ("kim".to_owned(), "twice".to_owned()));
     assert_eq!(said(&amendments[2]), (String::new(), "again".to_owned()));
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_is_refused_only_where_the_operation_was_final_when_read() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     for state in STATES {
         let name = format!("d-{}", state.as_str());
-        world
+        setup
             .write(row(id_of(&name), "drone-delivery", state))
             .await;
         let path = format!("{DELIVERIES}/{name}?reason=too+late%3F");
-        let response = world.ask(Method::DELETE, &path).send().await.unwrap();
+        let response = setup.ask(Method::DELETE, &path).send().await.unwrap();
         match state {
             ProcessState::Processed | ProcessState::Compensated => {
                 let (status, kind, problem) = problem(response).await;
@@ -124,21 +124,21 @@ async fn a_cancel_is_refused_only_where_the_operation_was_final_when_read() {
     let state = ProcessState::CompensationFailed;
     let mut abandoned = row(id_of("left"), "drone-delivery", state);
     abandoned.state.abandoned = true;
-    world.write(abandoned).await;
-    let (status, problem) = world.verb(id_of("left"), "cancel", json!({})).await;
+    setup.write(abandoned).await;
+    let (status, problem) = setup.verb(id_of("left"), "cancel", json!({})).await;
     assert_eq!((status, &problem["code"]), (409, &json!("final")));
     let expected = format!(
         "Cannot cancel {}: it was abandoned in CompensationFailed.",
         id_of("left")
     );
     assert_eq!(problem["detail"], expected);
-    world
+    setup
         .write(row(id_of("always"), "reversible", ProcessState::Processed))
         .await;
-    let (status, _) = world.verb(id_of("always"), "cancel", json!({})).await;
+    let (status, _) = setup.verb(id_of("always"), "cancel", json!({})).await;
     assert_eq!(status, 202);
 
-    let amendments = world.amendments();
+    let amendments = setup.amendments();
     assert_eq!(amendments.len(), 4);
     let reasons: Vec<&str> = amendments.iter().map(|(_, a)| a.reason.as_str()).collect();
     assert_eq!(
@@ -148,12 +148,12 @@ async fn a_cancel_is_refused_only_where_the_operation_was_final_when_read() {
             .count(),
         3
     );
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_is_refused_once_a_step_is_completed_that_is_never_undone() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     for (name, pay, expected) in [
         ("before", StepState::Running, 202),
         ("behind", StepState::Completed, 409),
@@ -165,14 +165,14 @@ async fn a_cancel_is_refused_once_a_step_is_completed_that_is_never_undone() {
         };
         let mut state = untouched(ProcessState::Processing, 2, Timestamp(3));
         state.steps[0].state = pay;
-        world
+        setup
             .write(RowWrite {
                 created: Some(Arc::new(created)),
                 state,
                 ..state_only(id, ProcessState::Processing, Timestamp(3))
             })
             .await;
-        let (status, answer) = world.verb(id, "cancel", json!({})).await;
+        let (status, answer) = setup.verb(id, "cancel", json!({})).await;
         assert_eq!(status, expected, "{name}: {answer}");
         if expected == 409 {
             assert_eq!(answer["code"], "past-pivot");
@@ -182,24 +182,24 @@ async fn a_cancel_is_refused_once_a_step_is_completed_that_is_never_undone() {
             );
         }
     }
-    assert_eq!(world.amendments().len(), 1);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.amendments().len(), 1);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cancel_before_its_request_keeps_a_place_for_an_id_of_the_callers_only() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let path = format!("{DELIVERIES}/not-yet");
-    let response = world.ask(Method::DELETE, &path).send().await.unwrap();
+    let response = setup.ask(Method::DELETE, &path).send().await.unwrap();
     assert_eq!(response.status(), StatusCode::ACCEPTED);
     let place = location(&response);
-    let (status, pending) = world.get(&place).await;
+    let (status, pending) = setup.get(&place).await;
     assert_eq!(
         (status, &pending["state"]),
         (StatusCode::OK, &json!("Pending"))
     );
 
-    let amendments = world.amendments();
+    let amendments = setup.amendments();
     let [(record, amend)] = amendments.as_slice() else {
         panic!("one cancel")
     };
@@ -213,20 +213,20 @@ async fn a_cancel_before_its_request_keeps_a_place_for_an_id_of_the_callers_only
     let mut tombstone = row(amend.operation, "drone-delivery", ProcessState::Cancelled);
     tombstone.state.tombstone = true;
     tombstone.state.cancelled = true;
-    world.write(tombstone).await;
-    let (_, cancelled) = world.get(&place).await;
+    setup.write(tombstone).await;
+    let (_, cancelled) = setup.get(&place).await;
     assert_eq!(cancelled["state"], "Cancelled");
     assert_eq!(cancelled["cancel"], "applied");
     assert_eq!(cancelled["request"], Value::Null, "it never came");
     // A late create is accepted, and the scheduler ends it.
     let mut late = delivery();
     late["deliveryId"] = json!("not-yet");
-    let response = world.post(DELIVERIES, late.clone()).send().await.unwrap();
+    let response = setup.post(DELIVERIES, late.clone()).send().await.unwrap();
     assert_eq!(response.status(), StatusCode::ACCEPTED);
     let mut tombstone = row(id_of("nor-this"), "order", ProcessState::Cancelled);
     tombstone.state.tombstone = true;
-    world.write(tombstone).await;
-    let batch = world
+    setup.write(tombstone).await;
+    let batch = setup
         .post(BATCH, order("nor-this", 1))
         .send()
         .await
@@ -234,11 +234,11 @@ async fn a_cancel_before_its_request_keeps_a_place_for_an_id_of_the_callers_only
     let line: Value = serde_json::from_str(&batch.text().await.unwrap()).unwrap();
     assert_eq!(line["status"], 202, "{line}");
 
-    let mut of_server = uuid_of_server(&world).await;
+    let mut of_server = uuid_of_server(&setup).await;
     of_server.replace_range(0..2, "00");
     for unknown in [of_server, id_of("never").to_string()] {
         let path = format!("{DELIVERIES}/{unknown}");
-        let response = world.ask(Method::DELETE, &path).send().await.unwrap();
+        let response = setup.ask(Method::DELETE, &path).send().await.unwrap();
         let (status, kind, _) = problem(response).await;
         assert_eq!(
             (status, kind.as_str()),
@@ -246,21 +246,21 @@ async fn a_cancel_before_its_request_keeps_a_place_for_an_id_of_the_callers_only
             "{unknown}"
         );
     }
-    assert_eq!(world.amendments().len(), 1);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.amendments().len(), 1);
+    setup.ingestion.shutdown().await;
 }
 
 /// An ID that the server created.
-async fn uuid_of_server(world: &World) -> String {
-    let accepted = world.post(DELIVERIES, delivery()).send().await.unwrap();
+async fn uuid_of_server(setup: &Setup) -> String {
+    let accepted = setup.post(DELIVERIES, delivery()).send().await.unwrap();
     answer(accepted).await.1["id"].as_str().unwrap().to_owned()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_tenants_operation_is_cancelled_in_its_name_and_not_in_anothers() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let body = json!({"workflow": "order", "tenant": "acme", "id": "o-1", "input": {}});
-    let accepted = world.post(OPERATIONS, body).send().await.unwrap();
+    let accepted = setup.post(OPERATIONS, body).send().await.unwrap();
     assert_eq!(accepted.status(), StatusCode::ACCEPTED);
     let id = OperationId::of_caller("acme", "o-1");
     for (path, expected) in [
@@ -275,31 +275,31 @@ async fn a_tenants_operation_is_cancelled_in_its_name_and_not_in_anothers() {
             true => json!({"reason": "no"}),
             false => json!({}),
         };
-        let response = world.post(&path, body).send().await.unwrap();
+        let response = setup.post(&path, body).send().await.unwrap();
         assert_eq!(response.status().as_u16(), expected, "{path}");
     }
-    for (_, amend) in world.amendments() {
+    for (_, amend) in setup.amendments() {
         assert_eq!((amend.operation, amend.tenant.as_str()), (id, "acme"));
     }
 
-    let records = world.records();
-    world.schedule(&records[0], ProcessState::Processing).await;
+    let records = setup.records();
+    setup.schedule(&records[0], ProcessState::Processing).await;
     for (tenant, expected) in [("", 202), ("?tenant=acme", 202), ("?tenant=other", 404)] {
         let path = format!("{OPERATIONS}/{id}:cancel{tenant}");
-        let response = world.post(&path, json!({})).send().await.unwrap();
+        let response = setup.post(&path, json!({})).send().await.unwrap();
         assert_eq!(response.status().as_u16(), expected, "{path}");
     }
-    let amendments = world.amendments();
+    let amendments = setup.amendments();
     assert_eq!(amendments.len(), 5);
     assert!(amendments.iter().all(|(_, amend)| amend.tenant == "acme"));
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn whose_a_pending_request_is_its_location_says_where_memory_does_not() {
-    let world = World::with(|config| config.recent_accepted_max = 0).await;
+    let setup = Setup::with(|config| config.recent_accepted_max = 0).await;
     let body = json!({"workflow": "drone-delivery", "tenant": "acme", "input": delivery()});
-    let accepted = world.post(OPERATIONS, body).send().await.unwrap();
+    let accepted = setup.post(OPERATIONS, body).send().await.unwrap();
     let place = location(&accepted);
     let (address, at) = place.split_once('?').unwrap();
     let id: OperationId = address.rsplit('/').next().unwrap().parse().unwrap();
@@ -313,31 +313,31 @@ async fn whose_a_pending_request_is_its_location_says_where_memory_does_not() {
         ("?tenant=acme".to_owned(), 404),
     ] {
         let path = format!("{DELIVERIES}/{id}{query}");
-        let cancel = world.ask(Method::DELETE, &path).send().await.unwrap();
+        let cancel = setup.ask(Method::DELETE, &path).send().await.unwrap();
         assert_eq!(cancel.status().as_u16(), expected, "{path}");
-        let patch = world.ask(Method::PATCH, &path).json(&change);
+        let patch = setup.ask(Method::PATCH, &path).json(&change);
         let patched = patch.send().await.unwrap();
         assert_eq!(patched.status().as_u16(), expected, "{path}");
     }
-    let asked = world.amendments();
+    let asked = setup.amendments();
     let said = asked
         .iter()
         .map(|(_, amend)| (amend.operation, amend.tenant.as_str()));
     assert_eq!(said.collect::<Vec<_>>(), [(id, "acme"); 4]);
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reschedule_is_checked_against_the_request_and_passed_on() {
-    let world = World::start().await;
-    world
+    let setup = Setup::start().await;
+    setup
         .write(row(id_of("d"), "drone-delivery", ProcessState::Processing))
         .await;
-    world
+    setup
         .write(row(id_of("o"), "order", ProcessState::Processing))
         .await;
     let patch = |name: &str, change: Value| {
-        let request = world.ask(Method::PATCH, &format!("{DELIVERIES}/{name}"));
+        let request = setup.ask(Method::PATCH, &format!("{DELIVERIES}/{name}"));
         request.json(&change).send()
     };
     let response = patch("d", json!({"pickupTime": "2030-05-08T21:00:00+01:00"}))
@@ -356,7 +356,7 @@ async fn a_reschedule_is_checked_against_the_request_and_passed_on() {
         fields: fields.as_bytes().to_vec(),
         deadline: deadline.map(|seconds| Timestamp(seconds * 1_000_000)),
     };
-    let amendments = world.amendments();
+    let amendments = setup.amendments();
     assert_eq!(
         [&amendments[0].1.amendment, &amendments[1].1.amendment],
         [
@@ -403,13 +403,13 @@ async fn a_reschedule_is_checked_against_the_request_and_passed_on() {
             assert_eq!(problem["errors"][0]["pointer"], pointer, "{change}");
         }
     }
-    assert_eq!(world.amendments().len(), 2);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.amendments().len(), 2);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reschedule_that_comes_too_late_says_why() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let mut sent = row(id_of("sent"), "drone-delivery", ProcessState::Processing);
     sent.state.steps[0] = StepProgress {
         state: StepState::Running,
@@ -417,27 +417,27 @@ async fn a_reschedule_that_comes_too_late_says_why() {
         complete_by: Some(Timestamp(9)),
         ..StepProgress::default()
     };
-    world.write(sent).await;
-    world
+    setup.write(sent).await;
+    setup
         .write(row(
             id_of("final"),
             "drone-delivery",
             ProcessState::Processed,
         ))
         .await;
-    world
+    setup
         .write(row(
             id_of("undone"),
             "drone-delivery",
             ProcessState::Compensating,
         ))
         .await;
-    world
+    setup
         .write(row(id_of("parked"), "drone-delivery", ProcessState::Error))
         .await;
     let mut stranded = row(id_of("stranded"), "drone-delivery", ProcessState::Error);
     std::sync::Arc::make_mut(stranded.created.as_mut().unwrap()).workflow_version = 9;
-    world.write(stranded).await;
+    setup.write(stranded).await;
     let unknown = (409, "verb-refused", "workflow-unknown");
     for (name, change, expected) in [
         ("sent", "pickupTime", (409, "step-sent", "step-sent")),
@@ -447,7 +447,7 @@ async fn a_reschedule_that_comes_too_late_says_why() {
         ("stranded", "pickupTime", unknown),
     ] {
         let change = json!({change: "2030-05-08T21:00:00Z"});
-        let request = world.ask(Method::PATCH, &format!("{DELIVERIES}/{name}"));
+        let request = setup.ask(Method::PATCH, &format!("{DELIVERIES}/{name}"));
         let (status, kind, problem) = problem(request.json(&change).send().await.unwrap()).await;
         let code = problem["code"].as_str().unwrap();
         assert_eq!((status, kind.as_str(), code), expected, "{name}");
@@ -458,8 +458,8 @@ async fn a_reschedule_that_comes_too_late_says_why() {
         assert_eq!(has_advice, name == "stranded", "{detail}");
     }
     let other_field = json!({"deadline": "2030-05-09T21:00:00Z"});
-    let request = world.ask(Method::PATCH, &format!("{DELIVERIES}/sent"));
+    let request = setup.ask(Method::PATCH, &format!("{DELIVERIES}/sent"));
     let response = request.json(&other_field).send().await.unwrap();
     assert_eq!(response.status(), StatusCode::ACCEPTED, "no step uses it");
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }

@@ -8,12 +8,12 @@ use waybill_engine::{
 };
 use waybill_store::{AttentionEntry, RowWrite, Store as _, WriteBatch};
 
-use super::super::world::*;
+use super::super::setup::*;
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn get_shows_what_happened_what_comes_next_and_what_can_be_asked() {
-    let world = World::start().await;
+async fn get_shows_the_history_the_next_action_and_the_possible_verbs() {
+    let setup = Setup::start().await;
     let (error, undo, slow) = (id_of("error"), id_of("undo"), id_of("slow"));
     let mut row_of_error = parked(error, Action::Run);
     row_of_error.state.history = vec![HistoryEntry {
@@ -24,10 +24,10 @@ async fn get_shows_what_happened_what_comes_next_and_what_can_be_asked() {
         reason: String::new(),
         refused: Some("past-pivot".to_owned()),
     }];
-    world.write(row_of_error).await;
+    setup.write(row_of_error).await;
     let mut undoing = parked(undo, Action::Compensate);
     undoing.state.cancelled = true;
-    world.write(undoing).await;
+    setup.write(undoing).await;
     let mut running = row(slow, "order", ProcessState::Processing);
     running.state.steps[0] = StepProgress {
         state: StepState::Running,
@@ -41,9 +41,9 @@ async fn get_shows_what_happened_what_comes_next_and_what_can_be_asked() {
     };
     running.state.next_due = Some(Timestamp(9_000_000));
     running.state.handed_off = true;
-    world.write(running).await;
+    setup.write(running).await;
 
-    let (_, shown) = world.get(&format!("{OPERATIONS}/{error}")).await;
+    let (_, shown) = setup.get(&format!("{OPERATIONS}/{error}")).await;
     assert_eq!(shown["error"]["code"], "refused");
     assert_eq!(shown["cause"], Value::Null, "that is its error");
     assert_eq!(shown["cancel"], "refused");
@@ -61,7 +61,7 @@ async fn get_shows_what_happened_what_comes_next_and_what_can_be_asked() {
                 "refused": "past-pivot"}])
     );
 
-    let (_, shown) = world.get(&format!("{OPERATIONS}/{undo}")).await;
+    let (_, shown) = setup.get(&format!("{OPERATIONS}/{undo}")).await;
     assert_eq!(
         shown["error"]["code"], "undo-refused",
         "why it is where it is"
@@ -75,7 +75,7 @@ async fn get_shows_what_happened_what_comes_next_and_what_can_be_asked() {
         json!(["retry-compensation", "undone", "abandon", "resubmit-as-new"])
     );
 
-    let (_, shown) = world.get(&format!("{OPERATIONS}/{slow}")).await;
+    let (_, shown) = setup.get(&format!("{OPERATIONS}/{slow}")).await;
     assert_eq!(
         shown["whatNext"],
         "Step one is running, attempt 2, until 1970-01-01T00:00:09Z."
@@ -91,12 +91,12 @@ async fn get_shows_what_happened_what_comes_next_and_what_can_be_asked() {
                 "failureCount": 1, "completeBy": "1970-01-01T00:00:09Z",
                 "changedAt": "1970-01-01T00:00:08Z", "lateSuccess": 1}])
     );
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_whose_workflow_is_gone_or_was_changed_says_which_and_what_mends_it() {
-    let world = World::start().await;
+async fn an_operation_whose_workflow_is_gone_or_changed_names_it_and_the_remedy() {
+    let setup = Setup::start().await;
     let mut batch = WriteBatch::default();
     let mut stranded = |name: &str, change: fn(&mut waybill_engine::Created)| {
         let mut row = parked(id_of(name), Action::Run);
@@ -121,7 +121,7 @@ async fn one_whose_workflow_is_gone_or_was_changed_says_which_and_what_mends_it(
     // A row has as many steps as names.
     let never = batch.rows.iter_mut().find(|row| row.id == id_of("never"));
     never.unwrap().state.steps.clear();
-    world.store.write(batch).await.unwrap();
+    setup.store.write(batch).await.unwrap();
 
     let put_back = "to let the operation continue, and give changes a new version.";
     for (name, version, sentence) in [
@@ -152,12 +152,12 @@ async fn one_whose_workflow_is_gone_or_was_changed_says_which_and_what_mends_it(
         ),
     ] {
         let path = format!("{OPERATIONS}/{}", id_of(name));
-        let (_, shown) = world.get(&path).await;
+        let (_, shown) = setup.get(&path).await;
         assert_eq!(shown["whatNext"], sentence);
         assert_eq!(shown["workflowVersion"], version);
         assert_eq!(shown["workflowUnknown"], true);
     }
-    let (_, page) = world.get(OPERATIONS).await;
+    let (_, page) = setup.get(OPERATIONS).await;
     let items = page["items"].as_array().unwrap().iter();
     let unknown: Vec<_> = items
         .map(|item| {
@@ -172,12 +172,12 @@ async fn one_whose_workflow_is_gone_or_was_changed_says_which_and_what_mends_it(
         let expected = if as_it_was { Value::Null } else { json!(true) };
         assert_eq!(is_unknown, &expected, "{page}");
     }
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_list_shows_what_needs_a_person_filtered_and_page_by_page() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let mut batch = WriteBatch::default();
     let mut needs_attention = |row: RowWrite, at: i64| {
         let entry = AttentionEntry {
@@ -200,10 +200,10 @@ async fn the_list_shows_what_needs_a_person_filtered_and_page_by_page() {
     abandoned.state.abandoned = true;
     needs_attention(abandoned, 60);
     needs_attention(row(id_of("happy"), "order", ProcessState::Processed), 70);
-    world.store.write(batch).await.unwrap();
+    setup.store.write(batch).await.unwrap();
 
     let list = async |query: &str| {
-        let (status, page) = world.get(&format!("{OPERATIONS}?{query}")).await;
+        let (status, page) = setup.get(&format!("{OPERATIONS}?{query}")).await;
         assert_eq!(status, StatusCode::OK, "{page}");
         let ids: Vec<String> = page["items"]
             .as_array()
@@ -267,25 +267,25 @@ async fn the_list_shows_what_needs_a_person_filtered_and_page_by_page() {
     expected.sort();
     assert_eq!(found, expected);
 
-    let (status, problem) = world
+    let (status, problem) = setup
         .get(&format!("{OPERATIONS}?state=Broken&cursor=x"))
         .await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
     assert_eq!(problem["errors"].as_array().unwrap().len(), 2);
     // Not every such operation has an entry, so an empty list would be wrong.
-    let (status, problem) = world.get(&format!("{OPERATIONS}?state=Processed")).await;
+    let (status, problem) = setup.get(&format!("{OPERATIONS}?state=Processed")).await;
     assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
     let detail = problem["errors"][0]["detail"].as_str().unwrap();
     assert!(
         detail.starts_with("must be any of Processing, "),
         "{detail}"
     );
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_that_cannot_be_read_is_listed_too() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let bad = id_of("bad");
     let entry = AttentionEntry {
         at: Timestamp(1),
@@ -299,10 +299,10 @@ async fn a_row_that_cannot_be_read_is_listed_too() {
         }],
         ..WriteBatch::default()
     };
-    world.store.write(batch).await.unwrap();
+    setup.store.write(batch).await.unwrap();
     for (query, listed) in [("", 1), ("?state=Unreadable", 1), ("?state=Error", 0)] {
-        let (_, page) = world.get(&format!("{OPERATIONS}{query}")).await;
+        let (_, page) = setup.get(&format!("{OPERATIONS}{query}")).await;
         assert_eq!(page["items"].as_array().unwrap().len(), listed, "{query}");
     }
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }

@@ -6,15 +6,15 @@ use waybill_engine::{
     Action, Amended, HistoryEntry, ProcessState, RecoveryVerb, StepState, Timestamp, partition_for,
 };
 
-use super::super::world::*;
+use super::super::setup::*;
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn verbs_become_recoveries_with_who_and_why() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let (error, undo) = (id_of("error"), id_of("undo"));
-    world.write(parked(error, Action::Run)).await;
-    world.write(parked(undo, Action::Compensate)).await;
+    setup.write(parked(error, Action::Run)).await;
+    setup.write(parked(undo, Action::Compensate)).await;
     let body = json!({"reason": "mended", "by": "kim"});
     let undone = json!({"reason": "by hand", "by": "kim", "step": "one"});
     let asked = [
@@ -42,14 +42,14 @@ async fn verbs_become_recoveries_with_who_and_why() {
     let mut ids = Vec::new();
     for (id, verb, body, _) in &asked {
         let path = format!("{OPERATIONS}/{id}:{verb}");
-        let response = world.post(&path, body).send().await.unwrap();
+        let response = setup.post(&path, body).send().await.unwrap();
         assert_eq!(response.status(), StatusCode::ACCEPTED, "{verb}");
         assert_eq!(location(&response), format!("{OPERATIONS}/{id}"));
         let (_, view) = answer(response).await;
         assert_eq!(view["verb"], *verb);
         ids.push(view["requestId"].clone());
     }
-    let mut recoveries = world.recoveries();
+    let mut recoveries = setup.recoveries();
     assert_eq!(recoveries.len(), asked.len());
     recoveries.sort_by_key(|(_, found)| asked.iter().position(|(.., verb)| *verb == found.verb));
     for ((record, found), ((id, .., verb), asked)) in recoveries.iter().zip(asked.iter().zip(&ids))
@@ -61,16 +61,16 @@ async fn verbs_become_recoveries_with_who_and_why() {
         assert_eq!(*asked, found.id.to_string());
     }
     assert_eq!(recoveries[4].1.reason, "by hand");
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_verb_with_a_key_is_one_asking_however_often_it_is_sent() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let id = id_of("error");
-    world.write(parked(id, Action::Run)).await;
+    setup.write(parked(id, Action::Run)).await;
     for key in ["a", "a", "b"] {
-        let asked = world
+        let asked = setup
             .post(&format!("{OPERATIONS}/{id}:resubmit"), "")
             .header("idempotency-key", key)
             .header("waybill-operator", "kim")
@@ -79,8 +79,8 @@ async fn a_verb_with_a_key_is_one_asking_however_often_it_is_sent() {
             .unwrap();
         assert_eq!(asked.status(), StatusCode::ACCEPTED);
     }
-    let (_, _) = world.verb(id, "compensate", json!({})).await;
-    let recoveries = world.recoveries();
+    let (_, _) = setup.verb(id, "compensate", json!({})).await;
+    let recoveries = setup.recoveries();
     let ids: Vec<_> = recoveries.iter().map(|(_, found)| found.id).collect();
     assert_eq!(ids[0], ids[1]);
     assert_ne!(ids[0], ids[2]);
@@ -89,22 +89,22 @@ async fn a_verb_with_a_key_is_one_asking_however_often_it_is_sent() {
         .map(|(_, found)| found.asked_by.as_str())
         .collect();
     assert_eq!(by, ["kim", "kim", "kim", "operator"]);
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_verb_that_the_row_forbids_is_refused_with_the_engines_code() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let (error, undo, done) = (id_of("error"), id_of("undo"), id_of("done"));
-    world.write(parked(error, Action::Run)).await;
-    world.write(parked(undo, Action::Compensate)).await;
-    world
+    setup.write(parked(error, Action::Run)).await;
+    setup.write(parked(undo, Action::Compensate)).await;
+    setup
         .write(row(done, "order", ProcessState::Processed))
         .await;
     let mut unknown = row(id_of("odd"), "order", ProcessState::Error);
     let created = unknown.created.as_mut().map(std::sync::Arc::make_mut);
     created.unwrap().workflow = "gone".into();
-    world.write(unknown).await;
+    setup.write(unknown).await;
     let why = json!({"reason": "why", "step": "one"});
     for (id, verb, fields, code) in [
         (undo, "resubmit", vec!["reason"], "not-parked-in-error"),
@@ -123,11 +123,11 @@ async fn a_verb_that_the_row_forbids_is_refused_with_the_engines_code() {
         let body = fields
             .into_iter()
             .map(|field| (field.to_owned(), why[field].clone()));
-        let (status, problem) = world.verb(id, verb, Value::Object(body.collect())).await;
+        let (status, problem) = setup.verb(id, verb, Value::Object(body.collect())).await;
         assert_eq!((status, &problem["code"]), (409, &json!(code)), "{verb}");
         assert_eq!(problem["type"], "/problems/verb-refused");
     }
-    let (_, problem) = world
+    let (_, problem) = setup
         .verb(id_of("odd"), "resubmit", json!({"reason": "why"}))
         .await;
     assert_eq!(
@@ -136,11 +136,11 @@ async fn a_verb_that_the_row_forbids_is_refused_with_the_engines_code() {
          Restore the file of that version (steps one) to let the operation continue, and give \
          changes a new version."
     );
-    let (status, _) = world
+    let (status, _) = setup
         .verb(id_of("odd"), "abandon", json!({"reason": "why"}))
         .await;
     assert_eq!(status, 202);
-    let (_, problem) = world
+    let (_, problem) = setup
         .verb(undo, "undone", json!({"reason": "x", "step": "two"}))
         .await;
     assert_eq!(problem["code"], "unknown-step");
@@ -150,27 +150,26 @@ async fn a_verb_that_the_row_forbids_is_refused_with_the_engines_code() {
         ("undone", json!({"reason": "x"}), 422, "invalid-values"),
         ("explode", json!({}), 404, "not-found"),
     ] {
-        let (found, problem) = world.verb(error, verb, body).await;
+        let (found, problem) = setup.verb(error, verb, body).await;
         assert_eq!(
             (found, &problem["type"]),
             (status, &json!(format!("/problems/{kind}")))
         );
     }
-    let (status, _) = world.verb(id_of("nobody"), "resubmit", json!({})).await;
+    let (status, _) = setup.verb(id_of("nobody"), "resubmit", json!({})).await;
     assert_eq!(status, 404);
-    world.request(order("pending", 1)).await;
-    let (status, problem) = world.verb(id_of("pending"), "compensate", json!({})).await;
+    setup.request(order("pending", 1)).await;
+    let (status, problem) = setup.verb(id_of("pending"), "compensate", json!({})).await;
     assert_eq!((status, &problem["code"]), (409, &json!("pending")));
     let long = json!({"reason": "x".repeat(5_000)});
-    assert_eq!(world.verb(error, "abandon", long).await.0, 413);
-    assert_eq!(world.recoveries().len(), 1);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.verb(error, "abandon", long).await.0, 413);
+    assert_eq!(setup.recoveries().len(), 1);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_an_operation_that_was_cancelled_before_it_came_it_is_said_that_there_is_nothing_to_do()
-{
-    let world = World::start().await;
+async fn an_operation_cancelled_before_its_request_is_shown_to_need_no_action() {
+    let setup = Setup::start().await;
     for (name, workflow) in [("ghost", ""), ("delivery", "drone-delivery")] {
         let mut tombstone = row(id_of(name), workflow, ProcessState::Cancelled);
         let created = tombstone.created.as_mut().map(std::sync::Arc::make_mut);
@@ -178,7 +177,7 @@ async fn of_an_operation_that_was_cancelled_before_it_came_it_is_said_that_there
         (created.workflow_version, created.step_names) = (0, Vec::new());
         tombstone.state.steps.clear();
         (tombstone.state.tombstone, tombstone.state.cancelled) = (true, true);
-        world.write(tombstone).await;
+        setup.write(tombstone).await;
         for (verb, body) in [
             ("resubmit", json!({})),
             ("resubmit", json!({"asNew": true})),
@@ -187,7 +186,7 @@ async fn of_an_operation_that_was_cancelled_before_it_came_it_is_said_that_there
             ("retry-compensation", json!({})),
             ("undone", json!({"reason": "x", "step": "one"})),
         ] {
-            let (status, problem) = world.verb(id_of(name), verb, body).await;
+            let (status, problem) = setup.verb(id_of(name), verb, body).await;
             assert_eq!((status, &problem["code"]), (409, &json!("never-created")));
             assert_eq!(
                 problem["detail"],
@@ -195,7 +194,7 @@ async fn of_an_operation_that_was_cancelled_before_it_came_it_is_said_that_there
                  there is nothing to do."
             );
         }
-        let (status, shown) = world.verb(id_of(name), "cancel", json!({})).await;
+        let (status, shown) = setup.verb(id_of(name), "cancel", json!({})).await;
         assert_eq!((status, &shown["state"]), (200, &json!("Cancelled")));
         assert_eq!(
             shown["whatNext"],
@@ -205,23 +204,23 @@ async fn of_an_operation_that_was_cancelled_before_it_came_it_is_said_that_there
     }
     let path = format!("{DELIVERIES}/{}", id_of("delivery"));
     let change = json!({"deadline": "2099-01-01T00:00:00Z"});
-    let asked = world.ask(Method::PATCH, &path).json(&change).send().await;
+    let asked = setup.ask(Method::PATCH, &path).json(&change).send().await;
     let (status, kind, _) = problem(asked.unwrap()).await;
     assert_eq!((status, kind.as_str()), (409, "operation-final"));
-    assert!(world.recoveries().is_empty() && world.amendments().is_empty());
-    world.ingestion.shutdown().await;
+    assert!(setup.recoveries().is_empty() && setup.amendments().is_empty());
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operation_that_was_undone_is_run_again_as_a_new_one_and_linked() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let old = id_of("old");
     let mut undone = row(old, "drone-delivery", ProcessState::Compensated);
     undone.state.error = failed("refused");
-    world.write(undone).await;
+    setup.write(undone).await;
     let mut locations = Vec::new();
     for key in ["k", "k", "other"] {
-        let asked = world
+        let asked = setup
             .post(
                 &format!("{OPERATIONS}/{old}:resubmit"),
                 json!({"asNew": true}),
@@ -238,7 +237,7 @@ async fn an_operation_that_was_undone_is_run_again_as_a_new_one_and_linked() {
     }
     assert!(locations.iter().all(|location| *location == locations[0]));
 
-    let created = world.records();
+    let created = setup.records();
     assert_eq!(created.len(), 3, "the scheduler takes them for one");
     let again = &created[0].request;
     assert_eq!(again.request_hash, created[1].request.request_hash);
@@ -249,7 +248,7 @@ async fn an_operation_that_was_undone_is_run_again_as_a_new_one_and_linked() {
     input["deliveryId"] = Value::Null;
     let original: Value = serde_json::from_slice(&delivery_input()).unwrap();
     assert_eq!(input, original);
-    let recoveries = world.recoveries();
+    let recoveries = setup.recoveries();
     assert_eq!(recoveries.len(), 3);
     let as_operation = again.operation;
     let noted = RecoveryVerb::Resubmitted { as_operation };
@@ -266,8 +265,8 @@ async fn an_operation_that_was_undone_is_run_again_as_a_new_one_and_linked() {
         ("happy", ProcessState::Processed, "not-failed"),
         ("live", ProcessState::Processing, "not-final"),
     ] {
-        world.write(row(id_of(name), "order", state)).await;
-        let (status, problem) = world
+        setup.write(row(id_of(name), "order", state)).await;
+        let (status, problem) = setup
             .verb(id_of(name), "resubmit", json!({"asNew": true}))
             .await;
         assert_eq!((status, &problem["code"]), (409, &json!(code)), "{name}");
@@ -284,19 +283,19 @@ async fn an_operation_that_was_undone_is_run_again_as_a_new_one_and_linked() {
         input: Some(serde_json::to_vec(&input).unwrap().into()),
         ..Amended::default()
     }));
-    world.write(crossed).await;
-    let sent = world.records().len();
-    let (status, problem) = world
+    setup.write(crossed).await;
+    let sent = setup.records().len();
+    let (status, problem) = setup
         .verb(id_of("crossed"), "resubmit", json!({"asNew": true}))
         .await;
     assert_eq!((status, &problem["code"]), (409, &json!("input-invalid")));
-    assert_eq!(world.records().len(), sent);
-    world.ingestion.shutdown().await;
+    assert_eq!(setup.records().len(), sent);
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operation_that_runs_again_as_a_new_one_is_not_run_a_third_time() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let (old, first, new) = (id_of("old"), id_of("first"), id_of("new"));
     let mut undone = row(old, "order", ProcessState::Compensated);
     for (key, second, made) in [("first", 4, first), ("other", 5, new)] {
@@ -309,10 +308,10 @@ async fn an_operation_that_runs_again_as_a_new_one_is_not_run_a_third_time() {
             refused: None,
         });
     }
-    world.write(undone).await;
+    setup.write(undone).await;
     let resubmit = |key: &'static str| {
         let path = format!("{OPERATIONS}/{old}:resubmit");
-        let asked = world.post(&path, json!({"asNew": true}));
+        let asked = setup.post(&path, json!({"asNew": true}));
         asked.header("idempotency-key", key).send()
     };
     let (status, kind, problem) = problem(resubmit("second").await.unwrap()).await;
@@ -328,25 +327,25 @@ async fn an_operation_that_runs_again_as_a_new_one_is_not_run_a_third_time() {
     let (status, asked) = answer(resubmit("first").await.unwrap()).await;
     assert_eq!(status, StatusCode::ACCEPTED);
     assert_eq!(asked["resubmittedAs"], first.to_string());
-    assert!(world.records().is_empty() && world.recoveries().is_empty());
-    let (_, shown) = world.get(&format!("{OPERATIONS}/{old}")).await;
+    assert!(setup.records().is_empty() && setup.recoveries().is_empty());
+    let (_, shown) = setup.get(&format!("{OPERATIONS}/{old}")).await;
     assert!(shown.get("verbs").is_none(), "{shown}");
-    world.ingestion.shutdown().await;
+    setup.ingestion.shutdown().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_is_undone_already_is_answered_as_it_stands_and_nothing_is_asked() {
-    let world = World::start().await;
+    let setup = Setup::start().await;
     let id = id_of("undone");
     let mut row = parked(id, Action::Compensate);
     row.state.steps[0].state = StepState::Compensated;
-    world.write(row).await;
+    setup.write(row).await;
     let body = json!({"reason": "by hand", "step": "one"});
-    let response = world.post(&format!("{OPERATIONS}/{id}:undone"), &body);
+    let response = setup.post(&format!("{OPERATIONS}/{id}:undone"), &body);
     let response = response.send().await.unwrap();
     assert_eq!(response.status(), StatusCode::OK);
     let (_, view) = answer(response).await;
     assert_eq!(view["steps"][0]["state"], "Compensated", "{view}");
-    assert!(world.recoveries().is_empty());
-    world.ingestion.shutdown().await;
+    assert!(setup.recoveries().is_empty());
+    setup.ingestion.shutdown().await;
 }

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use rdkafka::config::ClientConfig;
 use rdkafka::producer::{BaseProducer, BaseRecord, Producer as _};
 use serde_json::{Value, json};
+use waybill_test_support::setup::{PATIENCE, Setup, delivery};
 use waybill_test_support::supervision::setting::Setting;
-use waybill_test_support::world::{PATIENCE, World, delivery};
 
 use super::{Dashboard, as_sent};
 use crate::{REPLIES, REQUESTS, is_remote};
@@ -43,24 +43,24 @@ impl Drop for Prometheus {
 }
 
 impl Prometheus {
-    /// Scrapes the world's admin port every second. Returns `None` if this machine has no
+    /// Scrapes the setup's admin port every second. Returns `None` if this machine has no
     /// Prometheus.
-    fn scraping(world: &World) -> Option<Self> {
+    fn scraping(setup: &Setup) -> Option<Self> {
         let config = json!({
             "global": { "scrape_interval": "1s", "evaluation_interval": "1s" },
             "rule_files": [RULES],
             "scrape_configs": [{
                 "job_name": "waybill",
-                "static_configs": [{ "targets": [world.address("admin").to_string()] }],
+                "static_configs": [{ "targets": [setup.address("admin").to_string()] }],
             }],
         });
-        let path = world.path("prometheus.yml");
+        let path = setup.path("prometheus.yml");
         std::fs::write(&path, config.to_string()).expect("the directory is writable");
         let mut child = Command::new("prometheus")
             .arg(format!("--config.file={}", path.display()))
             .arg(format!(
                 "--storage.tsdb.path={}",
-                world.path("prometheus").display()
+                setup.path("prometheus").display()
             ))
             .arg("--web.listen-address=127.0.0.1:0")
             .stderr(Stdio::piped())
@@ -79,10 +79,10 @@ impl Prometheus {
     }
 
     /// The number of results of a query.
-    async fn results(&self, world: &World, query: &str) -> usize {
+    async fn results(&self, setup: &Setup, query: &str) -> usize {
         let url = format!("http://{}/api/v1/query", self.address);
         let asked = reqwest::Url::parse_with_params(&url, [("query", query)]).expect("a URL");
-        let answer = world.client.get(asked).send().await.expect("it answers");
+        let answer = setup.client.get(asked).send().await.expect("it answers");
         let answer: Value = answer.json().await.expect("an answer is JSON");
         assert_eq!(answer["status"], "success", "{query}: {answer}");
         answer["data"]["result"].as_array().map_or(0, Vec::len)
@@ -93,29 +93,29 @@ impl Prometheus {
 async fn every_panel_shows_something_of_a_waybill_at_work() {
     let mut setting = Setting::hasty();
     setting.more.push_str(NOBODY);
-    let mut world = setting.world();
-    if world.is_on_servers() {
+    let mut setup = setting.setup();
+    if setup.is_on_servers() {
         println!(
             "SKIPPED: dashboards on servers: panels of the embedded broker have nothing to show"
         );
         return;
     }
-    let _up = world.up();
-    let Some(prometheus) = Prometheus::scraping(&world) else {
+    let _up = setup.up();
+    let Some(prometheus) = Prometheus::scraping(&setup) else {
         println!(
             "SKIPPED: dashboards were not held against Prometheus, which is not on this machine"
         );
         return;
     };
-    world.ready().await;
-    everything_happens(&world).await;
+    setup.ready().await;
+    everything_happens(&setup).await;
 
     let dashboards = Dashboard::all();
     let deadline = Instant::now() + PATIENCE;
     for round in 0.. {
         let mut empty = Vec::new();
         for (title, expression) in dashboards.iter().flat_map(Dashboard::queries) {
-            if prometheus.results(&world, &as_sent(expression)).await == 0 {
+            if prometheus.results(&setup, &as_sent(expression)).await == 0 {
                 empty.push(format!("{title}: {expression}"));
             }
         }
@@ -126,38 +126,38 @@ async fn every_panel_shows_something_of_a_waybill_at_work() {
         assert!(Instant::now() < deadline, "nothing to show:\n{said}");
         // Keeps the system busy, because panels show the last half minute.
         let more = (0..20).map(|index| delivery(&format!("round-{round}-{index}"), false));
-        world.deliver_each(more).await;
+        setup.deliver_each(more).await;
         tokio::time::sleep(BETWEEN_ROUNDS).await;
     }
 }
 
 /// Deliveries that succeed, fail in several ways and are parked, and undecodable records.
-async fn everything_happens(world: &World) {
+async fn everything_happens(setup: &Setup) {
     let of = |prefix: &'static str| {
         (0..40).map(move |index| delivery(&format!("{prefix}-{index}"), is_remote(index)))
     };
-    world.deliver_each(of("well")).await;
+    setup.deliver_each(of("well")).await;
 
-    world
+    setup
         .put_faults(
             "drone",
             &json!({ "errorRate": 0.3, "doThenTimeoutRate": 0.1, "refuseRate": 0.3 }),
         )
         .await;
-    world
+    setup
         .put_faults("package", &json!({ "undoRefuseRate": 1 }))
         .await;
-    let told = of("badly").map(|mut body| {
+    let failing = of("badly").map(|mut body| {
         body["notify"] = json!(["tel:+491701234567"]);
         body
     });
-    world.deliver_each(told).await;
+    setup.deliver_each(failing).await;
 
     let producer: BaseProducer = ClientConfig::new()
-        .set("bootstrap.servers", world.address("broker").to_string())
+        .set("bootstrap.servers", setup.address("broker").to_string())
         .create()
         .expect("a producer can be made");
-    for topic in [REQUESTS, REPLIES, "drone.requests"].map(|name| world.topic(name)) {
+    for topic in [REQUESTS, REPLIES, "drone.requests"].map(|name| setup.topic(name)) {
         let record = BaseRecord::<[u8], [u8]>::to(&topic)
             .partition(0)
             .payload(b"garbage");

@@ -8,8 +8,8 @@ use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use serde_json::{Value, json};
 use waybill_engine::{OperationId, PartitionId};
 use waybill_store::{CqlStore, DUE_BUCKETS_AGAIN, DueBucket, EmbeddedConfig, EmbeddedStore, Store};
+use waybill_test_support::setup::{PATIENCE, Setup, delivery};
 use waybill_test_support::supervision::setting::replaced;
-use waybill_test_support::world::{PATIENCE, World, delivery};
 
 use super::Setting;
 use crate::deleted::{delete_all, set_running};
@@ -18,12 +18,12 @@ use crate::{RECOVERY, schedulers};
 const UP: [&str; 4] = ["http", "admin", "broker", "services"];
 const SCHEDULER: &str = "handOffAfter: 500ms, timeoutGrace: 200ms, checkpointEvery: 100ms";
 
-/// A world with services that never answer, and steps with this time-out.
-fn world(timeout: &str) -> World {
-    hanging(World::of_either_kind(""), timeout)
+/// A setup with services that never answer, and steps with this time-out.
+fn setup(timeout: &str) -> Setup {
+    hanging(Setup::of_either_kind(""), timeout)
 }
 
-fn hanging(world: World, timeout: &str) -> World {
+fn hanging(setup: Setup, timeout: &str) -> Setup {
     let workflow = waybill_drone_delivery::WORKFLOW_YAML;
     let timeout = format!("timeout: {timeout}");
     let setting = Setting {
@@ -33,113 +33,113 @@ fn hanging(world: World, timeout: &str) -> World {
     };
     let sections = setting
         .with_faults(&json!({ "hangRate": 1 }))
-        .sections(&world.path(""));
-    configure(&world, &sections, "");
-    world
+        .sections(&setup.path(""));
+    configure(&setup, &sections, "");
+    setup
 }
 
-fn configure(world: &World, sections: &str, more: &str) {
+fn configure(setup: &Setup, sections: &str, more: &str) {
     let config = format!("partitions: 1\nscheduler: {{ {SCHEDULER}{more} }}\n{sections}");
-    std::fs::write(world.path("waybill.yaml"), config).expect("the directory is writable");
+    std::fs::write(setup.path("waybill.yaml"), config).expect("the directory is writable");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_operation_whose_index_entry_is_gone_is_found_counted_woken_and_ends() {
     // Longer than the audit needs, so that nothing else wakes the operation meanwhile.
-    let mut world = world("2m");
-    let up = world.up();
-    world.ready().await;
-    let id = world.deliver(&delivery("lost", false)).await;
-    is_handed_off(&world, &id, 1).await;
+    let mut setup = setup("2m");
+    let up = setup.up();
+    setup.ready().await;
+    let id = setup.deliver(&delivery("lost", false)).await;
+    is_handed_off(&setup, &id, 1).await;
     up.kill();
-    lose_index_entry(&world, &id).await;
+    lose_index_entry(&setup, &id).await;
 
-    let up = world.again("up", &[], &UP);
-    is_woken(&world).await;
-    let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
-    let told = log.lines().filter(|line| {
+    let up = setup.again("up", &[], &UP);
+    is_woken(&setup).await;
+    let log = std::fs::read_to_string(setup.path("log.txt")).expect("there is a log");
+    let matching = log.lines().filter(|line| {
         line.contains("waking an operation that nothing would have woken") && line.contains(&id)
     });
-    assert!(told.count() > 0, "{log}");
+    assert!(matching.count() > 0, "{log}");
     // The stopped agent reads the request again after its process restarts.
     up.kill();
-    without_faults(&world);
-    let _up = world.again("up", &[], &UP);
-    world.all_reach(&[id], "Processed").await;
+    without_faults(&setup);
+    let _up = setup.again("up", &[], &UP);
+    setup.all_reach(&[id], "Processed").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn recoveries_that_retention_took_are_refused_and_what_they_would_have_woken_ends() {
-    let mut world = world("6s");
-    let up = world.up();
-    world.ready().await;
-    let id = world.deliver(&delivery("unasked", false)).await;
-    is_handed_off(&world, &id, 1).await;
-    set_running(&world, false).await;
+    let mut setup = setup("6s");
+    let up = setup.up();
+    setup.ready().await;
+    let id = setup.deliver(&delivery("unasked", false)).await;
+    is_handed_off(&setup, &id, 1).await;
+    set_running(&setup, false).await;
     // The agent has given up by then: it does not answer after the complete-by.
-    let before = end_of_recoveries(&world);
-    world
+    let before = end_of_recoveries(&setup);
+    setup
         .eventually("the supervisor asks for it", async || {
-            end_of_recoveries(&world) > before
+            end_of_recoveries(&setup) > before
         })
         .await;
-    delete_all(&world, RECOVERY).await;
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
-    lose_index_entry(&world, &id).await;
+    delete_all(&setup, RECOVERY).await;
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
+    lose_index_entry(&setup, &id).await;
 
-    let up = world.again("up", &[], &UP);
-    world
+    let up = setup.again("up", &[], &UP);
+    setup
         .eventually("the partition is refused", async || {
-            schedulers(&world).await[0]["state"] == "refused"
+            schedulers(&setup).await[0]["state"] == "refused"
         })
         .await;
-    let reason = schedulers(&world).await[0]["reason"].to_string();
+    let reason = schedulers(&setup).await[0]["reason"].to_string();
     assert!(
         reason.contains("recoveries: records from offset"),
         "{reason}"
     );
     assert!(reason.contains("skipDeletedRequests: true"), "{reason}");
     // The audit skips operations of a refused partition. A person decides about them.
-    assert_eq!(woken(&world).await, 0.0);
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    assert_eq!(woken(&setup).await, 0.0);
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 
-    let config = std::fs::read_to_string(world.path("waybill.yaml")).expect("it is there");
+    let config = std::fs::read_to_string(setup.path("waybill.yaml")).expect("it is there");
     let (_, sections) = config.split_once(" }\n").expect("there are sections");
-    configure(&world, sections, ", skipDeletedRequests: true");
-    without_faults(&world);
-    let _up = world.again("up", &[], &UP);
-    world.ready().await;
-    is_woken(&world).await;
-    world.all_reach(&[id], "Processed").await;
+    configure(&setup, sections, ", skipDeletedRequests: true");
+    without_faults(&setup);
+    let _up = setup.again("up", &[], &UP);
+    setup.ready().await;
+    is_woken(&setup).await;
+    setup.all_reach(&[id], "Processed").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_that_an_audit_cannot_read_is_counted_and_logged_once() {
     // It does not become due meanwhile, because the sweep would count it too.
-    let mut world = hanging(World::new(""), "2m");
-    let up = world.up();
-    world.ready().await;
+    let mut setup = hanging(Setup::new(""), "2m");
+    let up = setup.up();
+    setup.ready().await;
     let mut ids = Vec::new();
     for name in ["damaged", "healthy"] {
-        ids.push(world.deliver(&delivery(name, false)).await);
-        is_handed_off(&world, &ids[ids.len() - 1], ids.len()).await;
+        ids.push(setup.deliver(&delivery(name, false)).await);
+        is_handed_off(&setup, &ids[ids.len() - 1], ids.len()).await;
     }
     up.kill();
     let damaged: OperationId = ids[0].parse().map(OperationId).expect("an id is a UUID");
-    damage_row(&world, damaged);
+    damage_row(&setup, damaged);
 
-    let _up = world.again("up", &[], &UP);
+    let _up = setup.again("up", &[], &UP);
     let unreadable = async || {
         let name = "waybill_supervisor_unreadable_rows_total";
-        world.metric(name, "").await
+        setup.metric(name, "").await
     };
-    world
+    setup
         .eventually("the audit counts it", async || unreadable().await > 0.0)
         .await;
     // Several more rounds.
     tokio::time::sleep(Duration::from_secs(5)).await;
     assert_eq!(unreadable().await, 1.0);
-    let log = std::fs::read_to_string(world.path("log.txt")).expect("there is a log");
+    let log = std::fs::read_to_string(setup.path("log.txt")).expect("there is a log");
     let lines = log.lines().filter(|line| {
         line.contains("could not read the row of an operation") && line.contains(&ids[0])
     });
@@ -147,8 +147,8 @@ async fn a_row_that_an_audit_cannot_read_is_counted_and_logged_once() {
 }
 
 /// Replaces an operation's state with invalid data, while no process uses the store.
-fn damage_row(world: &World, id: OperationId) {
-    let database = fjall::Database::builder(world.path("data/store")).open();
+fn damage_row(setup: &Setup, id: OperationId) {
+    let database = fjall::Database::builder(setup.path("data/store")).open();
     let database = database.expect("nobody has the store open");
     let state = database.keyspace("state", fjall::KeyspaceCreateOptions::default);
     let state = state.expect("it has the table of states");
@@ -160,8 +160,8 @@ fn damage_row(world: &World, id: OperationId) {
 }
 
 /// Removes the faults of services that start from now on.
-fn without_faults(world: &World) {
-    let path = world.path("waybill.yaml");
+fn without_faults(setup: &Setup) {
+    let path = setup.path("waybill.yaml");
     let config = std::fs::read_to_string(&path).expect("it is there");
     let config = replaced(&config, r#"{"hangRate":1}"#, "{}", usize::MAX);
     std::fs::write(path, config).expect("the directory is writable");
@@ -169,11 +169,11 @@ fn without_faults(world: &World) {
 
 /// Waits until an operation is handed off, and the checkpoint has passed this many requests
 /// durably.
-async fn is_handed_off(world: &World, id: &str, requests: usize) {
-    world
+async fn is_handed_off(setup: &Setup, id: &str, requests: usize) {
+    setup
         .eventually("the operation is handed off", async || {
-            let operation = world.operation(id).await.unwrap_or_default();
-            let shards = world.client.get(world.url("admin", "/shards")).send().await;
+            let operation = setup.operation(id).await.unwrap_or_default();
+            let shards = setup.client.get(setup.url("admin", "/shards")).send().await;
             let shards: Value = match shards {
                 Ok(shards) => shards.json().await.unwrap_or_default(),
                 Err(_) => return false,
@@ -189,38 +189,38 @@ async fn is_handed_off(world: &World, id: &str, requests: usize) {
 }
 
 /// Waits until the audit has woken an operation.
-async fn is_woken(world: &World) {
-    world
-        .eventually("the audit wakes it", async || woken(world).await > 0.0)
+async fn is_woken(setup: &Setup) {
+    setup
+        .eventually("the audit wakes it", async || woken(setup).await > 0.0)
         .await;
 }
 
-async fn woken(world: &World) -> f64 {
-    world
+async fn woken(setup: &Setup) -> f64 {
+    setup
         .metric("waybill_supervisor_audit_woken_total", "")
         .await
 }
 
 /// The end of the recoveries on the only partition.
-fn end_of_recoveries(world: &World) -> i64 {
+fn end_of_recoveries(setup: &Setup) -> i64 {
     let consumer: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", world.address("broker").to_string())
+        .set("bootstrap.servers", setup.address("broker").to_string())
         .create()
         .expect("a consumer can be made");
-    let ends = consumer.fetch_watermarks(&world.topic(RECOVERY), 0, PATIENCE);
+    let ends = consumer.fetch_watermarks(&setup.topic(RECOVERY), 0, PATIENCE);
     ends.expect("the broker tells where a topic ends").1
 }
 
 /// Moves the sweep past an operation's due time, while no process uses the store.
-async fn lose_index_entry(world: &World, id: &str) {
+async fn lose_index_entry(setup: &Setup, id: &str) {
     let index_shard = PartitionId(0);
-    let store: Box<dyn Store> = match world.cql() {
+    let store: Box<dyn Store> = match setup.cql() {
         Some(config) => {
             let store = CqlStore::connect(config).await;
             Box::new(store.expect("the database answers"))
         }
         None => {
-            let store = EmbeddedStore::open(EmbeddedConfig::new(world.path("data/store")));
+            let store = EmbeddedStore::open(EmbeddedConfig::new(setup.path("data/store")));
             Box::new(store.expect("nobody has the store open"))
         }
     };

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use waybill_test_support::process::Process;
-use waybill_test_support::world::{Dice, Metrics, World, delivery};
+use waybill_test_support::setup::{Dice, Metrics, Setup, delivery};
 
 use super::{Ends, SERVICES, Setting};
 use crate::{deliver_all, is_remote, restart, start_agents};
@@ -32,61 +32,61 @@ fn deliveries() -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_fails_and_however_often_up_is_killed_every_delivery_ends_and_the_ledger_balances()
 {
-    let mut world = Setting::hasty().with_faults(&faults()).world();
-    let up = world.up();
-    let world = Arc::new(world);
-    let (up, ids) = send_while_killing(&world, "faults-up", 0x5eed_0003, up, restart).await;
-    end_in_balance(&world, "faults-up", &ids).await;
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+    let mut setup = Setting::hasty().with_faults(&faults()).setup();
+    let up = setup.up();
+    let setup = Arc::new(setup);
+    let (up, ids) = send_while_killing(&setup, "faults-up", 0x5eed_0003, up, restart).await;
+    end_in_balance(&setup, "faults-up", &ids).await;
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_fails_and_however_often_agents_are_killed_every_delivery_ends_and_the_ledger_balances()
  {
-    let mut world = Setting::hasty().world();
-    let up = world.start(
+    let mut setup = Setting::hasty().setup();
+    let up = setup.start(
         "up",
         &["--no-agents"],
         &["http", "admin", "broker", "services"],
     );
     for service in SERVICES {
-        world.put_faults(service, &faults()).await;
+        setup.put_faults(service, &faults()).await;
     }
-    let world = Arc::new(world);
-    let agents = start_agents(&world);
+    let setup = Arc::new(setup);
+    let agents = start_agents(&setup);
     let (agents, ids) =
-        send_while_killing(&world, "faults-agents", 0x5eed_0004, agents, start_agents).await;
-    end_in_balance(&world, "faults-agents", &ids).await;
-    assert_eq!(agents.terminate(), Some(0), "{}", world.log_tail());
-    assert_eq!(up.terminate(), Some(0), "{}", world.log_tail());
+        send_while_killing(&setup, "faults-agents", 0x5eed_0004, agents, start_agents).await;
+    end_in_balance(&setup, "faults-agents", &ids).await;
+    assert_eq!(agents.terminate(), Some(0), "{}", setup.log_tail());
+    assert_eq!(up.terminate(), Some(0), "{}", setup.log_tail());
 }
 
 /// Sends deliveries while `process` is killed at random moments and restarted. Returns the last
 /// process and the operations' IDs.
 async fn send_while_killing(
-    world: &Arc<World>,
+    setup: &Arc<Setup>,
     prefix: &'static str,
     seed: u64,
     mut process: Process,
-    start: impl Fn(&Arc<World>) -> Process,
+    start: impl Fn(&Arc<Setup>) -> Process,
 ) -> (Process, Vec<String>) {
     let deliveries = deliveries();
     let kills = (deliveries / 250).clamp(4, 20);
     let sending = {
-        let world = world.clone();
-        tokio::spawn(async move { deliver_all(&world, prefix, deliveries, &Arc::default()).await })
+        let setup = setup.clone();
+        tokio::spawn(async move { deliver_all(&setup, prefix, deliveries, &Arc::default()).await })
     };
     let mut dice = Dice(seed);
     for kill in 1..=kills {
         let share = deliveries * kill / (kills + 2);
-        world
+        setup
             .eventually("the next share has got to the services", async || {
-                have_started_or_ended(world, prefix, share).await
+                have_started_or_ended(setup, prefix, share).await
             })
             .await;
         tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
         process.kill();
-        process = start(world);
+        process = start(setup);
     }
     let ids = sending.await.expect("the clients do not fail");
     (process, ids)
@@ -95,31 +95,31 @@ async fn send_while_killing(
 /// Whether `share` deliveries have reached the services, by their ledger, which outlives every
 /// kill, or the last of them has ended. On a slow machine many time out without any effect in the
 /// ledger.
-async fn have_started_or_ended(world: &World, prefix: &str, share: usize) -> bool {
-    if in_ledger(world).await.is_some_and(|count| count >= share) {
+async fn have_started_or_ended(setup: &Setup, prefix: &str, share: usize) -> bool {
+    if in_ledger(setup).await.is_some_and(|count| count >= share) {
         return true;
     }
-    let state = world.state(&format!("{prefix}-{}", share - 1)).await;
+    let state = setup.state(&format!("{prefix}-{}", share - 1)).await;
     state.is_some_and(|state| !["Pending", "Processing", "Compensating"].contains(&&*state))
 }
 
 /// The number of operations in the ledger; `None` while the services are unavailable.
-async fn in_ledger(world: &World) -> Option<usize> {
-    let summary = world.client.get(world.url("services", "/ledger/summary"));
+async fn in_ledger(setup: &Setup) -> Option<usize> {
+    let summary = setup.client.get(setup.url("services", "/ledger/summary"));
     let summary: Value = summary.send().await.ok()?.json().await.ok()?;
     summary["operations"].as_u64().map(|count| count as usize)
 }
 
 /// Waits until most deliveries were affected by the faults, and clears them. Then every delivery
 /// ends and the ledger agrees.
-async fn end_in_balance(world: &World, prefix: &str, ids: &[String]) {
-    world
+async fn end_in_balance(setup: &Setup, prefix: &str, ids: &[String]) {
+    setup
         .eventually("most deliveries have got to the services", async || {
-            have_started_or_ended(world, prefix, ids.len() * 4 / 5).await
+            have_started_or_ended(setup, prefix, ids.len() * 4 / 5).await
         })
         .await;
-    world.clear_faults().await;
-    let ends = world.all_end_in_balance(ids, is_remote).await;
+    setup.clear_faults().await;
+    let ends = setup.all_end_in_balance(ids, is_remote).await;
     let Ends {
         processed,
         compensated,
@@ -142,10 +142,10 @@ async fn end_in_balance(world: &World, prefix: &str, ids: &[String]) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_store_the_ledger_and_the_metrics_agree_on_how_deliveries_ended() {
     const DELIVERIES: usize = 1_000;
-    let mut world = Setting::hasty().with_faults(&faults()).world();
-    let _up = world.up();
-    world.ready().await;
-    world
+    let mut setup = Setting::hasty().with_faults(&faults()).setup();
+    let _up = setup.up();
+    setup.ready().await;
+    setup
         .put_faults(
             "third-party",
             &json!({ "undoRefuseRate": 0.3, "refuseRate": 0 }),
@@ -153,17 +153,17 @@ async fn the_store_the_ledger_and_the_metrics_agree_on_how_deliveries_ended() {
         .await;
     // Remote ones, so that there are undos to refuse.
     let bodies = (0..DELIVERIES).map(|index| delivery(&format!("count-{index}"), index % 2 == 0));
-    let ids = world.deliver_each(bodies).await;
-    let ends = world.all_end_in_balance(&ids, |index| index % 2 == 0).await;
+    let ids = setup.deliver_each(bodies).await;
+    let ends = setup.all_end_in_balance(&ids, |index| index % 2 == 0).await;
     assert!(ends.compensation_failed > 0, "{ends:?}");
     assert_eq!((ends.cancelled, ends.error), (0, 0), "{ends:?}");
 
-    world
+    setup
         .eventually("the metrics show how all ended", async || {
-            counted(&world).await == (DELIVERIES, ends)
+            counted(&setup).await == (DELIVERIES, ends)
         })
         .await;
-    let summary = world.client.get(world.url("services", "/ledger/summary"));
+    let summary = setup.client.get(setup.url("services", "/ledger/summary"));
     let summary = summary.send().await.expect("the services answer");
     let summary: Value = summary.json().await.expect("a summary is JSON");
     let number = |name: &str| summary[name].as_u64().expect("a count") as usize;
@@ -177,15 +177,15 @@ async fn the_store_the_ledger_and_the_metrics_agree_on_how_deliveries_ended() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_metric_that_is_shown_is_in_the_documents_and_the_other_way_round() {
-    let mut world = Setting::hasty().with_faults(&faults()).world();
-    let _up = world.up();
-    world.ready().await;
+    let mut setup = Setting::hasty().with_faults(&faults()).setup();
+    let _up = setup.up();
+    setup.ready().await;
     let bodies = (0..200).map(|index| delivery(&format!("metric-{index}"), index % 2 == 0));
-    let ids = world.deliver_each(bodies).await;
-    world.all_end_in_balance(&ids, |index| index % 2 == 0).await;
+    let ids = setup.deliver_each(bodies).await;
+    setup.all_end_in_balance(&ids, |index| index % 2 == 0).await;
 
     let documented = documented();
-    let shown = world.shown_metrics().await;
+    let shown = setup.shown_metrics().await;
     for (name, (kind, labels)) in &shown {
         let Some((known_kind, known_labels)) = documented.get(name) else {
             panic!("{name} is shown and not in docs/metrics.md");
@@ -197,10 +197,10 @@ async fn every_metric_that_is_shown_is_in_the_documents_and_the_other_way_round(
     let is_elsewhere = |name: &str| {
         let elsewhere = ["waybill_alerts_", "waybill_owner_notices_"];
         elsewhere.iter().any(|prefix| name.starts_with(prefix))
-            || name.starts_with("waybill_broker_") && world.is_on_servers()
-            || name.starts_with("waybill_disk_") && world.is_on_servers()
+            || name.starts_with("waybill_broker_") && setup.is_on_servers()
+            || name.starts_with("waybill_disk_") && setup.is_on_servers()
             // The embedded broker has no such retention.
-            || name == "waybill_scheduler_requests_retention_seconds" && !world.is_on_servers()
+            || name == "waybill_scheduler_requests_retention_seconds" && !setup.is_on_servers()
             || [
                 "waybill_scheduler_leases_lost_total",
                 "waybill_scheduler_messages_unsendable_total",
@@ -234,8 +234,8 @@ fn documented() -> Metrics {
 }
 
 /// The metrics of created operations, and of their final states.
-async fn counted(world: &World) -> (usize, Ends) {
-    let count = async |name: &str| world.metric(name, "").await as usize;
+async fn counted(setup: &Setup) -> (usize, Ends) {
+    let count = async |name: &str| setup.metric(name, "").await as usize;
     let ends = Ends {
         processed: count("waybill_operations_processed_total").await,
         compensated: count("waybill_operations_undone_total").await,

@@ -1,8 +1,8 @@
 //! A long outage of a service: its operations wait at no cost, and all others continue.
 
 use serde_json::{Value, json};
+use waybill_test_support::setup::{Setup, delivery};
 use waybill_test_support::supervision::balance::Ledger;
-use waybill_test_support::world::{World, delivery};
 
 use super::{Setting, replaced};
 
@@ -28,7 +28,7 @@ async fn an_outage_of_one_service_costs_no_delivery_and_holds_up_no_other_workfl
     const DELIVERIES: usize = 100;
     const ERRANDS: usize = 100;
     // The drone service is in another process, so that it can stop alone.
-    let mut elsewhere = World::new("");
+    let mut elsewhere = Setup::new("");
     let drones = elsewhere.start("services", &[], &["services"]);
     let mut setting = Setting::hasty();
     let (before, from) = setting
@@ -45,20 +45,20 @@ async fn an_outage_of_one_service_costs_no_delivery_and_holds_up_no_other_workfl
     let workflow = &mut setting.workflows[0];
     *workflow = replaced(workflow, "maxAttempts: 8", "maxAttempts: 2", usize::MAX);
     setting.workflows.push(ERRAND.to_owned());
-    let mut world = setting.world();
-    let _up = world.up();
-    world.ready().await;
+    let mut setup = setting.setup();
+    let _up = setup.up();
+    setup.ready().await;
     let by_drone = |name: &'static str, count| {
         (0..count).map(move |index| delivery(&format!("{name}-{index}"), false))
     };
-    let mut ids = world.deliver_each(by_drone("before", 50)).await;
-    world.all_reach(&ids, "Processed").await;
+    let mut ids = setup.deliver_each(by_drone("before", 50)).await;
+    setup.all_reach(&ids, "Processed").await;
 
     drones.kill();
-    let waiting = world.deliver_each(by_drone("during", DELIVERIES)).await;
-    world
+    let waiting = setup.deliver_each(by_drone("during", DELIVERIES)).await;
+    setup
         .eventually("the breaker opens", async || {
-            world
+            setup
                 .metric("waybill_agent_breaker_state", "agent=\"drone\"")
                 .await
                 > 0.0
@@ -66,17 +66,17 @@ async fn an_outage_of_one_service_costs_no_delivery_and_holds_up_no_other_workfl
         .await;
     let attempts = async |outcome: &str| {
         let labels = format!("agent=\"drone\",outcome=\"{outcome}\"");
-        world.metric("waybill_agent_attempts_total", &labels).await
+        setup.metric("waybill_agent_attempts_total", &labels).await
     };
-    world
+    setup
         .eventually("the outage lasts", async || {
             attempts("not-attempted").await >= NOT_ATTEMPTED
         })
         .await;
-    let errands = errands(&world, ERRANDS).await;
-    world.all_reach(&errands, "Processed").await;
+    let errands = errands(&setup, ERRANDS).await;
+    setup.all_reach(&errands, "Processed").await;
     for id in &waiting {
-        let operation = world.operation(id).await.expect("the API answers");
+        let operation = setup.operation(id).await.expect("the API answers");
         assert_eq!(operation["state"], "Processing", "{operation:#}");
     }
     let failures = attempts("transient").await;
@@ -87,8 +87,8 @@ async fn an_outage_of_one_service_costs_no_delivery_and_holds_up_no_other_workfl
 
     let _drones = elsewhere.again("services", &[], &["services"]);
     ids.extend(waiting);
-    world.all_reach(&ids, "Processed").await;
-    let (here, there) = (world.ledger().await, elsewhere.ledger().await);
+    setup.all_reach(&ids, "Processed").await;
+    let (here, there) = (setup.ledger().await, elsewhere.ledger().await);
     for id in &ids {
         let steps = |ledger: &Ledger| {
             let mut steps: Vec<_> = ledger[id].clone().into_iter().collect();
@@ -102,13 +102,13 @@ async fn an_outage_of_one_service_costs_no_delivery_and_holds_up_no_other_workfl
 }
 
 /// Sends operations of the other workflow.
-async fn errands(world: &World, count: usize) -> Vec<String> {
+async fn errands(setup: &Setup, count: usize) -> Vec<String> {
     let mut ids = Vec::new();
     for index in 0..count {
         let package = json!({ "packageId": format!("errand-{index}"), "size": "Small" });
         let body = json!({ "workflow": "errand", "input": { "packageInfo": package } });
-        let url = world.url("http", "/v1/operations");
-        let answer = world.client.post(url).json(&body).send().await;
+        let url = setup.url("http", "/v1/operations");
+        let answer = setup.client.post(url).json(&body).send().await;
         let answer = answer.expect("the API answers");
         assert_eq!(answer.status(), 202);
         let body: Value = answer.json().await.expect("an answer is JSON");

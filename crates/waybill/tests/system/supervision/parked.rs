@@ -1,7 +1,7 @@
 //! Parked operations cost nothing.
 
 use serde_json::json;
-use waybill_test_support::world::{World, delivery};
+use waybill_test_support::setup::{Setup, delivery};
 
 use super::Setting;
 
@@ -18,37 +18,37 @@ const STILL: f64 = 4.0;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_parked_deliveries_slow_nothing_down_and_cost_the_supervisor_nothing() {
     const PARKED: usize = 1_000;
-    let mut world = Setting::hasty().world();
-    if world.is_on_servers() {
+    let mut setup = Setting::hasty().setup();
+    if setup.is_on_servers() {
         println!(
             "SKIPPED: the work of deliveries beside parked ones, on servers: attempts outlive their second there, and \
              are more work"
         );
         return;
     }
-    let _up = world.up();
-    world.ready().await;
-    let before = least_work_of_deliveries(&world, "before").await;
+    let _up = setup.up();
+    setup.ready().await;
+    let before = least_work_of_deliveries(&setup, "before").await;
 
-    world.put_faults("drone", &json!({ "refuseRate": 1 })).await;
-    world
+    setup.put_faults("drone", &json!({ "refuseRate": 1 })).await;
+    setup
         .put_faults("package", &json!({ "undoRefuseRate": 1 }))
         .await;
     let bodies = (0..PARKED).map(|index| delivery(&format!("parked-{index}"), false));
-    let ids = world.deliver_each(bodies).await;
-    let ends = world.all_end_in_balance(&ids, |_| false).await;
+    let ids = setup.deliver_each(bodies).await;
+    let ends = setup.all_end_in_balance(&ids, |_| false).await;
     assert_eq!(ends.compensation_failed, PARKED, "{ends:?}");
-    world.clear_faults().await;
+    setup.clear_faults().await;
 
     // On a busy machine, late entries are processed between two idle periods.
-    let mut asked = stands_still(&world).await;
-    world
+    let mut asked = stands_still(&setup).await;
+    setup
         .eventually("nothing is asked for twice as long", async || {
-            let still = stands_still(&world).await;
+            let still = stands_still(&setup).await;
             std::mem::replace(&mut asked, still) == still
         })
         .await;
-    let after = least_work_of_deliveries(&world, "after").await;
+    let after = least_work_of_deliveries(&setup, "after").await;
     for ((what, before), (_, after)) in before.into_iter().zip(after) {
         assert!(
             before > 0.0 && after <= before * MORE_MAX,
@@ -59,21 +59,21 @@ async fn a_thousand_parked_deliveries_slow_nothing_down_and_cost_the_supervisor_
 
 /// Waits until every index shard was swept for a while without any request. Entries of earlier
 /// hand-offs are processed first.
-async fn stands_still(world: &World) -> f64 {
+async fn stands_still(setup: &Setup) -> f64 {
     const SWEPT: &str = "waybill_supervisor_last_sweep_timestamp_seconds";
     let asked = async || {
-        world
+        setup
             .metric("waybill_supervisor_recoveries_total", "")
             .await
     };
     let mut standing = asked().await;
-    world
+    setup
         .eventually("the supervisor asks for nothing more", async || {
-            let began = world.samples(SWEPT, "").await;
+            let began = setup.samples(SWEPT, "").await;
             let last = began.iter().copied().fold(0.0, f64::max);
-            world
+            setup
                 .eventually("all index shards are swept again", async || {
-                    let swept = world.samples(SWEPT, "").await;
+                    let swept = setup.samples(SWEPT, "").await;
                     !began.is_empty()
                         && swept.len() == began.len()
                         && swept.iter().all(|at| *at >= last + STILL)
@@ -88,10 +88,10 @@ async fn stands_still(world: &World) -> f64 {
 
 /// The minimum of several rounds: on a busy machine, an attempt that takes longer than a second is
 /// more work.
-async fn least_work_of_deliveries(world: &World, prefix: &str) -> [(&'static str, f64); 2] {
-    let mut least = work_of_deliveries(world, &format!("{prefix}-0")).await;
+async fn least_work_of_deliveries(setup: &Setup, prefix: &str) -> [(&'static str, f64); 2] {
+    let mut least = work_of_deliveries(setup, &format!("{prefix}-0")).await;
     for round in 1..3 {
-        let work = work_of_deliveries(world, &format!("{prefix}-{round}")).await;
+        let work = work_of_deliveries(setup, &format!("{prefix}-{round}")).await;
         for ((_, least), (_, work)) in least.iter_mut().zip(work) {
             *least = least.min(work);
         }
@@ -101,25 +101,25 @@ async fn least_work_of_deliveries(world: &World, prefix: &str) -> [(&'static str
 
 /// The cost of some deliveries for the whole system. Afterwards no operation is in memory: parked
 /// ones need none.
-async fn work_of_deliveries(world: &World, prefix: &str) -> [(&'static str, f64); 2] {
+async fn work_of_deliveries(setup: &Setup, prefix: &str) -> [(&'static str, f64); 2] {
     const ROWS: &str = "waybill_scheduler_commit_rows_sum";
     const RECORDS: &str = "waybill_kafka_producer_records_total";
     let counts = async || {
         [
-            world.metric(ROWS, "").await,
-            world.metric(RECORDS, "").await,
+            setup.metric(ROWS, "").await,
+            setup.metric(RECORDS, "").await,
         ]
     };
     let [rows, records] = counts().await;
     let bodies = (0..COUNTED).map(|index| delivery(&format!("{prefix}-{index}"), false));
-    let ids = world.deliver_each(bodies).await;
-    for end in world.all_end(&ids).await {
+    let ids = setup.deliver_each(bodies).await;
+    for end in setup.all_end(&ids).await {
         assert_eq!(end["state"], "Processed", "{end:#}");
     }
-    world
+    setup
         .eventually("nothing is in memory", async || {
             let name = "waybill_scheduler_in_flight_operations";
-            world.metric(name, "").await == 0.0
+            setup.metric(name, "").await == 0.0
         })
         .await;
     let [rows_then, records_then] = counts().await;

@@ -33,7 +33,7 @@ pub const KEY: &[u8] = b"\xffkey";
 pub const POISON: &[u8] = b"\x00\x01poison\r\n\xff";
 
 /// A running broker with two topics. Dropping it kills it.
-pub struct World {
+pub struct Setup {
     pub dir: TempDir,
     _process: Process,
     pub address: SocketAddr,
@@ -42,13 +42,13 @@ pub struct World {
     made_at: jiff::Timestamp,
 }
 
-impl World {
+impl Setup {
     /// A broker with the topic of replies and its dead-letter topic, of two partitions each.
     pub fn new() -> Self {
-        let world = Self::start("broker", &["--broker-listen", "127.0.0.1:0"]);
-        world.create(REPLIES, 2);
-        world.create(DEAD, 2);
-        world
+        let setup = Self::start("broker", &["--broker-listen", "127.0.0.1:0"]);
+        setup.create(REPLIES, 2);
+        setup.create(DEAD, 2);
+        setup
     }
 
     /// A process with an embedded broker.

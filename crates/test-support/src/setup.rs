@@ -20,8 +20,8 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 /// Metrics by name, each with its kind and its labels.
 pub type Metrics = BTreeMap<String, (String, BTreeSet<String>)>;
 
-/// One world: a data directory, a configuration, and the addresses that its first process got.
-pub struct World {
+/// One setup: a data directory, a configuration, and the addresses that its first process got.
+pub struct Setup {
     dir: TempDir,
     /// The addresses of its own and of external listeners, by name.
     pub addresses: HashMap<String, SocketAddr>,
@@ -36,8 +36,8 @@ pub struct World {
     only_normal: AtomicBool,
 }
 
-impl World {
-    /// A world with the configuration file `yaml`.
+impl Setup {
+    /// A setup with the configuration file `yaml`.
     pub fn new(yaml: &str) -> Self {
         let dir = tempfile::tempdir().expect("a temporary directory can be made");
         std::fs::write(dir.path().join("waybill.yaml"), yaml).expect("the directory is writable");
@@ -58,14 +58,14 @@ impl World {
 
     /// The same, but on Apache Kafka and a CQL database if the environment selects them.
     pub fn of_either_kind(yaml: &str) -> Self {
-        let mut world = Self::new(yaml);
+        let mut setup = Self::new(yaml);
         if let Some(servers) = Servers::wanted() {
             let brokers = servers.brokers.parse().expect("brokers are an address");
-            world.addresses.insert("broker".to_owned(), brokers);
-            world.env = servers.env();
-            world.servers = Some(servers);
+            setup.addresses.insert("broker".to_owned(), brokers);
+            setup.env = servers.env();
+            setup.servers = Some(servers);
         }
-        world
+        setup
     }
 
     /// Sends no high-priority requests.

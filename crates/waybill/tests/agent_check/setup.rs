@@ -10,22 +10,22 @@ use tempfile::TempDir;
 use waybill_test_support::process::{Process, log_tail, without_test_variables};
 
 /// A running broker. Dropping it kills it and the processes started with it.
-pub struct World {
+pub struct Setup {
     pub dir: TempDir,
     pub broker: SocketAddr,
     processes: Vec<Process>,
 }
 
-impl World {
+impl Setup {
     pub fn new() -> Self {
-        let mut world = Self {
+        let mut setup = Self {
             dir: tempfile::tempdir().unwrap(),
             broker: "127.0.0.1:0".parse().unwrap(),
             processes: Vec::new(),
         };
-        let command = world.role("broker", &["--broker-listen", "127.0.0.1:0"]);
-        world.broker = world.start(command, &["broker"])["broker"];
-        world
+        let command = setup.role("broker", &["--broker-listen", "127.0.0.1:0"]);
+        setup.broker = setup.start(command, &["broker"])["broker"];
+        setup
     }
 
     /// A role in its own process, with its own data directory.

@@ -42,7 +42,7 @@ pub type Mock = MockCluster<'static, DefaultProducerContext>;
 
 /// The environment of one ingestion. Its broker is librdkafka's mock cluster or the embedded
 /// broker.
-pub struct World<C = Mock> {
+pub struct Setup<C = Mock> {
     pub ingestion: Ingestion,
     pub store: Arc<EmbeddedStore>,
     pub cluster: C,
@@ -52,7 +52,7 @@ pub struct World<C = Mock> {
     _directory: tempfile::TempDir,
 }
 
-impl World {
+impl Setup {
     pub async fn start() -> Self {
         Self::with(|_| {}).await
     }
@@ -74,11 +74,11 @@ impl World {
         }
         let kafka = KafkaSettings::new(cluster.bootstrap_servers());
         let directory = tempfile::tempdir().unwrap();
-        World::around(cluster, kafka, directory, guards, change).await
+        Setup::around(cluster, kafka, directory, guards, change).await
     }
 }
 
-impl World<Broker> {
+impl Setup<Broker> {
     /// On the embedded broker, with these settings of the topic of requests.
     pub async fn on_embedded_broker(settings: &[(&str, &str)]) -> Self {
         let directory = tempfile::tempdir().unwrap();
@@ -96,11 +96,11 @@ impl World<Broker> {
         let admin = Admin::new(&kafka, "test").unwrap();
         admin.wait_ready(PATIENCE).await.unwrap();
         admin.create_topics(&[topic]).await.unwrap();
-        World::around(broker, kafka, directory, Guards::default(), |_| {}).await
+        Setup::around(broker, kafka, directory, Guards::default(), |_| {}).await
     }
 }
 
-impl<C> World<C> {
+impl<C> Setup<C> {
     async fn around(
         cluster: C,
         kafka: KafkaSettings,

@@ -29,7 +29,7 @@ steps:
 ";
 
 /// A running `waybill up`. Dropping it kills it.
-pub struct World {
+pub struct Setup {
     pub dir: TempDir,
     _process: Process,
     pub addresses: HashMap<String, SocketAddr>,
@@ -44,7 +44,7 @@ pub struct Ran {
     pub err: String,
 }
 
-impl World {
+impl Setup {
     pub async fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let workflow = dir.path().join("parcel.yaml");
@@ -63,20 +63,20 @@ impl World {
         }
         let listeners = ["http", "admin", "services"];
         let (process, addresses) = Process::start(command, &listeners, &dir.path().join("log.txt"));
-        let world = Self {
+        let setup = Self {
             dir,
             _process: process,
             addresses,
             client: reqwest::Client::new(),
         };
-        let url = world.url("admin", "/readyz");
-        world
+        let url = setup.url("admin", "/readyz");
+        setup
             .eventually("it is ready", async || {
-                let answer = world.client.get(&url).send().await;
+                let answer = setup.client.get(&url).send().await;
                 answer.is_ok_and(|answer| answer.status().is_success())
             })
             .await;
-        world
+        setup
     }
 
     pub fn url(&self, name: &str, path: &str) -> String {
