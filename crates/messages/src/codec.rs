@@ -17,7 +17,6 @@
 //! [Avro single object]: https://avro.apache.org/docs/1.12.0/specification/#single-object-encoding
 //! [Confluent wire format]: https://docs.confluent.io/platform/current/schema-registry/fundamentals/serdes-develop/index.html#wire-format
 
-use std::collections::HashMap;
 
 use apache_avro::Schema;
 use apache_avro::reader::datum::GenericDatumReader;
@@ -185,7 +184,7 @@ impl Codec {
             }
             Some(Lookup::NotYet) => return Err(DecodeError::NotYet { record, id }),
         };
-        if writer.fingerprint == self.fingerprint {
+        if writer.fingerprint() == self.fingerprint {
             return self.read_current(datum);
         }
         let reader = GenericDatumReader::builder(&writer.schema)

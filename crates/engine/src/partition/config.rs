@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use crate::id::{Epoch, LayoutShard, Offset, OperationId, OwnerId, PartitionId};
+use crate::id::{Offset, OperationId};
 use crate::operation::ProcessState;
 use crate::priority::{ByPriority, Priority};
 use crate::shard::TopicOffsets;
-use crate::time::{Stamp, Timestamp};
+use crate::time::Timestamp;
 
 /// Settings of a partition engine.
 #[derive(Clone, PartialEq, Eq, Debug)]
