@@ -137,7 +137,7 @@ impl Follower {
                         if is_newer && partitions != known.partitions_written() {
                             tracing::info!(
                                 partitions,
-                                "operations are spread over another number of partitions"
+                                "the number of partitions for new operations changed"
                             );
                         }
                         if is_newer {
@@ -149,7 +149,7 @@ impl Follower {
                 Ok(None) => {}
                 Err(error) => {
                     if !std::mem::replace(&mut is_away, true) {
-                        tracing::warn!(error = %chain(&error), "how operations are partition_map cannot be read");
+                        tracing::warn!(error = %chain(&error), "cannot read the partition map");
                     }
                 }
             }

@@ -47,29 +47,31 @@ const READERS_PATIENCE: Duration = Duration::from_secs(20);
 #[derive(Debug, thiserror::Error)]
 pub enum RepartitionError {
     /// The store failed.
-    #[error("the state store cannot be asked")]
+    #[error("cannot access the state store")]
     Store(#[from] StoreError),
     /// The brokers failed or refused the request.
-    #[error("the brokers cannot be asked")]
+    #[error("a request to the brokers failed")]
     Brokers(#[from] AdminError),
     /// The client could not be made.
-    #[error("the brokers cannot be reached")]
+    #[error("cannot create a Kafka client")]
     Client(#[from] ClientError),
     /// The layout does not allow this number.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// The number is above the limit.
-    #[error("{PARTITIONS_MAX} partitions are the most, and {0} are asked for")]
+    #[error("the number of partitions must be at most {PARTITIONS_MAX}, not {0}")]
     TooMany(u32),
     /// No scheduler has stored a layout yet, so there is nothing to change.
     #[error(
-        "no scheduler has begun on this store: the first one begins with the `partitions` of its configuration"
+        "the state store has no layout yet: start a scheduler, which creates one with `partitions` \
+         of its configuration"
     )]
     NotBegun,
     /// The new number is in use, but a shard has not moved to its new partition yet.
     #[error(
-        "the new number of partitions is read; shard {shard} has yet to read partition {partition} to where it ended \
-         (requests {}, high-priority requests {}, replies {}, recoveries {}). That goes on by itself",
+        "the new number of partitions is in use, but shard {shard} has not yet read partition \
+         {partition} to its end (requests {}, high-priority requests {}, replies {}, recoveries \
+         {}). The shard continues without this command",
         .end.requests, .end.high_priority, .end.replies, .end.recoveries
     )]
     Unmoved {
@@ -82,19 +84,21 @@ pub enum RepartitionError {
     },
     /// To shrink, every shard has to run under the new layout, and one does not.
     #[error(
-        "shard {0} does not run, and every shard has to before there are fewer partitions: start a scheduler that \
-         has it, or start it where it was stopped (`PUT /schedulers/{0}` on the admin port)"
+        "shard {0} is not running, and every shard must run before the number of partitions can be \
+         reduced: start a scheduler with this shard, or start the shard if it was stopped (`PUT \
+         /schedulers/{0}` on the admin port)"
     )]
     Unbegun(ShardId),
     /// Another change replaced this one.
-    #[error("somebody has gone over to another number of partitions meanwhile")]
+    #[error("another change of the number of partitions replaced this one")]
     Replaced,
     /// A topic does not exist.
-    #[error("there is no topic {0}: `waybill topics create` makes it")]
+    #[error("topic {0} does not exist: create it with `waybill topics create`")]
     NoTopic(String),
     /// A broker does not know all partitions of a topic yet.
     #[error(
-        "the broker that was asked knows {has} partitions of topic {topic}, and there are {expected}: ask again"
+        "a broker reports {has} partitions of topic {topic}, but at least {expected} exist: repeat \
+         the command"
     )]
     Unknown {
         /// The topic.
@@ -106,8 +110,8 @@ pub enum RepartitionError {
     },
     /// The disk limit on the embedded broker is too small for this number.
     #[error(
-        "topic {topic} was made with segments of {segment} bytes and a bound of {bound} bytes on disk: of {partitions} \
-         partitions, those alone that are being written would fill half of it"
+        "topic {topic} has segments of {segment} bytes and a disk limit of {bound} bytes: with \
+         {partitions} partitions, the active segments alone would fill half of the limit"
     )]
     Disk {
         /// The topic.
@@ -120,7 +124,10 @@ pub enum RepartitionError {
         bound: u64,
     },
     /// A topic has more partitions than requested.
-    #[error("topic {topic} has {has} partitions: `waybill topics grow --partitions {has}`")]
+    #[error(
+        "topic {topic} has {has} partitions, more than requested: run `waybill topics grow \
+         --partitions {has}`"
+    )]
     TooFew {
         /// The topic.
         topic: String,
@@ -212,7 +219,7 @@ impl Repartition {
         tokio::spawn(async move {
             let mut ending = Ending {
                 growing: &growing,
-                error: Some("it stopped in the middle".to_owned()),
+                error: Some("the change stopped unexpectedly".to_owned()),
             };
             let tell = |step: String| {
                 if let Some(view) = growing.stands().as_mut() {
@@ -271,7 +278,8 @@ impl Repartition {
                     return Err(RepartitionError::Replaced);
                 }
                 tell(format!(
-                    "through: set `partitions` to {read} and `scheduler.shardsPerPartition` to {shards}"
+                    "done: set `partitions` to {read} and `scheduler.shardsPerPartition` to \
+                     {shards}"
                 ));
                 return Ok(());
             }
@@ -282,7 +290,7 @@ impl Repartition {
             };
             // If another process stored a layout first, the loop continues from that one.
             if self.store.set_layout(Some(layout), next.clone()).await? {
-                tracing::info!(layout = %next, "the layout of shards was changed");
+                tracing::info!(layout = %next, "changed the shard layout");
                 begun = true;
             }
         }
@@ -299,7 +307,7 @@ impl Repartition {
         let settle = self.settle;
         if layout.is_announced() && layout.partitions_written() == partitions {
             tell(format!(
-                "announced; waiting {settle:?} for what is being written"
+                "new number announced; waiting {settle:?} for pending writes"
             ));
             tokio::time::sleep(settle).await;
             let bounds = self.bounds(admin, layout, layout.scheme().partitions);
@@ -397,7 +405,9 @@ impl Repartition {
                 return Err(RepartitionError::Unbegun(shard));
             }
             if told.replace(shard) != Some(shard) {
-                tell(format!("waiting until shard {shard} runs by it"));
+                tell(format!(
+                    "waiting until shard {shard} runs under the new layout"
+                ));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -465,7 +475,8 @@ impl Repartition {
         admin.add_partitions(&lacking, partitions).await?;
         let settle = self.settle;
         tell(format!(
-            "the topics have {partitions} partitions; waiting {settle:?} for clients to hear of them"
+            "the topics have {partitions} partitions; waiting {settle:?} until clients refresh \
+             their metadata"
         ));
         tokio::time::sleep(settle).await;
         Ok(())
@@ -528,7 +539,7 @@ impl Repartition {
                 });
             }
             if told.replace(shard) != Some(shard) {
-                tell(format!("waiting for shard {shard}"));
+                tell(format!("waiting until shard {shard} has moved"));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -585,10 +596,9 @@ pub async fn finish(
             }
             tracing::warn!(
                 partitions,
-                "going on to another number of partitions, which somebody has begun"
+                "resuming an interrupted change of the number of partitions"
             );
-            let tell =
-                |step: String| tracing::info!(step, "going on to another number of partitions");
+            let tell = |step: String| tracing::info!(step, "changing the number of partitions");
             let going_on = growing.drive(partitions, true, &tell);
             let ended = tokio::select! {
                 ended = going_on => ended,
@@ -598,7 +608,8 @@ pub async fn finish(
                 // The shards continue on their own, or another process continues the change.
                 Ok(()) | Err(RepartitionError::Unmoved { .. } | RepartitionError::Replaced) => {}
                 Err(error) => {
-                    tracing::warn!(error = %chain(&error), "the number of partitions is not changed yet");
+                    tracing::warn!(error = %chain(&error), "could not complete the change of the \
+                                                            number of partitions; retrying");
                 }
             }
             seen.1 = Instant::now();

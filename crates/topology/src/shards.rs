@@ -37,7 +37,7 @@ pub async fn layout_at_start(store: &dyn Store, wanted: ShardingScheme) -> anyho
     let found = store
         .layout()
         .await
-        .context("the layout of shards cannot be read")?;
+        .context("cannot read the shard layout")?;
     if found.is_none() {
         let first = Layout::first(wanted.partitions);
         let begins = match wanted != first.scheme() && is_new(store, &first).await? {
@@ -46,7 +46,7 @@ pub async fn layout_at_start(store: &dyn Store, wanted: ShardingScheme) -> anyho
         };
         // Another process may store it first. A different one is reported below.
         if store.set_layout(None, begins.clone()).await? {
-            tracing::info!(layout = %begins, "the store begins with this layout of shards");
+            tracing::info!(layout = %begins, "stored the first shard layout");
         }
     }
     let layout = layout(store, wanted.partitions).await?;
@@ -56,8 +56,8 @@ pub async fn layout_at_start(store: &dyn Store, wanted: ShardingScheme) -> anyho
         tracing::warn!(
             shards_per_partition = is,
             configured,
-            "the state store says how many shards a partition has, and not the configuration: \
-             `waybill shards set {configured}` changes it, or set scheduler.shardsPerPartition to {is}"
+            "scheduler.shardsPerPartition differs from the state store, which takes precedence: \
+             run `waybill shards set {configured}`, or set scheduler.shardsPerPartition to {is}"
         );
     }
     Ok(layout)
@@ -239,7 +239,9 @@ async fn end(
         };
         let ended = stands.ended();
         if store.take_lease(seen, ended.clone()).await? {
-            tracing::info!(lease = %key, checkpoint = %ended.checkpoint.at.requests, "taken for good");
+            tracing::info!(lease = %key, checkpoint = %ended.checkpoint.at.requests, "took the \
+                                                                                      lease for \
+                                                                                      good");
             return Ok(ended);
         }
     }

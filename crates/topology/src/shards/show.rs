@@ -96,18 +96,22 @@ pub struct CheckpointView {
 #[derive(Debug, thiserror::Error)]
 pub enum SetError {
     /// The store failed.
-    #[error("the state store cannot be asked")]
+    #[error("cannot access the state store")]
     Store(#[from] StoreError),
     /// The new shards cannot follow the current ones.
     #[error(transparent)]
     Layout(#[from] LayoutError),
     /// No scheduler has stored a layout yet, so there is nothing to change.
     #[error(
-        "no scheduler has begun on this store: the first one begins with scheduler.shardsPerPartition"
+        "the state store has no layout yet: start a scheduler, which creates one with \
+         scheduler.shardsPerPartition"
     )]
     NotBegun,
     /// Another process changed the layout at the same time.
-    #[error("somebody else has changed the layout meanwhile: look at it, and ask again")]
+    #[error(
+        "another process changed the layout at the same time: check the new layout and repeat the \
+         command"
+    )]
     Changed,
 }
 
@@ -179,7 +183,7 @@ impl Shards {
             if !self.store.set_layout(Some(stands), next.clone()).await? {
                 return Err(SetError::Changed);
             }
-            tracing::info!(layout = %next, "the layout of shards was changed by a person");
+            tracing::info!(layout = %next, "changed the shard layout on request");
         }
         Ok(self.show().await?)
     }
@@ -211,7 +215,7 @@ impl Shards {
 fn still_held(before: LayoutGeneration, parent: ShardId, lease: Option<&Lease>) -> Option<String> {
     let owner = lease.filter(|lease| !lease.is_ended)?.owner?;
     Some(format!(
-        "shard {parent} of layout {before}, which {owner} has not let go"
+        "shard {parent} of layout {before}, which {owner} has not released"
     ))
 }
 
@@ -255,10 +259,10 @@ impl fmt::Display for LayoutView {
             topics_may_have: _,
             shards,
         } = self;
-        let becoming = becomes.map(|to| format!(", going over to {}", counted(to, "partition")));
+        let becoming = becomes.map(|to| format!(", changing to {}", counted(to, "partition")));
         writeln!(
             f,
-            "layout {generation}: {}, shards of each: {per_partition}{}",
+            "layout {generation}: {}, shards per partition: {per_partition}{}",
             counted(*partitions, "partition"),
             becoming.unwrap_or_default()
         )?;
@@ -269,7 +273,7 @@ impl fmt::Display for LayoutView {
         for view in shards {
             let mut state = view.owner.clone().unwrap_or_default();
             if view.silent {
-                state.push_str(", whose lease has run out");
+                state.push_str(", lease expired");
             }
             if !view.waits_for.is_empty() {
                 let _ = write!(state, "none: waits for {}", view.waits_for.join("; "));

@@ -127,7 +127,7 @@ fn another_number_of_partitions_names_what_mends_it() {
         (
             REQUESTS,
             &less,
-            ": `partitions` is what a new topic gets; set it to 3",
+            ": set `partitions` to 3: its value applies only to new topics",
         ),
         (
             steps,
@@ -137,8 +137,9 @@ fn another_number_of_partitions_names_what_mends_it() {
         (
             steps,
             &doubled,
-            ": delete the topic and create it again with 2 partitions: the step requests on it are repeated (or set \
-             `kafka.stepPartitions` to 4, if the topics of all agents have so many)",
+            ": delete the topic and create it again with 2 partitions: its step requests are \
+             repeated (or set `kafka.stepPartitions` to 4, if the topics of all agents have 4 \
+             partitions)",
         ),
     ];
     for (topic, change, fix) in found {
@@ -255,7 +256,7 @@ fn lost_copies_and_leaders_are_found_with_their_partitions() {
             ("leader", "none for partitions 1", Weight::Warning),
             (
                 "in-sync replicas",
-                "too few of partitions 3",
+                "incomplete for partitions 3",
                 Weight::Warning
             ),
         ]
