@@ -58,9 +58,9 @@ const NAMED_MAX: usize = 20;
 /// Why a round ended early.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum AuditError {
-    #[error("the state store cannot be read")]
+    #[error("cannot read the state store")]
     Store(#[from] StoreError),
-    #[error("the end of the recoveries cannot be read")]
+    #[error("cannot read the end of the recoveries topic")]
     Admin(#[from] AdminError),
     #[error("recoveries were not acknowledged")]
     Ask(#[from] AskError),
@@ -210,7 +210,7 @@ impl Audit {
             tokio::time::sleep(self.auditor.every).await;
             if let Err(error) = self.round().await {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(index_shard = %self.index_shard, error, "an audit of live operations ended early and is repeated");
+                tracing::warn!(index_shard = %self.index_shard, error, "audit failed; retrying");
             }
         }
     }
@@ -283,7 +283,8 @@ impl Audit {
                             operation = %row.id,
                             due = %time_text(due),
                             index_shard = %self.index_shard,
-                            "waking an operation that nothing would have woken"
+                            "audit found a live operation that nothing would resume; requesting \
+                             its recovery"
                         );
                     }
                     found.woken += 1;

@@ -110,7 +110,11 @@ impl Parked {
         loop {
             if let Err(error) = self.look(wall_clock()).await {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(index_shard = %self.index_shard, error, "what is parked could not be counted, and is counted again");
+                tracing::warn!(
+                    index_shard = %self.index_shard,
+                    error,
+                    "could not count parked operations; retrying"
+                );
             }
             self.tell();
             tokio::time::sleep(EVERY).await;
