@@ -99,7 +99,10 @@ pub(super) async fn acquire(
         };
         let sent = BootTime::now();
         if !store.take_lease(seen, row.clone()).await? {
-            tracing::info!(%shard, "another owner took the lease first; watching it");
+            tracing::info!(
+                %shard,
+                "another owner took the lease first; waiting for it to be released or to expire"
+            );
             continue;
         }
         begin_index(&*store, partition).await?;

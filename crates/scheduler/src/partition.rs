@@ -247,7 +247,8 @@ impl Owned {
         let refused = refused.filter(|(_, (at, _))| at.elapsed() < UNSENT_SHOWN_FOR);
         let refused = refused.map(|(agent, (at, why))| {
             format!(
-                "a step request for agent {agent} was refused {} s ago: {why} (shown for {} s after the last refusal)",
+                "a step request for agent {agent} was refused {} s ago: {why} (shown until {} s \
+                 after the last refusal)",
                 at.elapsed().as_secs() / SHOWN_EVERY_S * SHOWN_EVERY_S,
                 UNSENT_SHOWN_FOR.as_secs()
             )

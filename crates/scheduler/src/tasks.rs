@@ -60,7 +60,7 @@ impl Task {
 
 /// A task panicked. Its effects may have taken place.
 #[derive(Debug, thiserror::Error)]
-#[error("the task {} panicked: {message}", .task.name())]
+#[error("task {} panicked: {message}", .task.name())]
 pub(super) struct Panicked {
     task: Task,
     message: String,

@@ -24,7 +24,7 @@ impl UnreadableRows {
     pub(super) fn loaded() -> Self {
         Self {
             counter: ROWS_UNREADABLE.of([]),
-            what_came_of_it: "a row cannot be read; its operation waits for a person",
+            what_came_of_it: "unreadable row; its operation needs operator action",
             pace: Pace::default(),
         }
     }
@@ -33,7 +33,7 @@ impl UnreadableRows {
     pub(super) fn replaced() -> Self {
         Self {
             counter: ROWS_REPLACED.of([]),
-            what_came_of_it: "a row could not be read; what is known now was written over it",
+            what_came_of_it: "unreadable row; replaced it with the current state",
             pace: Pace::default(),
         }
     }

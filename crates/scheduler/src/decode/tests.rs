@@ -161,7 +161,7 @@ fn a_reply_without_the_nonce_of_its_request_is_poison_with_a_cause_that_says_wha
         .collect();
     assert!(causes[0].contains("has no nonce"), "{causes:?}");
     for cause in &causes[1..] {
-        assert!(cause.contains("is not that of a request"), "{causes:?}");
+        assert!(cause.contains("does not match a request"), "{causes:?}");
     }
     for cause in causes {
         assert!(cause.contains("an agent must repeat"), "{cause}");
