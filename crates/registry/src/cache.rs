@@ -172,7 +172,7 @@ impl Shared {
                     %id,
                     error = &error as &dyn std::error::Error,
                     again_in = ?pause,
-                    "records wait for a schema of the registry's"
+                    "records wait for a schema from the schema registry"
                 );
                 self.ask_again(id, asked, now);
             }
@@ -210,7 +210,7 @@ impl fmt::Debug for SchemaCache {
 
 fn parse(stored: &StoredSchema) -> Known {
     if stored.schema_type != StoredSchema::AVRO {
-        return Known::Unusable(format!("it is of type {}", stored.schema_type).into());
+        return Known::Unusable(format!("its type is {}", stored.schema_type).into());
     }
     match WriterSchema::parse(&stored.schema) {
         Ok(schema) => Known::Schema(Arc::new(schema)),
@@ -287,7 +287,7 @@ mod tests {
             schema_type: schema_type.to_owned(),
         };
         for (stored, expected) in [
-            (stored("{}", "JSON"), "it is of type JSON"),
+            (stored("{}", "JSON"), "its type is JSON"),
             (stored("{", "AVRO"), "not an Avro schema"),
         ] {
             match parse(&stored) {
