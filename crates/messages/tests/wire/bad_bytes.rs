@@ -394,12 +394,12 @@ fn a_schema_by_which_few_bytes_could_take_all_memory_or_stack_is_refused() {
         );
     }
     for (bad, why) in [
-        (huge, "larger than a record may be"),
+        (huge, "larger than the largest record"),
         (doubling.as_str(), "more than 10000 values"),
-        (of_nothing, "lists whose items take few bytes"),
+        (of_nothing, "list take too few bytes"),
         (recursive, "Node contains itself"),
         (by_way_of_another, "A contains itself"),
-        (nothing, "lists whose items take few bytes"),
+        (nothing, "list take too few bytes"),
     ] {
         let error = WriterSchema::parse(bad).unwrap_err();
         assert!(error.cause.contains(why), "{error:?}");

@@ -225,7 +225,7 @@ fn what_a_newer_version_asks_for_is_poison_with_a_clear_cause() {
     let request = samples::request();
     assert_eq!(
         unknown_symbol(&request, "Reschedule", 4, "kind"),
-        "the operation-request has a kind that this version does not know"
+        "the operation-request has a kind that this version does not support"
     );
     unknown_symbol(&samples::step_request(), "Probe", 4, "action");
     unknown_symbol(&samples::step_reply(), "Probe", 4, "action");
