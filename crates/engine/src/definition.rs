@@ -260,7 +260,7 @@ pub struct Condition {
 /// Why a text is not a duration.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error(
-    "{text:?} is no duration: expected a whole number and a unit of ms, s, m or h, as in 200ms"
+    "{text:?} is not a duration: expected a whole number and a unit of ms, s, m or h, as in 200ms"
 )]
 pub struct DurationError {
     text: String,
@@ -461,7 +461,7 @@ mod tests {
             ),
             (
                 r#"{"name": "a", "agent": "b", "timeout": "soon"}"#,
-                "\"soon\" is no duration",
+                "\"soon\" is not a duration",
             ),
             (
                 r#"{"name": "a", "agent": "b", "timeout": 5}"#,

@@ -600,7 +600,8 @@ impl PartitionEngine {
         match catch_unwind(AssertUnwindSafe(|| logic(live, &mut cx))) {
             Ok(Ok(())) if live.is_stuck() => {
                 live.park(
-                    "nothing is due for it, nor ever will be".to_owned(),
+                    "the engine has no pending event for the operation and would never resume it"
+                        .to_owned(),
                     &mut cx,
                 );
             }

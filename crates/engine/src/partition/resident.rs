@@ -424,7 +424,7 @@ impl ResidentOperation {
     fn refuse_workflow(&mut self) {
         let created = &self.created;
         let message = if created.step_names.is_empty() {
-            format!("there is no workflow {:?}", &*created.workflow)
+            format!("workflow {:?} does not exist", &*created.workflow)
         } else {
             format!(
                 "workflow {:?} has no version {} with the steps that this operation started with",

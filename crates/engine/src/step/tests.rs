@@ -238,7 +238,7 @@ fn expected(state: &str, event: &str) -> Option<StepProgress> {
     };
     let timed_out = |budget| StepError {
         code: "complete-by-passed".to_owned(),
-        message: format!("no answer came within {budget}"),
+        message: format!("no reply arrived within {budget}"),
     };
     // Complete-by of the running attempt, and the settling time after it.
     let unsettled = Some(Timestamp::from_millis(1_003_500));

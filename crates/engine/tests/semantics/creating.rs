@@ -282,7 +282,7 @@ fn an_unknown_workflow_ends_in_error_where_people_see_it() {
         ]
     );
     let error = fixture.state(id(1)).error.clone().unwrap();
-    assert_eq!(error.error.message, "there is no workflow \"nope\"");
+    assert_eq!(error.error.message, "workflow \"nope\" does not exist");
     assert_eq!(fixture.requests_checkpoint(), 1);
 }
 

@@ -333,7 +333,7 @@ fn a_misrouted_record_is_rerouted_once_and_then_to_the_dead_letters() {
     assert_eq!(*offset, Offset(1));
     assert_eq!(
         cause,
-        "its operation belongs to partition 6 of 8, not to 3, and it was rerouted before"
+        "its operation belongs to partition 6 of 8, not to 3, and the record was already rerouted"
     );
     assert_eq!(
         fixture.requests_checkpoint(),

@@ -105,8 +105,8 @@ fn an_operation_is_given_up_at_once_if_its_service_makes_it_wait_past_its_deadli
     let error = fixture.state(id(1)).error.clone().unwrap().error;
     assert_eq!(
         error.message,
-        "this step and those behind it may take 25s, and the deadline is nearer; \
-         before: circuit-open"
+        "this step and the steps after it may take 25s, which is longer than the time left until \
+         the deadline; previous error: circuit-open"
     );
     // Another operation waits behind the same breaker without having been refused itself.
     hurried.operation = id(2);
