@@ -530,7 +530,7 @@ impl fmt::Display for Layout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "layout {}: {}", self.generation(), self.scheme)?;
         match self.becomes() {
-            Some(partitions) => write!(f, ", going over to {partitions} partitions"),
+            Some(partitions) => write!(f, ", changing to {partitions} partitions"),
             None => Ok(()),
         }
     }

@@ -209,7 +209,7 @@ async fn a_certificate_without_tls_is_refused() {
         key_file: "/key.pem".into(),
     });
     let said = told(&CqlStore::check(&config).await.unwrap_err());
-    assert!(said.contains("over TLS only"), "{said}");
+    assert!(said.contains("requires TLS"), "{said}");
 }
 
 /// An error in its debug form, and with its causes.

@@ -254,7 +254,7 @@ impl Trouble {
     fn met(&self, error: &ExecutionError) {
         *self.last_met.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         if !self.is_there.swap(true, Ordering::Relaxed) {
-            tracing::warn!(%error, "requests to the state store fail, and are repeated");
+            tracing::warn!(%error, "requests to the state store fail; retrying");
         }
     }
 
@@ -370,7 +370,7 @@ fn failure_of_transaction(error: &ExecutionError) -> Failure {
 /// A server closed the connection before it could be used. Servers that require TLS, or a
 /// certificate, give no other sign.
 #[derive(Debug, thiserror::Error)]
-#[error("a server hung up; {hint}")]
+#[error("a server closed the connection; {hint}")]
 struct HungUp {
     hint: &'static str,
     #[source]
@@ -396,8 +396,8 @@ fn hint(config: &CqlConfig, error: &NewSessionError) -> Option<&'static str> {
         _ => false,
     };
     match (hung_up, &config.tls, &config.client_certificate) {
-        (true, CqlTls::Off, _) => Some("does it want TLS (store.scylla.tls)?"),
-        (true, _, None) => Some("does it want a certificate (store.scylla.certFile)?"),
+        (true, CqlTls::Off, _) => Some("does it require TLS (store.scylla.tls)?"),
+        (true, _, None) => Some("does it require a client certificate (store.scylla.certFile)?"),
         (true, _, Some(_)) | (false, _, _) => None,
     }
 }
@@ -433,7 +433,7 @@ fn tls(config: &CqlConfig) -> Result<Option<OpenSsl010Config>, StoreError> {
 fn authorities(path: &Path) -> Result<X509Store, Cause> {
     let certificates = X509::stack_from_pem(&std::fs::read(path)?)?;
     if certificates.is_empty() {
-        return Err("it has no certificate".into());
+        return Err("the file contains no certificate".into());
     }
     let mut trusted = X509StoreBuilder::new()?;
     for certificate in certificates {

@@ -107,20 +107,22 @@ pub struct CqlReport {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CqlProblem {
     /// The version is too old.
-    #[error("{0} is too old: 4.0 is the oldest that will do")]
+    #[error("{0} is too old: version 4.0 or later is required")]
     TooOld(CqlServer),
     /// The keyspace's tablets take no lightweight transactions in this version.
     #[error(
-        "{0} has no lightweight transactions in a keyspace with tablets, and leases need them: \
-         update to 2025.4 or later, or make the keyspace WITH tablets = {{'enabled': false}}"
+        "{0} does not support lightweight transactions in a keyspace with tablets, which leases \
+         require: update to 2025.4 or later, or create the keyspace WITH tablets = {{'enabled': \
+         false}}"
     )]
     TabletsWithoutTransactions(CqlServer),
     /// There is no keyspace, or it has no schema.
-    #[error("the keyspace has no schema of this program: run `waybill store migrate`")]
+    #[error("the keyspace has no Waybill schema: run `waybill store migrate`")]
     NoSchema,
     /// The schema is older than this program needs.
     #[error(
-        "the schema has version {found}, and this program needs {known}: run `waybill store migrate`"
+        "the schema has version {found}, but this program requires {known}: run `waybill store \
+         migrate`"
     )]
     OldSchema {
         /// The version found.
@@ -130,7 +132,8 @@ pub enum CqlProblem {
     },
     /// The schema is newer than this program knows.
     #[error(
-        "the schema has version {found}, and this program knows {known} only: use a newer program"
+        "the schema has version {found}, but this program supports only {known}: use a newer \
+         program"
     )]
     NewSchema {
         /// The version found.
@@ -146,7 +149,8 @@ pub enum CqlProblem {
     },
     /// One lost machine loses rows (with one replica) or the quorum (with two).
     #[error(
-        "each row is stored {factor} times in {datacenter}: one machine's loss stops the store, or loses rows"
+        "each row is stored {factor} times in {datacenter}: the loss of one machine stops the \
+         store or loses rows"
     )]
     FewReplicas {
         /// The datacentre.
@@ -156,13 +160,14 @@ pub enum CqlProblem {
     },
     /// Leases and deadlines depend on the clocks of all machines.
     #[error(
-        "the clock of {} is {} ms ahead of this machine's: clocks must agree better than leases and \
-         supervisor.clockSkew allow for", .0.node, .0.ahead_ms
+        "the clock of {} is {} ms ahead of this machine's clock: the difference must stay well \
+         below what leases and supervisor.clockSkew allow", .0.node, .0.ahead_ms
     )]
     ClocksApart(CqlClock),
     /// A power loss would lose acknowledged writes that are on no other machine.
     #[error(
-        "the commit log is synced {how}: a power loss takes rows with it that were acknowledged and are on no other machine"
+        "the commit log is synced {how}: a power loss deletes acknowledged rows that are on no \
+         other machine"
     )]
     UnsyncedCommitLog {
         /// The server's setting.
@@ -377,11 +382,11 @@ mod tests {
             (None, "`waybill store migrate`"),
             (
                 Some(2),
-                "version 2, and this program needs 3: run `waybill store migrate`",
+                "version 2, but this program requires 3: run `waybill store migrate`",
             ),
             (
                 Some(4),
-                "version 4, and this program knows 3 only: use a newer program",
+                "version 4, but this program supports only 3: use a newer program",
             ),
         ] {
             found.schema_version = version;

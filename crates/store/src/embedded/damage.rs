@@ -30,10 +30,10 @@ pub(super) fn cause(error: &Error) -> Option<String> {
     let text = match error {
         Error::Storage(LsmError::Io(error)) | Error::Io(error) => return io_cause(error),
         Error::Storage(LsmError::ChecksumMismatch { got, expected }) => {
-            format!("a block has checksum {got}, and {expected} was written with it")
+            format!("a block has checksum {got}, not {expected}")
         }
         Error::Storage(LsmError::InvalidTag((what, tag))) | Error::InvalidTag((what, tag)) => {
-            format!("{tag} is no {what}")
+            format!("{tag} is not a valid {what}")
         }
         Error::Storage(LsmError::InvalidHeader(what)) => {
             format!("the header of a {what} is invalid")
@@ -355,7 +355,7 @@ impl Walk {
         match self.snapshot.get(&self.keyspace, key) {
             Ok(value) => Ok(value.map(|_| UserKey::from(key))),
             Err(error) if cause(&error).is_some() => Ok(None),
-            Err(error) => Err(failed("walking over a table")(error)),
+            Err(error) => Err(failed("scanning a table")(error)),
         }
     }
 
@@ -367,7 +367,7 @@ impl Walk {
             match item.key() {
                 Ok(key) => keys.push(key),
                 Err(error) if cause(&error).is_some() => return Ok(None),
-                Err(error) => return Err(failed("walking over a table")(error)),
+                Err(error) => return Err(failed("scanning a table")(error)),
             }
         }
         Ok(Some(keys))
@@ -432,7 +432,7 @@ impl Iterator for Walk {
             };
             let Some(cause) = cause(&error) else {
                 self.is_over = true;
-                return Some(Err(failed("walking over a table")(error)));
+                return Some(Err(failed("scanning a table")(error)));
             };
             match self.pass_over(&cause) {
                 Ok(true) => {}
@@ -453,7 +453,7 @@ fn is_damaged(item: Option<fjall::Guard>) -> Result<bool, StoreError> {
     match item.map(fjall::Guard::key) {
         None | Some(Ok(_)) => Ok(false),
         Some(Err(error)) if cause(&error).is_some() => Ok(true),
-        Some(Err(error)) => Err(failed("walking over a table")(error)),
+        Some(Err(error)) => Err(failed("scanning a table")(error)),
     }
 }
 
