@@ -39,7 +39,7 @@ const REFUSAL_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before a retry after a topic was unknown, or the leader of a partition did not know it.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// The action that errors name when a topic cannot be described.
-const LOOKING: &str = "looking at topic";
+const LOOKING: &str = "describing topic";
 
 /// A topic to create.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -130,7 +130,7 @@ pub enum AdminError {
         reason: String,
     },
     /// The thread that made the request was stopped.
-    #[error("the runtime stopped while the broker was asked")]
+    #[error("the runtime stopped during a request to the broker")]
     Stopped,
 }
 
@@ -175,7 +175,7 @@ impl Admin {
         let mut refused_since = None;
         let mut last = None;
         let probe = Probe::new(&self.config).map_err(|source| AdminError::Request {
-            action: "making a client",
+            action: "creating a client",
             source,
         })?;
         let probe = Arc::new(probe);
@@ -239,7 +239,7 @@ impl Admin {
         topics: &[TopicSpec],
         options: &AdminOptions,
     ) -> Result<Vec<String>, AdminError> {
-        const ACTION: &str = "making topic";
+        const ACTION: &str = "creating topic";
         if topics.is_empty() {
             return Ok(Vec::new());
         }
@@ -261,7 +261,7 @@ impl Admin {
             .create_topics(&new, options)
             .await
             .map_err(|source| AdminError::Request {
-                action: "making topics",
+                action: "creating topics",
                 source,
             })?;
         let mut made = Vec::new();
@@ -457,7 +457,7 @@ impl Admin {
         }
         let answers = self.client.describe_configs(&asked, &admin_options());
         let answers = answers.await.map_err(|source| AdminError::Request {
-            action: "asking for the settings of topics",
+            action: "reading the settings of topics",
             source,
         })?;
         let mut settings = BTreeMap::new();
@@ -490,7 +490,7 @@ impl Admin {
         });
         let found: Result<_, KafkaError> = answer.await.map_err(|_| AdminError::Stopped)?;
         found.map_err(|source| AdminError::Request {
-            action: "asking for the offsets of a topic",
+            action: "reading the offsets of a topic",
             source,
         })
     }

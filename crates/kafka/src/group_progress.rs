@@ -127,7 +127,8 @@ impl<T: Copy + Eq + Hash> GroupProgress<T> {
                 %partition,
                 %offset,
                 read_to = %old.next(),
-                "topic was recreated or lost its end; reading it from the beginning, and dropping what was not begun of the old log"
+                "topic was recreated or lost its end; reading it from the beginning and dropping \
+                 unstarted records of the old log"
             );
             self.open -= assigned.open();
             self.assignments += 1;

@@ -92,7 +92,7 @@ impl<D: Delivered> NativeProducer<D> {
             })
             .map_err(|error| ClientError::Create {
                 client_id: options.client_id.clone(),
-                reason: format!("no thread for it: {error}"),
+                reason: format!("cannot start its thread: {error}"),
             })?;
         Ok(Self {
             inner,

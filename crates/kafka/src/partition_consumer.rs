@@ -367,7 +367,7 @@ impl PartitionConsumer {
         timeout: Duration,
     ) -> Result<(Offset, Offset), RequestError> {
         watermarks(self.consumer.client(), topic, partition, timeout)
-            .map_err(RequestError::new("asking for a partition's offsets"))
+            .map_err(RequestError::new("reading a partition's offsets"))
     }
 
     /// The ID of a topic, from the broker that leads the given partition. `None` if the broker
@@ -384,7 +384,7 @@ impl PartitionConsumer {
         timeout: Duration,
     ) -> Result<Option<TopicId>, RequestError> {
         native::topic_id(self.consumer.client(), topic, partition, timeout)
-            .map_err(RequestError::new("asking for the ID of a topic"))
+            .map_err(RequestError::new("reading the ID of a topic"))
     }
 
     /// The offset that the next record of an assigned partition will get, as of the last fetch.
@@ -424,7 +424,7 @@ impl PartitionConsumer {
         let found = self
             .consumer
             .committed_offsets(list, timeout)
-            .map_err(RequestError::new("asking for a group's offsets"))?;
+            .map_err(RequestError::new("reading a group's offsets"))?;
         let committed = partitions.iter().map(|(topic, partition)| {
             let element = found.find_partition(topic, partition_number(*partition))?;
             match element.offset() {

@@ -16,7 +16,7 @@ use rdkafka::error::KafkaError;
 use rdkafka::types::RDKafkaErrorCode;
 
 /// Why no Kafka client can talk to a server that speaks HTTP.
-pub const SPEAKS_HTTP: &str = "an HTTP server answers there, and no Kafka broker: check the port";
+pub const SPEAKS_HTTP: &str = "an HTTP server answers there, not a Kafka broker: check the port";
 
 /// How librdkafka reports an answer that begins with `HTTP`, which it takes for the size of the answer.
 const SIZE_OF_HTTP: &str = "Invalid response size 1213486160";
@@ -131,7 +131,7 @@ fn without_thread(line: &str) -> &str {
 /// librdkafka says so, but not for every connection.
 fn with_advice(line: &str) -> String {
     match line.contains("APIVERSION_QUERY") && !line.contains("security.protocol") {
-        true => format!("{line}; is security.protocol what it listens for?"),
+        true => format!("{line}; check that security.protocol matches the broker's listener"),
         false => line.to_owned(),
     }
 }
@@ -200,7 +200,10 @@ mod tests {
     fn whoever_is_hung_up_on_at_once_is_led_to_the_protocol_and_only_once() {
         let closed =
             "Disconnected: connection closed by peer (after 0ms in state APIVERSION_QUERY)";
-        assert!(with_advice(closed).ends_with("; is security.protocol what it listens for?"));
+        assert!(
+            with_advice(closed)
+                .ends_with("; check that security.protocol matches the broker's listener")
+        );
         for line in [
             "Disconnected: incorrect security.protocol? (after 0ms in state APIVERSION_QUERY)",
             "Connect to ipv4#127.0.0.1:1 failed: Connection refused (after 0ms in state CONNECT)",

@@ -262,7 +262,11 @@ impl<D: Delivered> Producer<D> {
         let reason = current.producer.fatal_error().unwrap_or_default();
         match NativeProducer::new(&self.settings, &self.options, Arc::clone(&self.in_flight)) {
             Ok(new) => {
-                tracing::error!(client, reason, "the producer gave up and was made anew");
+                tracing::error!(
+                    client,
+                    reason,
+                    "producer failed permanently; created a new one"
+                );
                 current.number += 1;
                 let old = mem::replace(&mut current.producer, Arc::new(new));
                 drop(current);
@@ -274,7 +278,7 @@ impl<D: Delivered> Producer<D> {
                     client,
                     reason,
                     error = &error as &dyn std::error::Error,
-                    "the producer gave up and cannot be made anew"
+                    "producer failed permanently; cannot create a new one"
                 );
                 false
             }
@@ -303,7 +307,7 @@ fn end_aside<D: Delivered>(old: Arc<NativeProducer<D>>) {
         .spawn(move || drop(old));
     if let Err(error) = ending {
         // The producer was dropped here, with the closure that did not run.
-        tracing::warn!(%error, "no thread to end a producer on");
+        tracing::warn!(%error, "cannot start the thread that closes a failed producer");
     }
 }
 

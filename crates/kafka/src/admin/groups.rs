@@ -21,7 +21,7 @@ impl Admin {
         });
         let read = answer.await.map_err(|_| AdminError::Stopped)?;
         read.map_err(|source| AdminError::Request {
-            action: "asking for the consumer groups",
+            action: "listing the consumer groups",
             source,
         })
     }
