@@ -43,7 +43,7 @@ impl FirstOwner {
         if self.may_lack_state {
             return Ok(());
         }
-        let lease = shards::standing(store, layout, generation, shard).await?;
+        let lease = shards::current_lease(store, layout, generation, shard).await?;
         if lease.is_begun {
             return Ok(());
         }

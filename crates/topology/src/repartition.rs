@@ -34,12 +34,12 @@ use crate::topics::{DISK_BOUND, names_with_partitions_of_operations};
 use crate::{PARTITIONS_MAX, TopologySettings};
 
 /// The interval between checks whether shards have begun.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+const CHECK_EVERY: Duration = Duration::from_millis(500);
 /// The interval between checks for an unfinished change.
 const FINISH_EVERY: Duration = Duration::from_secs(2);
 /// How long a step may make no progress, in addition to two settle times, before another process
 /// resumes it.
-const STANDS_STILL_AFTER: Duration = Duration::from_secs(10);
+const STALLED_AFTER: Duration = Duration::from_secs(10);
 /// How long to wait for shards. They begin whether or not the command waits.
 const READERS_PATIENCE: Duration = Duration::from_secs(20);
 
@@ -145,7 +145,7 @@ pub struct Repartition {
     /// The topics with as many partitions as operations are spread over.
     names: Vec<String>,
     settle: Duration,
-    stands: Arc<Mutex<Option<RepartitionView>>>,
+    progress: Arc<Mutex<Option<RepartitionView>>>,
 }
 
 /// The progress of a change.
@@ -178,7 +178,7 @@ impl Repartition {
             kafka,
             topics,
             settle: topology.kafka.repartition_settle,
-            stands: Arc::default(),
+            progress: Arc::default(),
         }
     }
 
@@ -191,7 +191,7 @@ impl Repartition {
     /// The progress of the last change that this process began.
     #[must_use]
     pub fn view(&self) -> Option<RepartitionView> {
-        self.stands().clone()
+        self.progress().clone()
     }
 
     /// Begins a change in the background, or returns the running one if it has the same number.
@@ -200,8 +200,8 @@ impl Repartition {
     ///
     /// The running change, if it has another number.
     pub fn begin(&self, partitions: u32) -> Result<RepartitionView, RepartitionView> {
-        let mut stands = self.stands();
-        if let Some(under_way) = stands.as_ref().filter(|view| view.is_under_way) {
+        let mut progress = self.progress();
+        if let Some(under_way) = progress.as_ref().filter(|view| view.is_under_way) {
             return match under_way.partitions == partitions {
                 true => Ok(under_way.clone()),
                 false => Err(under_way.clone()),
@@ -213,30 +213,30 @@ impl Repartition {
             is_under_way: true,
             error: None,
         };
-        *stands = Some(view.clone());
-        drop(stands);
+        *progress = Some(view.clone());
+        drop(progress);
         let growing = self.clone();
         tokio::spawn(async move {
             let mut ending = Ending {
                 growing: &growing,
                 error: Some("the change stopped unexpectedly".to_owned()),
             };
-            let tell = |step: String| {
-                if let Some(view) = growing.stands().as_mut() {
+            let report = |step: String| {
+                if let Some(view) = growing.progress().as_mut() {
                     view.step = step;
                 }
             };
-            let ended = growing.run(partitions, &tell).await;
+            let ended = growing.run(partitions, &report).await;
             ending.error = ended.err().map(|error| chain(&error));
         });
         Ok(view)
     }
 
-    fn stands(&self) -> std::sync::MutexGuard<'_, Option<RepartitionView>> {
-        self.stands.lock().unwrap_or_else(PoisonError::into_inner)
+    fn progress(&self) -> std::sync::MutexGuard<'_, Option<RepartitionView>> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the number of partitions, and waits until shards read them. `tell` receives each
+    /// Changes the number of partitions, and waits until shards read them. `report` receives each
     /// step. Other processes may run the same change concurrently.
     ///
     /// # Errors
@@ -245,12 +245,12 @@ impl Repartition {
     pub async fn run(
         &self,
         partitions: u32,
-        tell: &(dyn Fn(String) + Sync),
+        report: &(dyn Fn(String) + Sync),
     ) -> Result<(), RepartitionError> {
         if partitions > PARTITIONS_MAX {
             return Err(RepartitionError::TooMany(partitions));
         }
-        self.drive(partitions, false, tell).await
+        self.drive(partitions, false, report).await
     }
 
     /// Resumes the change, or begins it unless `begun`. A change that was begun is never begun
@@ -259,7 +259,7 @@ impl Repartition {
         &self,
         partitions: u32,
         mut begun: bool,
-        tell: &(dyn Fn(String) + Sync),
+        report: &(dyn Fn(String) + Sync),
     ) -> Result<(), RepartitionError> {
         let admin = Admin::new(&self.kafka, "waybill-growing")?;
         loop {
@@ -277,14 +277,14 @@ impl Repartition {
                 if read != partitions {
                     return Err(RepartitionError::Replaced);
                 }
-                tell(format!(
+                report(format!(
                     "done: set `partitions` to {read} and `scheduler.shardsPerPartition` to \
                      {shards}"
                 ));
                 return Ok(());
             }
             begun |= is_under_way;
-            let Some(next) = self.next_step(&layout, partitions, &admin, tell).await? else {
+            let Some(next) = self.next_step(&layout, partitions, &admin, report).await? else {
                 begun = true;
                 continue;
             };
@@ -302,11 +302,11 @@ impl Repartition {
         layout: &Layout,
         partitions: u32,
         admin: &Admin,
-        tell: &(dyn Fn(String) + Sync),
+        report: &(dyn Fn(String) + Sync),
     ) -> Result<Option<Layout>, RepartitionError> {
         let settle = self.settle;
         if layout.is_announced() && layout.partitions_written() == partitions {
-            tell(format!(
+            report(format!(
                 "new number announced; waiting {settle:?} for pending writes"
             ));
             tokio::time::sleep(settle).await;
@@ -316,30 +316,30 @@ impl Repartition {
             return Ok(Some(layout.moved(ends)?));
         }
         if layout.is_moving() && layout.partitions_written() == partitions {
-            self.wait_for_shards(layout, tell).await?;
+            self.wait_for_shards(layout, report).await?;
             return Ok(Some(layout.settled(&self.through(layout).await?)?));
         }
         let most = layout.partitions_ever().into_iter().max();
         let most = most.unwrap_or_default().max(partitions);
-        if layout.is_cut() && layout.becomes() == Some(partitions) {
-            self.wait_until_all_run(layout, tell).await?;
+        if layout.has_boundaries() && layout.becomes() == Some(partitions) {
+            self.wait_until_all_run(layout, report).await?;
             return Ok(Some(layout.announced(Vec::new())?));
         }
         if layout.partitions_intended() == Some(partitions) {
             let is_more = partitions > layout.scheme().partitions;
-            self.add_partitions(admin, partitions, most, tell).await?;
+            self.add_partitions(admin, partitions, most, report).await?;
             if !is_more {
                 // Wait while the change can still be withdrawn.
-                self.wait_until_all_run(layout, tell).await?;
+                self.wait_until_all_run(layout, report).await?;
             }
             let begins = self.begins(admin, layout, partitions).await?;
             return Ok(Some(match is_more {
                 true => layout.announced(begins)?,
-                false => layout.cut(begins)?,
+                false => layout.with_boundaries(begins)?,
             }));
         }
         if layout.partitions_written() == partitions {
-            self.add_partitions(admin, partitions, most, tell).await?;
+            self.add_partitions(admin, partitions, most, report).await?;
             // Withdraws an intended change.
             let is_intended = layout.becomes().is_some();
             return Ok(is_intended.then(|| layout.withdrawn()).transpose()?);
@@ -397,19 +397,19 @@ impl Repartition {
     async fn wait_until_all_run(
         &self,
         layout: &Layout,
-        tell: &(dyn Fn(String) + Sync),
+        report: &(dyn Fn(String) + Sync),
     ) -> Result<(), RepartitionError> {
-        let (began, mut told) = (Instant::now(), None);
+        let (began, mut reported) = (Instant::now(), None);
         while let Some(shard) = shards::unbegun(&*self.store, layout).await? {
             if began.elapsed() >= READERS_PATIENCE {
                 return Err(RepartitionError::Unbegun(shard));
             }
-            if told.replace(shard) != Some(shard) {
-                tell(format!(
+            if reported.replace(shard) != Some(shard) {
+                report(format!(
                     "waiting until shard {shard} runs under the new layout"
                 ));
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_EVERY).await;
         }
         Ok(())
     }
@@ -466,7 +466,7 @@ impl Repartition {
         admin: &Admin,
         partitions: u32,
         most: u32,
-        tell: &(dyn Fn(String) + Sync),
+        report: &(dyn Fn(String) + Sync),
     ) -> Result<(), RepartitionError> {
         let lacking = self.lacking(admin, partitions, most).await?;
         if lacking.is_empty() {
@@ -474,7 +474,7 @@ impl Repartition {
         }
         admin.add_partitions(&lacking, partitions).await?;
         let settle = self.settle;
-        tell(format!(
+        report(format!(
             "the topics have {partitions} partitions; waiting {settle:?} until clients refresh \
              their metadata"
         ));
@@ -527,9 +527,9 @@ impl Repartition {
     async fn wait_for_shards(
         &self,
         layout: &Layout,
-        tell: &(dyn Fn(String) + Sync),
+        report: &(dyn Fn(String) + Sync),
     ) -> Result<(), RepartitionError> {
-        let (began, mut told) = (Instant::now(), None);
+        let (began, mut reported) = (Instant::now(), None);
         while let Some((shard, partition, end)) = shards::unmoved(&*self.store, layout).await? {
             if began.elapsed() >= READERS_PATIENCE {
                 return Err(RepartitionError::Unmoved {
@@ -538,10 +538,10 @@ impl Repartition {
                     end,
                 });
             }
-            if told.replace(shard) != Some(shard) {
-                tell(format!("waiting until shard {shard} has moved"));
+            if reported.replace(shard) != Some(shard) {
+                report(format!("waiting until shard {shard} has moved"));
             }
-            tokio::time::sleep(LOOK_EVERY).await;
+            tokio::time::sleep(CHECK_EVERY).await;
         }
         Ok(())
     }
@@ -555,7 +555,7 @@ struct Ending<'a> {
 
 impl Drop for Ending<'_> {
     fn drop(&mut self) {
-        if let Some(view) = self.growing.stands().as_mut() {
+        if let Some(view) = self.growing.progress().as_mut() {
             view.is_under_way = false;
             view.error = self.error.take();
         }
@@ -570,7 +570,7 @@ pub async fn finish(
 ) -> anyhow::Result<()> {
     // No other process can drive the change on an exclusive store.
     let patience = match growing.is_shared() {
-        true => growing.settle * 2 + STANDS_STILL_AFTER,
+        true => growing.settle * 2 + STALLED_AFTER,
         false => Duration::ZERO,
     };
     let mut seen = (partition_map.layout().generation(), Instant::now());
@@ -590,16 +590,16 @@ pub async fn finish(
         {
             // The followed layout may be outdated: another process may just have finished the
             // change.
-            let stands = growing.store.layout().await.ok().flatten();
-            if stands.is_none_or(|stands| stands.generation() != layout.generation()) {
+            let stored = growing.store.layout().await.ok().flatten();
+            if stored.is_none_or(|stored| stored.generation() != layout.generation()) {
                 continue;
             }
             tracing::warn!(
                 partitions,
                 "resuming an interrupted change of the number of partitions"
             );
-            let tell = |step: String| tracing::info!(step, "changing the number of partitions");
-            let going_on = growing.drive(partitions, true, &tell);
+            let report = |step: String| tracing::info!(step, "changing the number of partitions");
+            let going_on = growing.drive(partitions, true, &report);
             let ended = tokio::select! {
                 ended = going_on => ended,
                 () = stop.cancelled() => return Ok(()),

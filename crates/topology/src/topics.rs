@@ -241,8 +241,9 @@ pub async fn broker_kind(admin: &Admin, topology: &TopologySettings) -> anyhow::
     let names = Topics::new(&topology.kafka.topic_prefix);
     let deadline = Instant::now() + KIND_PATIENCE;
     loop {
-        let told = kind_told(admin, names.requests(), topology.scheme.partitions).await;
-        match told.map_err(|error| explained(error, topology))? {
+        let kind_found =
+            kind_from_settings(admin, names.requests(), topology.scheme.partitions).await;
+        match kind_found.map_err(|error| explained(error, topology))? {
             Some(kind) => return Ok(kind),
             // The settings are hidden from this user.
             None if Instant::now() >= deadline => return Ok(BrokerKind::Kafka),
@@ -253,7 +254,7 @@ pub async fn broker_kind(admin: &Admin, topology: &TopologySettings) -> anyhow::
 
 /// The kind of broker, by its settings of the topic of requests; `None` if the topic was created
 /// between two requests, or its settings are hidden from this user.
-async fn kind_told(
+async fn kind_from_settings(
     admin: &Admin,
     requests: &str,
     partitions: u32,

@@ -142,7 +142,11 @@ fn at(requests: i64) -> TopicOffsets {
 
 /// Two partitions become one; the other one ended at `end`.
 fn shrunk(layout: &Layout, end: i64) -> Layout {
-    let layout = layout.intended(1).unwrap().cut(vec![at(0)]).unwrap();
+    let layout = layout
+        .intended(1)
+        .unwrap()
+        .with_boundaries(vec![at(0)])
+        .unwrap();
     let layout = layout.announced(Vec::new()).unwrap();
     layout.moved(vec![at(0), at(end)]).unwrap()
 }

@@ -150,8 +150,9 @@ impl Shards {
                 Some(lease) if lease.owner.is_some() => (Vec::new(), lease),
                 Some(lease) => (vec!["an owner".to_owned()], lease),
                 None => {
-                    let stands = super::standing(&*self.store, &layout, generation, shard).await?;
-                    (self.awaited(&layout, shard).await?, stands)
+                    let lease =
+                        super::current_lease(&*self.store, &layout, generation, shard).await?;
+                    (self.awaited(&layout, shard).await?, lease)
                 }
             };
             shards.push(view(shard, &lease, waits_for));
@@ -173,14 +174,14 @@ impl Shards {
     /// If the current layout does not allow this number, or the store fails.
     pub async fn set(&self, shards_per_partition: u32) -> Result<LayoutView, SetError> {
         // The store holds the number of partitions. The caller's configuration does not count.
-        let stands = self.store.layout().await?.ok_or(SetError::NotBegun)?;
+        let current = self.store.layout().await?.ok_or(SetError::NotBegun)?;
         let wanted = ShardingScheme {
             shards_per_partition,
-            ..stands.scheme()
+            ..current.scheme()
         };
-        if wanted != stands.scheme() {
-            let next = stands.successor(wanted)?;
-            if !self.store.set_layout(Some(stands), next.clone()).await? {
+        if wanted != current.scheme() {
+            let next = current.successor(wanted)?;
+            if !self.store.set_layout(Some(current), next.clone()).await? {
                 return Err(SetError::Changed);
             }
             tracing::info!(layout = %next, "changed the shard layout on request");

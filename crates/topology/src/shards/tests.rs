@@ -86,7 +86,7 @@ async fn whoever_merges_begins_at_the_lowest_and_its_parents_can_never_be_renewe
     site.lease(1, 0, None, 40).await;
     site.lease(1, 1, None, 30).await;
     let layout = layout_of(&[2, 1]);
-    let before = standing(&*site.store, &layout, LayoutGeneration(2), ShardId(0)).await;
+    let before = current_lease(&*site.store, &layout, LayoutGeneration(2), ShardId(0)).await;
     let begun = site.begin(&layout, 0).await;
     assert_eq!(begun.checkpoint.at.requests, Offset(30));
     assert_eq!((begun.stamp_limit, begun.epoch), (Stamp(101), Epoch(6)));
@@ -282,15 +282,15 @@ fn at(requests: i64) -> TopicOffsets {
 }
 
 /// Two partitions that become one, with the remaining one cut at this request.
-fn cut_layout(requests: i64) -> Layout {
+fn layout_with_boundary(requests: i64) -> Layout {
     let intended = Layout::first(2).intended(1).unwrap();
-    intended.cut(vec![at(requests)]).unwrap()
+    intended.with_boundaries(vec![at(requests)]).unwrap()
 }
 
 #[tokio::test]
 async fn of_fewer_partitions_whoever_comes_to_one_begins_where_it_was_cut() {
     let site = Site::new();
-    let announced = cut_layout(20).announced(Vec::new()).unwrap();
+    let announced = layout_with_boundary(20).announced(Vec::new()).unwrap();
     let layout = announced.moved(vec![at(30), at(40)]).unwrap();
     let (stays, comes) = (ShardId(0), ShardId(1));
     site.lease(3, 0, None, 29).await;
@@ -317,7 +317,7 @@ async fn of_fewer_partitions_whoever_comes_to_one_begins_where_it_was_cut() {
 #[tokio::test]
 async fn who_has_not_begun_under_a_layout_is_named() {
     let site = Site::new();
-    let layout = cut_layout(0);
+    let layout = layout_with_boundary(0);
     site.lease(2, 0, None, 0).await;
     let named = unbegun(&*site.store, &layout).await;
     assert_eq!(named.unwrap(), Some(ShardId(1)));
@@ -329,7 +329,7 @@ async fn who_has_not_begun_under_a_layout_is_named() {
 #[tokio::test]
 async fn what_lies_beyond_a_cut_was_not_consumed_before_others_have_come() {
     let site = Site::new();
-    let layout = cut_layout(20);
+    let layout = layout_with_boundary(20);
     site.lease(2, 0, None, 29).await;
     for layout in [layout.clone(), layout.announced(Vec::new()).unwrap()] {
         let consumed = consumed(&*site.store, &layout, Priority::Normal, PartitionId(0)).await;

@@ -245,12 +245,12 @@ fn lost_copies_and_leaders_are_found_with_their_partitions() {
         found.partitions[1].leader = None;
         found.partitions[3].in_sync.truncate(1);
     });
-    let told: Vec<_> = findings
+    let reported: Vec<_> = findings
         .iter()
         .map(|finding| (finding.key, finding.found.as_str(), finding.weight))
         .collect();
     assert_eq!(
-        told,
+        reported,
         [
             ("replication.factor", "2", Weight::Warning),
             ("leader", "none for partitions 1", Weight::Warning),
@@ -295,11 +295,11 @@ fn the_embedded_broker_is_held_to_its_disk() {
         let settings = found.get_mut(topic).unwrap().settings.as_mut().unwrap();
         settings.insert(key.to_owned(), bad.to_owned());
         let findings = audit(&topology, BrokerKind::Embedded, &needed, &found);
-        let told: Vec<_> = findings
+        let reported: Vec<_> = findings
             .iter()
             .map(|finding| (finding.topic.as_str(), finding.key, finding.weight))
             .collect();
-        assert_eq!(told, [(topic, key, weight)]);
+        assert_eq!(reported, [(topic, key, weight)]);
     }
 }
 
