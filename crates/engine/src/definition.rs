@@ -453,7 +453,7 @@ mod tests {
 
     #[test]
     fn unknown_keys_and_wrong_durations_are_refused_by_name() {
-        for (json, told) in [
+        for (json, expected) in [
             (r#"{"name": "a", "agent": "b", "retries": 3}"#, "retries"),
             (
                 r#"{"name": "a", "agent": "b", "on_failure": "park"}"#,
@@ -473,7 +473,7 @@ mod tests {
             ),
         ] {
             let error = serde_json::from_str::<StepDefinition>(json).unwrap_err();
-            assert!(error.to_string().contains(told), "{error}");
+            assert!(error.to_string().contains(expected), "{error}");
         }
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn add(
     if pending.received {
         sends.push(Command::Send(received(live)));
     }
-    for index in pending.tell.iter() {
+    for index in pending.statuses.iter() {
         // The step may have left this state by now.
         if needs_status(live.state.steps[index].state) {
             sends.push(Command::Send(step_status(live, index)));

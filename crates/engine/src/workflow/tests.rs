@@ -204,9 +204,9 @@ fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
             "compensation.retry.longInterval must be left out",
         ),
     ];
-    for (steps, told) in cases {
-        let error = compile(steps).expect_err(told).to_string();
-        assert!(error.contains(told), "{error:?} lacks {told:?}");
+    for (steps, expected) in cases {
+        let error = compile(steps).expect_err(expected).to_string();
+        assert!(error.contains(expected), "{error:?} lacks {expected:?}");
     }
 }
 
@@ -278,7 +278,7 @@ fn a_workflow_that_cannot_keep_its_promise_is_refused_with_the_way_out() {
         after: Some(Vec::new()),
         ..step
     };
-    for (steps, told) in [
+    for (steps, expected) in [
         (
             vec![irreversible("mail"), step("pay")],
             "step \"mail\" cannot be undone, but \"pay\" may fail after it",
@@ -315,7 +315,7 @@ fn a_workflow_that_cannot_keep_its_promise_is_refused_with_the_way_out() {
         ),
     ] {
         let error = compile(steps).unwrap_err().to_string();
-        assert!(error.contains(told), "{error:?} lacks {told:?}");
+        assert!(error.contains(expected), "{error:?} lacks {expected:?}");
     }
 }
 
