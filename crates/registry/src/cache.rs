@@ -58,7 +58,7 @@ enum Other {
     /// A request for it is in flight.
     Asking,
     /// The registry gave no answer that counts; retry after `until`.
-    Away { asked: Asked, until: Instant },
+    Unavailable { asked: Asked, until: Instant },
     /// The registry does not have it; this counts until `until`.
     Unknown { until: Instant },
     /// The registry refuses access to it; this counts until `until`.
@@ -109,12 +109,12 @@ impl Schemas for SchemaCache {
         let now = Instant::now();
         let asked = match state.others.get(id) {
             Some(Other::Asking) => return Lookup::NotYet,
-            Some(Other::Away { until, .. }) if now < until => return Lookup::NotYet,
+            Some(Other::Unavailable { until, .. }) if now < until => return Lookup::NotYet,
             Some(Other::Unknown { until }) if now < until => return Lookup::Unknown,
             Some(Other::Refused { cause, until }) if now < until => {
                 return Lookup::Unusable { cause };
             }
-            Some(Other::Away { asked, .. }) => asked,
+            Some(Other::Unavailable { asked, .. }) => asked,
             Some(Other::Unknown { .. } | Other::Refused { .. }) | None => Asked::default(),
         };
         state.others.set(id, Other::Asking);
@@ -185,7 +185,9 @@ impl Shared {
             times: asked.times.saturating_add(1),
             ..asked
         };
-        self.state().others.set(id, Other::Away { asked, until });
+        self.state()
+            .others
+            .set(id, Other::Unavailable { asked, until });
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

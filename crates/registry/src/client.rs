@@ -373,10 +373,10 @@ impl Registry {
             let read = serde_json::from_slice(body).map(Answer::Ok);
             return read.map_err(|error| self.no_registry(error.to_string()));
         }
-        let told: Option<Told> = serde_json::from_slice(body).ok();
-        let reason = told.as_ref().map_or_else(
+        let error_body: Option<ErrorBody> = serde_json::from_slice(body).ok();
+        let reason = error_body.as_ref().map_or_else(
             || status.to_string(),
-            |told| format!("{status}: {}", told.message),
+            |error_body| format!("{status}: {}", error_body.message),
         );
         let is_overloaded =
             [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status);
@@ -386,10 +386,10 @@ impl Registry {
                 reason: clipped(reason),
             });
         }
-        let Some(Told {
+        let Some(ErrorBody {
             error_code,
             message,
-        }) = told
+        }) = error_body
         else {
             // Only the API's own error codes mean that something does not exist.
             return match status {
@@ -464,7 +464,7 @@ struct Verdict {
 }
 
 #[derive(Deserialize)]
-struct Told {
+struct ErrorBody {
     error_code: u32,
     message: String,
 }
