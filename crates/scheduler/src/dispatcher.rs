@@ -232,11 +232,11 @@ impl Dispatcher {
                 alert_raised(alert.kind);
                 log_alert(alert, from.partition);
                 let topic = self.topics.operator_alerts();
-                self.told(topic, alert.operation, &**alert, buffer, settlement);
+                self.send_home(topic, alert.operation, &**alert, buffer, settlement);
             }
             Message::Owner(notice) => {
                 let topic = self.topics.owner_notices();
-                self.told(topic, notice.operation, &**notice, buffer, settlement);
+                self.send_home(topic, notice.operation, &**notice, buffer, settlement);
             }
             Message::Reroute {
                 source,
@@ -288,11 +288,11 @@ impl Dispatcher {
             input: b"{}".to_vec(),
             ..failed.clone()
         };
-        self.told(topic, failed.operation, &without_input, buffer, settlement);
+        self.send_home(topic, failed.operation, &without_input, buffer, settlement);
     }
 
     /// Sends a record of an operation to its partition of a topic.
-    fn told(
+    fn send_home(
         &self,
         topic: &str,
         operation: OperationId,
@@ -317,7 +317,7 @@ impl Dispatcher {
         };
         if for_all {
             let topic = self.topics.operation_status();
-            self.told(topic, status.operation, status, buffer, settlement);
+            self.send_home(topic, status.operation, status, buffer, settlement);
         } else {
             buffer.clear();
             if let Err(error) = self.topics.framing().encode(status, buffer) {

@@ -207,10 +207,10 @@ impl Scheduler {
             true => None,
             false => {
                 let answered = sender.clone();
-                let tell = move || {
+                let notify = move || {
                     let _ = answered.send(Input::Answered);
                 };
-                let agents = DirectAgents::start(agents, agents_hold, tell);
+                let agents = DirectAgents::start(agents, agents_hold, notify);
                 Some(agents.context("cannot start the agents")?)
             }
         };

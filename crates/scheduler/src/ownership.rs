@@ -68,8 +68,8 @@ pub(super) async fn acquire(
     let key = LeaseKey::scheduler(generation, shard);
     loop {
         let seen = takeable(&*store, key, margin, None).await?;
-        let stands = shards::layout(&*store, layout.scheme().partitions).await?;
-        if stands.generation() != layout.generation()
+        let current = shards::layout(&*store, layout.scheme().partitions).await?;
+        if current.generation() != layout.generation()
             || seen.as_ref().is_some_and(|lease| lease.is_ended)
         {
             return Err(AcquireError::LayoutChanged);

@@ -339,7 +339,7 @@ impl SchedulerLoop {
             owned.engine.apply(event, now);
         }
         for row in &corrupt {
-            self.unloadable.met(row);
+            self.unloadable.report(row);
         }
     }
 

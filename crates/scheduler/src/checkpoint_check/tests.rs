@@ -224,15 +224,15 @@ fn a_refused_topic_is_named_with_both_ids() {
 #[test]
 fn without_an_id_of_the_topic_then_or_now_nothing_is_refused() {
     let mut row = held(3, 0, 0);
-    let told = logs_of((5, 6), (0, 9));
-    let untold = logs((0, 9), (0, 0));
-    assert!(!remember_topics(&mut row, &untold));
+    let with_ids = logs_of((5, 6), (0, 9));
+    let without_ids = logs((0, 9), (0, 0));
+    assert!(!remember_topics(&mut row, &without_ids));
     assert!(
-        start_offsets(&row, &told).is_ok(),
+        start_offsets(&row, &with_ids).is_ok(),
         "a lease of an older version"
     );
-    assert!(remember_topics(&mut row, &told));
-    assert!(start_offsets(&row, &untold).is_ok(), "an older broker");
+    assert!(remember_topics(&mut row, &with_ids));
+    assert!(start_offsets(&row, &without_ids).is_ok(), "an older broker");
 }
 
 #[test]

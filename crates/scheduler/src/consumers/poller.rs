@@ -556,13 +556,13 @@ impl Poller {
 
 /// Notifies the shards of a partition why it is blocked, or that it is read again.
 fn blocked(source: Source, shards: &[Reading], why: Option<String>) -> Vec<Input> {
-    let told = shards.iter().map(|reading| Input::Blocked {
+    let inputs = shards.iter().map(|reading| Input::Blocked {
         source,
         generation: reading.generation,
         shard: reading.shard,
         why: why.clone(),
     });
-    told.collect()
+    inputs.collect()
 }
 
 /// Why a partition stopped at damaged records, with the command that skips them.
