@@ -98,11 +98,11 @@ impl Following {
             else {
                 continue;
             };
-            let tell = async || {
+            let publish = async || {
                 self.asker.publish_dead_letters(&dead_letters).await?;
                 self.asker.ask(&recoveries).await
             };
-            while let Err(error) = runtime.block_on(tell()) {
+            while let Err(error) = runtime.block_on(publish()) {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
                     "could not write the decisions on failed operations; retrying"

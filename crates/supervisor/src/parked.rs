@@ -116,13 +116,13 @@ impl Parked {
                     "could not count parked operations; retrying"
                 );
             }
-            self.tell();
+            self.show();
             tokio::time::sleep(EVERY).await;
         }
     }
 
     /// Updates the gauges.
-    fn tell(&self) {
+    fn show(&self) {
         self.metrics
             .parked(self.index_shard, wall_clock(), |state| self.waits(state));
     }
@@ -163,7 +163,7 @@ impl Parked {
             }
             drop(turn);
             if is_first {
-                self.tell();
+                self.show();
             }
             match page.next {
                 Some(next) => cursor = next,
