@@ -189,7 +189,7 @@ impl Link {
         let _permit = self.room.acquire().await.ok();
         let answer = request.await;
         match &answer {
-            Err(error) if failure(error) != Failure::Refused => self.trouble.met(error),
+            Err(error) if failure(error) != Failure::Refused => self.trouble.report(error),
             Err(_) | Ok(_) => self.trouble.not_met(),
         }
         answer
@@ -251,7 +251,7 @@ struct Trouble {
 }
 
 impl Trouble {
-    fn met(&self, error: &ExecutionError) {
+    fn report(&self, error: &ExecutionError) {
         *self.last_met.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         if !self.is_there.swap(true, Ordering::Relaxed) {
             tracing::warn!(%error, "requests to the state store fail; retrying");
