@@ -108,7 +108,7 @@ pub enum AdminError {
         code: RDKafkaErrorCode,
     },
     /// No broker answered in time.
-    #[error("no broker answered at {brokers} within {waited:?}{}", told(.reason.as_deref()))]
+    #[error("no broker answered at {brokers} within {waited:?}{}", and_reason(.reason.as_deref()))]
     NotReady {
         /// The bootstrap brokers.
         brokers: String,
@@ -134,7 +134,7 @@ pub enum AdminError {
     Stopped,
 }
 
-fn told(reason: Option<&str>) -> String {
+fn and_reason(reason: Option<&str>) -> String {
     reason.map_or_else(String::new, |reason| format!(": {reason}"))
 }
 
@@ -467,8 +467,8 @@ impl Admin {
             };
             if !answer.entries.is_empty() {
                 let of_topic = answer.entries.into_iter();
-                let told = of_topic.filter_map(|entry| Some((entry.name, entry.value?)));
-                settings.insert(topic, told.collect());
+                let entries = of_topic.filter_map(|entry| Some((entry.name, entry.value?)));
+                settings.insert(topic, entries.collect());
             }
         }
         Ok(settings)

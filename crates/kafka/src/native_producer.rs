@@ -300,7 +300,7 @@ impl<D: Delivered> Context<D> {
             });
             if let Err(error) = sent {
                 let (token, error) = error.into_parts();
-                self.tell(token, Delivery::failed(partition, error), bytes);
+                self.settle(token, Delivery::failed(partition, error), bytes);
                 refused += 1;
             }
         }
@@ -311,7 +311,7 @@ impl<D: Delivered> Context<D> {
     fn refuse(&self, waiting: Waiting<D>, code: RDKafkaErrorCode) {
         let error = ProduceError::Refused { code };
         let (bytes, partition) = (waiting.bytes(), waiting.partition());
-        self.tell(waiting.token, Delivery::failed(partition, error), bytes);
+        self.settle(waiting.token, Delivery::failed(partition, error), bytes);
     }
 
     /// Updates the gauges of queued records and bytes.
@@ -322,7 +322,7 @@ impl<D: Delivered> Context<D> {
     }
 
     /// Passes the outcome to a record's token.
-    fn tell(&self, token: D, delivery: Delivery, bytes: usize) {
+    fn settle(&self, token: D, delivery: Delivery, bytes: usize) {
         let metrics = &self.metrics;
         match delivery.result {
             Ok(()) => metrics.acknowledged.increment(1),
@@ -370,7 +370,7 @@ impl<D: Delivered> ProducerContext for Context<D> {
             }
         };
         let partition = delivery.partition;
-        self.tell(token, delivery, message.key_len() + message.payload_len());
+        self.settle(token, delivery, message.key_len() + message.payload_len());
         self.go_on(message.topic(), partition);
     }
 }

@@ -241,8 +241,8 @@ impl PartitionConsumer {
         if ended.is_empty() {
             return polled;
         }
-        let told = self.tell_positions(&ended, on_end);
-        polled.and_then(|polled| told.map(|()| polled))
+        let reported = self.report_positions(&ended, on_end);
+        polled.and_then(|polled| reported.map(|()| polled))
     }
 
     fn take(
@@ -437,7 +437,7 @@ impl PartitionConsumer {
 
     /// Reports the positions in these partitions, of any topic: librdkafka does not report which
     /// topic's end it reached, and a position is valid at any time.
-    fn tell_positions(
+    fn report_positions(
         &self,
         partitions: &[i32],
         on_end: &mut dyn FnMut(&str, PartitionId, Offset),
