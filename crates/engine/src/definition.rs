@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn a_definition_may_say_everything() {
+    fn a_definition_may_set_every_field() {
         let step: StepDefinition = serde_json::from_str(
             r#"{"name": "drone", "agent": "drones", "after": ["account", "package"],
                 "when": {"step": "transport", "output": "booked", "equals": "false"},

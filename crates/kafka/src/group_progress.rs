@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_decoded_and_is_met_again_is_begun_once_and_drops_nothing() {
+    fn an_undecodable_record_read_again_is_begun_once_and_drops_nothing() {
         let mut progress = assigned();
         let open = begun(&mut progress, 2);
         let undecodable = progress.begin_unread(T, P, Offset(102)).unwrap();

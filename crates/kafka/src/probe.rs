@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_hung_up_on_at_once_is_led_to_the_protocol_and_only_once() {
+    fn a_connection_closed_at_once_gets_one_hint_about_the_protocol() {
         let closed =
             "Disconnected: connection closed by peer (after 0ms in state APIVERSION_QUERY)";
         assert!(

@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_producer_that_gave_up_is_made_anew_and_what_it_held_is_settled_as_failed() {
+    fn a_failed_producer_is_recreated_and_its_records_are_settled_as_failed() {
         let producer = producer();
         let (settlement, settled) = Settlement::channel(1);
         producer.send(&record(), settlement).unwrap();
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_producer_that_gives_up_again_and_again_is_made_anew_at_a_bounded_pace() {
+    fn a_producer_that_keeps_failing_is_recreated_at_a_bounded_rate() {
         let producer = producer();
         let token = || Settlement::channel(1).0;
         producer.current().producer.fail_for_good();

@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_check_tells_the_property_at_fault_and_never_its_value() {
+    fn a_check_names_the_invalid_property_and_never_its_value() {
         with("client.rack", "rack-1").check().unwrap();
         // Files that properties name are not read.
         with("ssl.ca.location", "/nonexistent").check().unwrap();

@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_avro_schema_is_unusable_and_says_why() {
+    fn a_schema_that_is_not_avro_is_unusable_with_a_reason() {
         let stored = |schema: &str, schema_type: &str| StoredSchema {
             schema: schema.to_owned(),
             schema_type: schema_type.to_owned(),

@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn certificates_that_are_none_are_refused() {
+    fn invalid_certificates_are_refused() {
         let with = |pem: &str| {
             Registry::new(&RegistrySettings {
                 ca_pem: Some(pem.to_owned()),

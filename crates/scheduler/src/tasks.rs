@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_task_that_panics_answers_with_what_it_said() {
+    fn a_task_that_panics_returns_its_panic_message() {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         let (sender, inputs) = mpsc::channel();
         let answer = |work: fn() -> Result<Option<Layout>, TaskError>| {

@@ -166,7 +166,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_waits_for_the_one_before_it_and_a_pause_owes_nothing() {
+    fn a_burst_waits_for_the_previous_one_and_a_pause_earns_no_credit() {
         let mut pace = Pace::new(1_000);
         let start = Instant::now();
         assert_eq!(pace.take(500, start), Duration::ZERO);

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_cursor_passed_is_looked_at_once_more_before_it_moves_on() {
+    fn a_bucket_that_the_cursor_passed_is_read_once_more() {
         let mut sweep = sweep(10);
         let (seen, late) = (entry(10, 1), entry(10, 2));
         sweep.dealt_with(DueBucket(10), &[seen]);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sweep_that_stands_still_falls_behind() {
+    fn a_stalled_sweep_falls_behind() {
         let mut sweep = sweep(10);
         assert_eq!(sweep.behind(at(10, 500)), Duration::ZERO);
         assert_eq!(sweep.behind(at(15, 0)), Duration::from_secs(4));

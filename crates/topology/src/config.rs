@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_property_that_no_client_takes_is_refused_by_name_and_its_value_is_not_told() {
+    fn an_invalid_property_is_refused_by_name_without_its_value() {
         for (property, expected) in [
             ("acks", "acks is set by Waybill"),
             ("enable.idempotence", "enable.idempotence is set by Waybill"),

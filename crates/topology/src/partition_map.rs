@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_to_a_partition_after_it_was_cut_is_sent_to_its_own() {
+    fn records_beyond_the_boundary_of_a_partition_are_rerouted() {
         let more = Layout::first(1).intended(2).unwrap();
         let more = more.announced(vec![at(0)]).unwrap();
         let more = more.moved(vec![at(10)]).unwrap().settled(&[]).unwrap();

@@ -63,7 +63,7 @@ fn steps_are_ordered_behind_all_that_they_wait_for_wherever_they_stand() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_with_the_place_where_it_stands() {
+fn an_invalid_definition_is_refused_with_its_place() {
     let long = "x".repeat(65);
     let many = (0..65).map(|count| step(&format!("s{count}"))).collect();
     let second = Duration::from_secs(1);
@@ -273,7 +273,7 @@ fn on_failure(step: StepDefinition, on_failure: OnFailure) -> StepDefinition {
 }
 
 #[test]
-fn a_workflow_that_cannot_keep_its_promise_is_refused_with_the_way_out() {
+fn a_workflow_that_cannot_keep_its_promise_is_refused_with_its_fix() {
     let beside = |step: StepDefinition| StepDefinition {
         after: Some(Vec::new()),
         ..step
@@ -320,7 +320,7 @@ fn a_workflow_that_cannot_keep_its_promise_is_refused_with_the_way_out() {
 }
 
 #[test]
-fn a_workflow_that_can_keep_its_promise_is_taken() {
+fn a_workflow_that_can_keep_its_promise_is_accepted() {
     for steps in [
         vec![step("pay"), irreversible("mail")],
         vec![pivot("pay"), irreversible("mail"), step("ship")],

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_member_tells_its_topics_and_what_is_cut_off_tells_none() {
+    fn a_member_reports_its_topics_and_a_truncated_one_reports_none() {
         let told = [
             &[0, 3, 0, 0, 0, 2, 0, 2][..],
             b"ab",

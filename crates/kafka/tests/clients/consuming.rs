@@ -17,12 +17,12 @@ use crate::support::{
 
 on_both_brokers! {
     a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there
-    who_waits_for_records_sleeps_to_the_end_of_the_wait
+    a_poll_without_records_sleeps_until_its_timeout
     partitions_are_added_and_removed_without_disturbing_the_others
     a_partition_that_the_client_has_not_heard_of_is_read_from_when_it_has
     a_start_beyond_the_end_is_an_error_that_names_the_partition
     a_start_below_what_was_deleted_is_an_error_that_names_what_is_left
-    of_several_partitions_without_their_offsets_each_is_told_of
+    each_partition_without_its_offset_is_reported
     a_topic_made_anew_with_fewer_records_is_an_error_to_who_had_read_more
     a_partition_that_is_read_from_its_end_is_told_to_be_read_to_there
     a_copy_of_the_checkpoint_is_committed_for_lag_tools
@@ -160,7 +160,7 @@ fn a_poll_keeps_to_its_limits_and_the_next_goes_on_from_there(fixture: &Fixture)
     assert!(started.elapsed() >= wait);
 }
 
-fn who_waits_for_records_sleeps_to_the_end_of_the_wait(fixture: &Fixture) {
+fn a_poll_without_records_sleeps_until_its_timeout(fixture: &Fixture) {
     let topic = fixture.topic("t", 1);
     let consumer = fixture.consumer(&topic, 0, 0);
     let nothing = || {
@@ -238,7 +238,7 @@ fn a_start_beyond_the_end_is_an_error_that_names_the_partition(fixture: &Fixture
     assert_eq!(values(&read(&consumer, 1)), [b"d"]);
 }
 
-fn of_several_partitions_without_their_offsets_each_is_told_of(fixture: &Fixture) {
+fn each_partition_without_its_offset_is_reported(fixture: &Fixture) {
     let topic = fixture.topic("t", 3);
     send_batch(&fixture.producer(), &topic, 0, &[b"a"]);
     let consumer = fixture.consumer(&topic, 0, 1);

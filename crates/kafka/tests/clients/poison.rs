@@ -118,7 +118,7 @@ fn quiet_for_long(consumer: &PartitionConsumer) {
 }
 
 #[test]
-fn a_broker_that_is_away_is_no_stall() {
+fn an_unreachable_broker_is_not_a_stall() {
     let cluster = MockCluster::new(1).unwrap();
     cluster.create_topic("t", 1, 1).unwrap();
     let settings = KafkaSettings::new(cluster.bootstrap_servers());
@@ -141,7 +141,7 @@ fn a_broker_that_is_away_is_no_stall() {
 }
 
 #[test]
-fn a_transaction_that_is_open_is_no_stall() {
+fn an_open_transaction_is_not_a_stall() {
     let Some(fixture) = Fixture::apache_kafka() else {
         return;
     };
@@ -220,7 +220,7 @@ fn not_compressed(records: &[Vec<u8>]) -> Vec<u8> {
 
 /// Every form of record that Apache Kafka is known to keep and librdkafka cannot parse.
 #[test]
-fn behind_what_apache_kafka_lets_in_the_partition_is_read_on() {
+fn reading_continues_after_records_that_apache_kafka_accepted() {
     let Some(fixture) = Fixture::apache_kafka() else {
         return;
     };

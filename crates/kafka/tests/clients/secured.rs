@@ -172,7 +172,7 @@ fn assert_every_client_works(fixture: &Fixture) -> String {
 }
 
 #[test]
-fn who_does_not_come_together_with_the_broker_learns_why_before_patience_is_over() {
+fn a_client_that_cannot_connect_gets_the_reason_before_the_timeout() {
     let Some(site) = Site::new_or_skip() else {
         return;
     };
@@ -198,7 +198,7 @@ fn who_does_not_come_together_with_the_broker_learns_why_before_patience_is_over
 }
 
 #[test]
-fn a_client_that_speaks_no_tls_where_tls_is_spoken_or_the_reverse_is_told() {
+fn a_tls_mismatch_between_client_and_broker_is_reported() {
     let Some(site) = Site::new_or_skip() else {
         return;
     };
@@ -223,8 +223,7 @@ fn a_client_that_speaks_no_tls_where_tls_is_spoken_or_the_reverse_is_told() {
 }
 
 #[test]
-fn what_a_user_may_not_do_is_refused_by_its_code_and_a_topic_that_is_not_his_is_not_said_to_be_missing()
- {
+fn a_forbidden_action_is_refused_by_its_code_and_a_hidden_topic_is_not_reported_as_missing() {
     let Some(site) = Site::new_or_skip() else {
         return;
     };

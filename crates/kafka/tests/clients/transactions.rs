@@ -38,7 +38,7 @@ impl Transactional {
 
 /// Two records and their marker at 0 to 2, two aborted ones and theirs at 3 to 5, one more at 6.
 #[test]
-fn the_end_is_told_behind_markers_and_aborted_records_are_not_handed_over() {
+fn the_end_is_reported_after_markers_and_aborted_records_are_skipped() {
     let Some(fixture) = Fixture::apache_kafka() else {
         return;
     };

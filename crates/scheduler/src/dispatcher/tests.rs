@@ -206,7 +206,7 @@ fn messages<const COUNT: usize>(failed: &[FailedOperation; COUNT]) -> [Message; 
 }
 
 #[test]
-fn a_failure_that_is_too_large_for_a_record_is_told_without_its_input() {
+fn a_failure_too_large_for_a_record_is_published_without_its_input() {
     let mut fixture = Fixture::new();
     let fits = failed("fits", 600 * KIB, KIB);
     let too_large = failed("too-large", 600 * KIB, 500 * KIB);
@@ -221,7 +221,7 @@ fn a_failure_that_is_too_large_for_a_record_is_told_without_its_input() {
 }
 
 #[test]
-fn a_failure_that_no_record_can_tell_holds_up_no_other() {
+fn a_failure_that_fits_no_record_blocks_no_other() {
     let mut fixture = Fixture::new();
     let hopeless = failed("hopeless", 0, VALUE_BYTES_MAX);
     let small = failed("small", 0, 0);
@@ -269,7 +269,7 @@ fn a_step_whose_partition_is_missing_is_not_attempted_and_holds_up_no_other_mess
 }
 
 #[test]
-fn agents_of_this_process_are_asked_without_a_record_and_others_over_their_topics() {
+fn agents_of_this_process_are_called_directly_and_others_over_their_topics() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let _inside = runtime.enter();
     let mut fixture = Fixture::with_agents(|inputs| {

@@ -482,7 +482,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn servers_that_take_connections_and_say_nothing_count_as_away() {
+    async fn servers_that_accept_connections_without_answering_count_as_unreachable() {
         // The system completes connections to a listener that never accepts them.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let config = CqlConfig {
@@ -548,7 +548,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_transaction_that_found_too_few_replicas_may_have_been_made_all_the_same() {
+    async fn a_transaction_with_too_few_replicas_may_still_have_been_applied() {
         let unavailable = || {
             said(DbError::Unavailable {
                 consistency: Consistency::LocalSerial,

@@ -286,7 +286,7 @@ mod tests {
     ];
 
     #[test]
-    fn clocks_that_are_more_than_a_second_apart_are_told_of_and_not_fatal() {
+    fn clocks_more_than_a_second_apart_are_reported_and_not_fatal() {
         let clocks = [0, -1_000, 1_001, -5_000].map(|ahead_ms| CqlClock {
             node: format!("{ahead_ms}"),
             ahead_ms,
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_keyspace_is_told_to_do_without_tablets_only_where_that_is_needed_and_understood() {
+    fn tablets_are_disabled_only_if_that_is_required_and_supported() {
         for (server, avoids) in [
             (scylladb("5.4.9"), false),
             (scylladb("6.0.0"), true),
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn few_replicas_are_told_of_and_none_is_refused() {
+    fn few_replicas_are_reported_and_a_keyspace_without_any_is_refused() {
         let of = |factors: &[(&str, &str)]| {
             let replication = [&THREE[..1], factors].concat();
             report(scylladb("2026.1.0"), &replication, true).problems()
@@ -376,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_is_missing_older_or_newer_is_refused_with_what_mends_it() {
+    fn a_missing_older_or_newer_schema_is_refused_with_its_fix() {
         let mut found = report(scylladb("2026.1.0"), &THREE, true);
         for (version, words) in [
             (None, "`waybill store migrate`"),

@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_machine_is_no_damage() {
+    fn an_error_of_the_machine_is_not_damage() {
         let damaged = [
             Error::Io(io::Error::from_raw_os_error(EIO)),
             Error::Io(io::ErrorKind::UnexpectedEof.into()),

@@ -143,7 +143,7 @@ mod tests {
 
     /// Like a store that needs more compactions than flushes.
     #[test]
-    fn runs_that_nobody_compacts_do_not_end_all_commits() {
+    fn uncompacted_runs_do_not_end_all_commits() {
         let dir = tempfile::tempdir().unwrap();
         let tables = Tables::open_idle(&config(&dir)).unwrap();
         let table = &tables.state;

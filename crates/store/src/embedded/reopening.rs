@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_that_somebody_reads_are_kept_and_opened_again_afterwards() {
+    fn tables_in_use_are_kept_and_reopened_afterwards() {
         let dir = tempfile::tempdir().unwrap();
         let tables = Reopening::open(EmbeddedConfig::new(dir.path())).unwrap();
         tables.failed("a test", Arc::new(fjall::Error::Poisoned));

@@ -115,7 +115,7 @@ fn more_partitions_are_announced_to_writers_before_they_are_read() {
 }
 
 #[test]
-fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_there() {
+fn remaining_partitions_get_their_new_shards_before_writers_use_the_smaller_number() {
     let of = |partitions, shards_per_partition| ShardingScheme {
         partitions,
         shards_per_partition,
@@ -220,7 +220,7 @@ fn of_fewer_partitions_those_that_stay_are_divided_anew_before_anybody_writes_th
 }
 
 #[test]
-fn there_become_no_more_shards_than_it_takes() {
+fn a_change_creates_no_more_shards_than_it_needs() {
     let of = |partitions, shards_per_partition| ShardingScheme {
         partitions,
         shards_per_partition,
@@ -238,7 +238,7 @@ fn there_become_no_more_shards_than_it_takes() {
 }
 
 #[test]
-fn topics_may_have_what_is_left_over_or_intended_and_never_too_few() {
+fn topics_may_have_retired_or_intended_partitions_and_never_too_few() {
     let layout = Layout::first(2);
     assert_eq!(layout.topics_may_have(), [2]);
     let more = layout.intended(4).unwrap();

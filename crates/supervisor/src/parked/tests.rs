@@ -97,7 +97,7 @@ impl Fixture {
 const NONE: (usize, Option<Timestamp>) = (0, None);
 
 #[tokio::test]
-async fn what_was_parked_long_before_is_counted_and_what_waits_for_nobody_is_not() {
+async fn long_parked_operations_are_counted_and_others_are_not() {
     let mut fixture = Fixture::new(1);
     assert_eq!(fixture.counted(1).await, [NONE, NONE]);
     let mut fixture = Fixture::new(1);
@@ -127,7 +127,7 @@ async fn what_was_parked_long_before_is_counted_and_what_waits_for_nobody_is_not
 }
 
 #[tokio::test]
-async fn one_that_was_repaired_is_counted_no_more_and_one_that_is_parked_again_waits_since_then() {
+async fn a_repaired_operation_is_not_counted_and_one_parked_again_counts_from_then() {
     let mut fixture = Fixture::new(1);
     for number in [1, 2] {
         fixture.row(id(number), 100, ProcessState::Error).await;
@@ -151,7 +151,7 @@ async fn one_that_was_repaired_is_counted_no_more_and_one_that_is_parked_again_w
 }
 
 #[tokio::test]
-async fn what_was_under_way_is_met_again_what_is_older_is_not_read_again_but_once_an_hour() {
+async fn recent_entries_are_read_again_and_older_ones_once_an_hour() {
     let mut fixture = Fixture::new(1);
     assert_eq!(fixture.counted(100).await, [NONE, NONE]);
     // The entry is visible before its row, and is older than the last check.
@@ -171,7 +171,7 @@ async fn what_was_under_way_is_met_again_what_is_older_is_not_read_again_but_onc
 }
 
 #[tokio::test]
-async fn an_entry_of_times_to_come_counts_at_once() {
+async fn an_entry_with_a_future_time_counts_at_once() {
     let mut fixture = Fixture::new(1);
     fixture.row(id(1), 100, ProcessState::Error).await;
     fixture.entry(id(1), 5_000).await;
@@ -179,7 +179,7 @@ async fn an_entry_of_times_to_come_counts_at_once() {
 }
 
 #[tokio::test]
-async fn no_more_than_the_bound_are_counted_and_the_rest_take_the_place_of_those_repaired() {
+async fn counting_is_bounded_and_repaired_operations_make_room_for_others() {
     let mut fixture = Fixture::new(1);
     fixture.parked.counted_max = 150;
     for number in 1..=260 {
@@ -199,7 +199,7 @@ async fn no_more_than_the_bound_are_counted_and_the_rest_take_the_place_of_those
 }
 
 #[tokio::test]
-async fn a_crowd_of_one_state_hides_none_of_another() {
+async fn many_operations_of_one_state_do_not_hide_those_of_another() {
     let mut fixture = Fixture::new(1);
     fixture.parked.counted_max = 20;
     for number in 1..=300 {

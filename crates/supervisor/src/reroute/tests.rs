@@ -152,7 +152,7 @@ fn shrunk(layout: &Layout, end: i64) -> Layout {
 }
 
 #[tokio::test]
-async fn what_was_written_after_a_partition_ended_is_rerouted_once_and_in_order() {
+async fn records_written_after_a_partition_ended_are_rerouted_once_and_in_order() {
     let mut fixture = Fixture::new(shrunk(&Layout::first(2), 2));
     fixture.put(5).await;
     let done = fixture.reroute(TopicOffsets::default(), 5).await;
@@ -168,7 +168,7 @@ async fn what_was_written_after_a_partition_ended_is_rerouted_once_and_in_order(
 }
 
 #[tokio::test]
-async fn high_priority_requests_are_rerouted_by_the_topic_on_which_they_lay() {
+async fn high_priority_requests_are_rerouted_on_their_own_topic() {
     let high_priority = Source::HighPriority;
     let mut fixture = Fixture::new(shrunk(&Layout::first(2), 0));
     fixture.put_on(high_priority, 3).await;
@@ -182,7 +182,7 @@ async fn high_priority_requests_are_rerouted_by_the_topic_on_which_they_lay() {
 }
 
 #[tokio::test]
-async fn of_a_partition_that_was_read_in_between_each_time_is_rerouted_alone() {
+async fn each_retired_range_of_a_partition_is_rerouted_separately() {
     let first = shrunk(&Layout::first(2), 2).settled(&[]).unwrap();
     let read = first.intended(2).unwrap().announced(vec![at(4)]).unwrap();
     let read = read.moved(vec![at(0)]).unwrap().settled(&[]).unwrap();

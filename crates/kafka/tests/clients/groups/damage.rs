@@ -192,7 +192,7 @@ fn a_member_that_holds_records_back_and_lets_them_go_does_not_look_for_the_damag
 /// It is paused like a damaged one. The test sees that the stall was confirmed because the member
 /// does not read the record as soon as it is readable.
 #[test]
-fn a_partition_that_stalls_without_an_error_stands_still_and_the_others_are_read() {
+fn a_partition_that_stalls_without_an_error_is_paused_and_the_others_are_read() {
     let fixture = Fixture::embedded();
     let topic = fixture.topic("t", 2);
     let producer = fixture.producer();
@@ -213,7 +213,7 @@ fn a_partition_that_stalls_without_an_error_stands_still_and_the_others_are_read
 }
 
 #[test]
-fn what_is_undecodable_twice_is_handed_to_the_handler_and_the_partition_is_read_on() {
+fn a_record_undecodable_twice_goes_to_the_handler_and_reading_continues() {
     let fixture = Fixture::embedded();
     let topic = fixture.topic("t", 2);
     let producer = fixture.producer();
@@ -260,7 +260,7 @@ fn a_partition_that_was_taken_further_and_has_given_nothing_since_is_not_read_fr
 
 /// No record was read before it: the group determines where to read the partition.
 #[test]
-fn a_partition_that_stalls_where_it_is_to_be_read_first_stands_still() {
+fn a_partition_that_stalls_at_its_first_record_is_paused() {
     let fixture = Fixture::embedded();
     let topic = fixture.topic("t", 2);
     let producer = fixture.producer();
