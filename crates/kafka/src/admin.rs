@@ -39,7 +39,7 @@ const REFUSAL_PATIENCE: Duration = Duration::from_secs(5);
 /// Pause before a retry after a topic was unknown, or the leader of a partition did not know it.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 /// The action that errors name when a topic cannot be described.
-const LOOKING: &str = "describing topic";
+const DESCRIBING: &str = "describing topic";
 
 /// A topic to create.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -388,7 +388,7 @@ impl Admin {
 
     /// The number of partitions of a topic; `None` if the topic does not exist.
     pub async fn topic_partitions(&self, topic: &str) -> Result<Option<u32>, AdminError> {
-        let found = self.metadata(LOOKING, Some(topic.to_owned())).await?;
+        let found = self.metadata(DESCRIBING, Some(topic.to_owned())).await?;
         let mut topics = found.topics().iter();
         let topic = topics.find(|found| found.name() == topic);
         Ok(topic.map(partitions_of).transpose()?.flatten())
@@ -420,7 +420,7 @@ impl Admin {
         &self,
         topic: &str,
     ) -> Result<Option<Vec<PartitionState>>, AdminError> {
-        let found = self.metadata(LOOKING, Some(topic.to_owned())).await?;
+        let found = self.metadata(DESCRIBING, Some(topic.to_owned())).await?;
         let mut topics = found.topics().iter();
         let Some(topic) = topics.find(|found| found.name() == topic) else {
             return Ok(None);
@@ -543,7 +543,7 @@ fn partitions_of(topic: &MetadataTopic) -> Result<Option<u32>, AdminError> {
             | RDKafkaRespErr::RD_KAFKA_RESP_ERR__UNKNOWN_TOPIC,
         ) => Ok(None),
         Some(error) => Err(AdminError::Topic {
-            action: LOOKING,
+            action: DESCRIBING,
             topic: topic.name().to_owned(),
             code: error.into(),
         }),

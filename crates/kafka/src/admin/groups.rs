@@ -80,19 +80,23 @@ mod tests {
 
     #[test]
     fn a_member_reports_its_topics_and_a_truncated_one_reports_none() {
-        let told = [
+        let metadata = [
             &[0, 3, 0, 0, 0, 2, 0, 2][..],
             b"ab",
             &[0, 1],
             b"c",
             &[0, 0, 0, 0],
         ];
-        let told = told.concat();
+        let metadata = metadata.concat();
         let topics = Some(vec!["ab".to_owned(), "c".to_owned()]);
-        assert_eq!(subscribed(&told), topics);
-        assert_eq!(subscribed(&told[..13]), topics, "an old version ends there");
+        assert_eq!(subscribed(&metadata), topics);
+        assert_eq!(
+            subscribed(&metadata[..13]),
+            topics,
+            "an old version ends there"
+        );
         for end in 0..13 {
-            assert_eq!(subscribed(&told[..end]), None, "{end} bytes");
+            assert_eq!(subscribed(&metadata[..end]), None, "{end} bytes");
         }
         assert_eq!(subscribed(&[0, 0, 0xff, 0xff, 0xff, 0xff]), None);
     }
