@@ -190,7 +190,7 @@ impl Link {
         let answer = request.await;
         match &answer {
             Err(error) if failure(error) != Failure::Refused => self.trouble.report(error),
-            Err(_) | Ok(_) => self.trouble.not_met(),
+            Err(_) | Ok(_) => self.trouble.note_answer(),
         }
         answer
     }
@@ -258,7 +258,7 @@ impl Trouble {
         }
     }
 
-    fn not_met(&self) {
+    fn note_answer(&self) {
         if !self.is_there.load(Ordering::Relaxed) {
             return;
         }
