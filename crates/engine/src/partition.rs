@@ -346,7 +346,7 @@ impl PartitionEngine {
         }
         // Their entries in the deadline index come up too late.
         let again_at = now + self.config.unreadable_again;
-        let unreadable = self.unreadable.look_again_at(again_at);
+        let unreadable = self.unreadable.retry_at(again_at);
         self.open.reminders.extend(unreadable);
     }
 
