@@ -167,7 +167,7 @@ impl Slot {
 
     /// Starts over under a new layout, if it was not running: an acquisition or a refusal belonged
     /// to the old layout.
-    pub(super) fn look_again(&mut self, next: Generation) {
+    pub(super) fn check_again(&mut self, next: Generation) {
         if let SlotState::Acquiring | SlotState::Refused(_) = self.state {
             self.state = SlotState::Idle;
             self.generation = next;

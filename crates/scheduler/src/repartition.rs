@@ -87,7 +87,7 @@ impl SchedulerLoop {
         self.layout = layout;
         self.commits.written(self.layout.partitions_written());
         for (&shard, slot) in &mut self.slots {
-            slot.look_again(self.assigned.next());
+            slot.check_again(self.assigned.next());
             if let SlotState::Owned(owned) = &mut slot.state {
                 let generation = owned.lease.row.key.generation;
                 let end = self.layout.end_of(generation, shard);
