@@ -108,7 +108,7 @@ impl Parked {
     /// Keeps the gauges of the index shard current until the future is dropped.
     pub(super) async fn keep(mut self) -> Infallible {
         loop {
-            if let Err(error) = self.look(wall_clock()).await {
+            if let Err(error) = self.refresh(wall_clock()).await {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(
                     index_shard = %self.index_shard,
@@ -136,8 +136,8 @@ impl Parked {
     }
 
     /// Rereads the known parked operations, and reads entries added since.
-    async fn look(&mut self, now: Timestamp) -> Result<(), StoreError> {
-        self.look_again().await?;
+    async fn refresh(&mut self, now: Timestamp) -> Result<(), StoreError> {
+        self.remove_settled().await?;
         // There is room again: read the whole table for the operations that were left out.
         if self.left_out && self.room().values().all(|room| *room > 0) {
             self.whole_at = None;
@@ -178,7 +178,7 @@ impl Parked {
     }
 
     /// Removes operations that are no longer parked.
-    async fn look_again(&mut self) -> Result<(), StoreError> {
+    async fn remove_settled(&mut self) -> Result<(), StoreError> {
         let ids: Vec<OperationId> = self.known.keys().copied().collect();
         for ids in ids.chunks(PAGE) {
             let turn = self.turn.clone().lock_owned().await;

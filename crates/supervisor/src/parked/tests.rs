@@ -86,7 +86,7 @@ impl Fixture {
     /// The counts of `Error` and `CompensationFailed` at this second, and since when each is
     /// parked.
     async fn counted(&mut self, second: i64) -> [(usize, Option<Timestamp>); 2] {
-        self.parked.look(at(second)).await.unwrap();
+        self.parked.refresh(at(second)).await.unwrap();
         [ProcessState::Error, ProcessState::CompensationFailed].map(|state| {
             let waits = self.parked.waits(state);
             (waits.count, waits.oldest)
